@@ -59,7 +59,7 @@ class ServedGateway:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while self._under_way():
             assert time.monotonic() < deadline
-        assert self.observer.wait_until_recorded(TIMEOUT_SECONDS)
+        assert self.observer._queue.wait_until_empty(TIMEOUT_SECONDS)
         return tuple(row.id for row in self.store.sessions())
 
 

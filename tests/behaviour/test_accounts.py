@@ -54,7 +54,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 def forwarded(key: str | None, user: str | None = None, team: str | None = None) -> GatewayForwarded:
-    return GatewayForwarded("it begins as none before", 1.0, key, False, (), user, team)
+    return GatewayForwarded("it continues no known conversation", 1.0, key, False, (), user, team)
 
 
 def ended(request: str, dollars: str) -> LlmCallCompleted:

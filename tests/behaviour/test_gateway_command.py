@@ -108,7 +108,7 @@ def test_bytes_are_forwarded_to_the_upstream_that_was_named(tmp_path: Path) -> N
     ("arguments", "said"),
     [
         (("--simulate", "--upstream", "openai=http://x"), "--simulate"),
-        (("--upstream", "nobody=http://x"), "no mount"),
+        (("--upstream", "nobody=http://x"), "unknown mount"),
         (("--upstream", "openai"), "NAME=VALUE"),
         (("--upstream", "openai=ftp://x"), "https://host"),
         (("--upstream", "openai=http://[::"), "https://host"),

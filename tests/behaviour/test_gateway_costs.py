@@ -261,7 +261,7 @@ def test_what_came_to_nothing_costs_nothing_and_saves_nothing(tmp_path: Path) ->
     assert (row["calls"], row["failed"]) == (3, 2)
     shown = run("sessions", "show", session_in(paths[0]), "--db", paths[0])
     assert "2 more calls failed: 2 rate_limit" in shown
-    assert "can be fixed in 3 calls: marks missing" in shown
+    assert "can be fixed in 3 calls: breakpoints missing" in shown
 
 
 def test_the_report_names_long_sessions_that_use_no_cache(tmp_path: Path, stored: tuple[str, str]) -> None:
@@ -281,7 +281,7 @@ def session_in(path: str) -> str:
 def test_each_habit_is_named_with_its_price() -> None:
     found = played(anthropic)
     prices = {row.habit: row.usd for row in found.habits}
-    assert prices.keys() == {"volatile date", "volatile memory", "tools out of order", "marks missing"}
+    assert prices.keys() == {"volatile date", "volatile memory", "tools out of order", "breakpoints missing"}
     assert all(0 < price <= found.as_sent_usd * 1.3 for price in prices.values())
     assert found.as_sent_usd > 2 * found.improved_usd
 

@@ -223,7 +223,7 @@ def test_another_protocol_that_is_asked_for_in_advance_or_without_a_name_is_refu
     for asked in (post() + post(more=UPGRADE), b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n"):
         with connected(gateway) as connection:
             connection.sendall(asked)
-            assert b"does not change protocols" in received_until(connection, b"protocols")
+            assert b"protocol upgrades are not supported" in received_until(connection, b"upgrades")
 
 
 def test_one_connection_carries_requests_one_after_another_and_in_advance() -> None:

@@ -110,7 +110,7 @@ def test_a_session_of_bad_habits_costs_what_the_same_written_well_costs() -> Non
 
 
 def test_what_was_changed_is_recorded_and_what_could_be_is_named() -> None:
-    habits = ["volatile date", "volatile memory", "tools out of order", "marks missing"]
+    habits = ["volatile date", "volatile memory", "tools out of order", "breakpoints missing"]
     _, improving, _ = played(badly, improve=True)
     _, observing, _ = played(badly, improve=False)
     assert [change.habit for change in forwarded(improving)[0].changes] == habits
@@ -157,7 +157,7 @@ def test_lifetimes_are_put_in_order() -> None:
     sent = Improver(shipped_models()).improved("anthropic", json.dumps(body).encode())
     assert sent.body is not None
     assert json.loads(sent.body)["system"][0]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
-    assert "lifetimes out of order" in [change.habit for change in sent.changes]
+    assert "TTLs out of order" in [change.habit for change in sent.changes]
     with (
         served(SimulatedProvider()) as url,
         serving_gateway(url) as plain,

@@ -126,5 +126,5 @@ def _observed_behind(waiting: int) -> GatewayForwarded:
 
 def test_a_record_that_is_far_behind_looks_for_no_habits() -> None:
     """Also where the queue is in the process that forwards, and the record is made in another."""
-    assert [change.habit for change in _observed_behind(BUSY_NOTES).changes] == ["marks missing"]
+    assert [change.habit for change in _observed_behind(BUSY_NOTES).changes] == ["breakpoints missing"]
     assert _observed_behind(BUSY_NOTES + 1).changes == ()

@@ -112,9 +112,9 @@ def test_what_was_silent_longest_is_forgotten_and_nothing_of_it_is_left() -> Non
     for number in range(100):
         found, _ = known.enter(said(f"u{number}", session=f"s{number % 7}"), lambda above: "x")
         known.left(found.key, "")
-    assert len(known._known) == 2
+    assert len(known._by_key) == 2
     assert len(known._tails) == 2
-    assert sum(map(len, known._named.values())) == 2
+    assert sum(map(len, known._by_session.values())) == 2
 
 
 def test_confidence_grows_with_what_speaks_for_it() -> None:

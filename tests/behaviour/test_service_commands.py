@@ -92,13 +92,13 @@ def test_two_keys_have_nothing_in_common(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "trouble"),
     [
-        (("--scope", "root"), "'root' is no scope: use admin, read, gateway, or agent:<id>"),
-        (("--scope", "agent:"), "is no scope"),
-        (("--scope", "agent:a b"), "is no scope"),
-        (("--scope", "read", "--entity", "acme:ann"), "belongs to a key of scope admin"),
-        (("--scope", "admin", "--entity", "Ann"), "an entity is a URI"),
-        (("--scope", "admin", "--name", "a\nb"), "a name is printable text"),
-        (("--scope", "admin", "--expires", "2020-01-01"), "has expired already"),
+        (("--scope", "root"), "unknown scope 'root'; use admin, read, gateway, or agent:<id>"),
+        (("--scope", "agent:"), "unknown scope"),
+        (("--scope", "agent:a b"), "unknown scope"),
+        (("--scope", "read", "--entity", "acme:ann"), "needs a key of scope admin"),
+        (("--scope", "admin", "--entity", "Ann"), "an entity must be a URI"),
+        (("--scope", "admin", "--name", "a\nb"), "a name must be printable text"),
+        (("--scope", "admin", "--expires", "2020-01-01"), "the expiry time is in the past"),
         (("--scope", "admin", "--expires", "soon"), "--expires takes 30d"),
     ],
 )
@@ -201,7 +201,7 @@ def test_an_address_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
     key = made("--scope", "admin", "--db", str(tmp_path / "log.db"))
     result = run("serve", "--host", "no such host", "--port", "0", "--db", str(tmp_path / "log.db"))
     assert key
-    assert "is no address to listen on" in result.stderr
+    assert "is not an address to listen on" in result.stderr
 
 
 def test_without_its_packages_the_service_says_how_to_get_them(tmp_path: Path) -> None:

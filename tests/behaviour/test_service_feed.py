@@ -88,7 +88,7 @@ async def test_several_listeners_hear_every_event_of_a_session_in_order(tmp_path
 
 def _until_listening(hub: Hub, count: int) -> None:
     """Return once so many wait for what comes."""
-    while hub.listeners < count or not hub.is_looking:
+    while hub.listeners < count or hub._task is None:
         pass
 
 
@@ -253,9 +253,9 @@ async def test_nobody_looks_at_the_store_while_nobody_listens() -> None:
     hub = Hub(feed, ManualClock(), poll_seconds=0.0)
     listening = hub.listen(0)
     await heard(listening, 5)
-    assert hub.is_looking
+    assert hub._task is not None
     await listening.aclose()
-    assert not hub.is_looking
+    assert hub._task is None
     assert places(await heard(hub.listen(3), 2)) == [4, 5]
     await hub.close()
 

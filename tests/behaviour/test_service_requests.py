@@ -80,9 +80,9 @@ def test_what_cannot_be_answered_is_refused_by_code(
 
 def test_where_a_value_is_one_of_few_they_are_named(client: Client) -> None:
     told = client.ask("GET", "/analytics/sessions?order=name").json["error"]
-    assert told["message"] == "order is one of cost, recency"
+    assert told["message"] == "order must be one of cost, recency"
     told = client.ask("PUT", "/api/cache/settings", {"ttl": "2m"}).json["error"]
-    assert told["message"] == "ttl is one of auto, 5m, 1h"
+    assert told["message"] == "ttl must be one of auto, 5m, 1h"
 
 
 @pytest.mark.parametrize(

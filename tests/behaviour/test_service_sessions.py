@@ -41,7 +41,7 @@ def calls_of(client: Client, words: str, query: str = "") -> Any:
 
 
 def test_every_call_says_of_which_layers_its_prompt_was_made_and_what_was_read(client: Client) -> None:
-    told = calls_of(client, "one head")
+    told = calls_of(client, "stable prefix")
     assert (told["name"], told["model"], told["simulated"]) == (HABITS[0].name, HABITS[0].model, True)
     assert told["calls_total"] == len(told["calls"]) == 9
     for call in told["calls"]:
@@ -55,23 +55,23 @@ def test_every_call_says_of_which_layers_its_prompt_was_made_and_what_was_read(c
 
 
 def test_the_newest_calls_come_first_to_hand_and_pages_join_without_a_gap(client: Client) -> None:
-    whole = calls_of(client, "one head")["calls"]
-    assert calls_of(client, "one head", "?limit=4")["calls"] == whole[-4:]
-    first, second = (calls_of(client, "one head", f"?after={after}&limit=5")["calls"] for after in (0, 5))
+    whole = calls_of(client, "stable prefix")["calls"]
+    assert calls_of(client, "stable prefix", "?limit=4")["calls"] == whole[-4:]
+    first, second = (calls_of(client, "stable prefix", f"?after={after}&limit=5")["calls"] for after in (0, 5))
     assert first + second == whole
-    assert calls_of(client, "one head", "?after=9")["calls"] == []
+    assert calls_of(client, "stable prefix", "?after=9")["calls"] == []
 
 
 def test_a_switch_of_models_stands_between_the_calls(client: Client) -> None:
-    told = calls_of(client, "another model")
+    told = calls_of(client, "model switched")
     (switch,) = told["between"]
     assert (switch["kind"], switch["calls_before"]) == ("model", 6)
     assert [call["verdict"] for call in told["calls"]][6] == "planned"
-    assert calls_of(client, "another model", "?after=7")["between"] == []
+    assert calls_of(client, "model switched", "?after=7")["between"] == []
 
 
 def test_a_call_tells_its_plan_its_verdict_and_its_certificate(client: Client) -> None:
-    told = client.get(f"/api/sessions/{session_named(client, 'time stands')}/calls/7")
+    told = client.get(f"/api/sessions/{session_named(client, 'time is before')}/calls/7")
     assert told["call"]["number"] == 7
     assert [mark["layer"] for mark in told["marks"]] == ["tools", "skills", "history"]
     assert all(mark["reason"] for mark in told["marks"])
@@ -80,21 +80,21 @@ def test_a_call_tells_its_plan_its_verdict_and_its_certificate(client: Client) -
     assert verdict["provider_says"] == "miss: system_changed"
     assert told["blocks_shared"] < told["blocks_before"]
     assert "the prefix changed" in told["certificate"]["violation"]
-    good = client.get(f"/api/sessions/{session_named(client, 'one head')}/calls/7")
+    good = client.get(f"/api/sessions/{session_named(client, 'stable prefix')}/calls/7")
     assert (good["certificate"]["violation"], good["certificate"]["call"]) == (None, 7)
     assert good["certificate"]["read_tokens"] == good["call"]["read_tokens"]
 
 
 def test_the_first_other_byte_is_shown_where_it_stands(client: Client) -> None:
-    found = client.get(f"/api/sessions/{session_named(client, 'time stands')}/calls/7/bytes")
+    found = client.get(f"/api/sessions/{session_named(client, 'time is before')}/calls/7/bytes")
     assert "The time is 1" in found["shared"]
     assert found["before"][0] != found["after"][0]
-    verdict = client.get(f"/api/sessions/{session_named(client, 'time stands')}/calls/7")["verdict"]
+    verdict = client.get(f"/api/sessions/{session_named(client, 'time is before')}/calls/7")["verdict"]
     assert found["byte"] == verdict["byte"]
-    held = client.get(f"/api/sessions/{session_named(client, 'one head')}/calls/7/bytes")
+    held = client.get(f"/api/sessions/{session_named(client, 'stable prefix')}/calls/7/bytes")
     assert (held["byte"], held["shared"], held["before"]) == (None, "", "")
     assert held["bytes_after"] > held["bytes_before"]
-    before = client.get(f"/api/sessions/{session_named(client, 'one head')}/calls/6/bytes")
+    before = client.get(f"/api/sessions/{session_named(client, 'stable prefix')}/calls/6/bytes")
     assert before["bytes_after"] == held["bytes_before"]
 
 
@@ -111,7 +111,7 @@ def test_the_first_other_byte_is_shown_where_it_stands(client: Client) -> None:
     ],
 )
 def test_what_is_not_there_is_refused_by_name(client: Client, path: str, code: str) -> None:
-    assert client.ask("GET", path.replace("{id}", session_named(client, "one head"))).code == code
+    assert client.ask("GET", path.replace("{id}", session_named(client, "stable prefix"))).code == code
 
 
 async def test_what_is_new_is_read_and_what_was_deleted_is_forgotten() -> None:
@@ -154,7 +154,7 @@ async def test_a_cache_that_was_given_up_is_on_the_time_line() -> None:
 
 def test_the_calls_behind_a_break_are_found_dearest_first(client: Client) -> None:
     told = client.get("/analytics/breaks/calls?cause=prefix_changed&component=volatile")
-    session = session_named(client, "time stands")
+    session = session_named(client, "time is before")
     assert [(one["session"], one["number"]) for one in told["data"]] == [(session, 9), (session, 7), (session, 5)]
     row = next(one for one in client.get("/analytics/breaks")["data"] if one["cause"] == "prefix_changed")
     assert round(sum(one["lost_usd"] for one in told["data"]), 5) == round(row["lost_usd"], 5)
@@ -182,7 +182,7 @@ def test_the_last_verdict_and_the_coverage_are_told_with_the_cache(client: Clien
     assert verdicts[HABITS[0].name] == "held"
     coverage = {one["provider"]: one["hit_coverage"] for one in told["providers"]}
     assert coverage["openai"] == pytest.approx(8 / 9)
-    alone = client.get(f"/api/cache/{session_named(client, 'time stands')}")
+    alone = client.get(f"/api/cache/{session_named(client, 'time is before')}")
     assert alone["verdict"] == "prefix_changed"
     assert alone["verdict_detail"].startswith("block 5 of 2")
 

@@ -102,7 +102,7 @@ async def exported(collector: Collector, *, content: bool = False, script: str =
     async with collecting(collector) as url:
         exporter = Exporter(hub, f"{url}/", headers={"x-tenant": "t1"}, content=content, pause_seconds=0.0)
         running = asyncio.ensure_future(exporter.run())
-        while not hub.is_looking:  # noqa: ASYNC110 - the store is looked at in another thread
+        while hub._task is None:  # noqa: ASYNC110 - the store is looked at in another thread
             await asyncio.sleep(0)
         session = Session.create(
             model="anthropic:claude-sonnet-5-5",
@@ -236,7 +236,7 @@ async def test_a_collector_that_refuses_harms_nobody_and_is_complained_of_once(
         session, _ = await exported(collector)
     assert session.turn_count == 2
     complaints = [record.message for record in caplog.records if "collector" in record.message]
-    assert complaints == ["the collector of telemetry does not take what it is sent: status 503"]
+    assert complaints == ["the telemetry collector does not accept data: status 503"]
 
 
 async def test_a_collector_that_is_not_there_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -244,7 +244,7 @@ async def test_a_collector_that_is_not_there_harms_nobody(caplog: pytest.LogCapt
     hub = Hub(store.records, ManualClock(), poll_seconds=0.0)
     exporter = Exporter(hub, "http://user:canary@127.0.0.1:9", pause_seconds=0.0)
     running = asyncio.ensure_future(exporter.run())
-    while not hub.is_looking:  # noqa: ASYNC110 - the store is looked at in another thread
+    while hub._task is None:  # noqa: ASYNC110 - the store is looked at in another thread
         await asyncio.sleep(0)
     async with Session.create(
         model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=store, wire=SimulatedProvider()
@@ -269,5 +269,5 @@ async def test_headers_of_the_environment_go_along() -> None:
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:4318", "ftp://x", "http://", "http://x?y=1", "http://[x"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(UserError, match="a collector has an address"):
+    with pytest.raises(UserError, match="the collector must be a URL"):
         checked_url(url)

@@ -155,7 +155,7 @@ def test_a_setting_that_is_refused_says_why_and_is_shown_as_it_was(page: Page, o
     page.run(
         "const e = document.querySelector('#set-gemini-ttl'); e.value = '7200'; e.dispatchEvent(new Event('change'))"
     )
-    page.until(lambda: "paid for by the hour" in page.text("#notice"))
+    page.until(lambda: "bills explicit caches per hour" in page.text("#notice"))
     assert page.until(lambda: page.run("return document.querySelector('#set-gemini-ttl').value") == "")
     assert own.client.get("/api/cache/settings")["gemini_ttl_seconds"] is None
 
@@ -169,7 +169,7 @@ async def test_hostile_text_is_shown_as_text(page: Page, own: Own) -> None:
         assert HOSTILE in page.text("table")
         page.open(f"session/{session.id}?call=2", heading=HOSTILE)
         page.click("[data-does=bytes]")
-        page.until(lambda: "bytes of the call before stand here too" in page.text(".difference"))
+        page.until(lambda: "bytes of the previous call are unchanged" in page.text(".difference"))
         page.open("sessions")
         assert HOSTILE in page.text("table")
     assert page.run("return document.querySelectorAll('main img, main script').length") == 0
@@ -195,7 +195,7 @@ def test_a_table_is_saved_as_csv_and_no_cell_is_a_formula(page: Page, sampled: C
     page.url = sampled.url
     page.open("caching")
     saved = page.run(
-        "return import('/dashboard/exporting.js').then(m => m.csv(['a', 'b'], [['=1+1', -2], ['x\"y', 'p,q']]))"
+        "return import('/dashboard/download.js').then(m => m.csv(['a', 'b'], [['=1+1', -2], ['x\"y', 'p,q']]))"
     )
     assert saved == 'a,b\r\n\'=1+1,-2\r\n"x""y","p,q"\r\n'
     page.run(

@@ -53,9 +53,9 @@ def test_rivals_are_played_when_asked_for(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("cost")
     page.click("[data-does=rivals]")
-    page.until(lambda: "under each policy" in page.text("section[aria-label='Against rivals']"))
+    page.until(lambda: "under each policy" in page.text("section[aria-label='Other policies']"))
     rivals = sampled.get("/analytics/savings?rivals=true")["data"]["rivals"]
-    shown = page.texts("section[aria-label='Against rivals'] tbody td:first-child")
+    shown = page.texts("section[aria-label='Other policies'] tbody td:first-child")
     assert shown == [row["policy"] for row in rivals["policies"]]
 
 
@@ -69,7 +69,7 @@ def test_skills_are_told_with_their_loads(page: Page, sampled: Client) -> None:
 
 def test_a_view_that_is_not_there_leads_to_one_that_is(page: Page, sampled: Client) -> None:
     page.url = sampled.url
-    page.open("none-such", heading="There is no such view")
+    page.open("none-such", heading="View not found")
     assert page.text("main a[href='#/caching']") == "Go to Caching"
 
 
@@ -77,7 +77,7 @@ def test_sessions_are_ordered_as_asked(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("sessions", heading="Sessions")
     page.click("a[href='#/sessions?order=cost&skip=0']")
-    page.until(lambda: page.text(".switch [aria-current]") == "dearest first")
+    page.until(lambda: page.text(".switch [aria-current]") == "most expensive first")
     told = [row["name"] for row in sampled.get("/analytics/sessions?order=cost")["data"]]
     assert page.texts("tbody td:first-child a") == told
 
@@ -93,5 +93,5 @@ def test_the_skill_library_is_told_with_its_findings(page: Page, tmp_path: Path)
         assert page.text("[data-skill=review] [data-heading=Loads]") == "yes"
         assert page.text("[data-skill=broken] [data-heading=Loads]") == "no"
         assert "error" in page.text("[data-skill=broken] [data-heading=Findings]")
-        assert "No skill was loaded yet" in page.text("main")
+        assert "No skills loaded yet" in page.text("main")
         page.leave()

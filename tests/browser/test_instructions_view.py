@@ -57,7 +57,7 @@ def test_every_unit_is_told_with_its_coverage_and_failing_paraphrases(page: Page
         assert f"{round(100 * unit['coverage_pct'])}%" in row
         for failure in unit["failures"]:
             assert f"“{failure['query']}”: " in row
-            assert (f"{failure['taken_by']} took its place" if failure["taken_by"] else "nothing fitted") in row
+            assert (f"{failure['taken_by']} was found instead" if failure["taken_by"] else "no match") in row
     assert "bad" in page.run(
         "return document.querySelector('[data-unit=general] [data-heading=Coverage] span').className"
     )
@@ -112,8 +112,8 @@ def test_what_waits_is_read_and_approved_in_the_name_of_the_key(page: Page, kept
     assert page.run("return document.querySelectorAll('main img').length") == 0
     page.one(f"{line} input").send_keys("read it")
     page.click(f"{line} [data-does=guarantee_load]")
-    page.until(lambda: "is handed out from now on" in page.text("#notice"))
-    page.until(lambda: "Nothing waits for anybody" in page.text("main"))
+    page.until(lambda: "is active from now on" in page.text("#notice"))
+    page.until(lambda: "No pending approvals" in page.text("main"))
     given = kept.of_agent("GET", "/approvals").json["approvals"][-1]
     assert (given["authored_by"], given["version"], given["reason"]) == (ANN, "v2", "read it")
 
@@ -133,8 +133,8 @@ def test_who_may_only_read_is_told_whose_the_instructions_are(page: Page, kept: 
 
 def test_an_agent_that_is_not_there_says_so_with_a_way_out(page: Page, sampled: Client) -> None:
     page.url, page.expecting = sampled.url, ("404",)
-    page.open("instructions/none-such", heading="This could not be shown")
-    assert "there is no such agent" in page.text("main")
+    page.open("instructions/none-such", heading="Cannot show this view")
+    assert "no such agent" in page.text("main")
 
 
 def test_without_instructions_the_view_says_how_to_have_some(page: Page) -> None:

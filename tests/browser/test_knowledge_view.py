@@ -81,7 +81,7 @@ async def test_a_session_is_told_to_adopt_by_its_button(page: Page, harvested: P
         page.url = harvested.client.url
         page.open("knowledge")
         page.click(f"[data-pending='{session.id}'] [data-does=adopt]")
-        page.until(lambda: "from its next turn on" in page.text("#notice"))
+        page.until(lambda: "uses the newest digest from its next turn on" in page.text("#notice"))
         await session.send("And now?")
     assert harvested.client.get("/api/knowledge/pending")["sessions"] == []
     page.leave()
@@ -103,7 +103,7 @@ def test_people_retract_restore_edit_and_remove(page: Page, harvested: Project) 
     page.until(lambda: "no: retracted" in page.text(row))
     assert FACT not in harvested.client.get("/api/knowledge/digest")["text"]
     page.click(f"{row} [data-does=restore]")
-    page.until(lambda: "yes" in page.text(f"{row} [data-heading=Told]"))
+    page.until(lambda: "yes" in page.text(f"{row} [data-heading='In digest']"))
     page.until(lambda: FACT in page.text(".digest pre"))
     page.click(f"{row} summary")
     page.one(f"{row} textarea").clear()
@@ -129,7 +129,7 @@ async def test_a_task_is_done_and_what_a_tool_said_is_approved(page: Page, proje
     page.click(f"{task} [data-does=done]")
     page.until(lambda: "no: done" in page.text(task))
     page.click(f"{task} [data-does=done]")
-    page.until(lambda: "yes" in page.text(f"{task} [data-heading=Told]"))
+    page.until(lambda: "yes" in page.text(f"{task} [data-heading='In digest']"))
     assert not project.item("Ask the broker.")["done"]
     said_by_tool = project.row(TOLD)
     assert "from tool results only" in page.text(said_by_tool)
@@ -143,7 +143,7 @@ async def test_a_harvest_is_shown_first_and_then_done(page: Page, project: Proje
     await talked(project.store, project.folder, f"{FACT} {HOSTILE}")
     page.url = project.client.url
     page.open("knowledge")
-    assert "Nothing is known yet" in page.text("main")
+    assert "No knowledge yet" in page.text("main")
     page.click("[data-does=plan]")
     page.until(lambda: "1 sessions would be read: 4 new items" in page.text("section[aria-label=Harvest]"))
     assert project.client.get("/api/knowledge")["items"] == []
@@ -162,7 +162,7 @@ def test_pages_that_a_person_changed_show_what_is_pending(page: Page, harvested:
     page.open("knowledge")
     assert page.text(".digest ins") == "+ - The broker is in Rotterdam."
     change = harvested.client.get("/api/knowledge/pending")["digest_change"]
-    assert f"about {change['invalidated_tokens']} tokens anew" in page.text(".digest")
+    assert f"about {change['invalidated_tokens']} tokens of cache" in page.text(".digest")
     page.click("[data-does=harvest]")
     page.until(lambda: "Rotterdam" in harvested.client.get("/api/knowledge/digest")["text"])
     page.until(lambda: not page.all(".digest ins"))
@@ -176,5 +176,5 @@ def test_who_may_only_read_sees_skills_and_no_quotes(page: Page, harvested: Proj
     page.one("#key").send_keys(key, Keys.ENTER)
     page.until(lambda: page.text("h1") == "Knowledge and skills")
     assert FACT not in page.text("main")
-    assert "scope admin alone" in page.text("main")
+    assert "only to keys of scope admin" in page.text("main")
     page.leave()

@@ -39,7 +39,7 @@ NAMED = (
 def address_of(view: str, sampled: Client) -> str:
     """The part of its URL that says which view, and of what."""
     told = sampled.get("/api/cache")["discussions"]
-    bad = next(one["discussion_id"] for one in told if "time stands" in one["name"])
+    bad = next(one["discussion_id"] for one in told if "time is before" in one["name"])
     addresses = {
         "session": f"session/{bad}?call=7",
         "breaks": "breaks?cause=prefix_changed",
@@ -102,7 +102,7 @@ def test_where_a_key_is_required_it_is_asked_for_and_forgotten_again(page: Page)
         page.open("cost", heading="Sign in")
         page.one("#key").send_keys("hf_wrong")
         page.one("#key").send_keys(Keys.ENTER)
-        page.until(lambda: "not known" in page.text("#notice"))
+        page.until(lambda: "unknown, revoked or expired key" in page.text("#notice"))
         page.one("#key").clear()
         page.one("#key").send_keys(key)
         page.one("#key").send_keys(Keys.ENTER)
@@ -130,7 +130,7 @@ def test_a_lost_line_is_told_and_comes_back_by_itself(page: Page, tmp_path: Path
         page.url = url
         page.open("caching")
         page.until(lambda: page.text("#connection") == "live")
-    page.until(lambda: page.text("#connection") == "connection lost, trying again")
+    page.until(lambda: page.text("#connection") == "connection lost, retrying")
     with simulating("--db", str(tmp_path / "log.db"), "--port", url.rpartition(":")[2]):
         assert page.until(lambda: page.text("#connection") == "live")
 

@@ -1,4 +1,4 @@
-"""The Session view: strata of all calls, the chosen one in full, by mouse and by keyboard, and fast for a thousand."""
+"""The Session view: prompt layers of all calls, one call in full, by mouse and keyboard, and fast for a thousand."""
 
 from decimal import Decimal
 
@@ -22,7 +22,7 @@ def bad(page: Page, sampled: Client) -> str:
     """The session whose prefix moves; its view is open."""
     page.url = sampled.url
     told = sampled.get("/api/cache")["discussions"]
-    found = str(next(one["discussion_id"] for one in told if "time stands" in one["name"]))
+    found = str(next(one["discussion_id"] for one in told if "time is before" in one["name"]))
     page.open(f"session/{found}")
     return found
 
@@ -37,16 +37,16 @@ def test_every_call_is_drawn_and_told_as_the_service_tells_it(page: Page, sample
         assert call["verdict"].replace("_", " ") in row
     bars = page.run("return document.querySelector('.outcome.written').getAttribute('d').split('M').length - 1")
     assert bars == len(told["calls"])
-    assert page.run("return document.querySelector('.broke').getAttribute('d').split('M').length - 1") == 3
+    assert page.run("return document.querySelector('.break').getAttribute('d').split('M').length - 1") == 3
     marks = sum(len(call["marks"]) for call in told["calls"])
-    assert page.run("return document.querySelector('.mark').getAttribute('d').split('M').length - 1") == marks
+    assert page.run("return document.querySelector('.breakpoint').getAttribute('d').split('M').length - 1") == marks
     legend = page.texts(".legend li")
     assert {layer["layer"] for layer in told["calls"][0]["layers"]} <= set(legend)
 
 
 def test_a_click_on_a_bar_chooses_its_call_and_the_url_keeps_it(page: Page, bad: str) -> None:
     page.run(
-        "const svg = document.querySelector('.strata'), box = svg.getBoundingClientRect();"
+        "const svg = document.querySelector('.prompt-chart'), box = svg.getBoundingClientRect();"
         "const clientX = box.left + 6.5 * box.width / 9;"
         "svg.dispatchEvent(new MouseEvent('click', {bubbles: true, clientX, clientY: box.top + 50}))"
     )
@@ -55,7 +55,7 @@ def test_a_click_on_a_bar_chooses_its_call_and_the_url_keeps_it(page: Page, bad:
     page.driver.refresh()
     page.until(lambda: page.text(".detail h2").startswith("Call 7"))
     detail = page.text(".detail")
-    assert "Does not hold: the prefix moved" in detail
+    assert "Violated: the prefix moved" in detail
     assert "miss: system_changed" in detail
     assert "end of the conversation so far" in detail
     page.click("[data-does=bytes]")
@@ -66,16 +66,16 @@ def test_a_click_on_a_bar_chooses_its_call_and_the_url_keeps_it(page: Page, bad:
 
 
 def test_the_arrow_keys_choose_calls(page: Page, bad: str) -> None:
-    page.run("document.querySelector('[data-key=strata]').focus()")
+    page.run("document.querySelector('[data-key=prompts]').focus()")
     for key, number in ((Keys.END, 9), (Keys.LEFT, 8), (Keys.HOME, 1), (Keys.RIGHT, 2)):
         page.driver.switch_to.active_element.send_keys(key)
         page.until(lambda number=number: page.text(".detail h2").startswith(f"Call {number} "))  # type: ignore[misc]
-    assert page.run("return document.activeElement.dataset.key") == "strata", "the focus stays where it was"
+    assert page.run("return document.activeElement.dataset.key") == "prompts", "the focus stays where it was"
 
 
 def test_a_chart_is_saved_with_its_colours(page: Page, bad: str) -> None:
     saved = page.run(
-        "return import('/dashboard/exporting.js').then(m => m.standalone(document.querySelector('.strata')))"
+        "return import('/dashboard/download.js').then(m => m.standalone(document.querySelector('.prompt-chart')))"
     )
     assert saved.startswith("<svg")
     assert "rgb(18, 135, 122)" in saved
@@ -84,8 +84,8 @@ def test_a_chart_is_saved_with_its_colours(page: Page, bad: str) -> None:
 
 def test_a_session_that_is_not_there_says_so_with_a_way_out(page: Page, sampled: Client) -> None:
     page.url, page.expecting = sampled.url, ("404",)
-    page.open("session/none-such", heading="This could not be shown")
-    assert "there is no session" in page.text("main")
+    page.open("session/none-such", heading="Cannot show this view")
+    assert "no session 'none-such'" in page.text("main")
     page.one("main button")
 
 
@@ -110,12 +110,12 @@ def thousand_calls() -> list[Event]:
 
 
 DRAWN_MS = (
-    "const [{strata}, told] = await Promise.all([import('/dashboard/strata.js'),"
+    "const [{promptChart}, told] = await Promise.all([import('/dashboard/prompt_chart.js'),"
     "  fetch('/api/sessions/long/calls?limit=1000').then(r => r.json())]);"
     "const place = document.createElement('div'); document.querySelector('main').append(place);"
     "const best = (calls) => Math.min(...Array.from({length: 5}, (_, i) => {"
     "  const started = performance.now();"
-    "  place.replaceChildren(strata({...told, calls, width: 1200, selected: 500 + i}).drawing);"
+    "  place.replaceChildren(promptChart({...told, calls, width: 1200, selected: 500 + i}).drawing);"
     "  place.getBoundingClientRect();"
     "  return performance.now() - started; }));"
     "return [best(told.calls.slice(0, 100)), best(told.calls)];"
@@ -129,7 +129,7 @@ def test_a_thousand_calls_are_few_elements_and_cost_no_more_than_their_share(pag
         page.url = client.url
         page.open("session/long", heading="long")
         assert client.get("/api/sessions/long/calls?limit=1000")["calls_total"] == 1_000
-        assert page.run("return document.querySelectorAll('.strata *').length") < 1_000
+        assert page.run("return document.querySelectorAll('.prompt-chart *').length") < 1_000
         # What else the machine does slows both down; ten times the calls take ten times as long, not a hundred.
         hundred_ms, thousand_ms = page.run(DRAWN_MS)
         assert thousand_ms < 40 * max(1.0, hundred_ms)

@@ -200,7 +200,7 @@ def test_a_stub_of_more_than_500_tokens_is_refused_and_one_near_it_warned_of(at:
     assert at.of_agent("PUT", "", {"always_rules": ["word " * 420]}).code == "boot_stub_too_large"
     warned = at.of_agent("PUT", "", {"always_rules": ["word " * 340]})
     assert warned.status == 200
-    assert "over 450" in warned.json["warnings"][0]
+    assert "more than 450" in warned.json["warnings"][0]
 
 
 def test_an_agent_without_a_manifest_has_no_stub(at: Place) -> None:

@@ -1,1 +1,1 @@
-"""What if an agent keeps its provider's own API? Endpoints of that shape which forward, watch, and improve."""
+"""A drop-in gateway for providers' own APIs: forwards requests, records them as sessions, and can rewrite them."""

@@ -1,7 +1,7 @@
-"""Which conversation a request goes on with: told by ids where there are some, and by what was said before.
+"""Matches each request to the conversation it continues: by session ids if there are any, else by its history.
 
-A request holds its whole history, so that the newest blocks of the request before stand in it, at the same places.
-That finds a conversation even where its first bytes move with every call, and where its last ones do.
+A request contains its whole history, so the newest blocks of the previous request are in it at the same positions.
+That finds the conversation even if the first bytes, or the last ones, change with every call.
 """
 
 from collections import OrderedDict
@@ -13,6 +13,7 @@ import msgspec
 from holdfast.gateway.clues import Clues
 
 CONVERSATIONS_MAX = 1_000
+# Several, because a client may change its last block with every call.
 NEWEST_BLOCKS = 3
 CANDIDATES_MAX = 8
 
@@ -21,10 +22,10 @@ K = TypeVar("K")
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What a request says, as digests: of its head, and of each block of its history.
+    """A request as digests: one of its head, and one per block of its history.
 
-    Conversations of two scopes are never taken for one. `wider` is the scope of conversations that are known from
-    before a restart, when nobody knows any longer whose account they were of; the first that goes on with one has it.
+    Conversations in different scopes never match. `wider` is the scope of conversations restored after a restart,
+    whose provider account is no longer known; the first request that continues one takes it over.
     """
 
     scope: str
@@ -39,9 +40,9 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """`confidence` is from 0 to 1; `parent` is the key of the conversation that this one left, where it is new.
+    """The matched conversation. `confidence` is from 0 to 1; `parent` is the conversation a new one branched from.
 
-    `kept` is how many blocks it begins with that the request before began with too.
+    `kept` is the number of leading blocks that the previous request also began with.
     """
 
     key: int
@@ -52,165 +53,173 @@ class Found(msgspec.Struct, frozen=True):
     kept: int = 0
 
 
-class _Known(Generic[T]):
-    def __init__(self, key: int, said: Said, kept: T) -> None:
+class _Conversation(Generic[T]):
+    """`request` is the newest one, `state` the caller's; the rest is for the indexes in Conversations."""
+
+    def __init__(self, key: int, request: Said, state: T) -> None:
         self.key = key
-        self.said = said
-        self.kept = kept
-        self.named: tuple[str, str] | None = None
-        self.places: list[tuple[str, int, str]] = []
-        self.under_way = 0
+        self.request = request
+        self.state = state
+        self.session_key: tuple[str, str] | None = None
+        self.tail_keys: list[tuple[str, int, str]] = []
+        self.open_requests = 0
 
 
 class Conversations(Generic[T]):
-    """A bounded number of them, those forgotten first that were silent longest."""
+    """Holds up to `conversations_max`; evicts the least recently used."""
 
     def __init__(self, *, conversations_max: int = CONVERSATIONS_MAX) -> None:
         self._max = conversations_max
-        self._known: OrderedDict[int, _Known[T]] = OrderedDict()
+        self._by_key: OrderedDict[int, _Conversation[T]] = OrderedDict()
         self._tails: dict[tuple[str, int, str], list[int]] = {}
-        self._named: dict[tuple[str, str], list[int]] = {}
+        self._by_session: dict[tuple[str, str], list[int]] = {}
         self._replies: dict[tuple[str, str], int] = {}
         self._next = 0
 
-    def enter(self, said: Said, make: Callable[[T | None], T]) -> tuple[Found, T]:
-        """The conversation that a request goes on with, or a new one; from now on its newest blocks are known.
+    def enter(self, request: Said, make_state: Callable[[T | None], T]) -> tuple[Found, T]:
+        """Returns the conversation that the request continues, or a new one, and indexes its newest blocks.
 
-        What is kept of a new one is made of what is kept of the one that it left.
+        The state of a new conversation is made from the state of the one it branched from, if any.
         """
-        found = self._found(said)
-        if found.is_new:
-            above = None if found.parent is None else self._known[found.parent].kept
-            known = self._added(said, make(above))
+        match = self._match(request)
+        if match.is_new:
+            parent_state = None if match.parent is None else self._by_key[match.parent].state
+            conversation = self._add(request, make_state(parent_state))
         else:
-            known = self._known[found.key]
-            self._known.move_to_end(found.key)
-            found = msgspec.structs.replace(found, kept=_begin_alike(known.said.blocks, said.blocks))
-            known.said = said
-        known.under_way += 1
-        self._note(known)
+            conversation = self._by_key[match.key]
+            self._by_key.move_to_end(match.key)
+            match = msgspec.structs.replace(match, kept=_shared_blocks(conversation.request.blocks, request.blocks))
+            conversation.request = request
+        conversation.open_requests += 1
+        self._index(conversation)
         self._make_room()
-        return found, known.kept
+        return match, conversation.state
 
-    def restore(self, said: Said, kept: T, reply_id: str) -> None:
-        """A conversation of an earlier process, known by its last request; its scope is the wider one."""
-        known = self._added(said, kept)
-        self._note(known)
+    def restore(self, request: Said, state: T, reply_id: str) -> None:
+        """Adds a conversation of an earlier process by its last request, whose scope is the wider one."""
+        conversation = self._add(request, state)
+        self._index(conversation)
         if reply_id:
-            self._replies[said.scope, reply_id] = known.key
+            self._replies[request.scope, reply_id] = conversation.key
         self._make_room()
 
-    def _added(self, said: Said, kept: T) -> "_Known[T]":
-        known = _Known(self._next, said, kept)
-        self._known[known.key] = known
+    def _add(self, request: Said, state: T) -> "_Conversation[T]":
+        conversation = _Conversation(self._next, request, state)
+        self._by_key[conversation.key] = conversation
         self._next += 1
-        return known
+        return conversation
 
     def _make_room(self) -> None:
-        while len(self._known) > self._max:
-            self._forget(next(iter(self._known)))
+        while len(self._by_key) > self._max:
+            self._forget(next(iter(self._by_key)))
 
     def left(self, key: int, reply_id: str) -> None:
-        """A request has ended; a later one may go on from its reply by the id alone."""
-        known = self._known.get(key)
-        if known is None:
+        """A request ended; later ones may refer to its response by id alone."""
+        conversation = self._by_key.get(key)
+        if conversation is None:
             return
-        known.under_way -= 1
+        conversation.open_requests -= 1
         if reply_id:
-            self._replies[known.said.scope, reply_id] = key
+            self._replies[conversation.request.scope, reply_id] = key
+            # Sixteen responses per conversation on average; older ones are found by history instead.
             while len(self._replies) > 16 * self._max:
                 del self._replies[next(iter(self._replies))]
 
-    def _found(self, said: Said) -> Found:
-        clues = said.clues
+    def _match(self, request: Said) -> Found:
+        clues = request.clues
         if clues.follows is not None:
-            keys = (self._replies.get((scope, clues.follows)) for scope in said.scopes)
-            key = next((one for one in keys if one is not None), None)
-            if key is not None and key in self._known:
-                return Found(key, False, 1.0, "it names the reply before")
-        known = self._by_history(said)
-        agreed = _agreed(known.said.blocks, said.blocks) if known else 0
-        if known is not None and agreed == len(known.said.blocks):
-            confidence = 1.0 if clues.session else 0.6 if agreed == 1 else 0.95
-            return Found(known.key, False, confidence, "it says what was said before, and more")
-        grows = known is not None and len(said.blocks) > len(known.said.blocks)
-        if known is not None and grows and 2 * agreed >= len(known.said.blocks):
-            return Found(known.key, False, 0.8, "it says most of what was said before")
-        return self._by_name(said) or Found(
+            keys = (self._replies.get((scope, clues.follows)) for scope in request.scopes)
+            key = next((candidate for candidate in keys if candidate is not None), None)
+            if key is not None and key in self._by_key:
+                return Found(key, False, 1.0, "it names the previous response")
+        conversation = self._by_history(request)
+        equal = _equal_blocks(conversation.request.blocks, request.blocks) if conversation else 0
+        if conversation is not None and equal == len(conversation.request.blocks):
+            confidence = 1.0 if clues.session else 0.6 if equal == 1 else 0.95
+            # A single shared block, such as a common first message, is weak evidence.
+            return Found(conversation.key, False, confidence, "it extends the previous request")
+        # A conversation whose history was partly edited still grows; a shorter one is more likely a branch.
+        grows = conversation is not None and len(request.blocks) > len(conversation.request.blocks)
+        if conversation is not None and grows and 2 * equal >= len(conversation.request.blocks):
+            return Found(conversation.key, False, 0.8, "it shares most blocks with the previous request")
+        return self._by_name(request) or Found(
             self._next,
             True,
             1.0 if clues.is_strong else 0.7,
-            f"{clues.because}, and its first words" if clues.because else "it begins as none before",
-            self._left(said),
+            f"{clues.because}, with a new history" if clues.because else "it continues no known conversation",
+            self._branched_from(request),
         )
 
-    def _by_history(self, said: Said) -> _Known[T] | None:
-        """Of those one of whose newest blocks stands in this request, the one that agrees most."""
-        best: _Known[T] | None = None
-        best_agreed = 0
-        for place, digest in enumerate(said.blocks):
-            for key in (key for scope in said.scopes for key in self._tails.get((scope, place, digest), ())):
-                known = self._known[key]
-                if known.said.clues.session != said.clues.session:
+    def _by_history(self, request: Said) -> _Conversation[T] | None:
+        """Among conversations with one of their newest blocks in this request, the one with most equal blocks."""
+        best: _Conversation[T] | None = None
+        best_equal = 0
+        for position, digest in enumerate(request.blocks):
+            for key in (key for scope in request.scopes for key in self._tails.get((scope, position, digest), ())):
+                conversation = self._by_key[key]
+                if conversation.request.clues.session != request.clues.session:
                     continue
-                agreed = _agreed(known.said.blocks, said.blocks)
-                if agreed >= best_agreed:
-                    best, best_agreed = known, agreed
+                equal = _equal_blocks(conversation.request.blocks, request.blocks)
+                if equal >= best_equal:
+                    best, best_equal = conversation, equal
         return best
 
-    def _by_name(self, said: Said) -> Found | None:
-        """The first conversation of a named session goes on with another history: it was compacted, or edited.
+    def _by_name(self, request: Said) -> Found | None:
+        """The session's first conversation, continued with another history because it was compacted or edited.
 
-        Not while it waits for a reply, and not for a key that only names a cache: then another one goes on beside it.
+        Does not match while that conversation waits for a response, nor by a prompt cache key: then a parallel
+        conversation is more likely.
         """
-        first = self._left(said)
-        known = None if first is None or not said.clues.is_strong else self._known[first]
-        if known is None or known.under_way or known.said.head != said.head:
+        first = self._branched_from(request)
+        conversation = None if first is None or not request.clues.is_strong else self._by_key[first]
+        if conversation is None or conversation.open_requests or conversation.request.head != request.head:
             return None
-        return Found(known.key, False, 0.8, f"{said.clues.because} is the same, and so is its head")
+        return Found(conversation.key, False, 0.8, f"same {request.clues.because} and same head")
 
-    def _left(self, said: Said) -> int | None:
-        """The conversation from which this one parts: a sub-agent of a named session, or a branch."""
-        if said.clues.session is None:
+    def _branched_from(self, request: Said) -> int | None:
+        """The conversation this one branched from: the oldest of the same session (for sub-agents and branches)."""
+        if request.clues.session is None:
             return None
-        keys = (key for scope in said.scopes for key in self._named.get((scope, said.clues.session or ""), ()))
+        keys = (
+            key for scope in request.scopes for key in self._by_session.get((scope, request.clues.session or ""), ())
+        )
         return min(keys, default=None)
 
-    def _note(self, known: _Known[T]) -> None:
-        self._unnote(known)
-        self._name(known)
-        blocks = known.said.blocks
-        for place in range(max(0, len(blocks) - NEWEST_BLOCKS), len(blocks)):
-            name = (known.said.scope, place, blocks[place])
+    def _index(self, conversation: _Conversation[T]) -> None:
+        self._unindex(conversation)
+        self._index_session(conversation)
+        blocks = conversation.request.blocks
+        for position in range(max(0, len(blocks) - NEWEST_BLOCKS), len(blocks)):
+            name = (conversation.request.scope, position, blocks[position])
             keys = self._tails.setdefault(name, [])
-            keys.append(known.key)
-            # Thousands may begin with the same words; those of late are the likely ones.
+            keys.append(conversation.key)
+            # Thousands of conversations may share a block; the most recent ones are the likely matches.
             del keys[:-CANDIDATES_MAX]
-            known.places.append(name)
+            conversation.tail_keys.append(name)
 
-    def _name(self, known: _Known[T]) -> None:
-        session = known.said.clues.session
-        named = None if session is None else (known.said.scope, session)
-        if named != known.named:
-            if known.named is not None:
-                _taken_out(self._named, known.named, known.key)
+    def _index_session(self, conversation: _Conversation[T]) -> None:
+        session = conversation.request.clues.session
+        named = None if session is None else (conversation.request.scope, session)
+        if named != conversation.session_key:
+            if conversation.session_key is not None:
+                _remove_key(self._by_session, conversation.session_key, conversation.key)
             if named is not None:
-                self._named.setdefault(named, []).append(known.key)
-            known.named = named
+                self._by_session.setdefault(named, []).append(conversation.key)
+            conversation.session_key = named
 
-    def _unnote(self, known: _Known[T]) -> None:
-        for place in known.places:
-            _taken_out(self._tails, place, known.key)
-        known.places = []
+    def _unindex(self, conversation: _Conversation[T]) -> None:
+        for position in conversation.tail_keys:
+            _remove_key(self._tails, position, conversation.key)
+        conversation.tail_keys = []
 
     def _forget(self, key: int) -> None:
-        known = self._known.pop(key)
-        self._unnote(known)
-        if known.named is not None:
-            _taken_out(self._named, known.named, key)
+        conversation = self._by_key.pop(key)
+        self._unindex(conversation)
+        if conversation.session_key is not None:
+            _remove_key(self._by_session, conversation.session_key, key)
 
 
-def _taken_out(keys_of: dict[K, list[int]], name: K, key: int) -> None:
+def _remove_key(keys_of: dict[K, list[int]], name: K, key: int) -> None:
     keys = keys_of.get(name, [])
     if key in keys:
         keys.remove(key)
@@ -218,11 +227,11 @@ def _taken_out(keys_of: dict[K, list[int]], name: K, key: int) -> None:
         keys_of.pop(name, None)
 
 
-def _begin_alike(before: Sequence[str], now: Sequence[str]) -> int:
+def _shared_blocks(before: Sequence[str], now: Sequence[str]) -> int:
     pairs = enumerate(zip(before, now, strict=False))
-    return next((place for place, (old, new) in pairs if old != new), min(len(before), len(now)))
+    return next((index for index, (old, new) in pairs if old != new), min(len(before), len(now)))
 
 
-def _agreed(before: Sequence[str], now: Sequence[str]) -> int:
-    """How many blocks stand where they stood."""
+def _equal_blocks(before: Sequence[str], now: Sequence[str]) -> int:
+    """How many positions hold the same block."""
     return sum(old == new for old, new in zip(before, now, strict=False))

@@ -1,4 +1,4 @@
-"""What a compressed body says, for whoever looks on; the body itself goes on as it came."""
+"""Decompresses recorded bodies by their Content-Encoding; the forwarded bytes stay compressed as received."""
 
 import io
 import zlib
@@ -13,78 +13,82 @@ except ImportError:  # pragma: no cover - an extra
 try:
     import zstandard
 except ImportError:  # pragma: no cover - an extra
-    zstandard = None  # type: ignore[assignment]  # A module or nothing: what needs it asks first.
+    zstandard = None  # type: ignore[assignment]  # Optional module; _DECODERS is built accordingly.
 
+# Limits against decompression bombs: a small body can expand to gigabytes.
 PLAIN_BYTES_MAX = 64 * 1024 * 1024
 WINDOW_BYTES_MAX = 128 * 1024 * 1024
 
-_UNFIT = "a body is not compressed as its header says"
+_INVALID = "the body is not valid for its Content-Encoding"
 
 
 def plain_body(body: bytes, encoding: str) -> bytes:
-    """As much as there is of a body that was cut.
+    """The decompressed body; for a truncated body, as much of it as can be decoded.
 
-    Raises ProviderError for an encoding that is not known here, and for what it does not fit.
+    Raises ProviderError for an unknown encoding or for data that does not match it.
     """
-    for name in reversed([one.strip().lower() for one in encoding.split(",") if one.strip()]):
-        if name not in _READERS:
-            raise ProviderError("other", "a body is compressed in a way that cannot be read here")
-        body = _READERS[name](body)
+    # Encodings are listed in the order in which they were applied (RFC 9110, section 8.4).
+    for name in reversed([part.strip().lower() for part in encoding.split(",") if part.strip()]):
+        if name not in _DECODERS:
+            raise ProviderError("other", "the body has an unsupported Content-Encoding")
+        body = _DECODERS[name](body)
     return body
 
 
-def _gunzipped(body: bytes) -> bytes:
-    return _inflated(body, 31)
+def _decode_gzip(body: bytes) -> bytes:
+    # 16 + 15: gzip header and trailer, maximum window (zlib's wbits).
+    return _inflate(body, 31)
 
 
-def _deflated(body: bytes) -> bytes:
-    """With the frame that the name promises, or without it, as some servers send it."""
-    framed = len(body) < 2 or (body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0)
-    return _inflated(body, 15 if framed else -15)
+def _decode_deflate(body: bytes) -> bytes:
+    """Accepts a zlib frame, as the standard requires, and raw deflate data, which some servers send."""
+    # zlib header (RFC 1950): compression method 8 in the low nibble, first two bytes a multiple of 31.
+    has_zlib_frame = len(body) < 2 or (body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0)
+    return _inflate(body, 15 if has_zlib_frame else -15)
 
 
-def _inflated(body: bytes, window: int) -> bytes:
+def _inflate(body: bytes, window: int) -> bytes:
     try:
-        return _checked(zlib.decompressobj(window).decompress(body, PLAIN_BYTES_MAX + 1))
+        return _check_size(zlib.decompressobj(window).decompress(body, PLAIN_BYTES_MAX + 1))
     except zlib.error:
-        raise ProviderError("other", _UNFIT) from None
+        raise ProviderError("other", _INVALID) from None
 
 
-def _unbrotlied(body: bytes) -> bytes:
+def _decode_brotli(body: bytes) -> bytes:
     reader = brotli.Decompressor()
-    parts, size, given = [], 0, body
+    parts, size, pending = [], 0, body
     try:
         while size <= PLAIN_BYTES_MAX and not reader.is_finished():
-            part: bytes = reader.process(given, output_buffer_limit=PLAIN_BYTES_MAX + 1 - size)
+            part: bytes = reader.process(pending, output_buffer_limit=PLAIN_BYTES_MAX + 1 - size)
             parts.append(part)
-            size, given = size + len(part), b""
+            size, pending = size + len(part), b""
             if not part:
                 break
     except brotli.error:
-        raise ProviderError("other", _UNFIT) from None
-    return _checked(b"".join(parts))
+        raise ProviderError("other", _INVALID) from None
+    return _check_size(b"".join(parts))
 
 
-def _unzstandarded(body: bytes) -> bytes:
+def _decode_zstd(body: bytes) -> bytes:
     reader = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
     try:
         with reader.stream_reader(io.BytesIO(body), read_across_frames=True) as stream:
-            return _checked(stream.read(PLAIN_BYTES_MAX + 1))
+            return _check_size(stream.read(PLAIN_BYTES_MAX + 1))
     except zstandard.ZstdError:
-        raise ProviderError("other", _UNFIT) from None
+        raise ProviderError("other", _INVALID) from None
 
 
-def _checked(plain: bytes) -> bytes:
+def _check_size(plain: bytes) -> bytes:
     if len(plain) > PLAIN_BYTES_MAX:
-        raise ProviderError("other", f"a body has more than {PLAIN_BYTES_MAX} bytes when it is unpacked")
+        raise ProviderError("other", f"the decompressed body has more than {PLAIN_BYTES_MAX} bytes")
     return plain
 
 
-_READERS: Mapping[str, Callable[[bytes], bytes]] = {
+_DECODERS: Mapping[str, Callable[[bytes], bytes]] = {
     "identity": bytes,
-    "gzip": _gunzipped,
-    "x-gzip": _gunzipped,
-    "deflate": _deflated,
-    **({"br": _unbrotlied} if brotli is not None else {}),
-    **({"zstd": _unzstandarded} if zstandard is not None else {}),
+    "gzip": _decode_gzip,
+    "x-gzip": _decode_gzip,
+    "deflate": _decode_deflate,
+    **({"br": _decode_brotli} if brotli is not None else {}),
+    **({"zstd": _decode_zstd} if zstandard is not None else {}),
 }

@@ -1,4 +1,4 @@
-"""Who may use the gateway, with whose key the provider is asked, and how much they may spend."""
+"""Authenticates gateway requests and chooses the provider credential each one is forwarded with."""
 
 import asyncio
 import hashlib
@@ -15,18 +15,19 @@ from holdfast.gateway.headers import CREDENTIALS, OUR_KEY, header
 from holdfast.gateway.reply import Headers
 from holdfast.gateway.routing import Target
 
+# A revoked key keeps working for up to this long, in exchange for one store lookup per key instead of per request.
 REMEMBERED_SECONDS = 10.0
 REMEMBERED_MAX = 10_000
 
-_SUBSCRIPTIONS = (b"sk-ant-oat", b"eyJ", b"ya29.")
-"""How tokens begin that a person signed in for."""
+_SUBSCRIPTION_PREFIXES = (b"sk-ant-oat", b"eyJ", b"ya29.")
+"""Prefixes of subscription tokens: Anthropic OAuth, JWT (ChatGPT sign-in) and Google OAuth access tokens."""
 
 OUR_KEYS = re.compile(rb"(?:Bearer +)?(hf_[0-9a-f]{16}_[0-9a-f]{64})", re.IGNORECASE)
 
 Judge = Callable[[str | None], "Holder | None"]
-"""Whose key it is; None where no key is needed and none was sent. May wait for a store.
+"""Returns the holder of a gateway key, or None if no key is required and none was sent. May block on a store.
 
-Raises TurnedAwayError for a key that opens nothing, and for none where one is needed.
+Raises TurnedAwayError if the key is invalid, or if a key is required and missing.
 """
 
 
@@ -38,88 +39,93 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class KeyDoor:
-    """Judges keys, and remembers for a few seconds what it found: revoking one takes so long."""
+    """Checks gateway keys and caches the result for REMEMBERED_SECONDS."""
 
-    def __init__(self, judge: Judge, grants: Grants, *, clock: Clock, salt: bytes, improve: bool = False) -> None:
-        self._judge = judge
-        self._grants = grants
+    def __init__(self, find_holder: Judge, limits: Grants, *, clock: Clock, salt: bytes, improve: bool = False) -> None:
+        self._find_holder = find_holder
+        self._limits = limits
         self._clock = clock
         self._salt = salt
         self._improve = improve
-        self._remembered: dict[bytes | None, tuple[float, Holder | None]] = {}
+        self._cache: dict[bytes | None, tuple[float, Holder | None]] = {}
 
     async def admit(self, target: Target, headers: Headers) -> Admitted:
-        key, in_its_place = _our_key(headers)
-        holder = await self._holder(key, passes=in_its_place is None)
-        account = b"\n".join(value for name, value in headers if name in CREDENTIALS)
+        key, key_header = _our_key(headers)
+        holder = await self._holder(key, has_own_credential=key_header is None)
+        credential = b"\n".join(value for name, value in headers if name in CREDENTIALS)
         if holder is None:
-            if in_its_place is not None:
-                raise TurnedAwayError(401, "this key is not known to the gateway, or no longer valid")
-            return Admitted(Caller(self._account(account)), headers, self._improve and not is_subscription(headers))
-        self._grants.check(holder.key_id, self._clock())
-        if in_its_place is not None:
-            secret = self._grants.provider_key(holder.key_id, target.mount)
-            headers = _replaced(headers, in_its_place, secret)
-            account = secret
-        wanted = self._improve or self._grants.row(holder.key_id).improve
+            if key_header is not None:
+                raise TurnedAwayError(401, "unknown or revoked gateway key")
+            return Admitted(Caller(self._account(credential)), headers, self._improve and not is_subscription(headers))
+        self._limits.check(holder.key_id, self._clock())
+        if key_header is not None:
+            provider_key = self._limits.provider_key(holder.key_id, target.mount)
+            headers = _with_provider_key(headers, key_header, provider_key)
+            credential = provider_key
+        improve = self._improve or self._limits.row(holder.key_id).improve
         caller = Caller(
-            self._account(account), holder.key_id, holder.label, user_id=holder.user_id, team_id=holder.team_id
+            self._account(credential), holder.key_id, holder.label, user_id=holder.user_id, team_id=holder.team_id
         )
-        return Admitted(caller, headers, wanted and not is_subscription(headers))
+        return Admitted(caller, headers, improve and not is_subscription(headers))
 
-    async def _holder(self, key: bytes | None, *, passes: bool) -> Holder | None:
+    async def _holder(self, key: bytes | None, *, has_own_credential: bool) -> Holder | None:
         now = self._clock()
-        known = self._remembered.get(key)
-        if known is not None and now - known[0] < REMEMBERED_SECONDS:
-            return known[1]
+        cached = self._cache.get(key)
+        if cached is not None and now - cached[0] < REMEMBERED_SECONDS:
+            return cached[1]
         try:
-            holder = await asyncio.to_thread(self._judge, None if key is None else key.decode("latin-1"))
+            holder = await asyncio.to_thread(self._find_holder, None if key is None else key.decode("latin-1"))
         except TurnedAwayError:
-            self._remembered.pop(key, None)
+            # Never cache a refusal: a key that was just created must work at once.
+            self._cache.pop(key, None)
             raise
-        except Exception:  # noqa: BLE001 - whatever it was, a client's call does not stand or fall with our store
-            if known is not None or passes:
-                return known[1] if known is not None else None
-            raise TurnedAwayError(503, "the gateway cannot look up its keys now", retry_after_seconds=5) from None
-        if len(self._remembered) >= REMEMBERED_MAX:
-            self._remembered.clear()
-        self._remembered[key] = (now, holder)
+        except Exception:  # noqa: BLE001 - a failing key store must not fail the client's call
+            # Fail open only for requests that carry the client's own provider credential.
+            if cached is not None or has_own_credential:
+                return cached[1] if cached is not None else None
+            raise TurnedAwayError(503, "the gateway cannot look up keys right now", retry_after_seconds=5) from None
+        # Invalid keys are not cached, so only many valid keys can fill it; clearing is simple and rare.
+        if len(self._cache) >= REMEMBERED_MAX:
+            self._cache.clear()
+        self._cache[key] = (now, holder)
         return holder
 
     def _account(self, credential: bytes) -> str:
-        """Tells one credential from another, for as long as this process lives, and tells neither."""
+        """Pseudonymous id of a credential: equal for equal credentials within this process, and not reversible."""
         return hashlib.blake2b(credential, key=self._salt, digest_size=8).hexdigest()
 
 
 def _our_key(headers: Headers) -> tuple[bytes | None, bytes | None]:
-    """Our key, and the provider's header that it stands in, where it stands in the place of a provider's key."""
-    own = header(headers, OUR_KEY)
+    """The gateway key, and the provider credential header that carries it (None if it came in our own header)."""
     for name, value in headers:
-        if name in CREDENTIALS and (found := OUR_KEYS.fullmatch(value.strip())):
-            return found[1], name
-    return own, None
+        if name in CREDENTIALS and (match := OUR_KEYS.fullmatch(value.strip())):
+            return match[1], name
+    return header(headers, OUR_KEY), None
 
 
-def _replaced(headers: Headers, in_its_place: bytes, secret: bytes) -> Headers:
-    """With the provider's key in one header; a client that says ours in several must not tell it to the provider."""
+def _with_provider_key(headers: Headers, key_header: bytes, provider_key: bytes) -> Headers:
+    """Replaces the gateway key in `key_header`, and drops it from every other credential header.
+
+    Some clients send the same key in several headers; none of them may reach the provider.
+    """
     return [
-        (name, _spelled(value, secret)) if name == in_its_place else (name, value)
+        (name, _with_scheme(value, provider_key)) if name == key_header else (name, value)
         for name, value in headers
-        if name == in_its_place or name not in CREDENTIALS or not OUR_KEYS.fullmatch(value.strip())
+        if name == key_header or name not in CREDENTIALS or not OUR_KEYS.fullmatch(value.strip())
     ]
 
 
-def _spelled(value: bytes, secret: bytes) -> bytes:
-    bearer, _, _ = value.rpartition(b" ")
-    return b"%s %s" % (bearer, secret) if bearer else secret
+def _with_scheme(value: bytes, provider_key: bytes) -> bytes:
+    scheme, _, _ = value.rpartition(b" ")
+    return b"%s %s" % (scheme, provider_key) if scheme else provider_key
 
 
 def is_subscription(headers: Headers) -> bool:
-    """Whether a request is paid by a subscription: its tokens are for its own client's requests, as that wrote them."""
+    """Whether a subscription pays for the request. Such tokens cover only the client's own unmodified requests."""
     for name, value in headers:
         if name == b"anthropic-beta" and b"oauth" in value:
             return True
         token = value.strip().rpartition(b" ")[2]
-        if name in CREDENTIALS and token.startswith(_SUBSCRIPTIONS):
+        if name in CREDENTIALS and token.startswith(_SUBSCRIPTION_PREFIXES):
             return True
     return False

@@ -1,4 +1,4 @@
-"""Changes that say the same in another order: volatile lines taken out, tools sorted, text put into parts."""
+"""Content-preserving rewrite operations: extract volatile lines, sort tools, turn plain text into content parts."""
 
 from collections.abc import Callable
 
@@ -11,65 +11,66 @@ from holdfast.providers.anthropic.blocks import MARK
 
 Body = dict[str, Json]
 Taken = list[tuple[str, str]]
-"""What was taken out, each with the name of its rule."""
+"""Extracted texts, each as (rule name, text)."""
 
 TOOLS = "tools out of order"
-MARKS = "marks missing"
-LIFETIMES = "lifetimes out of order"
-KEY = "no key of a cache"
-BREAKPOINT = "breakpoint missing"
+MARKS = "breakpoints missing"
+LIFETIMES = "TTLs out of order"
+KEY = "no cache key"
+BREAKPOINT = "explicit breakpoint missing"
 VOLATILE = "volatile "
 
 
 class Edits:
-    """What is changed in one request; habits that are `left` stay as they are."""
+    """Collects the changes made to one request; anti-patterns in `unfixed` are left as they are."""
 
-    def __init__(self, volatile: Volatile, left: frozenset[str] = frozenset()) -> None:
-        self._volatile = volatile.without(frozenset(name.removeprefix(VOLATILE) for name in left))
-        self._left = left
+    def __init__(self, volatile: Volatile, unfixed: frozenset[str] = frozenset()) -> None:
+        self._volatile = volatile.without(frozenset(name.removeprefix(VOLATILE) for name in unfixed))
+        self._unfixed = unfixed
         self.changes: list[Change] = []
         self.moved = ""
 
-    def mends(self, habit: str) -> bool:
-        return habit not in self._left
+    def mends(self, finding: str) -> bool:
+        return finding not in self._unfixed
 
-    def note(self, habit: str, place: str) -> None:
-        self.changes.append(Change(habit, place, done=True))
+    def note(self, finding: str, place: str) -> None:
+        self.changes.append(Change(finding, place, done=True))
 
-    def move(self, taken: Taken, place: str) -> None:
-        """Lines were taken out of that place, and are to be said at the end."""
-        self.moved = "\n".join((*((self.moved,) if self.moved else ()), *(text for _, text in taken)))
-        for name in dict(taken):
+    def move(self, extracted: Taken, place: str) -> None:
+        """Records lines extracted from `place`, to be appended at the end of the conversation."""
+        self.moved = "\n".join((*((self.moved,) if self.moved else ()), *(text for _, text in extracted)))
+        for name in dict(extracted):
             if all(change.habit != f"{VOLATILE}{name}" for change in self.changes):
                 self.note(f"{VOLATILE}{name}", place)
 
     def text_without_volatile(self, text: str) -> tuple[str, Taken]:
-        rest, found = self._volatile.taken_out(text)
-        return rest, list(found)
+        rest, extracted = self._volatile.taken_out(text)
+        return rest, list(extracted)
 
-    def without_volatile(self, said: Json | None) -> tuple[Json, Taken]:
-        """A text, or parts with texts in them, and what was taken out; a part with nothing left in it is gone."""
-        if isinstance(said, str):
-            return self.text_without_volatile(said)
-        kept: list[Json] = []
-        taken: Taken = []
-        for part in said if isinstance(said, list) else ():
+    def without_volatile(self, content: Json | None) -> tuple[Json, Taken]:
+        """Content (text or parts) without its volatile lines, and those lines; parts that become empty are dropped."""
+        if isinstance(content, str):
+            return self.text_without_volatile(content)
+        result: list[Json] = []
+        extracted: Taken = []
+        for part in content if isinstance(content, list) else ():
             text = part.get("text") if isinstance(part, dict) else None
             if not isinstance(part, dict) or not isinstance(text, str):
-                kept.append(part)
+                result.append(part)
                 continue
-            rest, found = self.text_without_volatile(text)
-            taken += found
-            if rest.strip() or not found:
-                kept.append({**part, "text": rest} if found else part)
-        return kept, taken
+            rest, volatile = self.text_without_volatile(text)
+            extracted += volatile
+            if rest.strip() or not volatile:
+                result.append({**part, "text": rest} if volatile else part)
+        return result, extracted
 
     def sorted_tools(self, tools: Json | None, name_of: Callable[[Body], Json | None]) -> Json | None:
-        """By name, where all have one of their own and none carries a mark; else None."""
+        """Tools sorted by name; None if nothing changes, names are missing or repeated, or a tool has a breakpoint."""
         if not isinstance(tools, list) or not self.mends(TOOLS):
             return None
         named = [(name_of(tool), tool) for tool in tools if isinstance(tool, dict)]
         names = [name for name, _ in named if isinstance(name, str)]
+        # A breakpoint on a tool covers the tools before it, so sorting would change what it caches.
         if len(set(names)) != len(tools) or any(tool.get(MARK) for _, tool in named):
             return None
         ordered: list[Json] = [tool for _, tool in sorted(named, key=lambda pair: str(pair[0]))]
@@ -80,7 +81,11 @@ class Edits:
 
 
 def in_parts(messages: Json, kind: str, roles: tuple[str, ...]) -> Json:
-    """Text alone as a part, in every message of these roles, so that a mark on one of them changes no other byte."""
+    """Turns string content into a single part in every message of these roles.
+
+    A breakpoint needs a part to sit on. Converting all messages at once keeps their bytes the same whichever of them
+    carries a breakpoint.
+    """
     if not isinstance(messages, list):
         return messages
     return [
@@ -95,7 +100,7 @@ def in_parts(messages: Json, kind: str, roles: tuple[str, ...]) -> Json:
 
 
 def objects_in(value: Json | None) -> list[Body]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [member for member in value if isinstance(member, dict)] if isinstance(value, list) else []
 
 
 def converted(arguments: object) -> Body:

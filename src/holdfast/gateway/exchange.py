@@ -1,4 +1,4 @@
-"""One request through the gateway and what came back, as far as it is kept for whoever looks on."""
+"""One request through the gateway and its response, buffered for the recorder."""
 
 from typing import Literal, Protocol
 
@@ -9,16 +9,17 @@ from holdfast.gateway.headers import CREDENTIALS, OUR_PREFIX, header
 from holdfast.gateway.reply import Headers
 from holdfast.gateway.routing import Target
 
+# Larger bodies are forwarded but not recorded.
 KEPT_BYTES_MAX = 32 * 1024 * 1024
 
 End = Literal["whole", "cut", "cancelled", "unreachable"]
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Whose request it is, by nothing that would open a door.
+    """Who sent the request, without any credential.
 
-    `account` is the same for requests that share a provider's caches; `key_id` is that of a key of our own, and
-    `label` what its holder is called; user and team are those that the key was made for.
+    `account` is equal for requests that share a provider's caches. `key_id`, `label`, `user_id` and `team_id`
+    describe the gateway key, if one was used.
     """
 
     account: str
@@ -29,10 +30,10 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Exchange:
-    """Bodies are kept as they came, up to a size; headers without those that carry a credential.
+    """Bodies are buffered as received, up to KEPT_BYTES_MAX; headers are stored without credentials.
 
-    `record` is the watcher's own, `waiting` how many notes were in front of it elsewhere; `original` is the request as
-    it came, where another one was sent.
+    `record` belongs to the watcher. `waiting` is the length of the recorder process's queue when this was enqueued.
+    `original` is the request body as received, if a rewritten one was sent.
     """
 
     def __init__(self, target: Target, headers: Headers, caller: Caller, at: float) -> None:
@@ -53,7 +54,7 @@ class Exchange:
 
     @property
     def request_body(self) -> bytes | None:
-        """None where it was too large to be kept."""
+        """None if it was too large to buffer."""
         return self._request.whole()
 
     @property
@@ -71,7 +72,7 @@ class Exchange:
         self._reply.add(body)
 
     def request_was_read(self) -> None:
-        """It need not be kept any longer."""
+        """Frees the buffered request."""
         self._request = Kept()
         self.original = None
 
@@ -80,7 +81,7 @@ class Exchange:
 
 
 class Kept:
-    """Bytes that came in parts, up to a size; all or none of them."""
+    """Collects chunks up to KEPT_BYTES_MAX; drops all of them when the limit is exceeded."""
 
     def __init__(self, *, is_too_large: bool = False) -> None:
         self._parts: list[bytes] | None = None if is_too_large else []
@@ -100,22 +101,22 @@ class Kept:
 
 
 def is_too_large(headers: Headers) -> bool:
-    """Whether a message says of itself that it is too large to be kept."""
+    """Whether the declared content length exceeds the buffer limit."""
     length = header(headers, b"content-length") or b""
     return length.isdigit() and int(length[:20]) > KEPT_BYTES_MAX
 
 
 def without_credentials(headers: Headers) -> Headers:
-    """Also without cookies, and without what was said to us alone."""
+    """Drops credentials, cookies and the headers addressed to the gateway itself."""
     hidden = (*CREDENTIALS, b"cookie", b"set-cookie")
     return [(name, value) for name, value in headers if name not in hidden and not name.startswith(OUR_PREFIX)]
 
 
 class Watcher(Protocol):
-    """Looks on. What it raises changes nothing, and it takes no time: it only notes."""
+    """Observes exchanges. Must return at once (it only enqueues); whatever it raises is ignored."""
 
     def asked(self, exchange: Exchange) -> None:
-        """The request is whole."""
+        """The request body is complete."""
 
     def ended(self, exchange: Exchange) -> None:
-        """Nothing more will come of the reply."""
+        """The response ended, complete or not."""

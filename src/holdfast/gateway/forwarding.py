@@ -1,4 +1,4 @@
-"""The providers' own endpoints: a request's bytes go out as they came in, its reply's as they come."""
+"""The gateway's ASGI application: forwards provider requests and responses byte for byte, as they arrive."""
 
 import asyncio
 import logging
@@ -28,13 +28,13 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 DRAIN_SECONDS_MAX = 600.0
-"""How long a reply is read on whose client has left."""
+"""With `drain`: how long to keep reading a response whose client has disconnected, to learn its usage."""
 
 _KINDS: Mapping[int, FailureKind] = {401: "auth", 403: "auth", 429: "rate_limit"}
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """Whose request it is, and the headers with which it goes on."""
+    """An authenticated request: its caller, and the headers to forward."""
 
     caller: Caller
     headers: Headers
@@ -42,7 +42,7 @@ class Admitted(msgspec.Struct, frozen=True):
 
 
 class TurnedAwayError(Exception):
-    """The gateway itself says no, in the words of the provider."""
+    """The gateway refuses a request; the client gets it in the provider's error format."""
 
     def __init__(self, status: int, message: str, *, retry_after_seconds: int | None = None) -> None:
         super().__init__(message)
@@ -53,15 +53,15 @@ class TurnedAwayError(Exception):
 
 class Door(Protocol):
     async def admit(self, target: Target, headers: Headers) -> Admitted:
-        """Raises TurnedAwayError for whom it does not let in."""
+        """Raises TurnedAwayError if the caller may not use the gateway."""
 
 
 class Gateway:
-    """An ASGI application in front of another: what is a provider's is forwarded, the rest is the other's."""
+    """ASGI application that forwards provider paths to their upstream and passes all others to the inner app."""
 
     def __init__(
         self,
-        behind: App,
+        inner_app: App,
         upstreams: Mapping[str, Upstream],
         *,
         door: Door,
@@ -71,178 +71,184 @@ class Gateway:
         keeper: Keeper | None = None,
         drain: bool = False,
     ) -> None:
-        self._behind = behind
+        self._inner_app = inner_app
         self._upstreams = upstreams
-        self._door = door
+        self._authenticator = door
         self._watcher = watcher
         self._clock = clock
-        self._improver = improver
-        self._keeper = keeper
+        self._rewriter = improver
+        self._keep_alive = keeper
         self._drain = drain
-        self._gate = Gate()
-        self._lines = Lines()
+        self._single_flight = Gate()
+        self._connections = Lines()
         self.under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         target = target_of(_raw_path(scope)) if scope["type"] == "http" else None
         if target is None:
-            await self._behind(scope, receive, send)
+            await self._inner_app(scope, receive, send)
             return
         headers = scope["headers"]
         assert isinstance(headers, list)
         try:
-            admitted = await self._door.admit(target, headers)
+            admitted = await self._authenticator.admit(target, headers)
         except TurnedAwayError as error:
             await _refuse(target, error, send)
             return
         exchange = Exchange(target, headers, admitted.caller, self._clock())
         self.under_way += 1
         try:
-            await self._exchanged(exchange, admitted, scope, (receive, send))
+            await self._handle(exchange, admitted, scope, (receive, send))
         finally:
             exchange.ended_at = self._clock()
-            self._tell(self._watcher.ended, exchange)
+            self._notify(self._watcher.ended, exchange)
             self.under_way -= 1
 
     def close(self) -> None:
-        self._lines.close()
-        if self._keeper is not None:
-            self._keeper.close()
+        self._connections.close()
+        if self._keep_alive is not None:
+            self._keep_alive.close()
 
-    async def _exchanged(
-        self, exchange: Exchange, admitted: Admitted, scope: Scope, ends: tuple[Receive, Send]
+    async def _handle(
+        self, exchange: Exchange, admitted: Admitted, scope: Scope, channels: tuple[Receive, Send]
     ) -> None:
-        receive, send = ends
-        ready = Ready(admitted.headers, receive)
-        if admitted.improve and self._improver is not None and exchange.target.speaks is not None:
-            ready = await made_ready(self._improver, exchange, admitted.headers, receive)
-            exchange.changes = ready.changes
-        if ready.reading is None:
-            await self._carried(exchange, ready, scope, send)
+        receive, send = channels
+        request = Ready(admitted.headers, receive)
+        if admitted.improve and self._rewriter is not None and exchange.target.speaks is not None:
+            request = await made_ready(self._rewriter, exchange, admitted.headers, receive)
+            exchange.changes = request.changes
+        if request.reading is None:
+            await self._forward(exchange, request, scope, send)
             return
-        if self._keeper is not None:
-            self._keeper.went_on(ready.reading.digests)
-        async with self._gate.crossing(ready.reading.claim, self._clock) as crossing:
-            await self._carried(exchange, ready, scope, send, begun=crossing.begun)
+        if self._keep_alive is not None:
+            self._keep_alive.went_on(request.reading.digests)
+        # Single flight: of concurrent requests with the same prefix, one writes the cache and the others wait.
+        async with self._single_flight.crossing(request.reading.claim, self._clock) as slot:
+            await self._forward(exchange, request, scope, send, on_response_started=slot.begun)
 
-    async def _carried(
+    async def _forward(
         self,
         exchange: Exchange,
-        ready: Ready,
+        request: Ready,
         scope: Scope,
         send: Send,
         *,
-        begun: Callable[[], None] = lambda: None,
+        on_response_started: Callable[[], None] = lambda: None,
     ) -> None:
         upstream = self._upstreams[exchange.target.mount]
         try:
-            line = await self._lines.take(upstream)
+            connection = await self._connections.take(upstream)
         except CutError:
             await _unreachable(exchange, send)
             return
-        wanted = _wanted(upstream, exchange.target, scope)
-        line.ask(str(scope["method"]), wanted, request_headers(ready.headers, upstream.authority))
-        carried = _Carried(self._lines, upstream, line, drain=self._drain)
-        going = asyncio.ensure_future(self._go(exchange, carried, ready.receive))
+        path = _upstream_path(upstream, exchange.target, scope)
+        connection.ask(str(scope["method"]), path, request_headers(request.headers, upstream.authority))
+        active = _ActiveConnection(self._connections, upstream, connection, drain=self._drain)
+        sending = asyncio.ensure_future(self._send_request(exchange, active, request.receive))
         try:
-            await _come(exchange, carried, send, begun)
+            await _relay_response(exchange, active, send, on_response_started)
         finally:
-            going.cancel()
-            carried.give_back()
-        letter = ready.reading.letter if ready.reading else None
-        if self._keeper is not None and letter is not None and exchange.status == 200 and exchange.end == "whole":
-            self._keeper.keep(letter, exchange, upstream, (wanted, ready.headers))
+            sending.cancel()
+            active.release()
+        ping = request.reading.letter if request.reading else None
+        if self._keep_alive is not None and ping is not None and exchange.status == 200 and exchange.end == "whole":
+            self._keep_alive.keep(ping, exchange, upstream, (path, request.headers))
 
-    async def _go(self, exchange: Exchange, carried: "_Carried", receive: Receive) -> None:
-        """All that the client says goes on as it comes; ends when the client has left."""
-        more = True
+    async def _send_request(self, exchange: Exchange, active: "_ActiveConnection", receive: Receive) -> None:
+        """Forwards the request body as it arrives; returns when the client disconnects."""
+        body_incomplete = True
         try:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    carried.leave(whole=not more)
+                    active.on_disconnect(request_complete=not body_incomplete)
                     return
-                if not more:
+                if not body_incomplete:
                     continue
                 body = message.get("body", b"")
                 assert isinstance(body, bytes)
-                await carried.line.say(body)
+                # Send first, then buffer for the recorder: recording must not delay the call.
+                await active.connection.say(body)
                 exchange.asked(body)
-                more = bool(message.get("more_body", False))
-                if not more:
-                    carried.line.said()
-                    self._tell(self._watcher.asked, exchange)
+                body_incomplete = bool(message.get("more_body", False))
+                if not body_incomplete:
+                    active.connection.said()
+                    self._notify(self._watcher.asked, exchange)
         except Exception:
-            carried.line.abort()
+            active.connection.abort()
             raise
 
-    def _tell(self, hear: Callable[[Exchange], None], exchange: Exchange) -> None:
+    def _notify(self, callback: Callable[[Exchange], None], exchange: Exchange) -> None:
         try:
-            hear(exchange)
-        except Exception as error:  # noqa: BLE001 - the client's call must not break, whatever this was
-            logger.warning("an exchange is not recorded: %s", type(error).__name__)
+            callback(exchange)
+        except Exception as error:  # noqa: BLE001 - a recording failure must not break the client's call
+            logger.warning("an exchange was not recorded: %s", type(error).__name__)
 
 
-class _Carried:
-    """A line while it carries one exchange; given back once."""
+class _ActiveConnection:
+    """A connection while it serves one exchange; returned to the pool exactly once."""
 
-    def __init__(self, lines: Lines, upstream: Upstream, line: Line, *, drain: bool) -> None:
-        self.line = line
-        self.left = False
+    def __init__(self, pool: Lines, upstream: Upstream, connection: Line, *, drain: bool) -> None:
+        self.connection = connection
+        self.client_left = False
         self._drain = drain
-        self._lines = lines
+        self._pool = pool
         self._upstream = upstream
-        self._given_back = False
+        self._is_released = False
 
-    def leave(self, *, whole: bool) -> None:
-        """The client has left. What it asked for ends, or is read on for what it takes, where the request was whole."""
-        self.left = True
-        if self._drain and whole and not self._given_back:
-            asyncio.get_running_loop().call_later(DRAIN_SECONDS_MAX, self._give_up)
+    def on_disconnect(self, *, request_complete: bool) -> None:
+        """Aborts the upstream call, or keeps reading it for its usage if the whole request was sent."""
+        self.client_left = True
+        if self._drain and request_complete and not self._is_released:
+            asyncio.get_running_loop().call_later(DRAIN_SECONDS_MAX, self._abort_connection)
         else:
-            self._give_up()
+            self._abort_connection()
 
-    def _give_up(self) -> None:
-        # A line that was given back carries somebody else by now.
-        if not self._given_back:
-            self.line.abort()
+    def _abort_connection(self) -> None:
+        # A released connection may already serve another exchange.
+        if not self._is_released:
+            self.connection.abort()
 
-    def give_back(self) -> None:
-        if not self._given_back:
-            self._given_back = True
-            self._lines.give_back(self._upstream, self.line)
+    def release(self) -> None:
+        if not self._is_released:
+            self._is_released = True
+            self._pool.give_back(self._upstream, self.connection)
 
 
-async def _come(exchange: Exchange, carried: _Carried, send: Send, begun: Callable[[], None]) -> None:
-    """The reply as it comes. One that is cut is cut for the client as well, at the same byte."""
-    line = carried.line
+async def _relay_response(
+    exchange: Exchange, active: _ActiveConnection, send: Send, on_started: Callable[[], None]
+) -> None:
+    """Forwards the response as it arrives. A truncated response is truncated for the client at the same byte."""
+    connection = active.connection
     try:
-        head = await line.head()
+        head = await connection.head()
     except CutError:
-        if not carried.left:
+        if not active.client_left:
             await _unreachable(exchange, send)
         return
     exchange.status, exchange.reply_headers = head.status, head.headers
     if head.status == 200:
-        begun()
-    if not carried.left:
+        # Providers make a written prefix readable once the response begins; waiting requests may go now.
+        on_started()
+    if not active.client_left:
         await send({"type": "http.response.start", "status": head.status, "headers": reply_headers(head.headers)})
-    whole = False
-    while not whole:
+    is_complete = False
+    while not is_complete:
         try:
-            chunk = await line.chunk()
+            chunk = await connection.chunk()
         except CutError:
-            # To return without an end closes the client's connection before the reply is whole, as ours was.
-            exchange.end = "cancelled" if carried.left else "cut"
+            # Returning without a final body message makes the server close the client's connection early,
+            # so the client sees the same truncation as we did.
+            exchange.end = "cancelled" if active.client_left else "cut"
             return
         exchange.answered(chunk)
-        whole = line.is_whole
-        if whole:
+        is_complete = connection.is_whole
+        if is_complete:
             exchange.end = "whole"
-            # Before the last byte is out: with it the next request may come, and find this line at rest.
-            carried.give_back()
-        if not carried.left:
-            await send({"type": "http.response.body", "body": chunk, "more_body": not whole})
+            # Release before sending the last byte, so that the client's next request can reuse this connection.
+            active.release()
+        if not active.client_left:
+            await send({"type": "http.response.body", "body": chunk, "more_body": not is_complete})
 
 
 def _raw_path(scope: Scope) -> str:
@@ -251,7 +257,7 @@ def _raw_path(scope: Scope) -> str:
     return raw.decode("latin-1")
 
 
-def _wanted(upstream: Upstream, target: Target, scope: Scope) -> bytes:
+def _upstream_path(upstream: Upstream, target: Target, scope: Scope) -> bytes:
     query = scope.get("query_string", b"")
     assert isinstance(query, bytes)
     path = (upstream.prefix + target.path).encode("latin-1")
@@ -260,12 +266,12 @@ def _wanted(upstream: Upstream, target: Target, scope: Scope) -> bytes:
 
 async def _unreachable(exchange: Exchange, send: Send) -> None:
     exchange.end = "unreachable"
-    where = f"the gateway has no answer of its upstream for {exchange.target.mount}"
-    await _refuse(exchange.target, TurnedAwayError(502, where), send)
+    message = f"the gateway got no response from its upstream for {exchange.target.mount}"
+    await _refuse(exchange.target, TurnedAwayError(502, message), send)
 
 
 async def _refuse(target: Target, error: TurnedAwayError, send: Send) -> None:
-    """Said as the provider would, so that its clients can read it; a header says that it was not the provider."""
+    """Answers in the provider's error format, so that its clients can parse it; a header marks it as ours."""
     kind = _KINDS.get(error.status, "server_error")
     status, body = adapter_for(target.speaks or target.mount).write_error(kind, error.message, status=error.status)
     headers = [

@@ -1,4 +1,4 @@
-"""What a key of the gateway grants: the providers' keys it stands for, a budget a day, requests a minute."""
+"""What each gateway key allows: the provider keys it maps to, a daily budget, and a request rate."""
 
 import os
 import stat
@@ -22,7 +22,7 @@ ANYONE = "*"
 
 
 class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A provider's key is `env:NAME`, or the key itself; where it is not said, the provider's usual variable."""
+    """A provider key is `env:NAME` or the key itself; if absent, the provider's usual environment variable is used."""
 
     anthropic: str | None = None
     openai: str | None = None
@@ -34,26 +34,29 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Grants:
-    """By the id of a key of ours; `*` holds for all that have no row of their own. Safe to use from several threads."""
+    """Limits by gateway key id; the row `*` applies to keys without their own. Thread-safe."""
 
     def __init__(self, rows: Mapping[str, Grant], environ: Mapping[str, str]) -> None:
         self._rows = rows
         self._environ = environ
         self._lock = Lock()
         self._spent: dict[tuple[str, date], float] = {}
-        self._asked: dict[str, deque[float]] = {}
+        self._request_times: dict[str, deque[float]] = {}
 
     def row(self, key_id: str) -> Grant:
         return self._rows.get(key_id) or self._rows.get(ANYONE) or Grant()
 
     def provider_key(self, key_id: str, mount: str) -> bytes:
-        """Raises TurnedAwayError where there is none."""
-        told: str | None = getattr(self.row(key_id), mount)
-        name = told.removeprefix("env:") if told and told.startswith("env:") else None
-        found = self._environ.get(name or key_variable(mount)) if told is None or name else told
-        if not found or not (found.isascii() and found.isprintable()):
-            raise TurnedAwayError(403, f"the gateway has no key of {mount} for this key of its own")
-        return found.encode("ascii")
+        """Raises TurnedAwayError if there is none."""
+        configured: str | None = getattr(self.row(key_id), mount)
+        variable = configured.removeprefix("env:") if configured and configured.startswith("env:") else None
+        if configured is None or variable:
+            provider_key = self._environ.get(variable or key_variable(mount))
+        else:
+            provider_key = configured
+        if not provider_key or not (provider_key.isascii() and provider_key.isprintable()):
+            raise TurnedAwayError(403, f"no {mount} key is configured for this gateway key")
+        return provider_key.encode("ascii")
 
     def spent(self, key_id: str, at: float, dollars: float) -> None:
         day = (key_id, utc_date(at))
@@ -69,30 +72,31 @@ class Grants:
             return self._spent.get((key_id, utc_date(now)), 0.0)
 
     def check(self, key_id: str, now: float) -> None:
-        """Raises TurnedAwayError where a budget is spent or requests come too fast; else this one counts."""
+        """Counts a request. Raises TurnedAwayError if the key's budget is spent or its request rate is exceeded."""
         row = self.row(key_id)
         if row.budget_usd_a_day is not None and self.spent_today(key_id, now) >= row.budget_usd_a_day:
+            # Budgets reset at midnight UTC.
             wait = int(86_400 - now % 86_400) + 1
-            raise TurnedAwayError(429, "the budget of this key for today is spent", retry_after_seconds=wait)
+            raise TurnedAwayError(429, "this key's budget for today is spent", retry_after_seconds=wait)
         if row.requests_a_minute is None:
             return
         with self._lock:
-            asked = self._asked.setdefault(key_id, deque())
-            while asked and now - asked[0] >= MINUTE_SECONDS:
-                asked.popleft()
-            if len(asked) >= row.requests_a_minute:
-                wait = int(MINUTE_SECONDS - (now - asked[0])) + 1 if asked else int(MINUTE_SECONDS)
-                raise TurnedAwayError(429, "this key asks too often", retry_after_seconds=wait)
-            asked.append(now)
+            times = self._request_times.setdefault(key_id, deque())
+            while times and now - times[0] >= MINUTE_SECONDS:
+                times.popleft()
+            if len(times) >= row.requests_a_minute:
+                wait = int(MINUTE_SECONDS - (now - times[0])) + 1 if times else int(MINUTE_SECONDS)
+                raise TurnedAwayError(429, "this key exceeds its requests per minute", retry_after_seconds=wait)
+            times.append(now)
 
 
 def read_grants(path: Path) -> dict[str, Grant]:
-    """Raises UserError for a file that others can read, and for one that is no table of grants."""
+    """Raises UserError for a file that other users can read, and for one that is not a valid table of keys."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:
-                raise UserError(f"{str(path)!r} can be read by others; `chmod 600` makes it yours alone")
+                raise UserError(f"{str(path)!r} can be read by other users; run `chmod 600` on it")
             raw = file.read(FILE_BYTES_MAX + 1)
         if len(raw) > FILE_BYTES_MAX:
             raise UserError(f"{str(path)!r} has more than {FILE_BYTES_MAX} bytes")
@@ -101,9 +105,9 @@ def read_grants(path: Path) -> dict[str, Grant]:
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        raise UserError(f"{str(path)!r} is no TOML") from None
+        raise UserError(f"{str(path)!r} is not valid TOML") from None
     except msgspec.ValidationError as error:
-        # It names fields and types, never a value.
+        # msgspec's message names fields and types, never a value, so no key leaks.
         raise UserError(
-            f"{str(path)!r} has no good table of keys: {error}; providers are {', '.join(MOUNTS)}"
+            f"{str(path)!r} has an invalid table of keys: {error}; providers are {', '.join(MOUNTS)}"
         ) from None

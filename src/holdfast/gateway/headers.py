@@ -1,4 +1,4 @@
-"""Which headers go on: all but those of one connection, and those that are ours."""
+"""Filters headers for forwarding: hop-by-hop headers and those addressed to the gateway are dropped."""
 
 from collections.abc import Iterable
 
@@ -26,53 +26,54 @@ _NOT_SENT = _HOP_BY_HOP | {b"expect"}
 CREDENTIALS = (b"authorization", b"x-api-key", b"x-goog-api-key", b"api-key")
 
 
-def request_headers(given: Iterable[tuple[bytes, bytes]], authority: bytes) -> Headers:
-    """In the order in which they came; the host is the upstream's, and a body of unknown length stays one."""
-    kept = list(given)
-    # A client may call the length one of its connection's own; without it, its body would be read as the next request.
-    dropped = _NOT_SENT | (_named_hops(kept) - {b"content-length"})
+def request_headers(headers: Iterable[tuple[bytes, bytes]], authority: bytes) -> Headers:
+    """Keeps the order; sets the upstream's host; a chunked body stays chunked."""
+    received = list(headers)
+    # Request smuggling: if `Connection: content-length` could remove the length, the upstream would read the body as
+    # the next request.
+    dropped = _NOT_SENT | (_connection_options(received) - {b"content-length"})
     sent: Headers = []
-    for name, value in kept:
+    for name, value in received:
         if name == b"host":
             sent.append((name, authority))
         elif name == b"cookie":
-            sent += [(name, left)] if (left := _without_our_cookie(value)) else []
+            sent += [(name, remaining)] if (remaining := _without_our_cookie(value)) else []
         elif name not in dropped and not _is_ours(name):
             sent.append((name, value))
-    if any(name == b"transfer-encoding" for name, _ in kept):
-        # A length beside it is no length, and a proxy must not pass it on.
+    if any(name == b"transfer-encoding" for name, _ in received):
+        # Transfer-Encoding overrides Content-Length, and a proxy must not forward both (RFC 9112, section 6.3).
         sent = [header for header in sent if header[0] != b"content-length"]
         sent.append((b"transfer-encoding", b"chunked"))
     return sent
 
 
-def reply_headers(given: Headers) -> Headers:
-    """In the order in which they came."""
-    dropped = _HOP_BY_HOP | _named_hops((name.lower(), value) for name, value in given)
-    chunked = any(name.lower() == b"transfer-encoding" for name, _ in given)
+def reply_headers(headers: Headers) -> Headers:
+    """Keeps the order."""
+    dropped = _HOP_BY_HOP | _connection_options((name.lower(), value) for name, value in headers)
+    chunked = any(name.lower() == b"transfer-encoding" for name, _ in headers)
     if chunked:
         dropped |= {b"content-length"}
-    return [(name, value) for name, value in given if name.lower() not in dropped]
+    return [(name, value) for name, value in headers if name.lower() not in dropped]
 
 
-def header(given: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes | None:
-    """The first of that name; names are in small letters."""
-    return next((value for name, value in given if name == wanted), None)
+def header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes | None:
+    """The first value of that name; names must be lower case."""
+    return next((value for name, value in headers if name == wanted), None)
 
 
 def _is_ours(name: bytes) -> bool:
-    # The simulator is told of faults by a header that looks like ours and is meant for it.
+    # x-holdfast-fault is meant for the simulator, which may be the upstream.
     return name.startswith(OUR_PREFIX) and name != b"x-holdfast-fault"
 
 
 def _without_our_cookie(value: bytes) -> bytes:
     if OUR_COOKIE not in value:
         return value
-    cookies = (one.strip() for one in value.split(b";"))
-    return b"; ".join(one for one in cookies if one.partition(b"=")[0].strip() != OUR_COOKIE)
+    cookies = (cookie.strip() for cookie in value.split(b";"))
+    return b"; ".join(cookie for cookie in cookies if cookie.partition(b"=")[0].strip() != OUR_COOKIE)
 
 
-def _named_hops(given: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
-    """The headers that a Connection header names."""
-    values = (value for name, value in given if name == b"connection")
-    return frozenset(one.strip().lower() for value in values for one in value.split(b","))
+def _connection_options(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """The header names listed in Connection headers; they are hop-by-hop too (RFC 9110, section 7.6.1)."""
+    values = (value for name, value in headers if name == b"connection")
+    return frozenset(option.strip().lower() for value in values for option in value.split(b","))

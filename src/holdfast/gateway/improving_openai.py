@@ -1,4 +1,4 @@
-"""What is mended in OpenAI's requests: volatile lines of what they begin with, tools, and where to look them up."""
+"""Rewrites OpenAI requests: volatile lines in the system text, tool order, and the prompt cache key."""
 
 from holdfast.canonical.blocks import Json
 from holdfast.canonical.encoding import digest, plain_json
@@ -8,48 +8,50 @@ from holdfast.gateway.edits import Body, Edits, objects_in
 
 SYSTEM_ROLES = ("system", "developer")
 RESPONSES_ROLES = ("user",)
-_KEPT_BY_THE_PROVIDER = ("previous_response_id", "conversation", "background", "prompt")
+_STORED_BY_THE_PROVIDER = ("previous_response_id", "conversation", "background", "prompt")
 
 
 def mend_chat(body: Body, edits: Edits) -> str:
-    """The role in which volatile text is told at the end."""
+    """Returns the role for the volatile text at the end of the conversation."""
     body["messages"], role = _without_volatile(body.get("messages"), edits)
     sort_tools(body, edits)
     return role
 
 
 def mend_responses(body: Body, edits: Edits) -> str:
-    """As above. Where the provider keeps what is said, nothing is moved: it would be kept where it was never said."""
+    """Like mend_chat. Moves nothing if the provider stores the conversation: it would store the moved text."""
     sort_tools(body, edits)
-    if body.get("store") is not False or any(body.get(name) is not None for name in _KEPT_BY_THE_PROVIDER):
+    if body.get("store") is not False or any(body.get(name) is not None for name in _STORED_BY_THE_PROVIDER):
         return "developer"
-    given = body.get("input")
-    said, role = _without_volatile([{"role": "user", "content": given}] if isinstance(given, str) else given, edits)
+    content = body.get("input")
+    messages: Json | None = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    rest_of_input, role = _without_volatile(messages, edits)
     instructions = body.get("instructions")
     if isinstance(instructions, str):
-        rest, taken = edits.text_without_volatile(instructions)
-        if taken:
-            edits.move(taken, "instructions")
+        rest, volatile = edits.text_without_volatile(instructions)
+        if volatile:
+            edits.move(volatile, "instructions")
             body["instructions"] = rest
     if edits.moved:
-        body["input"] = said
+        body["input"] = rest_of_input
     return role if role == "system" else "developer"
 
 
 def session_of(body: Body, prompt: str) -> str:
-    """The same for all requests of one conversation: the first thing that was asked, and what it is called with."""
-    said = body.get(prompt)
-    users = (one for one in objects_in(said) if one.get("role") == "user")
-    return f"{OWN_IDS}{digest(plain_json([next(users, said), body.get('tools')]))[:32]}"
+    """An id that is equal for all requests of one conversation: a digest of its first user message and its tools."""
+    messages = body.get(prompt)
+    user_messages = (message for message in objects_in(messages) if message.get("role") == "user")
+    return f"{OWN_IDS}{digest(plain_json([next(user_messages, messages), body.get('tools')]))[:32]}"
 
 
 def told_at_end(messages: Json, last: Body, *, breakpoint_in: str | None) -> Json:
-    """Messages with one more behind them; what stands in front of it ends with a breakpoint, where one is of use."""
+    """Appends `last`. The message before it ends with a breakpoint if its last part has the type `breakpoint_in`."""
     if not isinstance(messages, list):
         return messages
     *before, newest = messages
     parts = newest.get("content") if isinstance(newest, dict) else None
     final = parts[-1] if isinstance(parts, list) and parts else None
+    # OpenAI matches only at breakpoints (GPT-5.6 and later), and its implicit one would be on the volatile text.
     if breakpoint_in is None or not isinstance(newest, dict) or not isinstance(parts, list):
         return [*messages, last]
     if not isinstance(final, dict) or final.get("type") != breakpoint_in or final.get(MARK) is not None:
@@ -59,22 +61,25 @@ def told_at_end(messages: Json, last: Body, *, breakpoint_in: str | None) -> Jso
 
 
 def _without_volatile(messages: Json | None, edits: Edits) -> tuple[Json, str]:
-    """What the messages begin with, up to the first that is not the system's, without what changes with each call."""
+    """Removes volatile text from the leading system messages; returns the role of the last one changed.
+
+    The last message is never changed, even if it is a system message.
+    """
     if not isinstance(messages, list):
         return messages, "developer"
-    kept: list[Json] = []
+    result: list[Json] = []
     role = "system"
-    for place, message in enumerate(messages):
-        if not isinstance(message, dict) or message.get("role") not in SYSTEM_ROLES or place + 1 == len(messages):
-            kept += messages[place:]
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or message.get("role") not in SYSTEM_ROLES or index + 1 == len(messages):
+            result += messages[index:]
             break
-        rest, taken = edits.without_volatile(message.get("content"))
-        if taken:
+        rest, volatile = edits.without_volatile(message.get("content"))
+        if volatile:
             role = str(message["role"])
-            edits.move(taken, role)
-        if rest or not taken:
-            kept.append({**message, "content": rest} if taken else message)
-    return kept, role
+            edits.move(volatile, role)
+        if rest or not volatile:
+            result.append({**message, "content": rest} if volatile else message)
+    return result, role
 
 
 def sort_tools(body: Body, edits: Edits) -> None:

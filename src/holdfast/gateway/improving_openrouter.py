@@ -1,4 +1,4 @@
-"""What is mended in OpenRouter's requests beside what is in OpenAI's: marks of who serves the model, and a session."""
+"""OpenRouter's additions to the OpenAI rewrite: Anthropic-style breakpoints and a session id for sticky routing."""
 
 from collections.abc import Sequence
 
@@ -12,55 +12,59 @@ from holdfast.providers.anthropic.blocks import MARK
 
 SESSION = "session_id"
 ROLES = ("system", "developer", "user", "tool")
-"""Who says what a mark can stand on."""
+"""Roles whose messages can carry a breakpoint."""
 
 
 def with_marks(body: Body, wanted: Sequence[Mark], adapter: Adapter) -> tuple[Body, int]:
-    """The body with those of the wanted marks that stand at the end of a message, and how many those are.
+    """Sets those of the wanted breakpoints that fall on the end of a message; returns the body and their number.
 
-    Which block of the prompt a place is, the adapter says: it reads the body with a mark on each of a few places.
+    To learn which block index a message end has, it decodes the body with a trial breakpoint there.
     """
     messages = objects_in(body.get("messages"))
-    lifetimes = {mark.piece: mark.ttl for mark in wanted}
-    own = {mark.piece for mark in _marks(body, adapter)}
+    ttls = {breakpoint_.piece: breakpoint_.ttl for breakpoint_ in wanted}
+    existing = {breakpoint_.piece for breakpoint_ in _breakpoints(body, adapter)}
     placed, count = body, 0
-    for place in _places(messages):
-        tried = _marked(placed, place, "5m")
-        new = {mark.piece for mark in _marks(tried, adapter)} - own
-        for piece in new & lifetimes.keys():
-            placed, count = _marked(placed, place, lifetimes[piece]), count + 1
-            own.add(piece)
+    for index in _candidate_indexes(messages):
+        trial = _with_breakpoint(placed, index, "5m")
+        new = {breakpoint_.piece for breakpoint_ in _breakpoints(trial, adapter)} - existing
+        for block in new & ttls.keys():
+            placed, count = _with_breakpoint(placed, index, ttls[block]), count + 1
+            existing.add(block)
     return placed, count
 
 
 def session_in(body: Body) -> str:
-    """The same for all requests of one conversation, wherever marks stand in it."""
-    users = (one for one in objects_in(body.get("messages")) if one.get("role") == "user")
-    first = next(users, {})
+    """An id that is equal for all requests of one conversation, regardless of breakpoints in it."""
+    messages = objects_in(body.get("messages"))
+    first = next((message for message in messages if message.get("role") == "user"), {})
+    # Without breakpoints: they move from request to request and must not change the id.
     parts = [{name: value for name, value in part.items() if name != MARK} for part in objects_in(first.get("content"))]
     return session_of({"messages": [{"role": "user", "content": [*parts]}], "tools": body.get("tools")}, "messages")
 
 
-def _places(messages: list[Body]) -> list[int]:
-    """The end of the system prompt, of the request before, and of this one."""
-    newest = max((place for place, one in enumerate(messages) if one.get("role") == "assistant"), default=0)
+def _candidate_indexes(messages: list[Body]) -> list[int]:
+    """The last messages of the system prompt, of the previous request and of this one."""
+    newest = max((index for index, message in enumerate(messages) if message.get("role") == "assistant"), default=0)
     return [
-        place for place in sorted({0, newest - 1, len(messages) - 1}) if place >= 0 and _takes_mark(messages[place])
+        index
+        for index in sorted({0, newest - 1, len(messages) - 1})
+        if index >= 0 and _can_carry_breakpoint(messages[index])
     ]
 
 
-def _takes_mark(message: Body) -> bool:
+def _can_carry_breakpoint(message: Body) -> bool:
     parts = objects_in(message.get("content"))
     return message.get("role") in ROLES and bool(parts) and parts[-1].get("type") == "text" and MARK not in parts[-1]
 
 
-def _marked(body: Body, place: int, ttl: Ttl) -> Body:
+def _with_breakpoint(body: Body, index: int, ttl: Ttl) -> Body:
     messages = objects_in(body["messages"])
-    parts = objects_in(messages[place]["content"])
-    mark: Json = {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}
-    content: Json = [*parts[:-1], {**parts[-1], MARK: mark}]
-    return {**body, "messages": [*messages[:place], {**messages[place], "content": content}, *messages[place + 1 :]]}
+    parts = objects_in(messages[index]["content"])
+    # 5m is the default TTL.
+    cache_control: Json = {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}
+    content: Json = [*parts[:-1], {**parts[-1], MARK: cache_control}]
+    return {**body, "messages": [*messages[:index], {**messages[index], "content": content}, *messages[index + 1 :]]}
 
 
-def _marks(body: Body, adapter: Adapter) -> tuple[Mark, ...]:
+def _breakpoints(body: Body, adapter: Adapter) -> tuple[Mark, ...]:
     return adapter.read_request(plain_json(body)).plan.marks

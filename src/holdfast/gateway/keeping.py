@@ -1,4 +1,4 @@
-"""Caches of forwarded conversations, kept alive while their clients are silent, for no more than they are worth."""
+"""Keeps the caches of idle forwarded conversations alive with pings, as long as that costs less than a miss."""
 
 import asyncio
 from collections import OrderedDict
@@ -16,90 +16,94 @@ from holdfast.gateway.reply import Headers
 from holdfast.gateway.routing import Upstream
 from holdfast.planning.pings import MARGIN_SECONDS
 
+# Each idle conversation holds its last request body, up to 4 MiB, in memory.
 CONVERSATIONS_MAX = 64
 LOOK_SECONDS = 5.0
 ANSWER_BYTES_MAX = 1_000_000
 ANSWER_SECONDS_MAX = 30.0
 
 Pinged = Callable[[Exchange, Letter, bytes, float], None]
-"""Told of a request that asked for nothing and was answered: whose, what it was, the answer, when it was sent."""
+"""Called with exchange, ping, response body and send time of each answered ping."""
 
 
-class _Kept:
-    def __init__(self, letter: Letter, exchange: Exchange, upstream: Upstream, head: tuple[bytes, Headers]) -> None:
-        self.letter = letter
+class _IdleConversation:
+    def __init__(self, ping: Letter, exchange: Exchange, upstream: Upstream, head: tuple[bytes, Headers]) -> None:
+        self.ping = ping
         self.exchange = exchange
         self.upstream = upstream
-        self.wanted, self.headers = head
+        self.path, self.headers = head
         self.used_at = exchange.asked_at
-        self.times = 0
+        self.pings_sent = 0
 
 
 class Keeper:
-    """Sends the last request of a silent conversation again, for no answer, shortly before its cache lapses.
+    """Repeats the last request of an idle conversation with no output, shortly before its cache entry expires.
 
-    It stops after as many as one return can pay for, and where a day's money is spent. What it needs for that, the
-    client's credential too, lives in memory only, and no longer than the conversation is kept.
+    It stops after as many pings as one saved cache write pays for, and when the daily limit is spent. The request and
+    the client's credential are held in memory only, and only while the conversation is kept alive.
     """
 
     def __init__(self, *, clock: Clock, usd_a_day_max: Decimal, pinged: Pinged) -> None:
         self._clock = clock
         self._usd_a_day_max = usd_a_day_max
         self._pinged = pinged
-        self._lines = Lines()
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._connections = Lines()
+        self._idle: OrderedDict[str, _IdleConversation] = OrderedDict()
         self._spent: tuple[date, Decimal] = utc_date(0.0), Decimal(0)
-        self._watching: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def kept(self) -> int:
-        """How many conversations are kept alive now."""
-        return len(self._kept)
+        """Number of conversations currently kept alive."""
+        return len(self._idle)
 
     def went_on(self, digests: frozenset[str]) -> None:
-        """A request was made: those that it goes on from need no keeping any longer."""
-        for tail in [tail for tail in self._kept if tail in digests]:
-            del self._kept[tail]
+        """A request was sent: stop pinging the conversations that it continues, because it refreshes their cache."""
+        for tail in [tail for tail in self._idle if tail in digests]:
+            del self._idle[tail]
 
-    def keep(self, letter: Letter, exchange: Exchange, upstream: Upstream, head: tuple[bytes, Headers]) -> None:
-        """`head` are the path and the headers with which the request went out."""
-        self._kept[letter.tail] = _Kept(letter, exchange, upstream, head)
-        self._kept.move_to_end(letter.tail)
-        while len(self._kept) > CONVERSATIONS_MAX:
-            self._kept.popitem(last=False)
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.ensure_future(self._watch())
+    def keep(self, ping: Letter, exchange: Exchange, upstream: Upstream, head: tuple[bytes, Headers]) -> None:
+        """`head` is the path and headers the request was sent with."""
+        self._idle[ping.tail] = _IdleConversation(ping, exchange, upstream, head)
+        self._idle.move_to_end(ping.tail)
+        while len(self._idle) > CONVERSATIONS_MAX:
+            self._idle.popitem(last=False)
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._run())
 
     def close(self) -> None:
-        self._kept.clear()
-        if self._watching is not None:
-            self._watching.cancel()
-        self._lines.close()
+        self._idle.clear()
+        if self._task is not None:
+            self._task.cancel()
+        self._connections.close()
 
-    async def _watch(self) -> None:
-        while self._kept:
+    async def _run(self) -> None:
+        while self._idle:
             await asyncio.sleep(LOOK_SECONDS)
             await self.look()
 
     async def look(self) -> int:
-        """Send what is due now; how many were sent."""
+        """Sends the pings that are due; returns how many."""
         now, sent = self._clock(), 0
-        for tail, one in list(self._kept.items()):
-            due = one.used_at + one.letter.ttl_seconds - MARGIN_SECONDS
+        for tail, idle in list(self._idle.items()):
+            due = idle.used_at + idle.ping.ttl_seconds - MARGIN_SECONDS
             if now < due:
                 continue
-            lapsed = now >= one.used_at + one.letter.ttl_seconds
-            if lapsed or one.times >= one.letter.times_max or not self._may_spend(one.letter.cost_usd, now):
-                del self._kept[tail]
+            # After expiry a ping would be a cache write, which is the cost it was meant to avoid.
+            expired = now >= idle.used_at + idle.ping.ttl_seconds
+            if expired or idle.pings_sent >= idle.ping.times_max or not self._may_spend(idle.ping.cost_usd, now):
+                del self._idle[tail]
                 continue
-            one.times += 1
-            one.used_at = now
+            # The TTL restarts when a request starts, not when it ends (Anthropic prompt caching).
+            idle.pings_sent += 1
+            idle.used_at = now
             sent += 1
-            if not await self._send(one, now):
-                self._kept.pop(tail, None)
+            if not await self._send(idle, now):
+                self._idle.pop(tail, None)
         return sent
 
     def _may_spend(self, cost_usd: Decimal, now: float) -> bool:
+        # Reserve the cost before sending: if the response is lost, the ping may still have been billed.
         day, spent = self._spent
         if day != utc_date(now):
             day, spent = utc_date(now), Decimal(0)
@@ -108,36 +112,36 @@ class Keeper:
         self._spent = day, spent + cost_usd
         return True
 
-    async def _send(self, one: _Kept, now: float) -> bool:
-        """Whether it was answered as it should be."""
+    async def _send(self, idle: _IdleConversation, now: float) -> bool:
+        """Returns whether the provider accepted the ping."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS_MAX):
-                status, answer = await self._answered(one)
+                status, response = await self._exchange(idle)
         except (CutError, TimeoutError):
             return False
         if status != 200:
             return False
-        self._pinged(one.exchange, one.letter, answer, now)
+        self._pinged(idle.exchange, idle.ping, response, now)
         return True
 
-    async def _answered(self, one: _Kept) -> tuple[int, bytes]:
-        line = await self._lines.take(one.upstream)
+    async def _exchange(self, idle: _IdleConversation) -> tuple[int, bytes]:
+        connection = await self._connections.take(idle.upstream)
         try:
-            line.ask("POST", one.wanted, _plain_headers(one.headers, one.upstream, len(one.letter.body)))
-            await line.say(one.letter.body)
-            line.said()
-            head = await line.head()
-            parts, size = [], 0
-            while not line.is_whole and size <= ANSWER_BYTES_MAX:
-                parts.append(await line.chunk())
-                size += len(parts[-1])
-            return head.status, b"".join(parts)
+            connection.ask("POST", idle.path, _ping_headers(idle.headers, idle.upstream, len(idle.ping.body)))
+            await connection.say(idle.ping.body)
+            connection.said()
+            head = await connection.head()
+            chunks, size = [], 0
+            while not connection.is_whole and size <= ANSWER_BYTES_MAX:
+                chunks.append(await connection.chunk())
+                size += len(chunks[-1])
+            return head.status, b"".join(chunks)
         finally:
-            self._lines.give_back(one.upstream, line)
+            self._connections.give_back(idle.upstream, connection)
 
 
-def _plain_headers(headers: Headers, upstream: Upstream, size_bytes: int) -> Headers:
-    """As the client's, for a body of that length, and for an answer that is not packed."""
-    left_out = (b"content-length", b"transfer-encoding", b"accept-encoding")
-    kept = [(name, value) for name, value in headers if name not in left_out]
-    return [*request_headers(kept, upstream.authority), (b"content-length", b"%d" % size_bytes)]
+def _ping_headers(headers: Headers, upstream: Upstream, size_bytes: int) -> Headers:
+    """The client's headers for a body of that length; without accept-encoding, so that the response is plain."""
+    dropped = (b"content-length", b"transfer-encoding", b"accept-encoding")
+    forwarded = [(name, value) for name, value in headers if name not in dropped]
+    return [*request_headers(forwarded, upstream.authority), (b"content-length", b"%d" % size_bytes)]

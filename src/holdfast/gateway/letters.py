@@ -1,4 +1,7 @@
-"""What an improved request shares with others, and how what it wrote can be kept alive: read once, off the loop."""
+"""Analyzes a request to be rewritten: its single-flight key and the ping that can keep its cache entry alive.
+
+Runs once per request, in a worker thread, because hashing a long prompt would block the event loop.
+"""
 
 from decimal import Decimal
 
@@ -18,14 +21,15 @@ from holdfast.providers.automatic import automatic_mark
 from holdfast.providers.emptying import AsksForNothing
 from holdfast.providers.registry import adapter_for
 
+# Rough estimate, enough to compare a prefix with the cache minimum; exact counts need the provider's tokenizer.
 BYTES_A_TOKEN = 4
 LETTER_BYTES_MAX = 4 * 1024 * 1024
 
 
 class Letter(msgspec.Struct, frozen=True):
-    """A request that asks for nothing, by which the cache of a conversation is kept: what it costs, and how often.
+    """A request without output that refreshes a conversation's cache entry; `times_max` pings pay off at most.
 
-    `tail` is the digest of what it keeps; a request whose `digests` hold it has gone on from there.
+    `tail` is the digest of the cached prefix; a later request with that digest continues the conversation.
     """
 
     body: bytes
@@ -38,7 +42,7 @@ class Letter(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What was made of a request. `digests` are those of the chain over what it says, block by block."""
+    """The analysis of a request. `digests` are the prefix digests after each of its blocks."""
 
     improved: Improved
     claim: Claim
@@ -47,59 +51,76 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 def read_once(improver: Improver, speaks: str, body: bytes, *, path: str, account: str, at: float) -> Reading:
-    """Raises whatever a body that we do not understand makes us raise."""
+    """May raise anything for a body that we do not understand."""
     improved = improver.improved(speaks, body, path=path)
     adapter = adapter_for(speaks)
-    draft = Draft(adapter, lambda spelled: len(spelled) // BYTES_A_TOKEN)
+    draft = Draft(adapter, lambda encoded: len(encoded) // BYTES_A_TOKEN)
     draft.update(improved.wire.prompt)
-    links, rules = draft.scroll.links, improved.row.cache
-    marks = [mark for mark in improved.wire.plan.marks if mark.piece < len(links)]
+    chain_digests, rules = draft.scroll.links, improved.row.cache
+    breakpoints = [breakpoint_ for breakpoint_ in improved.wire.plan.marks if breakpoint_.piece < len(chain_digests)]
     if not any(change.habit.startswith(VOLATILE) for change in improved.changes):
-        # Else the provider's own mark stands on what was moved, which no later request begins with.
-        marks += automatic_mark(improved.wire.parameters, draft.scroll.pieces, marks, rules)
+        # After a move, the automatic breakpoint is on the moved text, which no later request has in its prefix.
+        breakpoints += automatic_mark(improved.wire.parameters, draft.scroll.pieces, breakpoints, rules)
     prefixes = tuple(
-        MarkedPrefix(links[mark.piece].digest, links[mark.piece].end, rules.ttls_seconds[mark.ttl])
-        for mark in marks
-        if links[mark.piece].end >= rules.tokens_min * BYTES_A_TOKEN and mark.ttl in rules.ttls_seconds
+        MarkedPrefix(
+            chain_digests[breakpoint_.piece].digest,
+            chain_digests[breakpoint_.piece].end,
+            rules.ttls_seconds[breakpoint_.ttl],
+        )
+        for breakpoint_ in breakpoints
+        if chain_digests[breakpoint_.piece].end >= rules.tokens_min * BYTES_A_TOKEN
+        and breakpoint_.ttl in rules.ttls_seconds
     )
     claim = Claim(_scope(adapter, improved, account), prefixes)
-    letter = None
-    if prefixes and prefixes[-1].digest == links[marks[-1].piece].digest:
-        tokens = sum(draft.scroll.tokens[: marks[-1].piece + 1])
-        letter = _letter(adapter, improved, body, mark=marks[-1], prefix=prefixes[-1], tokens=tokens, at=at)
-    return Reading(improved, claim, frozenset(link.digest for link in links), letter)
+    ping = None
+    if prefixes and prefixes[-1].digest == chain_digests[breakpoints[-1].piece].digest:
+        tokens = sum(draft.scroll.tokens[: breakpoints[-1].piece + 1])
+        ping = _make_ping(
+            adapter, improved, body, breakpoint_=breakpoints[-1], prefix=prefixes[-1], tokens=tokens, at=at
+        )
+    return Reading(improved, claim, frozenset(prefix.digest for prefix in chain_digests), ping)
 
 
 def _scope(adapter: Adapter, improved: Improved, account: str) -> str:
-    """Whose cache it is, and everything that the request says besides its prompt, less what no cache depends on."""
-    said = msgspec.structs.replace(
+    """Digest of account, model and those request parameters that the provider's cache key depends on."""
+    # These parameters do not change the prefix, so requests that differ only in them share a cache entry.
+    parameters = msgspec.structs.replace(
         improved.wire.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
     )
-    return chain(digest(f"{account}\n{improved.row.id}".encode()), adapter.opening(said))
+    return chain(digest(f"{account}\n{improved.row.id}".encode()), adapter.opening(parameters))
 
 
-def _letter(
-    adapter: Adapter, improved: Improved, body: bytes, *, mark: Mark, prefix: MarkedPrefix, tokens: int, at: float
+def _make_ping(
+    adapter: Adapter,
+    improved: Improved,
+    body: bytes,
+    *,
+    breakpoint_: Mark,
+    prefix: MarkedPrefix,
+    tokens: int,
+    at: float,
 ) -> Letter | None:
-    """None where no request can ask for nothing, or where none would pay."""
+    """None if the provider has no request without output, or if the model has no price."""
     sent = improved.body or body
     if not isinstance(adapter, AsksForNothing) or not improved.row.prices or len(sent) > LETTER_BYTES_MAX:
         return None
-    emptied = adapter.emptied(improved.wire.parameters)
-    if adapter.conflict_with_empty(emptied) is not None:
+    parameters = adapter.emptied(improved.wire.parameters)
+    if adapter.conflict_with_empty(parameters) is not None:
         return None
     members: Body = msgspec.json.decode(sent)
-    members["max_tokens"] = emptied.output_tokens_max
+    # Anthropic's pre-warm request: max_tokens 0 gives no output, and answers 400 together with stream.
+    members["max_tokens"] = parameters.output_tokens_max
     members.pop("stream", None)
     price = price_at(improved.row, utc_date(at), tokens)
-    times = pings_max(read=price.cache_read, write=write_rate(mark.ttl, price))
+    pings = pings_max(read=price.cache_read, write=write_rate(breakpoint_.ttl, price))
+    # A ping reads the whole cached prefix once; prices are per million tokens.
     cost = price.cache_read * tokens / 1_000_000
     return Letter(
         body=plain_json(members),
         tail=prefix.digest,
-        ttl=mark.ttl,
+        ttl=breakpoint_.ttl,
         ttl_seconds=prefix.ttl_seconds,
         cost_usd=cost,
-        times_max=times or 0,
-        piece=mark.piece,
+        times_max=pings or 0,
+        piece=breakpoint_.piece,
     )

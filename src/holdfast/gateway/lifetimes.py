@@ -1,43 +1,49 @@
-"""Marks in the order that the provider wants: none for an hour behind one for five minutes."""
+"""Orders breakpoint TTLs as Anthropic requires: a 1-hour breakpoint must not come after a 5-minute one."""
 
 from collections.abc import Iterator
 
 from holdfast.canonical.blocks import Json
 from holdfast.providers.anthropic.blocks import MARK
 
+# Anthropic answers 400 if a 1h breakpoint comes after a 5m one ("Mixed TTL" in its prompt caching page).
 HOUR = "1h"
 
 
 def in_order(body: dict[str, Json]) -> bool:
-    """Mends the order in place of copies; whether there was something to mend.
+    """Raises every breakpoint before the last 1-hour one to 1 hour, in place; returns whether anything changed.
 
-    What stands in front of a mark for an hour is written for an hour in any case, so that this costs nothing.
+    This costs nothing extra: a 1-hour breakpoint writes everything before it for one hour anyway.
     """
-    marks = [block[MARK] for block in _blocks(body)]
-    lifetimes = [mark.get("ttl") == HOUR for mark in marks if isinstance(mark, dict)]
-    if len(lifetimes) != len(marks) or (HOUR not in (body_mark_ttl(body),) and True not in lifetimes):
+    breakpoints = [block[MARK] for block in _blocks(body)]
+    is_hour = [breakpoint_.get("ttl") == HOUR for breakpoint_ in breakpoints if isinstance(breakpoint_, dict)]
+    if len(is_hour) != len(breakpoints) or (HOUR not in (body_mark_ttl(body),) and True not in is_hour):
         return False
-    last = len(marks) if body_mark_ttl(body) == HOUR else max(place for place, hour in enumerate(lifetimes) if hour)
-    mended = False
+    automatic_is_hour = body_mark_ttl(body) == HOUR
+    last = len(breakpoints) if automatic_is_hour else max(index for index, hour in enumerate(is_hour) if hour)
+    changed = False
     for block in list(_blocks(body))[:last]:
-        mark = block[MARK]
-        assert isinstance(mark, dict)
-        if mark.get("ttl") != HOUR:
-            block[MARK] = {**mark, "ttl": HOUR}
-            mended = True
-    return mended
+        breakpoint_ = block[MARK]
+        assert isinstance(breakpoint_, dict)
+        if breakpoint_.get("ttl") != HOUR:
+            block[MARK] = {**breakpoint_, "ttl": HOUR}
+            changed = True
+    return changed
 
 
 def body_mark_ttl(body: dict[str, Json]) -> Json | None:
-    """The lifetime of the provider's automatic mark, which stands behind all others."""
+    """TTL of the request's automatic breakpoint (top-level `cache_control`), which comes after all others."""
     automatic = body.get(MARK)
     return automatic.get("ttl") if isinstance(automatic, dict) else None
 
 
 def _blocks(body: dict[str, Json]) -> Iterator[dict[str, Json]]:
-    """All blocks that carry a mark, in the order in which they are hashed."""
+    """All blocks with a breakpoint, in prompt order: tools, system, messages."""
     messages = body.get("messages")
-    contents = [one.get("content") for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    contents = (
+        [message.get("content") for message in messages if isinstance(message, dict)]
+        if isinstance(messages, list)
+        else []
+    )
     for blocks in (body.get("tools"), body.get("system"), *contents):
         for block in blocks if isinstance(blocks, list) else ():
             if isinstance(block, dict) and block.get(MARK) is not None:

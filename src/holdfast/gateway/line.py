@@ -1,4 +1,4 @@
-"""One connection to an upstream: a request's bytes out as they come in, its reply's bytes as they come."""
+"""Keep-alive HTTP/1.1 connections to upstreams that stream request and response bytes without buffering them."""
 
 import asyncio
 import ssl
@@ -10,22 +10,25 @@ from holdfast.gateway.reply import Head, Headers, IncomingReply
 from holdfast.gateway.routing import Upstream
 
 CONNECT_SECONDS_MAX = 10.0
+# Short, so that a request rarely meets a connection that the upstream is just closing: requests are never sent twice,
+# because a proxy cannot know whether a request without a response was billed (docs/decisions/0029).
 IDLE_SECONDS_MAX = 15.0
 IDLE_LINES_MAX = 128
+# Back-pressure: beyond this, stop reading from the upstream until the client has taken some.
 WAITING_BYTES_MAX = 256 * 1024
 
 
 class CutError(Exception):
-    """The upstream ended, or was never there, before its reply was whole."""
+    """The upstream was unreachable, or closed the connection before its response was complete."""
 
 
 class Line(asyncio.Protocol):
-    """Carries one exchange after another. What it is sent while nothing was asked ends it."""
+    """Serves one exchange after another. Data received while no request is open aborts the connection."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._reply: IncomingReply | None = None
-        self._arriving: asyncio.Future[None] | None = None
+        self._data_waiter: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
         self._unsent = b""
@@ -35,28 +38,29 @@ class Line(asyncio.Protocol):
         self.closed = False
         self.idle_since = 0.0
 
-    # Called by the loop.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Faster loops have transports of their own, which only behave like those of asyncio.
+        # uvloop's transports do not inherit from asyncio.Transport, so isinstance would fail.
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         reply = self._reply
         if reply is None:
+            # Unsolicited data would be taken for the next request's response.
             self.abort()
             return
         reply.feed(data)
-        self._arrived()
+        self._wake_reader()
         if reply.waiting_bytes > WAITING_BYTES_MAX and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
 
     def eof_received(self) -> None:
-        self._ended()
+        self._on_closed()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._ended()
+        self._on_closed()
         self._writable.set()
 
     def pause_writing(self) -> None:
@@ -65,23 +69,23 @@ class Line(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    def _ended(self) -> None:
+    def _on_closed(self) -> None:
         self.closed = True
         if self._reply is not None:
             self._reply.closed()
-        self._arrived()
+        self._wake_reader()
 
-    def _arrived(self) -> None:
-        if self._arriving is not None and not self._arriving.done():
-            self._arriving.set_result(None)
+    def _wake_reader(self) -> None:
+        if self._data_waiter is not None and not self._data_waiter.done():
+            self._data_waiter.set_result(None)
 
-    # Called by whoever forwards.
+    # Called by the forwarder.
 
     def ask(self, method: str, target: bytes, headers: Headers) -> None:
-        """The head of a request; its body is chunked where no header tells its length.
+        """Starts a request. Its body is chunked if a transfer-encoding header says so.
 
-        It goes out with what of the body is said before the loop's next turn is over, so that an upstream is woken
-        once; where that is nothing, alone.
+        The head is written together with the body bytes that arrive within the next two loop iterations, which
+        saves one small packet per request; without such bytes it is written alone.
         """
         names = {name.lower() for name, _ in headers}
         self._chunked = b"transfer-encoding" in names
@@ -91,75 +95,76 @@ class Line(asyncio.Protocol):
         lines += [b"%s: %s\r\n" % header for header in headers]
         self._unsent = b"".join((*lines, b"\r\n"))
         loop = asyncio.get_running_loop()
+        # Nested call_soon runs after the iteration in which the first body message is delivered.
         loop.call_soon(loop.call_soon, self._flush)
 
     async def say(self, body: bytes) -> None:
-        """A part of the body; waits first while the upstream takes no more."""
+        """Writes a part of the body, after waiting for the upstream's back-pressure to clear."""
         await self._writable.wait()
         if body:
             self._write(b"%x\r\n%s\r\n" % (len(body), body) if self._chunked else body)
 
     def said(self) -> None:
-        """The body is whole."""
+        """Ends the request body."""
         if self._chunked:
             self._write(b"0\r\n\r\n")
         self._flush()
         self._sent_whole = True
 
     async def head(self) -> Head:
-        """Raises CutError where there is none."""
+        """Waits for the response head. Raises CutError if the connection ends first."""
         reply = self._current
         while reply.head is None:
             if reply.ended:
                 raise CutError
-            await self._more()
+            await self._wait_for_data()
         return reply.head
 
     async def chunk(self) -> bytes:
-        """What has come of the body, empty at its end. Raises CutError where it ends before it is whole."""
+        """The body bytes received so far, empty at the end. Raises CutError if the body is truncated."""
         reply = self._current
         while not reply.chunks:
             if reply.complete:
                 return b""
             if reply.broken:
                 raise CutError
-            await self._more()
-        taken = reply.take()
+            await self._wait_for_data()
+        received = reply.take()
         if self._paused and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
-        return taken
+        return received
 
     @property
     def is_whole(self) -> bool:
-        """Whether the reply is whole, and all of it was taken."""
+        """Whether the response is complete and all of it was consumed."""
         return self._reply is not None and self._reply.complete and not self._reply.chunks
 
     def finish(self) -> bool:
-        """Ends an exchange; whether the line can carry another."""
+        """Ends an exchange; returns whether the connection can be reused."""
         reply, self._reply = self._reply, None
-        fit = reply is not None and reply.can_be_followed and self._sent_whole and not self.closed
-        if not fit:
+        reusable = reply is not None and reply.can_be_followed and self._sent_whole and not self.closed
+        if not reusable:
             self.abort()
-        return fit
+        return reusable
 
     def abort(self) -> None:
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
 
-    async def _more(self) -> None:
-        self._arriving = asyncio.get_running_loop().create_future()
-        await self._arriving
+    async def _wait_for_data(self) -> None:
+        self._data_waiter = asyncio.get_running_loop().create_future()
+        await self._data_waiter
 
     def _flush(self) -> None:
         if self._unsent:
             self._write(b"")
 
-    def _write(self, spelled: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         unsent, self._unsent = self._unsent, b""
         if self._transport is not None and not self.closed:
-            self._transport.write(unsent + spelled if unsent else spelled)
+            self._transport.write(unsent + data if unsent else data)
 
     @property
     def _current(self) -> IncomingReply:
@@ -169,45 +174,46 @@ class Line(asyncio.Protocol):
 
 
 class Lines:
-    """The connections of a process to its upstreams; those at rest are used again."""
+    """Connection pool per upstream; the most recently used idle connection is reused first."""
 
     def __init__(self) -> None:
-        self._resting: dict[tuple[str, int, bool], deque[Line]] = {}
+        self._idle: dict[tuple[str, int, bool], deque[Line]] = {}
 
     async def take(self, upstream: Upstream) -> Line:
-        """Raises CutError where the upstream cannot be reached."""
+        """Raises CutError if the upstream cannot be reached."""
         loop = asyncio.get_running_loop()
-        resting = self._resting.get(_place(upstream), deque())
-        while resting:
-            line = resting.pop()
-            if not line.closed and loop.time() - line.idle_since < IDLE_SECONDS_MAX:
-                return line
-            line.abort()
+        idle = self._idle.get(_pool_key(upstream), deque())
+        while idle:
+            # The most recently used one is the least likely to have been closed by the upstream.
+            connection = idle.pop()
+            if not connection.closed and loop.time() - connection.idle_since < IDLE_SECONDS_MAX:
+                return connection
+            connection.abort()
         try:
             async with asyncio.timeout(CONNECT_SECONDS_MAX):
                 tls = _tls() if upstream.tls else None
-                _, line = await loop.create_connection(Line, upstream.host, upstream.port, ssl=tls)
+                _, connection = await loop.create_connection(Line, upstream.host, upstream.port, ssl=tls)
         except (OSError, TimeoutError, UnicodeError):
             raise CutError from None
-        return line
+        return connection
 
-    def give_back(self, upstream: Upstream, line: Line) -> None:
-        if not line.finish():
+    def give_back(self, upstream: Upstream, connection: Line) -> None:
+        if not connection.finish():
             return
-        resting = self._resting.setdefault(_place(upstream), deque())
-        line.idle_since = asyncio.get_running_loop().time()
-        resting.append(line)
-        if len(resting) > IDLE_LINES_MAX:
-            resting.popleft().abort()
+        idle = self._idle.setdefault(_pool_key(upstream), deque())
+        connection.idle_since = asyncio.get_running_loop().time()
+        idle.append(connection)
+        if len(idle) > IDLE_LINES_MAX:
+            idle.popleft().abort()
 
     def close(self) -> None:
-        for resting in self._resting.values():
-            for line in resting:
-                line.abort()
-        self._resting.clear()
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.abort()
+        self._idle.clear()
 
 
-def _place(upstream: Upstream) -> tuple[str, int, bool]:
+def _pool_key(upstream: Upstream) -> tuple[str, int, bool]:
     return upstream.host, upstream.port, upstream.tls
 
 

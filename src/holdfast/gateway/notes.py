@@ -1,10 +1,11 @@
-"""A queue between calls and their record: bounded, so that a slow record costs lines of it and never time."""
+"""Bounded queue between forwarded calls and the recorder: when recording is slow, records are lost, never time."""
 
 from collections import deque
 from collections.abc import Callable
 from threading import Condition, Event, Thread
 from typing import Generic, TypeVar
 
+# Both limits are needed: many small records, or few with bodies of megabytes.
 NOTES_MAX = 10_000
 BYTES_MAX = 256 * 1024 * 1024
 CLOSING_SECONDS_MAX = 5.0
@@ -14,7 +15,7 @@ T = TypeVar("T")
 
 
 class Notes(Generic[T]):
-    """What is put in is worked on in order by one thread. What does not fit is dropped and counted."""
+    """One thread works on the items in order. Items that do not fit are dropped and counted."""
 
     def __init__(self, work: Callable[[T], None], *, notes_max: int = NOTES_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._work = work
@@ -34,7 +35,7 @@ class Notes(Generic[T]):
         return len(self._waiting)
 
     def put(self, note: T, size_bytes: int) -> bool:
-        """Whether it was taken."""
+        """Returns whether the item was accepted."""
         with self._changed:
             full = len(self._waiting) >= self._notes_max or self._bytes + size_bytes > self._bytes_max
             if full or self._closed:
@@ -53,7 +54,7 @@ class Notes(Generic[T]):
             return self._changed.wait_for(lambda: not self._waiting and not self._busy, seconds_max)
 
     def close(self) -> None:
-        """What was taken is worked on, as long as that does not take too long."""
+        """Waits for the queued items to be worked on, for up to CLOSING_SECONDS_MAX."""
         with self._changed:
             self._closed = True
             self._closing.set()
@@ -63,13 +64,13 @@ class Notes(Generic[T]):
 
     def _run(self) -> None:
         while self._has_work():
-            # A call is noted when it goes out. Until its reply has begun, the processor is the call's.
+            # An item arrives when its request goes out. Yield the processor to the call until its response begins.
             self._closing.wait(RESTING_SECONDS)
             while (note := self._next()) is not None:
                 self._work(note)
 
     def _has_work(self) -> bool:
-        """Waits for it; false where there will be no more."""
+        """Waits for an item; false if the queue is closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             return bool(self._waiting)
@@ -86,7 +87,7 @@ class Notes(Generic[T]):
 
 
 class AtOnce(Notes[T]):
-    """Works on what is put in before it goes on: for whoever has nothing else to do."""
+    """Works on each item synchronously, for callers that have nothing else to do."""
 
     def put(self, note: T, size_bytes: int) -> bool:
         self._work(note)

@@ -1,4 +1,4 @@
-"""What went through, as sessions in the log: calls, usage, cost, and whether the cache held."""
+"""Records forwarded exchanges as sessions in the log: calls, usage, cost and cache verdicts."""
 
 import functools
 from collections.abc import Callable
@@ -31,25 +31,26 @@ from holdfast.gateway.shadow import Shadow, shape_of
 from holdfast.providers.adapter import PATH, Adapter, WireRequest
 from holdfast.providers.registry import adapter_for
 
-_NOT_RECORDED = "a call is not recorded"
+_NOT_RECORDED = "a call was not recorded"
+# Only the start of the system text: volatile lines usually come later.
 HEAD_CHARS = 40
 DIGEST_CHARS = 16
 BUSY_NOTES = 64
-"""Where so many calls wait for their record, habits are not looked for."""
-_UNREAD = "a reply cannot be read, so that nobody knows what it took"
+"""With more queued calls than this, the search for anti-patterns is skipped so that recording can catch up."""
+_UNREADABLE = "a response could not be decoded; its usage is unknown"
 
 Spent = Callable[[str, float, float], None]
-"""What a call of a key's holder cost: the key's id, when, in dollars."""
+"""Called with key id, time and cost in dollars of each call made with a gateway key."""
 
 
-class _Followed(msgspec.Struct, frozen=True):
-    """A conversation: what records it, and what prices it."""
+class _Tracked(msgspec.Struct, frozen=True):
+    """The recording state of one conversation."""
 
     witness: Witness
     shadow: Shadow
 
 
-class _UnderWay(msgspec.Struct, frozen=True):
+class _ActiveCall(msgspec.Struct, frozen=True):
     key: int
     adapter: Adapter
     recorder: Recorder
@@ -59,7 +60,7 @@ class _UnderWay(msgspec.Struct, frozen=True):
 
 
 class Observer:
-    """Notes exchanges and works on them in a thread of its own. Nothing in here raises, waits, or keeps a body."""
+    """Queues exchanges and records them in its own thread. Never raises, never blocks, stores no bodies."""
 
     def __init__(
         self,
@@ -76,18 +77,18 @@ class Observer:
         self._models = models
         self._new_id = new_id
         self._simulated = simulated
-        self._improver = improver or Improver(models)
-        self._spent = spent
+        self._rewriter = improver or Improver(models)
+        self._on_spent = spent
         self._warnings = Warnings("holdfast.gateway")
-        self._conversations: Conversations[_Followed] = Conversations()
+        self._conversations: Conversations[_Tracked] = Conversations()
         self._now = 0.0
-        self._remembers = False
-        self._notes = notes(self._worked_on)
+        self._is_restored = False
+        self._queue = notes(self._process)
 
     @property
     def dropped(self) -> int:
-        """How many notes were dropped because the record could not keep up."""
-        return self._notes.dropped
+        """How many exchanges were dropped because recording could not keep up."""
+        return self._queue.dropped
 
     def asked(self, exchange: Exchange) -> None:
         if exchange.target.speaks is not None:
@@ -97,33 +98,30 @@ class Observer:
         if exchange.target.speaks is not None:
             self._put(functools.partial(self._finish, exchange), exchange)
 
-    def pinged(self, exchange: Exchange, letter: Letter, answer: bytes, at: float) -> None:
-        """A request that asked for nothing was answered, to keep what this exchange has written."""
-        self._put(functools.partial(self._keep, exchange, letter, answer, at), exchange)
-
-    def wait_until_recorded(self, seconds_max: float) -> bool:
-        return self._notes.wait_until_empty(seconds_max)
+    def pinged(self, exchange: Exchange, ping: Letter, response: bytes, at: float) -> None:
+        """A keep-alive ping for this exchange's cache entry was answered."""
+        self._put(functools.partial(self._record_ping, exchange, ping, response, at), exchange)
 
     def close(self) -> None:
-        self._notes.close()
+        self._queue.close()
 
     def _put(self, work: Callable[[], None], exchange: Exchange) -> None:
-        if not self._notes.put(work, exchange.kept_bytes):
-            self._warnings.once("the record cannot keep up: calls are forwarded and not recorded; /metrics counts them")
+        if not self._queue.put(work, exchange.kept_bytes):
+            self._warnings.once("recording cannot keep up: calls are forwarded but not recorded; see /metrics")
 
-    def _worked_on(self, work: Callable[[], None]) -> None:
-        if not self._remembers:
-            self._remembers = True
-            with self._warnings.harmless("sessions of before are not known again"):
-                self._remember()
+    def _process(self, work: Callable[[], None]) -> None:
+        if not self._is_restored:
+            self._is_restored = True
+            with self._warnings.harmless("earlier sessions were not restored"):
+                self._restore()
         with self._warnings.harmless(_NOT_RECORDED):
             work()
 
-    def _remember(self) -> None:
-        """Conversations of earlier processes go on as the sessions that they were."""
-        for one in remembered(self._log):
-            witness = Witness(self._recorder(SessionStarted, one.resumed), self._warnings)
-            self._conversations.restore(one.said, _Followed(witness, Shadow()), one.reply_id)
+    def _restore(self) -> None:
+        """Conversations of earlier processes continue under their old session ids."""
+        for conversation in remembered(self._log):
+            witness = Witness(self._recorder(SessionStarted, conversation.resumed), self._warnings)
+            self._conversations.restore(conversation.said, _Tracked(witness, Shadow()), conversation.reply_id)
 
     def _begin(self, exchange: Exchange) -> None:
         body, speaks, original = exchange.request_body, exchange.target.speaks, exchange.original
@@ -132,56 +130,56 @@ class Observer:
         exchange.request_was_read()
         self._now = exchange.asked_at
         adapter = adapter_for(speaks)
-        plain = plain_body(body, _told(exchange.headers, b"content-encoding"))
-        wire = adapter.read_request(plain, {PATH: exchange.target.path})
-        said = _said(exchange, wire, plain)
-        found, followed = self._conversations.enter(said, functools.partial(self._opened, exchange))
-        witness, shadow = followed.witness, followed.shadow
+        decoded = plain_body(body, _header_text(exchange.headers, b"content-encoding"))
+        wire = adapter.read_request(decoded, {PATH: exchange.target.path})
+        description = _describe_request(exchange, wire, decoded)
+        match, tracked = self._conversations.enter(description, functools.partial(self._open_conversation, exchange))
+        witness, shadow = tracked.witness, tracked.shadow
         prepared = witness.prepared(adapter, wire)
         shared, pieces = witness.recorder.shared(prepared.links), witness.newest.pieces if witness.newest else []
         if exchange.changes:
-            changes = with_diff(exchange.changes, original, plain) if original is not None else exchange.changes
+            changes = with_diff(exchange.changes, original, decoded) if original is not None else exchange.changes
             priced = as_sent(adapter, prepared.row, shadow, (wire, exchange.asked_at, prepared.tokens))
         else:
-            asked = (adapter, wire, exchange.asked_at, prepared.tokens)
-            habits = self._habits(exchange, plain, shadow, asked)
-            changes, priced = habits.changes, habits.priced
+            call_details = (adapter, wire, exchange.asked_at, prepared.tokens)
+            anti_patterns = self._find_anti_patterns(exchange, decoded, shadow, call_details)
+            changes, priced = anti_patterns.changes, anti_patterns.priced
         forwarded = GatewayForwarded(
-            because=found.because,
-            confidence=found.confidence,
+            because=match.because,
+            confidence=match.confidence,
             key_id=exchange.caller.key_id,
             user_id=exchange.caller.user_id,
             team_id=exchange.caller.team_id,
             improved=bool(exchange.changes),
             changes=changes,
-            trace=_trace(exchange.target.mount, said, found),
+            trace=_trace(exchange.target.mount, description, match),
             shape=shape_of(pieces[shared:]),
             priced=priced,
         )
         call = witness.recorder.begin(prepared, forwarded)
         if call is not None:
-            exchange.record = _UnderWay(
-                found.key, adapter, witness.recorder, call, shadow, shadow.priced_count if priced else 0
+            exchange.record = _ActiveCall(
+                match.key, adapter, witness.recorder, call, shadow, shadow.priced_count if priced else 0
             )
 
-    def _habits(
-        self, exchange: Exchange, body: bytes, shadow: Shadow, asked: tuple[Adapter, WireRequest, float, int]
+    def _find_anti_patterns(
+        self, exchange: Exchange, body: bytes, shadow: Shadow, call: tuple[Adapter, WireRequest, float, int]
     ) -> Habits:
-        """What improving would have changed; nothing while there is more to be recorded than time for it."""
-        if max(self._notes.waiting, exchange.waiting) > BUSY_NOTES:
+        """What `--improve` would have changed; empty while the recorder is behind."""
+        if max(self._queue.waiting, exchange.waiting) > BUSY_NOTES:
             return Habits()
         try:
-            return habits_of(self._improver, exchange.target, body, shadow=shadow, call=asked)
-        except Exception:  # noqa: BLE001 - what cannot be improved has no habits that we could name
+            return habits_of(self._rewriter, exchange.target, body, shadow=shadow, call=call)
+        except Exception:  # noqa: BLE001 - a body we cannot parse has no findings; it is still recorded
             return Habits()
 
-    def _opened(self, exchange: Exchange, above: "_Followed | None") -> "_Followed":
-        session = None if above is None else above.witness.recorder.session_id
-        parent = None if session is None else Parent(session, "", session, 1)
-        opening = functools.partial(
+    def _open_conversation(self, exchange: Exchange, parent_conversation: "_Tracked | None") -> "_Tracked":
+        session_id = None if parent_conversation is None else parent_conversation.witness.recorder.session_id
+        parent = None if session_id is None else Parent(session_id, "", session_id, 1)
+        make_started = functools.partial(
             SessionStarted, name=exchange.caller.label, parent=parent, simulated=self._simulated
         )
-        return _Followed(Witness(self._recorder(opening), self._warnings), Shadow())
+        return _Tracked(Witness(self._recorder(make_started), self._warnings), Shadow())
 
     def _recorder(self, opening: Callable[[str], SessionStarted], resumed: Resumed | None = None) -> Recorder:
         return Recorder(
@@ -195,69 +193,71 @@ class Observer:
         )
 
     def _finish(self, exchange: Exchange) -> None:
-        under_way = exchange.record
-        if not isinstance(under_way, _UnderWay):
+        active = exchange.record
+        if not isinstance(active, _ActiveCall):
             return
         self._now = exchange.ended_at
         reply: Reply | None = None
         try:
-            reply = self._settled(exchange, under_way)
+            reply = self._record_outcome(exchange, active)
         finally:
             exchange.reply_was_read()
-            self._conversations.left(under_way.key, reply.id if reply else "")
+            self._conversations.left(active.key, reply.id if reply else "")
 
-    def _keep(self, exchange: Exchange, letter: Letter, answer: bytes, at: float) -> None:
-        under_way = exchange.record
-        if isinstance(under_way, _UnderWay):
+    def _record_ping(self, exchange: Exchange, ping: Letter, response: bytes, at: float) -> None:
+        active = exchange.record
+        if isinstance(active, _ActiveCall):
             self._now = at
-            usage = under_way.adapter.read_reply(answer).usage
-            cost = under_way.recorder.ping(under_way.call, usage, ttl=letter.ttl, block=letter.piece)
+            usage = active.adapter.read_reply(response).usage
+            cost = active.recorder.ping(active.call, usage, ttl=ping.ttl, block=ping.piece)
             if exchange.caller.key_id is not None:
-                self._spent(exchange.caller.key_id, at, float(cost))
+                self._on_spent(exchange.caller.key_id, at, float(cost))
 
-    def _settled(self, exchange: Exchange, under_way: _UnderWay) -> Reply | None:
-        recorder, call = under_way.recorder, under_way.call
-        reply, whole, failure = self._read(exchange, under_way.adapter)
-        if reply is not None and whole:
+    def _record_outcome(self, exchange: Exchange, active: _ActiveCall) -> Reply | None:
+        recorder, call = active.recorder, active.call
+        reply, is_complete, failure = self._decode_response(exchange, active.adapter)
+        if reply is not None and is_complete:
             recorder.complete(call, reply)
-            sent = reply.answering.tokens_sent
-            if sent and call.prepared.tokens:
-                under_way.shadow.tokens_factor = sent / call.prepared.tokens
+            tokens_sent = reply.answering.tokens_sent
+            # Calibrates later estimates with the provider's count.
+            if tokens_sent and call.prepared.tokens:
+                active.shadow.tokens_factor = tokens_sent / call.prepared.tokens
         elif failure is not None:
-            recorder.fail(call, failure.kind, _told_of(exchange, failure), reply)
+            recorder.fail(call, failure.kind, _describe_failure(exchange, failure), reply)
         elif exchange.end == "cancelled":
-            recorder.fail(call, "cancelled", "the client left before the end of the reply", reply)
+            recorder.fail(call, "cancelled", "the client disconnected before the response ended", reply)
         elif exchange.end == "whole":
-            recorder.fail(call, "other", "the reply could not be read", reply)
+            recorder.fail(call, "other", "the response could not be decoded", reply)
         else:
-            recorder.fail(call, "network", "the upstream ended before its reply was whole", reply)
+            recorder.fail(call, "network", "the upstream closed the connection before its response was complete", reply)
+        # A call without usage wrote nothing to a cache (a 429 or 529), so it must not count as a cache write.
         if reply is None or reply.usage == Usage():
-            under_way.shadow.take_back(under_way.priced_number)
+            active.shadow.take_back(active.priced_number)
         if exchange.caller.key_id is not None and reply is not None:
-            self._spent(
+            self._on_spent(
                 exchange.caller.key_id, call.started_at, float(recorder.cost_of(call, billed(call, reply.usage)))
             )
         return reply
 
-    def _read(self, exchange: Exchange, adapter: Adapter) -> tuple[Reply | None, bool, ProviderError | None]:
-        """What came of a reply, whether it is whole, and how it failed, if it says so."""
+    def _decode_response(self, exchange: Exchange, adapter: Adapter) -> tuple[Reply | None, bool, ProviderError | None]:
+        """The reply (partial if truncated), whether it is complete, and the provider's error, if it sent one."""
         body = exchange.reply_body
         if body is None or not exchange.status:
             return None, False, None
         try:
-            plain = plain_body(body, _told(exchange.reply_headers, b"content-encoding"))
+            decoded = plain_body(body, _header_text(exchange.reply_headers, b"content-encoding"))
             if exchange.status != 200:
                 headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.reply_headers}
-                return None, False, adapter.read_error(exchange.status, headers, plain)
-            if _told(exchange.reply_headers, b"content-type").startswith("text/event-stream"):
-                return _streamed(adapter, plain)
-            return (adapter.read_reply(plain), True, None) if exchange.end == "whole" else (None, False, None)
+                return None, False, adapter.read_error(exchange.status, headers, decoded)
+            if _header_text(exchange.reply_headers, b"content-type").startswith("text/event-stream"):
+                return _decode_stream(adapter, decoded)
+            return (adapter.read_reply(decoded), True, None) if exchange.end == "whole" else (None, False, None)
         except ProviderError:
-            self._warnings.once(_UNREAD)
+            self._warnings.once(_UNREADABLE)
             return None, False, None
 
 
-def _streamed(adapter: Adapter, body: bytes) -> tuple[Reply | None, bool, ProviderError | None]:
+def _decode_stream(adapter: Adapter, body: bytes) -> tuple[Reply | None, bool, ProviderError | None]:
     reader = adapter.stream_reader()
     try:
         for delta in reader.feed(body):
@@ -268,41 +268,48 @@ def _streamed(adapter: Adapter, body: bytes) -> tuple[Reply | None, bool, Provid
     return reader.partial(), False, None
 
 
-def _told_of(exchange: Exchange, failure: ProviderError) -> str:
-    """Names the failure and quotes nothing: its message may hold what was sent."""
+def _describe_failure(exchange: Exchange, failure: ProviderError) -> str:
+    """Only the kind and status: the provider's message may quote the prompt."""
     status = failure.status or exchange.status
     return f"{failure.kind} (HTTP status {status})"
 
 
-def _told(headers: Headers, wanted: bytes) -> str:
+def _header_text(headers: Headers, wanted: bytes) -> str:
     return next((value.decode("latin-1") for name, value in headers if name.lower() == wanted), "")
 
 
-def _said(exchange: Exchange, wire: WireRequest, body: bytes) -> Said:
-    clues, mount, caller = clues_in(body, exchange.headers), exchange.target.mount, exchange.caller
-    if clues.session is not None:
-        clues = msgspec.structs.replace(clues, session=_short(clues.session.encode("utf-8", "surrogatepass")))
+def _describe_request(exchange: Exchange, wire: WireRequest, body: bytes) -> Said:
+    hints, mount, caller = clues_in(body, exchange.headers), exchange.target.mount, exchange.caller
+    if hints.session is not None:
+        hints = msgspec.structs.replace(hints, session=_short_digest(hints.session.encode("utf-8", "surrogatepass")))
     scope = f"{mount} {caller.account}"
-    return Said(scope, _head_of(wire), _blocks_of(wire), clues, wider_scope(mount, caller.key_id))
+    return Said(scope, _head_digest(wire), _block_digests(wire), hints, wider_scope(mount, caller.key_id))
 
 
-def _trace(mount: str, said: Said, found: Found) -> Trace:
-    return Trace(mount, said.head, found.kept, said.blocks[found.kept :], said.clues.session, said.clues.because)
+def _trace(mount: str, description: Said, match: Found) -> Trace:
+    return Trace(
+        mount,
+        description.head,
+        match.kept,
+        description.blocks[match.kept :],
+        description.clues.session,
+        description.clues.because,
+    )
 
 
-def _short(said: bytes) -> str:
-    return digest(said)[:DIGEST_CHARS]
+def _short_digest(data: bytes) -> str:
+    return digest(data)[:DIGEST_CHARS]
 
 
-def _head_of(wire: WireRequest) -> str:
-    """What stays the same even where a head is badly kept: names of tools, and how the first text begins."""
+def _head_digest(wire: WireRequest) -> str:
+    """Digest over what is stable even in a badly ordered prompt: model, tool names, start of the system text."""
     tools = sorted(tool.name for tool in wire.prompt.tools)
     texts = (text.text for segment in wire.prompt.segments for text in segment.system)
-    return _short(msgspec.json.encode((wire.parameters.model, tools, next(texts, "")[:HEAD_CHARS])))
+    return _short_digest(msgspec.json.encode((wire.parameters.model, tools, next(texts, "")[:HEAD_CHARS])))
 
 
-def _blocks_of(wire: WireRequest) -> tuple[str, ...]:
-    passages = wire.prompt.passages
+def _block_digests(wire: WireRequest) -> tuple[str, ...]:
+    entries = wire.prompt.passages
     return tuple(
-        _short(msgspec.json.encode((passage.role, block))) for passage in passages for block in passage.content
+        _short_digest(msgspec.json.encode((entry.role, block))) for entry in entries for block in entry.content
     )

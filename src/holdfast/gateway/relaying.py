@@ -1,6 +1,6 @@
-"""The record in a process of its own: what is told of exchanges goes there through a pipe, and costs no call any time.
+"""Runs the recorder in a separate process, fed through a pipe, so that recording never delays a forwarded call.
 
-What is too much for the pipe waits, up to a size, and is then dropped and counted.
+Messages that the pipe cannot take yet are queued up to a size limit, then dropped and counted.
 """
 
 import contextlib
@@ -19,6 +19,8 @@ from holdfast.gateway.letters import Letter
 from holdfast.gateway.notes import Notes
 from holdfast.gateway.routing import Target
 
+# Recording takes several times the processor time of forwarding, and as a thread it added 3 to 8 ms of processor time
+# per stream (docs/decisions/0029); hence a separate process.
 CLOSING_SECONDS_MAX = 10.0
 REMEMBERED_MAX = 1_000
 WAITING_BYTES_MAX = 64 * 1024 * 1024
@@ -28,7 +30,7 @@ Pairs = list[tuple[bytes, bytes]]
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """What the other process has to know: the store, whether the provider is simulated, rules by name."""
+    """Configuration of the recorder process: store, whether the provider is simulated, volatile-text rules."""
 
     db: str | None
     simulated: bool
@@ -64,7 +66,7 @@ class Pinged(msgspec.Struct, frozen=True, tag=True):
 
 
 class Spent(msgspec.Struct, frozen=True, tag=True):
-    """Told back: what a call of a key's holder cost."""
+    """Sent back by the recorder process: the cost of a call made with a gateway key."""
 
     key_id: str
     at: float
@@ -77,51 +79,56 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Told).decode
 
 
-def write_frame(pipe: IO[bytes], told: bytes) -> None:
-    pipe.write(len(told).to_bytes(_SIZE_BYTES))
-    pipe.write(told)
+def write_frame(pipe: IO[bytes], payload: bytes) -> None:
+    pipe.write(len(payload).to_bytes(_SIZE_BYTES))
+    pipe.write(payload)
     pipe.flush()
 
 
 def frames(pipe: IO[bytes]) -> Iterator[Told]:
-    """Until the other end is closed; what was cut there is left out."""
+    """Yields messages until the other end closes; a truncated last frame is ignored."""
     while len(size := pipe.read(_SIZE_BYTES)) == _SIZE_BYTES:
         length = int.from_bytes(size)
-        told = pipe.read(length)
-        if len(told) < length:
+        payload = pipe.read(length)
+        if len(payload) < length:
             return
-        yield _decode(told)
+        yield _decode(payload)
 
 
 class Relay:
-    """A watcher that tells another process. Nothing in here raises or waits."""
+    """A watcher that forwards exchanges to the recorder process. Never raises, never blocks."""
 
-    def __init__(self, words: Sequence[str], setup: Setup, *, spent: Callable[[str, float, float], None]) -> None:
+    def __init__(self, arguments: Sequence[str], setup: Setup, *, spent: Callable[[str, float, float], None]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            # -P: do not import modules from the working directory. A new session: Ctrl-C must not end the recorder
+            # before it has recorded the last exchanges.
+            [sys.executable, "-P", "-m", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
-        self._spent = spent
+        self._on_spent = spent
         self._lock = Lock()
-        self._numbers = 0
-        self._notes: Notes[bytes] = Notes(self._write, bytes_max=WAITING_BYTES_MAX)
-        self._hearing = Thread(target=self._hear, name="holdfast-gateway-heard", daemon=True)
-        self._hearing.start()
+        self._last_number = 0
+        self._queue: Notes[bytes] = Notes(self._write, bytes_max=WAITING_BYTES_MAX)
+        self._reader_thread = Thread(target=self._read_messages, name="holdfast-gateway-reader", daemon=True)
+        self._reader_thread.start()
         self._put(setup)
 
     @property
     def dropped(self) -> int:
-        return self._notes.dropped
+        return self._queue.dropped
 
     def asked(self, exchange: Exchange) -> None:
         body = exchange.request_body
         if exchange.target.speaks is None or body is None:
             return
         with self._lock:
-            self._numbers += 1
-            exchange.record = self._numbers
+            self._last_number += 1
+            exchange.record = self._last_number
         self._put(
             Asked(
-                number=self._numbers,
+                number=self._last_number,
                 target=exchange.target,
                 headers=exchange.headers,
                 caller=exchange.caller,
@@ -129,7 +136,7 @@ class Relay:
                 body=body,
                 original=exchange.original,
                 changes=exchange.changes,
-                waiting=self._notes.waiting,
+                waiting=self._queue.waiting,
             )
         )
         exchange.request_was_read()
@@ -142,11 +149,12 @@ class Relay:
 
     def pinged(self, exchange: Exchange, letter: Letter, answer: bytes, at: float) -> None:
         if isinstance(exchange.record, int):
+            # Without the body, which the recorder does not need and which may have megabytes.
             self._put(Pinged(exchange.record, msgspec.structs.replace(letter, body=b""), answer, at))
 
     def close(self) -> None:
-        """What was told is recorded, as long as that does not take too long."""
-        self._notes.close()
+        """Waits for queued exchanges to be recorded, for up to CLOSING_SECONDS_MAX."""
+        self._queue.close()
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -155,62 +163,66 @@ class Relay:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._hearing.join(1.0)
+        self._reader_thread.join(1.0)
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def _put(self, told: Told) -> None:
-        spelled = _encode(told)
-        self._notes.put(spelled, len(spelled))
+    def _put(self, message: Told) -> None:
+        encoded = _encode(message)
+        self._queue.put(encoded, len(encoded))
 
-    def _write(self, spelled: bytes) -> None:
+    def _write(self, encoded: bytes) -> None:
         pipe = self._process.stdin
         try:
             if pipe is not None:
-                write_frame(pipe, spelled)
+                write_frame(pipe, encoded)
         except (OSError, ValueError):
-            self._notes.dropped += 1
+            self._queue.dropped += 1
 
-    def _hear(self) -> None:
+    def _read_messages(self) -> None:
         if self._process.stdout is not None:
-            for told in frames(self._process.stdout):
-                if isinstance(told, Spent):
-                    self._spent(told.key_id, told.at, told.dollars)
+            for message in frames(self._process.stdout):
+                if isinstance(message, Spent):
+                    self._on_spent(message.key_id, message.at, message.dollars)
 
 
 class Retold:
-    """Exchanges as another process was told of them, for a watcher that looks on there."""
+    """Rebuilds exchanges in the recorder process and passes them to its watcher."""
 
     def __init__(
         self,
-        asked: Callable[[Exchange], None],
-        ended: Callable[[Exchange], None],
-        pinged: Callable[[Exchange, Letter, bytes, float], None],
+        on_request: Callable[[Exchange], None],
+        on_end: Callable[[Exchange], None],
+        on_ping: Callable[[Exchange, Letter, bytes, float], None],
     ) -> None:
-        self._asked, self._ended, self._pinged = asked, ended, pinged
-        self._known: OrderedDict[int, Exchange] = OrderedDict()
+        self._on_request, self._on_end, self._on_ping = on_request, on_end, on_ping
+        self._exchanges: OrderedDict[int, Exchange] = OrderedDict()
 
-    def hear(self, told: Told) -> None:
-        match told:
+    def hear(self, message: Told) -> None:
+        match message:
             case Asked():
-                exchange = Exchange(told.target, told.headers, told.caller, told.at)
-                exchange.asked(told.body)
-                exchange.original, exchange.changes, exchange.waiting = told.original, told.changes, told.waiting
-                self._known[told.number] = exchange
-                while len(self._known) > REMEMBERED_MAX:
-                    self._known.popitem(last=False)
-                self._asked(exchange)
+                exchange = Exchange(message.target, message.headers, message.caller, message.at)
+                exchange.asked(message.body)
+                exchange.original, exchange.changes, exchange.waiting = (
+                    message.original,
+                    message.changes,
+                    message.waiting,
+                )
+                self._exchanges[message.number] = exchange
+                while len(self._exchanges) > REMEMBERED_MAX:
+                    self._exchanges.popitem(last=False)
+                self._on_request(exchange)
             case Ended():
-                known = self._known.get(told.number)
-                if known is not None:
-                    known.ended_at, known.status, known.end = told.at, told.status, told.end
-                    known.reply_headers = told.headers
-                    if told.body is not None:
-                        known.answered(told.body)
-                    self._ended(known)
+                ended = self._exchanges.get(message.number)
+                if ended is not None:
+                    ended.ended_at, ended.status, ended.end = message.at, message.status, message.end
+                    ended.reply_headers = message.headers
+                    if message.body is not None:
+                        ended.answered(message.body)
+                    self._on_end(ended)
             case Pinged():
-                known = self._known.get(told.number)
-                if known is not None:
-                    self._pinged(known, told.letter, told.answer, told.at)
+                pinged = self._exchanges.get(message.number)
+                if pinged is not None:
+                    self._on_ping(pinged, message.letter, message.answer, message.at)
             case Setup() | Spent():
                 pass

@@ -1,4 +1,4 @@
-"""What the log tells of conversations that an earlier process forwarded, so that they go on as the same sessions."""
+"""Restores forwarded conversations and today's spending from the log, so that a restart continues both."""
 
 from collections.abc import Iterable, Iterator
 from datetime import date
@@ -25,11 +25,12 @@ from holdfast.gateway.conversations import Said
 from holdfast.gateway.grants import Grants
 
 SESSIONS_MAX = 200
+# A forwarded session has `gateway.forwarded` among its first two events, so others need not be read further.
 OPENING_EVENTS = 2
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """A conversation as its last request left it."""
+    """A conversation as of its last request."""
 
     resumed: Resumed
     said: Said
@@ -37,9 +38,9 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """What one call or ping cost, whose key it came with, and what the key's holder is called.
+    """Cost of one call or ping, with the gateway key it was made with and the key's label.
 
-    `failed` where a call came to nothing.
+    `calls` and `failed` are 0 or 1; a failed call has no usage.
     """
 
     key_id: str | None
@@ -51,22 +52,22 @@ class Spending(msgspec.Struct, frozen=True):
 
 
 def wider_scope(mount: str, key_id: str | None) -> str:
-    """The scope of conversations of which no account is known."""
+    """The scope of conversations whose provider account is unknown."""
     return f"{mount} by {key_id or 'anyone'}"
 
 
 def remembered(log: Log, *, sessions_max: int = SESSIONS_MAX) -> Iterator[Remembered]:
-    """The newest forwarded conversations of a log, by when they began; of others no more than the opening is read."""
+    """The newest forwarded conversations of a log, by start time; other sessions are read only up to their opening."""
     for row in sorted(log.sessions(limit=sessions_max), key=lambda row: (row.started_at, row.id)):
         events = log.read(row.id)
         opening = [event for _, event in zip(range(OPENING_EVENTS), events, strict=False)]
         if any(isinstance(event.payload, GatewayForwarded) for event in opening):
-            found = _folded(row.id, (*opening, *events))
-            if found is not None:
-                yield found
+            conversation = _fold_conversation(row.id, (*opening, *events))
+            if conversation is not None:
+                yield conversation
 
 
-def _folded(session_id: str, events: Iterable[Event]) -> Remembered | None:
+def _fold_conversation(session_id: str, events: Iterable[Event]) -> Remembered | None:
     trace: Trace | None = None
     blocks: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
@@ -74,58 +75,58 @@ def _folded(session_id: str, events: Iterable[Event]) -> Remembered | None:
     for event in events:
         last_event_id = event.id
         match event.payload:
-            case GatewayForwarded() as it:
-                key_id, trace = it.key_id, it.trace
+            case GatewayForwarded() as payload:
+                key_id, trace = payload.key_id, payload.trace
                 if trace is not None:
                     blocks = (*blocks[: trace.kept], *trace.blocks)
-            case RequestPrepared() as it:
-                links = (*links[: it.shared_blocks], *it.links)
-            case LlmCallCompleted() as it:
-                reply_id = it.response_id or reply_id
+            case RequestPrepared() as payload:
+                links = (*links[: payload.shared_blocks], *payload.links)
+            case LlmCallCompleted() as payload:
+                reply_id = payload.response_id or reply_id
             case _:
                 pass
     if trace is None:
         return None
-    said = Said(wider_scope(trace.mount, key_id), trace.head, blocks, Clues(trace.session, trace.because))
-    return Remembered(Resumed(session_id, links, last_event_id), said, reply_id)
+    request = Said(wider_scope(trace.mount, key_id), trace.head, blocks, Clues(trace.session, trace.because))
+    return Remembered(Resumed(session_id, links, last_event_id), request, reply_id)
 
 
 def spendings(log: Log, *, since: date | None = None) -> Iterator[Spending]:
-    """What forwarded calls cost, session by session; from the beginning of a day on where one is named."""
+    """Cost of forwarded calls, session by session, from the start of the day `since` if given."""
     for row in log.sessions():
         if since is None or utc_date(row.last_event_at) >= since:
-            yield from _spent(log.read(row.id), since)
+            yield from _fold_spending(log.read(row.id), since)
 
 
 def recall_spending(grants: Grants, log: Log, now: float) -> None:
-    """Budgets know what was spent today before this process began."""
+    """Charges today's budgets with what was spent before this process started."""
     if grants.has_budgets:
-        for one in spendings(log, since=utc_date(now)):
-            if one.key_id is not None:
-                grants.spent(one.key_id, one.at, one.dollars)
+        for spending in spendings(log, since=utc_date(now)):
+            if spending.key_id is not None:
+                grants.spent(spending.key_id, spending.at, spending.dollars)
 
 
-def _spent(events: Iterable[Event], since: date | None) -> Iterator[Spending]:
+def _fold_spending(events: Iterable[Event], since: date | None) -> Iterator[Spending]:
     label: str | None = None
     forwarded: GatewayForwarded | None = None
     keys: dict[str, tuple[float, str | None]] = {}
     for event in events:
         match event.payload:
-            case SessionStarted() as it:
-                label = it.name
-            case GatewayForwarded() as it:
-                forwarded = it
-            case LlmCallStarted() as it:
+            case SessionStarted() as payload:
+                label = payload.name
+            case GatewayForwarded() as payload:
+                forwarded = payload
+            case LlmCallStarted() as payload:
                 if forwarded is None:
                     return
-                keys[it.request_id] = event.at, forwarded.key_id
-            case LlmCallCompleted() | LlmCallFailed() as it:
-                at, key_id = keys.pop(it.request_id, (event.at, None))
-                failed = isinstance(it, LlmCallFailed) and it.usage == Usage()
+                keys[payload.request_id] = event.at, forwarded.key_id
+            case LlmCallCompleted() | LlmCallFailed() as payload:
+                at, key_id = keys.pop(payload.request_id, (event.at, None))
+                failed = isinstance(payload, LlmCallFailed) and payload.usage == Usage()
                 if since is None or utc_date(at) >= since:
-                    yield Spending(key_id, label, at, float(it.cost_usd), int(not failed), int(failed))
-            case CachePinged() as it:
+                    yield Spending(key_id, label, at, float(payload.cost_usd), int(not failed), int(failed))
+            case CachePinged() as payload:
                 if forwarded is not None and (since is None or utc_date(event.at) >= since):
-                    yield Spending(forwarded.key_id, label, event.at, float(it.cost_usd), 0)
+                    yield Spending(forwarded.key_id, label, event.at, float(payload.cost_usd), 0)
             case _:
                 pass

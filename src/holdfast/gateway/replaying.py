@@ -1,4 +1,4 @@
-"""A request that is read whole before it goes on, so that it can be improved; one that cannot goes as it came."""
+"""Buffers a whole request so that it can be rewritten; one that cannot be rewritten is forwarded unchanged."""
 
 import asyncio
 import functools
@@ -21,7 +21,7 @@ Receive = Callable[[], Awaitable[Message]]
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """What takes the place of a request: its headers, where its body comes from, and what was made of it."""
+    """The request to forward: its headers, the source of its body, and the rewrite, if any."""
 
     headers: Headers
     receive: Receive
@@ -33,30 +33,30 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 async def made_ready(improver: Improver, exchange: Exchange, headers: Headers, receive: Receive) -> Ready:
-    """Nothing in here raises: whatever goes wrong, the request goes as it came."""
+    """Never raises: if anything goes wrong, the request is forwarded unchanged."""
     target = exchange.target
     if is_too_large(headers) or target.speaks is None:
         return Ready(headers, receive)
-    messages, body = await _collected(receive)
+    messages, body = await _collect(receive)
     if body is None or header(headers, b"content-encoding") not in (None, b"identity"):
-        return Ready(headers, _again(messages, receive))
+        return Ready(headers, _replay(messages, receive))
     reading: Reading | None = None
-    read = functools.partial(read_once, improver, target.speaks, body, path=target.path)
+    analyze = functools.partial(read_once, improver, target.speaks, body, path=target.path)
     try:
-        reading = await asyncio.to_thread(read, account=exchange.caller.account, at=exchange.asked_at)
-    except Exception as error:  # noqa: BLE001 - the client's call must not break, whatever this was
-        # The message could quote a prompt; its type cannot.
-        logger.info("a request is forwarded as it came: %s", type(error).__name__)
+        reading = await asyncio.to_thread(analyze, account=exchange.caller.account, at=exchange.asked_at)
+    except Exception as error:  # noqa: BLE001 - a failing rewrite must not break the client's call
+        # Log the type only: the message could quote the prompt.
+        logger.info("a request is forwarded unchanged: %s", type(error).__name__)
     if reading is None or reading.improved.body is None:
-        return Ready(headers, _again(messages, receive), reading)
-    spelled = reading.improved.body
+        return Ready(headers, _replay(messages, receive), reading)
+    rewritten = reading.improved.body
     exchange.original = body
-    whole: Message = {"type": "http.request", "body": spelled, "more_body": False}
-    return Ready(_resized(headers, len(spelled)), _again([whole], receive), reading)
+    whole: Message = {"type": "http.request", "body": rewritten, "more_body": False}
+    return Ready(_with_content_length(headers, len(rewritten)), _replay([whole], receive), reading)
 
 
-async def _collected(receive: Receive) -> tuple[list[Message], bytes | None]:
-    """What has come of a request, and its body where that is whole and not too large."""
+async def _collect(receive: Receive) -> tuple[list[Message], bytes | None]:
+    """The messages received, and the body if it is complete and not too large."""
     messages: list[Message] = []
     parts: list[bytes] = []
     size_bytes = 0
@@ -74,17 +74,17 @@ async def _collected(receive: Receive) -> tuple[list[Message], bytes | None]:
             return messages, b"".join(parts)
 
 
-def _again(messages: list[Message], receive: Receive) -> Receive:
-    """First what was taken already, then the rest."""
-    taken = iter(messages)
+def _replay(messages: list[Message], receive: Receive) -> Receive:
+    """A receive function that returns the collected messages first."""
+    collected = iter(messages)
 
     async def replayed() -> Message:
-        message = next(taken, None)
+        message = next(collected, None)
         return await receive() if message is None else message
 
     return replayed
 
 
-def _resized(headers: Headers, size_bytes: int) -> Headers:
-    """A body in chunks stays one."""
+def _with_content_length(headers: Headers, size_bytes: int) -> Headers:
+    """Corrects an existing content-length; a chunked body stays chunked."""
     return [(name, b"%d" % size_bytes if name == b"content-length" else value) for name, value in headers]

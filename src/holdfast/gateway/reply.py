@@ -1,4 +1,4 @@
-"""What an upstream answers, read from its bytes as they come: head, body, and whether it is whole."""
+"""Incremental parser of upstream HTTP responses: head, body chunks, and whether the response is complete."""
 
 from collections import deque
 
@@ -7,6 +7,7 @@ import msgspec
 
 Headers = list[tuple[bytes, bytes]]
 
+# httptools has no limit of its own, so an endless head would fill the memory.
 HEADER_BYTES_MAX = 256 * 1024
 
 
@@ -16,15 +17,15 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class IncomingReply:
-    """Fed by a connection, emptied by whoever forwards. Interim answers are passed over."""
+    """Fed by a connection, consumed by the forwarder. Interim (1xx) responses are skipped."""
 
     def __init__(self, method: str) -> None:
-        self._bodiless = method == "HEAD"
+        self._has_no_body = method == "HEAD"
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
         self._header_bytes = 0
-        self._framed = False
-        self._stays = False
+        self._has_length = False
+        self._keeps_alive = False
         self.head: Head | None = None
         self.chunks: deque[bytes] = deque()
         self.waiting_bytes = 0
@@ -34,13 +35,13 @@ class IncomingReply:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether no more bytes are expected."""
         return self.complete or self.broken
 
     @property
     def can_be_followed(self) -> bool:
-        """Whether another reply can come on the same connection."""
-        return self.complete and self._framed and not self.surplus and not self._bodiless and self._stays
+        """Whether the connection can be reused."""
+        return self.complete and self._has_length and not self.surplus and not self._has_no_body and self._keeps_alive
 
     def feed(self, received: bytes) -> None:
         if self.ended:
@@ -59,20 +60,20 @@ class IncomingReply:
                 self.broken = True
 
     def closed(self) -> None:
-        """The connection has ended: a body without a length is whole then, and every other is not."""
+        """The connection closed. That completes a body without declared length, and truncates any other."""
         if self.complete:
             return
-        if self.head is not None and not self._framed and not self.broken:
+        if self.head is not None and not self._has_length and not self.broken:
             self.complete = True
         else:
             self.broken = True
 
     def take(self) -> bytes:
-        """All of the body that has come since."""
-        taken = b"".join(self.chunks) if len(self.chunks) != 1 else self.chunks[0]
+        """Removes and returns the buffered body bytes."""
+        body = b"".join(self.chunks) if len(self.chunks) != 1 else self.chunks[0]
         self.chunks.clear()
         self.waiting_bytes = 0
-        return taken
+        return body
 
     # Called by the parser.
 
@@ -86,13 +87,15 @@ class IncomingReply:
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        # 1xx heads (100 Continue, 103 Early Hints) are followed by the real response.
         if self.complete or status < 200:
             return
+        # Without a declared length the body ends with the connection, which can then not be reused (RFC 9112, 6.3).
         names = {name.lower() for name, _ in self._headers}
-        self._framed = status in (204, 304) or bool(names & {b"content-length", b"transfer-encoding"})
-        self._stays = self._parser.should_keep_alive()
+        self._has_length = status in (204, 304) or bool(names & {b"content-length", b"transfer-encoding"})
+        self._keeps_alive = self._parser.should_keep_alive()
         self.head = Head(status, self._headers)
-        self.complete = self._bodiless
+        self.complete = self._has_no_body
 
     def on_body(self, body: bytes) -> None:
         if not self.complete:

@@ -1,4 +1,4 @@
-"""Whose request a path is: below a provider's mount everything, at the root a few exact paths."""
+"""Maps request paths to providers: everything below a provider's mount, and a few exact paths at the root."""
 
 import re
 from collections.abc import Mapping
@@ -18,32 +18,36 @@ URLS: Mapping[str, str] = {
     "gemini": "https://generativelanguage.googleapis.com",
     "openrouter": "https://openrouter.ai/api",
 }
-"""What stands in front of `/v1` at each provider."""
+"""Base URL of each provider, up to but without `/v1`."""
 
 KNOWN_PATHS_MAX = 64
-"""Clients ask at few paths; each may be as long as a request's head."""
+"""Size of the path cache. Clients use few distinct paths, but each may be as long as a request head."""
 
 _VERSION = r"/v1(?:beta)?"
 _GEMINI = (
     rf"{_VERSION}/(?:models/[^/:]+:(?:generateContent|streamGenerateContent|countTokens)|cachedContents(?:/[^/]+)?)"
 )
-_ROOT = (
+# At the root, only paths that no route of our own service uses.
+_ROOT_PATHS = (
     ("anthropic", re.compile(r"/v1/messages(?:/count_tokens)?")),
     ("openai", re.compile(r"/v1/(?:chat/completions|responses(?:/compact|/input_tokens)?)")),
     ("gemini", re.compile(_GEMINI)),
 )
-_ASKING = (
+_MODEL_CALLS = (
     ("anthropic", re.compile(r"/v1/messages"), "anthropic"),
     ("openai", re.compile(r"/v1/chat/completions"), "openai-chat"),
     ("openai", re.compile(r"/v1/responses"), "openai"),
     ("gemini", re.compile(rf"{_VERSION}/models/[^/:]+:(?:generateContent|streamGenerateContent)"), "gemini"),
     ("openrouter", re.compile(r"/v1/chat/completions"), "openrouter"),
 )
-"""Which paths ask a model, and the adapter that reads what is said there."""
+"""Paths that call a model, and the adapter that decodes their bodies."""
 
 
 class Target(msgspec.Struct, frozen=True):
-    """`path` is that below the upstream's URL, as it came; `speaks` names an adapter where a model is asked."""
+    """Where a request goes.
+
+    `path` is relative to the upstream's URL, as received. `speaks` names the adapter if the request calls a model.
+    """
 
     mount: str
     path: str
@@ -51,8 +55,6 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Upstream(msgspec.Struct, frozen=True):
-    """Where a mount's requests go."""
-
     host: str
     port: int
     tls: bool
@@ -60,59 +62,67 @@ class Upstream(msgspec.Struct, frozen=True):
 
     @property
     def authority(self) -> bytes:
-        """What the Host header says there."""
-        shown = f"[{self.host}]" if ":" in self.host else self.host
-        plain = self.port == (443 if self.tls else 80)
-        return (shown if plain else f"{shown}:{self.port}").encode("ascii")
+        """Value of the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        is_default_port = self.port == (443 if self.tls else 80)
+        return (host if is_default_port else f"{host}:{self.port}").encode("ascii")
 
 
 @lru_cache(KNOWN_PATHS_MAX)
 def target_of(path: str) -> Target | None:
-    """None for what is not a provider's."""
-    head, _, rest = path[1:].partition("/")
-    if head in MOUNTS and path.startswith("/"):
-        below = f"/{rest}"
-        if head == "openrouter" and below.startswith("/api/"):
-            below = below.removeprefix("/api")
-        return _target(head, below)
-    return next((_target(mount, path) for mount, pattern in _ROOT if pattern.fullmatch(unquote(path))), None)
+    """The provider target of a path, or None if the path is not a provider's."""
+    mount, _, rest = path[1:].partition("/")
+    if mount in MOUNTS and path.startswith("/"):
+        provider_path = f"/{rest}"
+        # OpenRouter's own base URL is https://openrouter.ai/api/v1, so clients may send /api/v1.
+        if mount == "openrouter" and provider_path.startswith("/api/"):
+            provider_path = provider_path.removeprefix("/api")
+        return _target(mount, provider_path)
+    return next((_target(name, path) for name, pattern in _ROOT_PATHS if pattern.fullmatch(unquote(path))), None)
 
 
 def _target(mount: str, path: str) -> Target:
-    asking = (name for at, pattern, name in _ASKING if at == mount and pattern.fullmatch(unquote(path)))
-    return Target(mount, path, next(asking, None))
+    adapters = (name for owner, pattern, name in _MODEL_CALLS if owner == mount and pattern.fullmatch(unquote(path)))
+    return Target(mount, path, next(adapters, None))
 
 
 def upstream_of(url: str) -> Upstream:
-    """Raises UserError for what is no URL of a provider; a version at its end is the client's to say."""
+    """Parses an upstream URL, dropping a trailing `/v1`, which the client's path already contains.
+
+    Raises UserError if the URL is not usable as an upstream.
+    """
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
-        sound = parts.scheme in ("http", "https") and host and host.isascii() and port != 0
+        is_valid = parts.scheme in ("http", "https") and host and host.isascii() and port != 0
     except ValueError:
-        sound, host, port = False, None, None
-    if not sound or host is None or parts.username is not None or parts.query or parts.fragment:
-        raise UserError("an upstream is a URL such as https://host or http://host:port; check it for typing errors")
+        is_valid, host, port = False, None, None
+    if not is_valid or host is None or parts.username is not None or parts.query or parts.fragment:
+        raise UserError(
+            "an upstream must be a URL such as https://host or http://host:port, without credentials or query"
+        )
     tls = parts.scheme == "https"
     prefix = re.sub(rf"{_VERSION}$", "", parts.path.rstrip("/"))
     if not re.fullmatch(r"[!-~]*", prefix):
-        raise UserError("an upstream is a URL such as https://host or http://host:port; check it for typing errors")
+        raise UserError(
+            "an upstream must be a URL such as https://host or http://host:port, without credentials or query"
+        )
     return Upstream(host, port or (443 if tls else 80), tls, prefix)
 
 
-def upstreams_of(told: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Upstream]:
-    """One a mount: what was told, else what the environment says for a gateway, else the provider itself."""
-    for name in told:
+def upstreams_of(urls: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Upstream]:
+    """One upstream per mount: from `urls`, else from HOLDFAST_UPSTREAM_<MOUNT>, else the provider itself."""
+    for name in urls:
         if name not in MOUNTS:
-            raise UserError(f"there is no mount {name[:40]!a}; an upstream is of one of {', '.join(MOUNTS)}")
+            raise UserError(f"unknown mount {name[:40]!a}; use one of {', '.join(MOUNTS)}")
     return {
-        name: upstream_of(told.get(name) or environ.get(f"HOLDFAST_UPSTREAM_{name.upper()}") or URLS[name])
+        name: upstream_of(urls.get(name) or environ.get(f"HOLDFAST_UPSTREAM_{name.upper()}") or URLS[name])
         for name in MOUNTS
     }
 
 
 def simulated_upstreams(url: str) -> dict[str, Upstream]:
-    """All mounts at a simulator."""
+    """All mounts, served by one simulator."""
     return {name: upstream_of(f"{url}/api" if name == "openrouter" else url) for name in MOUNTS}
 
 

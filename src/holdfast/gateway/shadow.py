@@ -1,6 +1,6 @@
-"""What a request would cost as it was sent, improved, and improved but for one habit, by the model of the cache.
+"""Prices a request with the cache model in several variants: as sent, rewritten, and with one anti-pattern left in.
 
-Prompts alone, sizes by bytes: figures to be compared with one another.
+Only prompts are priced, with token counts proportional to bytes: the figures are for comparison with each other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,102 +21,111 @@ AS_SENT = ""
 IMPROVED = "improved"
 
 PIECES_MAX = 4_000
+# Encoded blocks begin with their type, so the prefix is enough and nothing has to be decoded.
 _KINDS: Mapping[bytes, BlockKind] = {b'{"type":"tool_use"': "tool_use", b'{"type":"tool_result"': "tool_result"}
 
 
-class _Track:
-    """One way to say what a conversation says, and what a cache would hold of it."""
+class _Variant:
+    """One way to send a conversation, and what the provider's cache would hold of it."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.draft = Draft(adapter, len)
         self.entries = Entries()
-        self.links: tuple[Link, ...] = ()
+        self.digests: tuple[Link, ...] = ()
 
-    def price(self, wire: WireRequest, row: Model, at: float, tokens_a_byte: float) -> tuple[Decimal, int, int]:
-        """What it costs, how many tokens it has, and how many of them the one before began with."""
+    def price(self, wire: WireRequest, row: Model, at: float, tokens_per_byte: float) -> tuple[Decimal, int, int]:
+        """The cost in dollars, the tokens of the prompt, and how many of them its predecessor shares as a prefix."""
         self.draft.update(wire.prompt)
         self.draft.settle()
-        links, pieces = self.draft.scroll.links, self.draft.scroll.pieces
+        digests, blocks = self.draft.scroll.links, self.draft.scroll.pieces
         prefixes = tuple(
-            Prefix(piece.place, link.digest, round(link.end * tokens_a_byte), kind_of(piece), ending)
-            for piece, link, ending in zip(pieces, links, _endings(pieces), strict=True)
+            Prefix(block.place, prefix.digest, round(prefix.end * tokens_per_byte), kind_of(block), ends_section)
+            for block, prefix, ends_section in zip(blocks, digests, _ends_section(blocks), strict=True)
         )
-        own = tuple(mark for mark in wire.plan.marks if mark.piece < len(pieces))
-        marks = (*own, *automatic_mark(wire.parameters, pieces, own, row.cache))
-        call = Call(Scope("", row.name), prefixes, marks, at)
+        explicit = tuple(breakpoint_ for breakpoint_ in wire.plan.marks if breakpoint_.piece < len(blocks))
+        breakpoints = (*explicit, *automatic_mark(wire.parameters, blocks, explicit, row.cache))
+        call = Call(Scope("", row.name), prefixes, breakpoints, at)
         outcome, self.entries = step(row.cache, self.entries, call)
-        shared = shared_links(self.links, links)
-        self.links = tuple(links)
+        shared = shared_links(self.digests, digests)
+        self.digests = tuple(digests)
         price = price_at(row, utc_date(at), outcome.usage.tokens_sent)
         return cost_usd(outcome.usage, price), call.tokens, prefixes[shared - 1].tokens if shared else 0
 
 
 class Shadow:
-    """Follows one conversation. `tokens_factor` is by how much the provider's own count is larger than ours."""
+    """The variants of one conversation. `tokens_factor` is the provider's token count divided by our estimate."""
 
     def __init__(self) -> None:
-        self._tracks: dict[tuple[str, str], _Track] = {}
-        self._before: dict[tuple[str, str], tuple[Entries, tuple[Link, ...]]] = {}
+        self._variants: dict[tuple[str, str], _Variant] = {}
+        self._undo: dict[tuple[str, str], tuple[Entries, tuple[Link, ...]]] = {}
         self.tokens_factor = 1.0
         self.priced_count = 0
-        """How many requests were priced; the number of the newest."""
+        """Number of requests priced so far, which is also the number of the newest."""
 
     def priced(
-        self, adapter: Adapter, row: Model, at: float, *, tokens: int, ways: Mapping[str, WireRequest]
+        self, adapter: Adapter, row: Model, at: float, *, tokens: int, variants: Mapping[str, WireRequest]
     ) -> tuple[Priced, dict[str, float]] | None:
-        """Figures of one call, and what leaving each habit costs above mending all; `tokens` are as it was sent.
+        """The figures of one call, and the extra cost of leaving each anti-pattern in instead of fixing all.
 
-        None where it cannot be said: the model has no price, or its cache would refuse the marks.
+        `tokens` is the estimate for the request as sent. None if the model has no price, the request no blocks, or
+        too many of them.
         """
         if not row.prices or not tokens:
             return None
-        as_sent = self._track(adapter, AS_SENT)
-        as_sent.draft.update(ways[AS_SENT].prompt)
-        links = as_sent.draft.scroll.links
-        if not links or len(links) > PIECES_MAX:
+        sent_variant = self._variant(adapter, AS_SENT)
+        sent_variant.draft.update(variants[AS_SENT].prompt)
+        digests = sent_variant.draft.scroll.links
+        if not digests or len(digests) > PIECES_MAX:
             return None
-        tokens_a_byte = tokens * self.tokens_factor / links[-1].end
-        self._before = {name: (track.entries, track.links) for name, track in self._tracks.items()}
+        # tokens: estimate for the whole prompt; tokens_factor: provider's count / estimate; end: its length in bytes.
+        tokens_per_byte = tokens * self.tokens_factor / digests[-1].end
+        self._undo = {name: (variant.entries, variant.digests) for name, variant in self._variants.items()}
         self.priced_count += 1
-        found = {name: self._track(adapter, name).price(wire, row, at, tokens_a_byte) for name, wire in ways.items()}
-        sent_usd, sent_tokens, sent_shared = found[AS_SENT]
-        usd, size, shared = found.get(IMPROVED, (sent_usd, sent_tokens, sent_shared))
-        extra = {name: float(cost - usd) for name, (cost, _, _) in found.items() if name not in (AS_SENT, IMPROVED)}
+        # Every variant uses the same tokens per byte, so that a shorter variant also counts as fewer tokens.
+        costs = {
+            name: self._variant(adapter, name).price(wire, row, at, tokens_per_byte) for name, wire in variants.items()
+        }
+        sent_usd, sent_tokens, sent_shared = costs[AS_SENT]
+        usd, size, shared = costs.get(IMPROVED, (sent_usd, sent_tokens, sent_shared))
+        extra = {name: float(cost - usd) for name, (cost, _, _) in costs.items() if name not in (AS_SENT, IMPROVED)}
         return Priced(float(sent_usd), float(usd), sent_tokens, size, shared), extra
 
     def take_back(self, number: int) -> None:
-        """A request came to nothing, and has left nothing in a cache; not where others were priced by it meanwhile."""
+        """Undoes the newest request, which failed and so wrote nothing to a cache.
+
+        Does nothing if another request was priced since, because that one builds on it.
+        """
         if number == self.priced_count:
-            for name, track in self._tracks.items():
-                track.entries, track.links = self._before.get(name, (Entries(), ()))
+            for key, variant in self._variants.items():
+                variant.entries, variant.digests = self._undo.get(key, (Entries(), ()))
 
-    def _track(self, adapter: Adapter, name: str) -> _Track:
-        return self._tracks.setdefault((adapter.name, name), _Track(adapter))
-
-
-def kind_of(piece: Piece) -> BlockKind:
-    return next((kind for start, kind in _KINDS.items() if piece.data.startswith(start)), "plain")
+    def _variant(self, adapter: Adapter, name: str) -> _Variant:
+        return self._variants.setdefault((adapter.name, name), _Variant(adapter))
 
 
-def _endings(pieces: Sequence[Piece]) -> list[bool]:
-    """Whether each ends the head, or a message of the user: there a cache may look and write of itself."""
-    following = [*pieces[1:], None]
+def kind_of(block: Piece) -> BlockKind:
+    return next((kind for start, kind in _KINDS.items() if block.data.startswith(start)), "plain")
+
+
+def _ends_section(blocks: Sequence[Piece]) -> list[bool]:
+    """Whether each block ends the system prompt or a user message, where a cache may match or write by itself."""
+    following = [*blocks[1:], None]
     return [
-        (piece.place == "system" and (after is None or after.place != "system"))
-        or (piece.role == "user" and (after is None or after.role != "user"))
-        for piece, after in zip(pieces, following, strict=True)
+        (block.place == "system" and (next_block is None or next_block.place != "system"))
+        or (block.role == "user" and (next_block is None or next_block.role != "user"))
+        for block, next_block in zip(blocks, following, strict=True)
     ]
 
 
-def shape_of(pieces: Sequence[Piece]) -> str:
-    """One letter a piece: where it stands, who says it, whether it is text; capital where a mark can stand on it."""
+def shape_of(blocks: Sequence[Piece]) -> str:
+    """One letter per block for its section, role and whether it is text; upper case if it can carry a breakpoint."""
     letters = []
-    for piece in pieces:
-        if piece.place != "messages":
-            letter = piece.place[0]
-        elif piece.data.startswith(b'{"type":"text"') or b'"text"' in piece.data[:24]:
-            letter = "a" if piece.role == "assistant" else "u"
+    for block in blocks:
+        if block.place != "messages":
+            letter = block.place[0]
+        elif block.data.startswith(b'{"type":"text"') or b'"text"' in block.data[:24]:
+            letter = "a" if block.role == "assistant" else "u"
         else:
-            letter = "b" if piece.role == "assistant" else "r"
-        letters.append(letter.upper() if piece.markable else letter)
+            letter = "b" if block.role == "assistant" else "r"
+        letters.append(letter.upper() if block.markable else letter)
     return "".join(letters)

@@ -1,1 +1,1 @@
-"""What a team asks of a store over HTTP: cache state and its controls, figures, keys, a live feed."""
+"""The HTTP service for teams: cache state and controls, analytics, API keys, instructions and a live feed."""

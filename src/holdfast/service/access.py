@@ -1,4 +1,4 @@
-"""Who asks, and whether they may: keys are made, read, compared and judged here."""
+"""API keys: creation, verification, and which scope may use which route."""
 
 import hashlib
 import hmac
@@ -13,8 +13,10 @@ from holdfast.events.access import KeyRow
 from holdfast.service.failures import RefusedError
 from holdfast.service.routes import Rule
 
+# 256 random bits; the id is public and only has to be unique.
 SECRET_BYTES = 32
 ID_BYTES = 8
+# Bounds the input to the pattern; a real key has 84 characters.
 KEY_CHARS_MAX = 200
 NAME_CHARS_MAX = 200
 
@@ -26,7 +28,7 @@ State = Literal["usable", "revoked", "expired"]
 
 
 class NewKey(msgspec.Struct, frozen=True):
-    """The one time that a key is seen whole."""
+    """A new key; the only time its secret is available in clear."""
 
     key: str
     row: KeyRow
@@ -41,32 +43,32 @@ def make_key(
     entity: str | None = None,
     expires_at: float | None = None,
 ) -> NewKey:
-    """Raises UserError for a scope, a name or an entity that there cannot be."""
+    """Raises UserError for an invalid scope, name, entity or expiry."""
     if scope not in ("admin", "read", "gateway") and not _AGENT.fullmatch(scope):
         raise UserError(
-            f"{scope[:80]!a} is no scope: use admin, read, gateway, or agent:<id> without spaces and slashes"
+            f"unknown scope {scope[:80]!a}; use admin, read, gateway, or agent:<id> without spaces and slashes"
         )
     if entity is not None and (scope != "admin" or not _ENTITY.fullmatch(entity)):
-        raise UserError("an entity is a URI such as acme:user/ann, and belongs to a key of scope admin")
+        raise UserError("an entity must be a URI such as acme:user/ann, and needs a key of scope admin")
     if name is not None and not (name.isprintable() and 0 < len(name) <= NAME_CHARS_MAX):
-        raise UserError(f"a name is printable text of at most {NAME_CHARS_MAX} characters")
+        raise UserError(f"a name must be printable text of at most {NAME_CHARS_MAX} characters")
     if expires_at is not None and expires_at <= at:
-        raise UserError("a key that has expired already opens nothing; name a later time")
+        raise UserError("the expiry time is in the past; choose a later one")
     key_id, secret = random_bytes(ID_BYTES).hex(), random_bytes(SECRET_BYTES).hex()
     row = KeyRow(key_id, digest_of(secret), scope, at, name, entity, expires_at)
     return NewKey(f"hf_{key_id}_{secret}", row)
 
 
 def on_account(row: KeyRow, *, user: str | None, team: str | None) -> KeyRow:
-    """The key with whom it was made for. Raises UserError for a name that there cannot be."""
+    """Assigns the key to a user and a team. Raises UserError for an invalid name."""
     for name in (user, team):
         if name is not None and not (name.isprintable() and 0 < len(name) <= NAME_CHARS_MAX):
-            raise UserError(f"a user and a team are printable text of at most {NAME_CHARS_MAX} characters")
+            raise UserError(f"user and team must be printable text of at most {NAME_CHARS_MAX} characters")
     return msgspec.structs.replace(row, user_id=user, team_id=team)
 
 
 def digest_of(secret: str) -> str:
-    """The secret is as long as the digest and drawn by chance: there is nothing that slowness would protect."""
+    """A fast hash is enough: the secret has 256 random bits, so there is nothing to brute-force."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -77,17 +79,17 @@ def state_of(row: KeyRow, at: float) -> State:
 
 
 def holder_of(authorization: str | None, find: Callable[[str], KeyRow | None], at: float) -> KeyRow | None:
-    """The row of the key that a request carries; None where it carries none. Raises RefusedError for a bad one."""
+    """The row of the key in an Authorization value; None if there is none. Raises RefusedError for an invalid key."""
     if authorization is None:
         return None
-    kind, _, key = authorization.partition(" ")
-    parts = _KEY.fullmatch(key.strip()) if kind.lower() == "bearer" and len(key) <= KEY_CHARS_MAX else None
+    scheme, _, key = authorization.partition(" ")
+    parts = _KEY.fullmatch(key.strip()) if scheme.lower() == "bearer" and len(key) <= KEY_CHARS_MAX else None
     row = find(parts["id"]) if parts else None
-    # Unknown, revoked and expired keys are told alike: whoever guesses learns nothing.
-    kept = row.digest if row else "0" * 64
-    same = hmac.compare_digest(kept, digest_of(parts["secret"] if parts else ""))
-    if row is None or not same or state_of(row, at) != "usable":
-        raise RefusedError(401, "invalid_key", "this key is not known, or no longer valid")
+    # Unknown, revoked and expired keys get the same response in the same time, so that guessing reveals nothing.
+    stored_digest = row.digest if row else "0" * 64
+    is_equal = hmac.compare_digest(stored_digest, digest_of(parts["secret"] if parts else ""))
+    if row is None or not is_equal or state_of(row, at) != "usable":
+        raise RefusedError(401, "invalid_key", "unknown, revoked or expired key")
     return row
 
 
@@ -96,7 +98,7 @@ def key_required() -> RefusedError:
 
 
 def check_allowed(rule: Rule, scope: str | None, path: Mapping[str, str], *, denied: str = "not_allowed") -> None:
-    """Raises RefusedError unless a key of this scope may use a route of this rule; None is no key."""
+    """Raises RefusedError unless a key of this scope may use a route with this rule; scope None means no key."""
     if rule == "open" or scope == "admin":
         return
     if scope is None:

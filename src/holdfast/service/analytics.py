@@ -1,4 +1,4 @@
-"""What was spent, saved and lost, over HTTP."""
+"""HTTP routes for cost, savings, cache effectiveness, breaks and reliability."""
 
 import asyncio
 import datetime
@@ -37,11 +37,12 @@ from holdfast.service.turns import Turn, turn_of
 
 BASELINE = "anthropic:claude-sonnet-4-6"
 LISTED_MAX = 500
+# Bounds the offset that the store has to skip over.
 SKIPPED_MAX = 1_000_000
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands around every answer: the time it is of, and the prices that hold now."""
+    """Common part of every response: its time window, and the version of the current prices."""
 
     window: Window
     current_pricing_version: str
@@ -134,14 +135,14 @@ class TurnReply(Told, frozen=True, kw_only=True):
 
 
 class SavingsRequest(InWindow, frozen=True):
-    """`rivals` plays the newest sessions again under the plans of others, which takes a while."""
+    """`rivals` replays the newest sessions under other tools' caching policies, which takes a while."""
 
     baseline: str = BASELINE
     rivals: bool = False
 
 
 class Savings(msgspec.Struct, frozen=True):
-    """Against a baseline model at the prices of today, and against the same calls without a cache as they were paid."""
+    """Savings against a baseline model at today's prices, and against no cache at the prices paid."""
 
     baseline_model: str
     actual_repriced_usd: float
@@ -164,18 +165,18 @@ class RegretReply(Told, frozen=True, kw_only=True):
     data: Regret
 
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
-async def _over(service: Service, asked: InWindow, make: Callable[[Scope], Made]) -> tuple[Window, Made]:
-    """What is made of what a window holds; in a thread, because a store is asked."""
-    within = span(asked.start, asked.end, now=service.clock())
-    scope = Scope(since=within.start, until=within.end, simulated=service.simulated)
+async def _query_window(context: Service, request: InWindow, make: Callable[[Scope], Result]) -> tuple[Window, Result]:
+    """Runs `make` for the requested window, in a thread because it queries the store."""
+    within = span(request.start, request.end, now=context.clock())
+    scope = Scope(since=within.start, until=within.end, simulated=context.simulated)
     return within.told, await asyncio.to_thread(make, scope)
 
 
-async def cost(service: Service, request: CostRequest) -> CostReply:
-    narrowed = Narrowed(
+async def cost(context: Service, request: CostRequest) -> CostReply:
+    filters = Narrowed(
         model=request.model,
         provider=request.provider,
         session=request.session,
@@ -186,35 +187,37 @@ async def cost(service: Service, request: CostRequest) -> CostReply:
     )
 
     def make(scope: Scope) -> tuple[CostRow, ...]:
-        rows = cost_rows(request.group_by, service.log.figures().groups(request.group_by, scope, narrowed))
-        return named_keys(rows, service.records.key) if request.group_by == "gateway_key" else rows
+        rows = cost_rows(request.group_by, context.log.figures().groups(request.group_by, scope, filters))
+        return named_keys(rows, context.records.key) if request.group_by == "gateway_key" else rows
 
-    window, rows = await _over(service, request, make)
-    told = rows[0] if request.group_by == "none" else rows
-    return CostReply(window=window, current_pricing_version=service.pricing_version, data=told)
+    window, rows = await _query_window(context, request, make)
+    data = rows[0] if request.group_by == "none" else rows
+    return CostReply(window=window, current_pricing_version=context.pricing_version, data=data)
 
 
-async def cache_effectiveness(service: Service, request: InWindow) -> EffectReply:
-    window, rows = await _over(
-        service, request, lambda scope: effect_rows(service.log.figures().groups("model", scope))
+async def cache_effectiveness(context: Service, request: InWindow) -> EffectReply:
+    window, rows = await _query_window(
+        context, request, lambda scope: effect_rows(context.log.figures().groups("model", scope))
     )
-    return EffectReply(window=window, current_pricing_version=service.pricing_version, data=rows)
+    return EffectReply(window=window, current_pricing_version=context.pricing_version, data=rows)
 
 
-async def breaks(service: Service, request: InWindow) -> BreaksReply:
-    window, rows = await _over(service, request, lambda scope: break_rows(service.log.tables().verdicts(scope)))
-    return BreaksReply(window=window, current_pricing_version=service.pricing_version, data=rows)
+async def breaks(context: Service, request: InWindow) -> BreaksReply:
+    window, rows = await _query_window(context, request, lambda scope: break_rows(context.log.tables().verdicts(scope)))
+    return BreaksReply(window=window, current_pricing_version=context.pricing_version, data=rows)
 
 
-async def skills(service: Service, request: InWindow) -> SkillsReply:
-    window, rows = await _over(service, request, lambda scope: skills_by_name(service.log.figures().skill_loads(scope)))
-    return SkillsReply(window=window, current_pricing_version=service.pricing_version, data=rows)
+async def skills(context: Service, request: InWindow) -> SkillsReply:
+    window, rows = await _query_window(
+        context, request, lambda scope: skills_by_name(context.log.figures().skill_loads(scope))
+    )
+    return SkillsReply(window=window, current_pricing_version=context.pricing_version, data=rows)
 
 
-async def reliability(service: Service, request: InWindow) -> ReliabilityReply:
+async def reliability(context: Service, request: InWindow) -> ReliabilityReply:
     def make(scope: Scope) -> Reliability:
-        asked = service.log.figures()
-        failures, latencies = asked.failures(scope), asked.latencies(scope)
+        figures = context.log.figures()
+        failures, latencies = figures.failures(scope), figures.latencies(scope)
         return Reliability(
             tuple(ErrorRow(kind, count) for kind, count in sorted(failures.items(), key=lambda row: (-row[1], row[0]))),
             tuple(
@@ -223,82 +226,82 @@ async def reliability(service: Service, request: InWindow) -> ReliabilityReply:
             ),
         )
 
-    window, found = await _over(service, request, make)
-    return ReliabilityReply(window=window, current_pricing_version=service.pricing_version, data=found)
+    window, reliability = await _query_window(context, request, make)
+    return ReliabilityReply(window=window, current_pricing_version=context.pricing_version, data=reliability)
 
 
-async def sessions(service: Service, request: SessionsRequest) -> SessionsReply:
+async def sessions(context: Service, request: SessionsRequest) -> SessionsReply:
     def make() -> tuple[SessionCost, ...]:
-        page = service.log.figures().session_costs(
-            order=request.order, limit=request.limit, skip=request.skip, simulated=service.simulated
+        page = context.log.figures().session_costs(
+            order=request.order, limit=request.limit, skip=request.skip, simulated=context.simulated
         )
         return tuple(map(_session_cost, page))
 
-    found = await asyncio.to_thread(make)
+    costs = await asyncio.to_thread(make)
     everything = Window(None, None)
-    return SessionsReply(window=everything, current_pricing_version=service.pricing_version, data=found)
+    return SessionsReply(window=everything, current_pricing_version=context.pricing_version, data=costs)
 
 
-def _session_cost(one: figures.SessionCost) -> SessionCost:
-    row = one.row
+def _session_cost(session: figures.SessionCost) -> SessionCost:
+    row = session.row
     return SessionCost(
         id=row.id,
         name=row.name,
-        workspace_path=one.workspace_path,
-        active_model=one.model,
-        cost_usd=usd(one.spent_usd),
-        turn_count=one.turns,
+        workspace_path=session.workspace_path,
+        active_model=session.model,
+        cost_usd=usd(session.spent_usd),
+        turn_count=session.turns,
         created_at=moment(row.started_at),
         updated_at=moment(row.last_event_at),
     )
 
 
-async def turn(service: Service, request: OneTurn) -> TurnReply:
-    events = await asyncio.to_thread(lambda: service.log.figures().turn(request.turn_id))
+async def turn(context: Service, request: OneTurn) -> TurnReply:
+    events = await asyncio.to_thread(lambda: context.log.figures().turn(request.turn_id))
     if not events:
         raise not_found("turn", request.turn_id)
-    found = turn_of(request.turn_id, events[0].session_id, events)
+    details = turn_of(request.turn_id, events[0].session_id, events)
     everything = Window(None, None)
-    return TurnReply(window=everything, current_pricing_version=service.pricing_version, data=found)
+    return TurnReply(window=everything, current_pricing_version=context.pricing_version, data=details)
 
 
-async def savings(service: Service, request: SavingsRequest) -> SavingsReply:
-    baseline = _baseline(service, request.baseline)
+async def savings(context: Service, request: SavingsRequest) -> SavingsReply:
+    baseline = _baseline(context, request.baseline)
 
     def make(scope: Scope) -> Savings:
-        # What was paid beside the calls stands on both sides, as in the report of the command line.
-        whole = service.log.tables().totals(scope)
-        sized = service.log.figures().sized(size_limits(service.models), scope)
-        again = repriced(sized, baseline, service.models, at=service.clock())
-        saved = again.baseline_usd - again.actual_usd
+        # Charges outside of calls, such as cache storage, are on both sides, as in the CLI report.
+        totals = context.log.tables().totals(scope)
+        sized = context.log.figures().sized(size_limits(context.models), scope)
+        repriced_usd = repriced(sized, baseline, context.models, at=context.clock())
+        saved = repriced_usd.baseline_usd - repriced_usd.actual_usd
         return Savings(
             baseline_model=baseline.id,
-            actual_repriced_usd=usd(again.actual_usd),
-            baseline_repriced_usd=usd(again.baseline_usd),
+            actual_repriced_usd=usd(repriced_usd.actual_usd),
+            baseline_repriced_usd=usd(repriced_usd.baseline_usd),
             savings_usd=usd(saved),
-            savings_pct=round(float(saved / again.baseline_usd * 100), 4) if again.baseline_usd else None,
-            actual_stamped_usd=usd(whole.spent_usd),
-            rows_total=whole.calls,
-            rows_missing_from_price_table=again.missing,
-            uncached_usd=usd(whole.uncached_usd),
-            saved_by_caching_usd=usd(whole.saved_usd),
-            rivals=rival_costs(service.log, service.models, scope) if request.rivals else None,
+            savings_pct=round(float(saved / repriced_usd.baseline_usd * 100), 4) if repriced_usd.baseline_usd else None,
+            actual_stamped_usd=usd(totals.spent_usd),
+            rows_total=totals.calls,
+            rows_missing_from_price_table=repriced_usd.missing,
+            uncached_usd=usd(totals.uncached_usd),
+            saved_by_caching_usd=usd(totals.saved_usd),
+            rivals=rival_costs(context.log, context.models, scope) if request.rivals else None,
         )
 
-    window, found = await _over(service, request, make)
-    return SavingsReply(window=window, current_pricing_version=service.pricing_version, data=found)
+    window, result = await _query_window(context, request, make)
+    return SavingsReply(window=window, current_pricing_version=context.pricing_version, data=result)
 
 
-def _baseline(service: Service, name: str) -> Model:
+def _baseline(context: Service, name: str) -> Model:
     try:
-        found = find_model(name if ":" in name else f"anthropic:{name}", service.models)
+        row = find_model(name if ":" in name else f"anthropic:{name}", context.models)
     except UserError as error:
         raise RefusedError(400, "unknown_baseline_model", str(error)) from error
-    if not found.prices:
-        raise RefusedError(400, "unknown_baseline_model", f"no price is known for {found.id!a}")
-    return found
+    if not row.prices:
+        raise RefusedError(400, "unknown_baseline_model", f"the catalog has no price for {row.id!a}")
+    return row
 
 
-async def regret(service: Service, request: InWindow) -> RegretReply:
-    window, found = await _over(service, request, lambda scope: regret_of(service.log, service.models, scope))
-    return RegretReply(window=window, current_pricing_version=service.pricing_version, data=found)
+async def regret(context: Service, request: InWindow) -> RegretReply:
+    window, result = await _query_window(context, request, lambda scope: regret_of(context.log, context.models, scope))
+    return RegretReply(window=window, current_pricing_version=context.pricing_version, data=result)

@@ -1,4 +1,4 @@
-"""Which figures are at which path."""
+"""The paths of the analytics routes."""
 
 from holdfast.service import analytics
 from holdfast.service.analytics import (
@@ -27,7 +27,7 @@ ROUTES: tuple[Route, ...] = (
         request=CostRequest,
         reply=CostReply,
         rule="read",
-        summary="What was spent, by model, provider, session, day, hour or as one; the last seven days if not told.",
+        summary="Cost by model, provider, session, day or hour, or in total; by default for the last seven days.",
     ),
     route(
         "GET",
@@ -36,7 +36,7 @@ ROUTES: tuple[Route, ...] = (
         request=InWindow,
         reply=EffectReply,
         rule="read",
-        summary="How much of what was sent was read from caches and written to them, by model.",
+        summary="Share of input tokens read from and written to caches, by model.",
     ),
     route(
         "GET",
@@ -45,7 +45,7 @@ ROUTES: tuple[Route, ...] = (
         request=InWindow,
         reply=ReliabilityReply,
         rule="read",
-        summary="Failed calls by kind, and how long calls took.",
+        summary="Failed calls by error class, and latency percentiles by model.",
     ),
     route(
         "GET",
@@ -54,7 +54,7 @@ ROUTES: tuple[Route, ...] = (
         request=SessionsRequest,
         reply=SessionsReply,
         rule="read",
-        summary="Sessions with what they cost, dearest or newest first.",
+        summary="Sessions with their cost, most expensive or newest first.",
     ),
     route(
         "GET",
@@ -63,7 +63,7 @@ ROUTES: tuple[Route, ...] = (
         request=OneTurn,
         reply=TurnReply,
         rule="read",
-        summary="One turn, event by event, without what was said.",
+        summary="One turn, event by event, without message content.",
         refusals=(404,),
     ),
     route(
@@ -73,7 +73,7 @@ ROUTES: tuple[Route, ...] = (
         request=SavingsRequest,
         reply=SavingsReply,
         rule="read",
-        summary="What was saved against no cache, another model, and on demand the plans of others.",
+        summary="Savings against no cache, against a baseline model, and optionally against other caching policies.",
     ),
     route(
         "GET",
@@ -82,7 +82,7 @@ ROUTES: tuple[Route, ...] = (
         request=InWindow,
         reply=SkillsReply,
         rule="read",
-        summary="Which skills were loaded and why, and what was preloaded for nothing.",
+        summary="Skill loads by reason, and tokens preloaded without use.",
     ),
     route(
         "GET",
@@ -91,7 +91,7 @@ ROUTES: tuple[Route, ...] = (
         request=InWindow,
         reply=BreaksReply,
         rule="read",
-        summary="Why caches did not hold, at whose fault, and what that cost.",
+        summary="Cache breaks by cause and component, and what they cost.",
     ),
     route(
         "GET",
@@ -100,6 +100,6 @@ ROUTES: tuple[Route, ...] = (
         request=InWindow,
         reply=RegretReply,
         rule="read",
-        summary="What was spent above the least that any plan could have cost.",
+        summary="Cost above the minimum that any caching plan could have achieved.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The HTTP application, made from the route table: who asks, what they say, what goes back, in one shape."""
+"""Builds the HTTP application from the route table: authentication, decoding, responses and errors for every route."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 REQUESTS_MAX = 1_000
-"""So many requests may be under way, live feeds included."""
+"""Maximum number of concurrent requests, live feeds included."""
 
 HEADERS: Mapping[str, str] = {
     "cache-control": "no-store",
@@ -44,16 +44,16 @@ HEADERS: Mapping[str, str] = {
 
 
 def make_app(
-    service: Service,
+    context: Service,
     routes: Sequence[Route],
     *,
     allowed_hosts: Collection[str] = (),
     requests_max: int = REQUESTS_MAX,
     fronted: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> ASGIApp:
-    """An ASGI application; every answer that is no stream is JSON, or text where the route says so.
+    """The ASGI application. Responses are JSON unless the route declares a stream or text.
 
-    What `fronted` puts in front of it is behind the same door: it sees only requests that were meant for this service.
+    `fronted` wraps the routes (the gateway does); it too sees only requests that passed the host and origin checks.
     """
     document = _encode(openapi(routes))
 
@@ -61,27 +61,30 @@ def make_app(
         return _response(200, document)
 
     by_path: dict[str, dict[str, Route]] = {}
-    for one in routes:
-        by_path.setdefault(one.path, {})[one.method] = one
+    for route in routes:
+        by_path.setdefault(route.path, {})[route.method] = route
     app = Starlette(
         routes=[
             HttpRoute("/openapi.json", describe, methods=["GET"]),
             *page_routes(),
-            *(HttpRoute(path, _endpoint(service, some), methods=list(some)) for path, some in by_path.items()),
+            *(
+                HttpRoute(path, _endpoint(context, by_method), methods=list(by_method))
+                for path, by_method in by_path.items()
+            ),
         ],
         exception_handlers={HTTPException: _no_such_route},
     )
     app.router.redirect_slashes = False
-    return _Door(fronted(app), allowed_hosts, requests_max)
+    return _RequestGuard(fronted(app), allowed_hosts, requests_max)
 
 
-class _Door:
-    """Nobody gets further whose request was not meant for this service."""
+class _RequestGuard:
+    """Refuses requests with a foreign host or origin, and requests beyond the concurrency limit."""
 
     def __init__(self, app: ASGIApp, allowed_hosts: Collection[str], requests_max: int) -> None:
         self._app = app
         self._requests_max = requests_max
-        self._under_way = 0
+        self._active_requests = 0
         self._allowed_hosts = frozenset(name.lower() for name in allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,8 +93,9 @@ class _Door:
             return
         headers = Headers(scope=scope)
         try:
+            # Proxies may pick another one of several Host headers than we do, so the check would be void.
             if len(headers.getlist("host")) > 1:
-                raise RefusedError(400, "invalid_host", "a request names one host")
+                raise RefusedError(400, "invalid_host", "a request must have exactly one Host header")
             check_origin(
                 headers.get("host"),
                 headers.get("origin"),
@@ -101,105 +105,110 @@ class _Door:
         except RefusedError as refused:
             await _refusal(refused)(scope, receive, send)
             return
-        if self._under_way >= self._requests_max:
-            await _refusal(RefusedError(503, "too_busy", "too many requests are under way"))(scope, receive, send)
+        if self._active_requests >= self._requests_max:
+            await _refusal(RefusedError(503, "too_busy", "too many concurrent requests"))(scope, receive, send)
             return
-        self._under_way += 1
+        self._active_requests += 1
         try:
             await self._app(scope, receive, send)
         finally:
-            self._under_way -= 1
+            self._active_requests -= 1
 
 
 def _opens_page(scope: Scope, headers: Headers) -> bool:
-    """Whether somebody follows a link to the page from elsewhere: it holds nothing, and no frame may show it."""
+    """Whether a user follows a link to the dashboard from another site.
+
+    That is safe: the page itself holds no data, and its headers forbid framing.
+    """
     return bool(scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate")
 
 
-def _endpoint(service: Service, routes: Mapping[str, Route]) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(context: Service, routes: Mapping[str, Route]) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        one = routes["GET" if request.method == "HEAD" else request.method]
+        route = routes["GET" if request.method == "HEAD" else request.method]
         started = time.monotonic()
-        response = await _answered(service, one, request)
+        response = await _respond(context, route, request)
         seconds = time.monotonic() - started
-        service.counted.request(one.method, one.path, status=response.status_code, seconds=seconds)
+        context.counted.request(route.method, route.path, status=response.status_code, seconds=seconds)
         return response
 
     return endpoint
 
 
-async def _answered(service: Service, one: Route, request: Request) -> Response:
+async def _respond(context: Service, route: Route, request: Request) -> Response:
     try:
-        if one.check_served is not None:
-            one.check_served(service)
-        # Who asks comes first: whoever may not learns nothing of what there is.
-        admitted = await _admitted(service, one, request)
+        if route.check_served is not None:
+            route.check_served(context)
+        # Authenticate before decoding, so that a caller without access learns nothing about what exists.
+        admitted = await _authenticate(context, route, request)
         try:
-            fields = await fields_of(one, request)
+            fields = await fields_of(route, request)
         except RefusedError:
-            if one.check_holder is not None and admitted.key is not None:
-                await one.check_holder(service, admitted.key, request.path_params)
+            # A caller without access gets 403, not a hint at what is wrong with the request.
+            if route.check_holder is not None and admitted.key is not None:
+                await route.check_holder(context, admitted.key, request.path_params)
             raise
-        asked = Asked(
+        call = Asked(
             fields,
-            one.method == "GET",
+            route.method == "GET",
             request.headers.get("last-event-id"),
             scope=admitted.scope,
             key=admitted.key,
             secret=admitted.secret,
         )
-        return _told(await _responded(service, one, asked))
+        return _to_response(await _call_route(context, route, call))
     except RefusedError as refused:
         return _refusal(refused)
     except StoreError:
-        details = {"retryable": True} if one.retry_code else None
-        code = one.retry_code or "store_unavailable"
-        return _refusal(RefusedError(503, code, "the store cannot be used now", details=details))
+        details = {"retryable": True} if route.retry_code else None
+        code = route.retry_code or "store_unavailable"
+        return _refusal(RefusedError(503, code, "the store is unavailable", details=details))
     except ClientDisconnect:
+        # nginx's code for "client closed request"; it only appears in the metrics.
         return Response(status_code=499)
-    except Exception as error:  # noqa: BLE001 - whatever it was, whoever asked gets an answer in our shape
-        # The message of the error could quote a prompt; its type cannot.
-        logger.error("%s %s failed: %s", one.method, one.path, type(error).__name__)
-        return _refusal(RefusedError(500, "internal_error", "the service failed; its log says where"))
+    except Exception as error:  # noqa: BLE001 - every failure must reach the client in our error format
+        # Log the type only: the message could quote a prompt.
+        logger.error("%s %s failed: %s", route.method, route.path, type(error).__name__)
+        return _refusal(RefusedError(500, "internal_error", "the service failed; see its log"))
 
 
-async def _responded(service: Service, one: Route, asked: Asked) -> Answer:
+async def _call_route(context: Service, route: Route, call: Asked) -> Answer:
     try:
-        return await one.respond(service, asked)
+        return await route.respond(context, call)
     except msgspec.ValidationError as error:
-        raise unfit(error, one.request, is_text=asked.is_text) from error
+        raise unfit(error, route.request, is_text=call.is_text) from error
 
 
 class _Admitted(msgspec.Struct, frozen=True):
-    """Who asks: the scope a request acts with, and the key it carries, as it is kept and as it was given."""
+    """The authenticated caller: the scope the request acts with, the stored key, and the key as sent."""
 
     scope: str | None = None
     key: KeyRow | None = None
     secret: str | None = None
 
 
-async def _admitted(service: Service, one: Route, request: Request) -> _Admitted:
-    if one.rule == "open":
+async def _authenticate(context: Service, route: Route, request: Request) -> _Admitted:
+    if route.rule == "open":
         return _Admitted()
-    given = request.headers.getlist("authorization")
-    if len(given) > 1:
-        raise RefusedError(400, "invalid_key", "a request carries one key")
-    # A key that is not good is refused even where none is needed: whoever sends one means it.
-    said = carried(given[0] if given else None, request.cookies)
-    key = await asyncio.to_thread(holder_of, said, service.records.key, service.clock())
+    authorization = request.headers.getlist("authorization")
+    if len(authorization) > 1:
+        raise RefusedError(400, "invalid_key", "a request must have at most one Authorization header")
+    # An invalid key is refused even if none is required: a client that sends one relies on it.
+    credential = carried(authorization[0] if authorization else None, request.cookies)
+    key = await asyncio.to_thread(holder_of, credential, context.records.key, context.clock())
     scope = key.scope if key else None
-    if scope is None and one.keyless and not await service.needs_keys():
+    if scope is None and route.keyless and not await context.needs_keys():
         scope = "admin"
-    check_allowed(one.rule, scope, request.path_params, denied=one.denied)
-    return _Admitted(scope, key, None if said is None else said.partition(" ")[2].strip())
+    check_allowed(route.rule, scope, request.path_params, denied=route.denied)
+    return _Admitted(scope, key, None if credential is None else credential.partition(" ")[2].strip())
 
 
 def unfit(error: msgspec.ValidationError, kind: type[msgspec.Struct], *, is_text: bool) -> RefusedError:
-    """What msgspec says names the field and the types; where a value is one of few, we name those."""
-    reason, _, place = str(error).partition(" - at `$.")
-    field = place.partition("`")[0].partition(".")[0].partition("[")[0]
+    """Turns msgspec's message, which names field and types, into a response; for an enum it lists the choices."""
+    reason, _, location = str(error).partition(" - at `$.")
+    field = location.partition("`")[0].partition(".")[0].partition("[")[0]
     if reason.startswith("Invalid enum value") and (choices := _choices(kind, field)):
-        reason = f"{field} is one of {', '.join(choices)}"
+        reason = f"{field} must be one of {', '.join(choices)}"
     if not field and "unknown field" in reason:
         return RefusedError(400 if is_text else 422, "unknown_field", reason)
     if not is_text:
@@ -209,25 +218,30 @@ def unfit(error: msgspec.ValidationError, kind: type[msgspec.Struct], *, is_text
 
 
 def _choices(kind: type[msgspec.Struct], field: str) -> tuple[str, ...]:
-    """What a field of this name may be, where it is one of a few texts."""
-    types = (one.type for one in msgspec.structs.fields(kind) if one.encode_name == field)
-    inner = next(types, None)
-    return tuple(str(choice) for choice in get_args(inner)) if get_origin(inner) is Literal else ()
+    """The values of a Literal field; empty for a field of another type."""
+    types = (info.type for info in msgspec.structs.fields(kind) if info.encode_name == field)
+    field_type = next(types, None)
+    return tuple(str(choice) for choice in get_args(field_type)) if get_origin(field_type) is Literal else ()
 
 
-def _told(answer: Answer) -> Response:
+def _to_response(answer: Answer) -> Response:
     if isinstance(answer.body, bytes):
-        return _response(answer.status, answer.body, content_type=answer.content_type, more=answer.headers)
+        return _response(answer.status, answer.body, content_type=answer.content_type, headers_extra=answer.headers)
+    # x-accel-buffering: nginx would otherwise hold back server-sent events.
     headers = {**_headers(), "content-type": answer.content_type, "x-accel-buffering": "no"}
     return StreamingResponse(answer.body, status_code=answer.status, headers=headers)
 
 
-def _response(status: int, body: bytes, *, content_type: str = JSON, more: Mapping[str, str] | None = None) -> Response:
-    return Response(body, status_code=status, headers={**_headers(), "content-type": content_type, **(more or {})})
+def _response(
+    status: int, body: bytes, *, content_type: str = JSON, headers_extra: Mapping[str, str] | None = None
+) -> Response:
+    return Response(
+        body, status_code=status, headers={**_headers(), "content-type": content_type, **(headers_extra or {})}
+    )
 
 
 def _headers() -> dict[str, str]:
-    """The date is told here and not by the server: what is forwarded has one already."""
+    """Sets the date here instead of in uvicorn, because forwarded responses already have the provider's."""
     return {"date": _date(int(time.time())), **HEADERS}
 
 
@@ -236,13 +250,15 @@ def _date(seconds: int) -> str:
     return formatdate(seconds, usegmt=True)
 
 
-def _refusal(refused: RefusedError, more: Mapping[str, str] | None = None) -> Response:
+def _refusal(refused: RefusedError, headers_extra: Mapping[str, str] | None = None) -> Response:
     headers = {"www-authenticate": "Bearer"} if refused.status == 401 else {}
-    return _response(refused.status, _encode(refused.reply), more={**headers, **(more or {})})
+    return _response(refused.status, _encode(refused.reply), headers_extra={**headers, **(headers_extra or {})})
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        return _refusal(RefusedError(405, "method_not_allowed", "this path takes other methods"), error.headers)
-    return _refusal(RefusedError(error.status_code, "not_found", "there is nothing at this path"))
+        return _refusal(
+            RefusedError(405, "method_not_allowed", "this path does not support that method"), error.headers
+        )
+    return _refusal(RefusedError(error.status_code, "not_found", "no route at this path"))

@@ -1,4 +1,4 @@
-"""Which calls lost what they could have read: those behind a row of the breaks, dearest first."""
+"""HTTP route that lists the calls with a cache break, most expensive first."""
 
 import asyncio
 import datetime
@@ -19,7 +19,7 @@ SKIPPED_MAX = 1_000_000
 
 
 class BrokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
-    """Of one cause, or of any but `held`; and of one component where one is named."""
+    """Filters by cause (`any` is every cause but `held`) and optionally by component."""
 
     start: Moment | None = None
     end: Moment | None = None
@@ -49,24 +49,24 @@ class BrokenReply(msgspec.Struct, frozen=True):
     more: bool
 
 
-async def broken_calls(service: Service, request: BrokenRequest) -> BrokenReply:
-    within = span(request.start, request.end, now=service.clock())
+async def broken_calls(context: Service, request: BrokenRequest) -> BrokenReply:
+    within = span(request.start, request.end, now=context.clock())
 
     def find() -> tuple[BrokenCall, ...]:
-        scope = Scope(since=within.start, until=within.end, simulated=service.simulated)
+        scope = Scope(since=within.start, until=within.end, simulated=context.simulated)
         kind = None if request.cause == "any" else request.cause
-        # One more than asked for tells whether there are more.
-        found = service.log.figures().broken(
+        # One extra row shows whether there is another page.
+        calls = context.log.figures().broken(
             scope, kind=kind, component=request.component, limit=request.limit + 1, skip=request.skip
         )
-        return tuple(map(_told, found))
+        return tuple(map(_call_row, calls))
 
-    found = await asyncio.to_thread(find)
-    more = len(found) > request.limit
-    return BrokenReply(within.told, service.pricing_version, found[: request.limit], more)
+    calls = await asyncio.to_thread(find)
+    more = len(calls) > request.limit
+    return BrokenReply(within.told, context.pricing_version, calls[: request.limit], more)
 
 
-def _told(call: figures.BrokenCall) -> BrokenCall:
+def _call_row(call: figures.BrokenCall) -> BrokenCall:
     verdict = call.verdict
     return BrokenCall(
         session=call.session_id,
@@ -90,6 +90,6 @@ ROUTES: tuple[Route, ...] = (
         request=BrokenRequest,
         reply=BrokenReply,
         rule="read",
-        summary="The calls behind the breaks, dearest first.",
+        summary="The calls with a cache break, most expensive first.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The cache state of every session, brought up to date by reading no more than what is new."""
+"""Caches the cache state per session and updates it by reading only new events."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -15,11 +15,11 @@ from holdfast.ledger.cache_state import CacheState, fold_cache
 from holdfast.ledger.verdicts import Verdict
 
 SESSIONS_MAX = 10_000
-"""How many sessions are remembered; another one is read from its first event."""
+"""How many sessions are held in memory; an evicted one is read again from its first event."""
 
 
 class KnownCache(msgspec.Struct, frozen=True):
-    """A session's cache, the books that its next call is entered in, and how its last one was judged."""
+    """A session's cache state, the accounting state for its next call, and the verdict on its last one."""
 
     state: CacheState
     books: Books = Books()
@@ -27,13 +27,13 @@ class KnownCache(msgspec.Struct, frozen=True):
 
 
 class CacheStates:
-    """Safe in any thread."""
+    """Thread-safe."""
 
     def __init__(self, log: Log, models: Models) -> None:
         self._log = log
         self._models = models
         self._lock = Lock()
-        self._known: OrderedDict[str, KnownCache] = OrderedDict()
+        self._caches: OrderedDict[str, KnownCache] = OrderedDict()
 
     def newest(self, *, limit: int, skip: int = 0) -> tuple[KnownCache, ...]:
         """Newest activity first."""
@@ -45,19 +45,20 @@ class CacheStates:
 
     def known(self, session_id: str) -> KnownCache:
         with self._lock:
-            before = self._known.pop(session_id, KnownCache(CacheState(session_id)))
+            # Pop and reinsert: the dict's order is the order of use.
+            before = self._caches.pop(session_id, KnownCache(CacheState(session_id)))
             try:
-                found = self._with(before, self._log.read(session_id, after=before.state.last_event_id))
+                cache = self._advance(before, self._log.read(session_id, after=before.state.last_event_id))
             except UserError:
-                # It was deleted, and is there again.
-                found = self._with(KnownCache(CacheState(session_id)), self._log.read(session_id))
-            if found.state.last_event_id is not None:
-                self._known[session_id] = found
-                if len(self._known) > SESSIONS_MAX:
-                    self._known.popitem(last=False)
-            return found
+                # The session was deleted and created again, so our last event id is unknown.
+                cache = self._advance(KnownCache(CacheState(session_id)), self._log.read(session_id))
+            if cache.state.last_event_id is not None:
+                self._caches[session_id] = cache
+                if len(self._caches) > SESSIONS_MAX:
+                    self._caches.popitem(last=False)
+            return cache
 
-    def _with(self, before: KnownCache, events: Iterable[Event]) -> KnownCache:
+    def _advance(self, before: KnownCache, events: Iterable[Event]) -> KnownCache:
         state, books, verdict = before.state, before.books, before.verdict
         for event in events:
             state = fold_cache(state, (event,), self._models)

@@ -1,4 +1,4 @@
-"""The cache of each session over HTTP: its state, its controls, and the settings that hold for all."""
+"""HTTP routes for cache state, per-session cache controls, and the global cache settings."""
 
 import asyncio
 import datetime
@@ -27,9 +27,9 @@ Changed = Way | Literal["named_cache"]
 
 
 class Discussion(msgspec.Struct, frozen=True):
-    """The cache of one session; a discussion is a session. `expires_at` is null where the provider decides.
+    """The cache state of one session (a discussion is a session). `expires_at` is null if the provider decides.
 
-    `heeds` is what the session heeds of what is set here: `switch` is whether it may cache, and no more.
+    `heeds` says which of these controls the session applies; `switch` means only enabling and disabling.
     """
 
     discussion_id: str
@@ -53,7 +53,7 @@ class Discussion(msgspec.Struct, frozen=True):
 
 
 class Discussions(msgspec.Struct, frozen=True):
-    """A page of all; `more` says whether others come behind. Providers are of the sessions on this page."""
+    """One page; `more` says whether another follows. `providers` covers the sessions on this page."""
 
     providers: tuple[ProviderSummary, ...]
     discussions: tuple[Discussion, ...]
@@ -61,7 +61,7 @@ class Discussions(msgspec.Struct, frozen=True):
 
 
 class Invalidated(msgspec.Struct, frozen=True):
-    """`changed` is what the next call does otherwise; a provider's memory itself nobody can empty."""
+    """`changed` lists how the next call differs. A provider's cache itself cannot be evicted by a client."""
 
     discussion_id: str
     invalidated_at: datetime.datetime
@@ -71,7 +71,7 @@ class Invalidated(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is set for the caches of all sessions; what is not named is as it was at first."""
+    """Cache settings for all sessions; fields that are not sent get their default."""
 
     providers: dict[ProviderName, bool] = {}
     ttl: TtlSetting = "auto"
@@ -88,118 +88,124 @@ class Listing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     skip: Annotated[int, msgspec.Meta(ge=0, le=SKIPPED_MAX)] = 0
 
 
-async def list_states(service: Service, request: Listing) -> Discussions:
+async def list_states(context: Service, request: Listing) -> Discussions:
     def read() -> Discussions:
-        # One more than asked for tells whether there are more.
-        found = service.cache_states.newest(limit=request.limit + 1, skip=request.skip)
-        listed = found[: request.limit]
-        controls, settings = service.records.session_controls(), service.records.settings()
-        told = (
-            _told(service, known, controls.get(known.state.owner, SessionControl()), settings)
-            for known in listed
-            if known.state.model
+        # One extra row shows whether there is another page.
+        caches = context.cache_states.newest(limit=request.limit + 1, skip=request.skip)
+        page = caches[: request.limit]
+        controls, settings = context.records.session_controls(), context.records.settings()
+        discussions = (
+            _discussion_view(context, cache, controls.get(cache.state.owner, SessionControl()), settings)
+            for cache in page
+            if cache.state.model
         )
-        providers = provider_summaries((known.state for known in listed), service.clock())
-        return Discussions(providers, tuple(told), len(found) > len(listed))
+        providers = provider_summaries((cache.state for cache in page), context.clock())
+        return Discussions(providers, tuple(discussions), len(caches) > len(page))
 
     return await asyncio.to_thread(read)
 
 
-async def show_state(service: Service, request: OneDiscussion) -> Discussion:
-    return await asyncio.to_thread(_discussion, service, request.discussion_id)
+async def show_state(context: Service, request: OneDiscussion) -> Discussion:
+    return await asyncio.to_thread(_discussion, context, request.discussion_id)
 
 
-async def enable(service: Service, request: OneDiscussion) -> Discussion:
-    return await asyncio.to_thread(_switched, service, request.discussion_id, enabled=True)
+async def enable(context: Service, request: OneDiscussion) -> Discussion:
+    return await asyncio.to_thread(_set_enabled, context, request.discussion_id, enabled=True)
 
 
-async def disable(service: Service, request: OneDiscussion) -> Discussion:
-    return await asyncio.to_thread(_switched, service, request.discussion_id, enabled=False)
+async def disable(context: Service, request: OneDiscussion) -> Discussion:
+    return await asyncio.to_thread(_set_enabled, context, request.discussion_id, enabled=False)
 
 
-async def invalidate(service: Service, request: OneDiscussion) -> Invalidated:
+async def invalidate(context: Service, request: OneDiscussion) -> Invalidated:
     def change() -> Invalidated:
-        state = _state(service, request.discussion_id)
+        state = _state(context, request.discussion_id)
         if state.heeds != "all":
-            raise unheeded("give up its cache")
-        at = service.clock()
-        control = service.records.invalidate(state.owner, at=at)
-        changed = what_changes(service, state)
-        told = maybe_moment(control.invalidated_at)
-        assert told is not None
-        return Invalidated(state.session_id, told, control.generation, changed, _effect(changed))
+            raise unheeded("invalidate its cache")
+        at = context.clock()
+        control = context.records.invalidate(state.owner, at=at)
+        changed = what_changes(context, state)
+        invalidated_at = maybe_moment(control.invalidated_at)
+        assert invalidated_at is not None
+        return Invalidated(state.session_id, invalidated_at, control.generation, changed, _effect(changed))
 
     return await asyncio.to_thread(change)
 
 
-async def show_settings(service: Service, request: Nothing) -> Settings:
-    kept = await asyncio.to_thread(service.records.settings)
-    known = {name: kept.providers[name] for name in get_args(ProviderName) if name in kept.providers}
-    return Settings(known, kept.ttl, kept.gemini_ttl_seconds, kept.allow_gemini_over_an_hour)
+async def show_settings(context: Service, request: Nothing) -> Settings:
+    stored = await asyncio.to_thread(context.records.settings)
+    providers = {name: stored.providers[name] for name in get_args(ProviderName) if name in stored.providers}
+    return Settings(providers, stored.ttl, stored.gemini_ttl_seconds, stored.allow_gemini_over_an_hour)
 
 
-async def set_settings(service: Service, request: Settings) -> Settings:
+async def set_settings(context: Service, request: Settings) -> Settings:
     seconds = request.gemini_ttl_seconds
     if seconds is not None and seconds > HOUR_SECONDS and not request.allow_gemini_over_an_hour:
         raise RefusedError(
             422,
             "over_an_hour",
-            "a Gemini cache of over an hour is paid for by the hour; set allow_gemini_over_an_hour if that is meant",
+            "Gemini bills explicit caches per hour; to allow a TTL over one hour, set allow_gemini_over_an_hour",
         )
+    # Gemini bills explicit caches for storage per hour, so a long TTL needs the user's explicit consent (above).
     providers = {str(name): enabled for name, enabled in request.providers.items()}
-    kept = CacheSettings(providers, request.ttl, seconds, request.allow_gemini_over_an_hour)
-    await asyncio.to_thread(service.records.set_settings, kept)
+    settings = CacheSettings(providers, request.ttl, seconds, request.allow_gemini_over_an_hour)
+    await asyncio.to_thread(context.records.set_settings, settings)
     return request
 
 
-def what_changes(service: Service, state: CacheState) -> tuple[Changed, ...]:
-    """By what the next call of the session differs, so that it finds nothing that is cached."""
+def what_changes(context: Service, state: CacheState) -> tuple[Changed, ...]:
+    """How the session's next call will differ, so that it finds no cached prefix."""
     try:
-        ways = ways_to_give_up(find_model(state.model, service.models))
+        ways = ways_to_give_up(find_model(state.model, context.models))
     except UserError:
         ways = ()
-    named: tuple[Changed, ...] = ("named_cache",) if state.kept_until and state.kept_until > service.clock() else ()
-    return (*ways, *named)
+    explicit_cache: tuple[Changed, ...] = (
+        ("named_cache",) if state.kept_until and state.kept_until > context.clock() else ()
+    )
+    return (*ways, *explicit_cache)
 
 
 def _effect(changed: tuple[Changed, ...]) -> str:
-    said = {
-        "cache_key": "the next turn asks under another cache key",
-        "prefix_nonce": "the next turn has another text at the start of its system prompt; tools in front of it stay",
-        "named_cache": "before that turn's first call the session deletes what the provider keeps under a name",
+    effects = {
+        "cache_key": "the next turn uses another cache key",
+        "prefix_nonce": "the next turn starts its system prompt with another text; the tools before it stay cached",
+        "named_cache": "before the next turn's first call, the session deletes its explicit cache at the provider",
     }
-    return "; ".join(said[one] for one in changed) or "nothing of ours is cached there"
+    return "; ".join(effects[change] for change in changed) or "nothing of this session is cached there"
 
 
-def _switched(service: Service, session_id: str, *, enabled: bool) -> Discussion:
-    state = _state(service, session_id)
+def _set_enabled(context: Service, session_id: str, *, enabled: bool) -> Discussion:
+    state = _state(context, session_id)
     if state.heeds == "nothing":
-        raise unheeded("be told whether to cache")
-    service.records.enable(state.owner, enabled=enabled)
-    return _discussion(service, session_id)
+        raise unheeded("switch caching on or off")
+    context.records.enable(state.owner, enabled=enabled)
+    return _discussion(context, session_id)
 
 
 def unheeded(what: str) -> RefusedError:
-    message = f"this session's client writes its own requests and cannot {what}; nothing was changed"
+    message = f"this session's client writes its own requests, so Holdfast cannot {what}; nothing was changed"
     return RefusedError(409, "not_heeded", message)
 
 
-def _discussion(service: Service, session_id: str) -> Discussion:
-    known = service.cache_states.known(_state(service, session_id).session_id)
-    controls = service.records.controls(known.state.owner)
-    return _told(service, known, controls.session, controls.settings)
+def _discussion(context: Service, session_id: str) -> Discussion:
+    cache = context.cache_states.known(_state(context, session_id).session_id)
+    controls = context.records.controls(cache.state.owner)
+    return _discussion_view(context, cache, controls.session, controls.settings)
 
 
-def _state(service: Service, session_id: str) -> CacheState:
-    state = service.cache_states.of(session_id)
+def _state(context: Service, session_id: str) -> CacheState:
+    state = context.cache_states.of(session_id)
     if not state.model:
         raise not_found("discussion", session_id)
     return state
 
 
-def _told(service: Service, known: KnownCache, control: SessionControl, settings: CacheSettings) -> Discussion:
-    state, verdict = known.state, known.verdict
-    cached = state.is_cached(service.clock())
+def _discussion_view(
+    context: Service, cache: KnownCache, control: SessionControl, settings: CacheSettings
+) -> Discussion:
+    state, verdict = cache.state, cache.verdict
+    # Tokens of an expired entry are reported as 0: the next call cannot read them.
+    cached = state.is_cached(context.clock())
     return Discussion(
         discussion_id=state.session_id,
         name=state.name,
@@ -239,7 +245,7 @@ ROUTES: tuple[Route, ...] = (
         request=Nothing,
         reply=Settings,
         rule="read",
-        summary="What is set for the caches of all sessions.",
+        summary="The cache settings for all sessions.",
     ),
     route(
         "PUT",
@@ -248,7 +254,7 @@ ROUTES: tuple[Route, ...] = (
         request=Settings,
         reply=Settings,
         rule="admin",
-        summary="Set it; what is not named is as it was at first.",
+        summary="Replace the cache settings; fields that are not sent get their default.",
     ),
     route(
         "GET",
@@ -267,7 +273,7 @@ ROUTES: tuple[Route, ...] = (
         request=OneDiscussion,
         reply=Invalidated,
         rule="admin",
-        summary="Let the next turn find nothing cached.",
+        summary="Invalidate the cache: the next turn finds nothing cached.",
         refusals=(404, 409),
     ),
     route(
@@ -277,7 +283,7 @@ ROUTES: tuple[Route, ...] = (
         request=OneDiscussion,
         reply=Discussion,
         rule="admin",
-        summary="Cache nothing in this session, from its next call on.",
+        summary="Disable caching for this session, from its next call on.",
         refusals=(404, 409),
     ),
     route(
@@ -287,7 +293,7 @@ ROUTES: tuple[Route, ...] = (
         request=OneDiscussion,
         reply=Discussion,
         rule="admin",
-        summary="Cache again in this session.",
+        summary="Enable caching for this session again.",
         refusals=(404, 409),
     ),
 )

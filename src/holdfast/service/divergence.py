@@ -1,4 +1,4 @@
-"""Where the bytes of a call leave those of the call before, as they were sent: made anew from the log."""
+"""Finds the first byte in which a call differs from the previous one, by rebuilding both requests from the log."""
 
 from collections.abc import Iterable
 
@@ -14,14 +14,15 @@ from holdfast.events.payloads import ModelSwitched, RequestPrepared
 from holdfast.layers.assemble import assemble
 from holdfast.providers.registry import adapter_for
 
+# Enough context to recognize the place, for a view of one line each.
 BYTES_BEFORE = 120
 BYTES_AFTER = 240
 
 
 class Divergence(msgspec.Struct, frozen=True):
-    """`byte` is the first cacheable byte that differs; None where all bytes of the call before stand here too.
+    """`byte` is the first cacheable byte that differs; null if the call extends the previous one.
 
-    `shared` is what stands in front of it, `before` and `after` what follows there in the one call and the other.
+    `shared` is the text before that byte; `before` and `after` follow it in the previous and in this call.
     """
 
     byte: int | None
@@ -33,7 +34,7 @@ class Divergence(msgspec.Struct, frozen=True):
 
 
 def divergence(events: Iterable[Event], session_id: str, models: Models, *, ordinal: int) -> Divergence | None:
-    """Of the request with this number; None where there is none, or none before it that it could be compared with."""
+    """For request number `ordinal`; None if it does not exist or has no predecessor with the same model."""
     state, draft, number = State(session_id), None, 0
     before: bytes | None = None
     for event in events:
@@ -46,6 +47,7 @@ def divergence(events: Iterable[Event], session_id: str, models: Models, *, ordi
                     return None if before is None else compared(before, draft.scroll.cacheable_bytes())
                 if number == ordinal - 1:
                     before = draft.scroll.cacheable_bytes()
+            # Another model has its own cache, and maybe another encoding: nothing to compare with.
             case ModelSwitched():
                 draft, before = None, None
             case _:

@@ -1,4 +1,4 @@
-"""How a request is refused: a status, a code that programs can read, one line for people."""
+"""HTTP errors of the service: a status, a code for programs, and one line for people."""
 
 from collections.abc import Mapping
 
@@ -16,21 +16,21 @@ class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ErrorReply(msgspec.Struct, frozen=True):
-    """The one shape of every error."""
+    """The format of every error response."""
 
     error: Refusal
 
 
 class RefusedError(Exception):
-    """Raised anywhere behind a route, answered at the rim; the message is one line without credentials."""
+    """Raised anywhere in a route and answered by the app; the message is one line with credentials redacted."""
 
     def __init__(self, status: int, code: str, message: str, *, details: Mapping[str, object] | None = None) -> None:
-        # It may quote what was sent, and that may be anything.
-        shown = " ".join(redacted(message).split())[:MESSAGE_CHARS_MAX]
-        super().__init__(shown)
+        # The message may quote the request, which may contain anything.
+        safe_message = " ".join(redacted(message).split())[:MESSAGE_CHARS_MAX]
+        super().__init__(safe_message)
         self.status = status
-        self.reply = ErrorReply(Refusal(code, shown, dict(details) if details else None))
+        self.reply = ErrorReply(Refusal(code, safe_message, dict(details) if details else None))
 
 
 def not_found(what: str, name: str) -> RefusedError:
-    return RefusedError(404, f"{what}_not_found", f"there is no {what} {name[:80]!a}")
+    return RefusedError(404, f"{what}_not_found", f"no {what} {name[:80]!a}")

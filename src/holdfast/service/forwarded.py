@@ -1,4 +1,4 @@
-"""What was changed in a session that went through the gateway, and what it would have cost, over HTTP."""
+"""HTTP routes for gateway sessions: the changes made to each request, and what the session would have cost."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ NUMBER_MAX = 10**9
 
 
 class ChangesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Calls behind number `after`, oldest first."""
+    """Calls after number `after`, oldest first."""
 
     session_id: str
     after: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)] = 0
@@ -26,9 +26,9 @@ class ChangesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ForwardedCall(msgspec.Struct, frozen=True):
-    """Why a call was taken for one of this session, how sure that is, and what was changed in it, or could be.
+    """Why a call was matched to this session, with which confidence, and the changes made or possible.
 
-    Diffs show every letter as x and every digit as 0.
+    Diffs are masked: every letter is x, every digit is 0.
     """
 
     number: int
@@ -39,44 +39,44 @@ class ForwardedCall(msgspec.Struct, frozen=True):
 
 
 class ForwardedCalls(msgspec.Struct, frozen=True):
-    """`more` says whether others come behind."""
+    """`more` says whether another page follows."""
 
     session_id: str
     calls: tuple[ForwardedCall, ...]
     more: bool
 
 
-async def show_costs(service: Service, request: OneSession) -> Counterfactual:
+async def show_costs(context: Service, request: OneSession) -> Counterfactual:
     def read() -> Counterfactual:
-        _check_known(service, request.session_id)
-        made = counterfactual(service.log.read(request.session_id), service.models)
-        if made is None:
-            raise RefusedError(404, "costs_not_found", "nothing of this session went through the gateway at a price")
-        return made
+        _check_exists(context, request.session_id)
+        costs = counterfactual(context.log.read(request.session_id), context.models)
+        if costs is None:
+            raise RefusedError(404, "costs_not_found", "this session has no priced calls through the gateway")
+        return costs
 
     return await asyncio.to_thread(read)
 
 
-async def show_changes(service: Service, request: ChangesRequest) -> ForwardedCalls:
+async def show_changes(context: Service, request: ChangesRequest) -> ForwardedCalls:
     def read() -> ForwardedCalls:
-        _check_known(service, request.session_id)
-        calls = list(islice(_calls(service, request), request.limit + 1))
+        _check_exists(context, request.session_id)
+        calls = list(islice(_calls(context, request), request.limit + 1))
         return ForwardedCalls(request.session_id, tuple(calls[: request.limit]), len(calls) > request.limit)
 
     return await asyncio.to_thread(read)
 
 
-def _calls(service: Service, request: ChangesRequest) -> Iterator[ForwardedCall]:
-    payloads = (event.payload for event in service.log.read(request.session_id))
-    forwarded = (payload for payload in payloads if isinstance(payload, GatewayForwarded))
-    for number, one in enumerate(forwarded, 1):
+def _calls(context: Service, request: ChangesRequest) -> Iterator[ForwardedCall]:
+    events = context.log.read(request.session_id)
+    forwarded = (event.payload for event in events if isinstance(event.payload, GatewayForwarded))
+    for number, payload in enumerate(forwarded, 1):
         if number > request.after:
-            yield ForwardedCall(number, one.because, one.confidence, one.improved, one.changes)
+            yield ForwardedCall(number, payload.because, payload.confidence, payload.improved, payload.changes)
 
 
-def _check_known(service: Service, session_id: str) -> None:
-    """Raises RefusedError where there is no such session."""
-    if next(service.log.read(session_id), None) is None:
+def _check_exists(context: Service, session_id: str) -> None:
+    """Raises RefusedError if the session does not exist."""
+    if next(context.log.read(session_id), None) is None:
         raise not_found("session", session_id)
 
 
@@ -88,7 +88,7 @@ ROUTES: tuple[Route, ...] = (
         request=OneSession,
         reply=Counterfactual,
         rule="read",
-        summary="What a forwarded session cost, and would have cost: improved, under other plans, at the least.",
+        summary="Cost of a gateway session: actual, rewritten, under other caching policies, and at the optimum.",
         refusals=(404,),
     ),
     route(
@@ -98,7 +98,7 @@ ROUTES: tuple[Route, ...] = (
         request=ChangesRequest,
         reply=ForwardedCalls,
         rule="read",
-        summary="A page of the calls of a forwarded session: what was changed in each, or could be, as a masked diff.",
+        summary="A page of the calls of a gateway session, with the changes made or possible as masked diffs.",
         refusals=(404,),
     ),
 )

@@ -1,4 +1,4 @@
-"""Whether the service lives, whether it can work, and what it has counted."""
+"""Liveness, readiness and Prometheus metrics."""
 
 import asyncio
 from collections.abc import Iterator
@@ -21,46 +21,46 @@ class Health(msgspec.Struct, frozen=True):
     version: str
 
 
-async def healthy(service: Service, request: Nothing) -> Health:
+async def healthy(context: Service, request: Nothing) -> Health:
     return Health("ok", __version__)
 
 
-async def ready(service: Service, request: Nothing) -> Health:
+async def ready(context: Service, request: Nothing) -> Health:
     try:
-        await asyncio.to_thread(service.records.newest_place)
+        await asyncio.to_thread(context.records.newest_place)
     except StoreError as error:
         raise RefusedError(503, "store_unavailable", "the store cannot be read") from error
     return Health("ready", __version__)
 
 
-async def metrics(service: Service, request: Nothing, last_event_id: str | None) -> Answer:
-    scope = Scope(simulated=service.simulated)
-    spent = await asyncio.to_thread(lambda: list(_spent(service.log.tables(), scope)))
-    lines = [*service.counted.lines(), *spent]
+async def metrics(context: Service, request: Nothing, last_event_id: str | None) -> Answer:
+    scope = Scope(simulated=context.simulated)
+    call_lines = await asyncio.to_thread(lambda: list(_call_metrics(context.log.tables(), scope)))
+    lines = [*context.counted.lines(), *call_lines]
     return Answer(("\n".join(lines) + "\n").encode(), PLAIN_TEXT)
 
 
-def _spent(tables: Tables, scope: Scope) -> Iterator[str]:
-    """What all calls of the store took, by model."""
-    models = sorted(tables.models(scope), key=lambda one: (one.model, one.provider))
+def _call_metrics(tables: Tables, scope: Scope) -> Iterator[str]:
+    """Calls, tokens and cost of all calls in the store, by model."""
+    rows = sorted(tables.models(scope), key=lambda row: (row.model, row.provider))
     usage: dict[str, Usage] = {}
     calls: dict[str, int] = {}
     cost: dict[str, Decimal] = {}
-    for one in models:
-        cost[one.model] = cost.get(one.model, Decimal(0)) + one.amounts.spent_usd
-        if one.amounts.calls:
-            usage[one.model] = usage.get(one.model, Usage()) + one.amounts.usage
-            calls[one.model] = calls.get(one.model, 0) + one.amounts.calls
-    yield from header("holdfast_llm_calls_total", "counter", "Calls that a provider was paid for.")
+    for row in rows:
+        cost[row.model] = cost.get(row.model, Decimal(0)) + row.amounts.spent_usd
+        if row.amounts.calls:
+            usage[row.model] = usage.get(row.model, Usage()) + row.amounts.usage
+            calls[row.model] = calls.get(row.model, 0) + row.amounts.calls
+    yield from header("holdfast_llm_calls_total", "counter", "Billed calls.")
     for model in sorted(calls):
         yield sample("holdfast_llm_calls_total", {"model": model}, calls[model])
     yield from header("holdfast_llm_tokens_total", "counter", "Tokens by kind; the kinds do not overlap.")
     for model in sorted(usage):
-        took = usage[model]
-        kinds = {"input": took.input, "cache_read": took.cache_read, "cache_write": took.cache_write}
-        for kind, count in (*kinds.items(), ("output", took.output)):
+        totals = usage[model]
+        kinds = {"input": totals.input, "cache_read": totals.cache_read, "cache_write": totals.cache_write}
+        for kind, count in (*kinds.items(), ("output", totals.output)):
             yield sample("holdfast_llm_tokens_total", {"model": model, "kind": kind}, count)
-    yield from header("holdfast_llm_cost_usd_total", "counter", "US dollars by the catalog's prices.")
+    yield from header("holdfast_llm_cost_usd_total", "counter", "Cost in US dollars at catalog prices.")
     for model in sorted(cost):
         yield sample("holdfast_llm_cost_usd_total", {"model": model}, float(cost[model]))
 
@@ -73,7 +73,7 @@ ROUTES: tuple[Route, ...] = (
         request=Nothing,
         reply=Health,
         rule="open",
-        summary="Whether the process answers.",
+        summary="Whether the process is alive.",
     ),
     route(
         "GET",
@@ -90,7 +90,7 @@ ROUTES: tuple[Route, ...] = (
         metrics,
         request=Nothing,
         rule="read",
-        summary="What was counted, for Prometheus.",
+        summary="Metrics in Prometheus text format.",
         content_type=PLAIN_TEXT,
     ),
 )

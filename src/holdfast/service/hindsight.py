@@ -1,4 +1,4 @@
-"""What the same prompts would have cost under another plan: under the best one, and under those of others."""
+"""What the same prompts would have cost under the optimal caching plan, and under other tools' policies."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -21,13 +21,14 @@ from holdfast.replay.recording import Transcript, counted_once
 from holdfast.replay.stored import stored_transcript
 from holdfast.replay.totals import Totals
 
+# Computing the optimum takes time per session; this bounds one request to the route.
 SESSIONS_MAX = 200
 RIVAL_SESSIONS_MAX = 20
-"""How many sessions are played again, the newest first: each takes a while."""
+"""How many sessions are replayed, newest first: each takes a while."""
 
 
 class Booked(Log, KeepsTables, Protocol):
-    """A log, and what it adds up to."""
+    """A log with analytics queries."""
 
 
 class RivalRow(msgspec.Struct, frozen=True):
@@ -37,7 +38,7 @@ class RivalRow(msgspec.Struct, frozen=True):
 
 
 class Rivals(msgspec.Struct, frozen=True):
-    """Tokens as we count them, prompts only, at the prices of today: to be compared with one another alone."""
+    """Estimated tokens of prompts only, at today's prices: comparable with each other, not with the bill."""
 
     sessions: int
     policies: tuple[RivalRow, ...]
@@ -52,9 +53,10 @@ class RegretRow(msgspec.Struct, frozen=True):
 
 
 class Regret(msgspec.Struct, frozen=True):
-    """`regret_usd` is what was spent above the least that any plan could have cost, knowing what came.
+    """`regret_usd` is the cost above the optimum, which knows all later calls.
 
-    `planned_usd` is what our plan would cost, from and to: nobody says whether long lifetimes keep short prefixes.
+    `planned_usd` is the cost of our plan as a range: providers do not document whether a long TTL also keeps the
+    shorter prefixes inside it.
     """
 
     spent_usd: float
@@ -93,34 +95,35 @@ def regret_of(log: Booked, models: Models, scope: Scope) -> Regret:
 
 
 def rival_costs(log: Booked, models: Models, scope: Scope) -> Rivals:
-    """Each conversation by the rules and at today's prices of the model that answered most of its calls."""
+    """Replays each session with the cache rules and today's prices of the model with most of its calls."""
     totals, ours = Totals(), OurPolicy(Learned())
     transcripts, _ = _transcripts(log, scope, sessions_max=RIVAL_SESSIONS_MAX)
-    for one in transcripts:
-        name = Counter(call.model or "" for call in one.recording.calls).most_common(1)[0][0]
+    for transcript in transcripts:
+        name = Counter(call.model or "" for call in transcript.recording.calls).most_common(1)[0][0]
         try:
             row = find_model(name, models)
         except UserError:
             continue
-        if one.spelled and takes_marks(row):
+        if transcript.spelled and takes_marks(row):
+            # Our policy learns from session to session, as it does in production; the other policies have no memory.
             ours = OurPolicy(ours.learned())
             policies: tuple[Policy, ...] = (ours, *compared().values())
-            totals.add(compare(one.recording, policies, setting_for(row, ttl_upgrade=False)), None, 0)
+            totals.add(compare(transcript.recording, policies, setting_for(row, ttl_upgrade=False)), None, 0)
     rows = (RivalRow(row.policy, _usd(row.cost_usd), round(row.read_share, 6)) for row in totals.report().policies)
     return Rivals(totals.recordings, tuple(sorted(rows, key=lambda row: (row.cost_usd, row.policy))))
 
 
 def _transcripts(log: Booked, scope: Scope, *, sessions_max: int) -> tuple[list[Transcript], int]:
-    """Those of the newest sessions with a call in the window, and how many were left out."""
-    within = list(_callers(log, scope))
-    found = counted_once(_read(within[:sessions_max], log), since=scope.since)
-    return found, max(0, len(within) - sessions_max)
+    """Transcripts of the newest sessions with a call in the window, and how many sessions were left out."""
+    session_ids = list(_sessions_with_calls(log, scope))
+    transcripts = counted_once(_read(session_ids[:sessions_max], log), since=scope.since)
+    return transcripts, max(0, len(session_ids) - sessions_max)
 
 
-def _callers(log: Booked, scope: Scope) -> Iterator[str]:
+def _sessions_with_calls(log: Booked, scope: Scope) -> Iterator[str]:
     tables, offset = log.tables(), 0
     while page := tables.session_amounts(scope, order="newest", limit=PAGE_MAX, offset=offset):
-        yield from (one.id for one in page if one.amounts.calls)
+        yield from (session.id for session in page if session.amounts.calls)
         offset += len(page)
 
 

@@ -1,4 +1,4 @@
-"""Whether a request was meant for us: no name that was bent to this address, no page of somebody else's."""
+"""Host and Origin checks against DNS rebinding and cross-site requests."""
 
 import ipaddress
 from collections.abc import Collection
@@ -12,28 +12,29 @@ _SCHEMES = ("http", "https")
 def check_origin(
     host: str | None, origin: str | None, fetch_site: str | None, *, allowed_hosts: Collection[str]
 ) -> None:
-    """Raises RefusedError for a Host that is not ours, and for what a page of another origin has sent.
+    """Raises RefusedError for an unknown Host, and for requests sent by a page of another origin.
 
-    A number cannot be bent to another address, so that every IP address is taken; a name must be known.
+    DNS rebinding needs a name, so every IP address is accepted; names must be listed.
     """
     name = host_name(host or "")
     if name is None or not (name in allowed_hosts or name == "localhost" or is_address(name)):
-        raise RefusedError(421, "unknown_host", "this service is not known under that name; see --allow-host")
+        raise RefusedError(421, "unknown_host", "unknown host name; allow it with --allow-host")
     if origin is not None and not _is_same(origin, host or ""):
-        raise RefusedError(403, "cross_origin", "pages of another origin may not use this service")
+        raise RefusedError(403, "cross_origin", "cross-origin requests are not allowed")
+    # Browsers send no Origin with cross-site GETs of images and scripts, but they do send Sec-Fetch-Site.
     if origin is None and fetch_site is not None and fetch_site not in ("same-origin", "none"):
-        raise RefusedError(403, "cross_origin", "pages of another origin may not use this service")
+        raise RefusedError(403, "cross_origin", "cross-origin requests are not allowed")
 
 
 def host_name(host: str) -> str | None:
-    """The host without its port, in small letters; None where it is none."""
+    """The host without port, in lower case; None if it is malformed."""
     try:
         parts = urlsplit(f"//{host}")
         port_is_number = parts.port is None or parts.port >= 0
     except ValueError:
         return None
-    plain = parts.netloc == host and "@" not in host and not (parts.path or parts.query or parts.fragment)
-    return parts.hostname if plain and port_is_number else None
+    is_plain = parts.netloc == host and "@" not in host and not (parts.path or parts.query or parts.fragment)
+    return parts.hostname if is_plain and port_is_number else None
 
 
 def is_address(name: str) -> bool:
@@ -45,7 +46,7 @@ def is_address(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
+    """Whether only this machine can reach a listener on that host."""
     if host == "localhost":
         return True
     return is_address(host) and ipaddress.ip_address(host).is_loopback

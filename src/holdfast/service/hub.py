@@ -1,7 +1,7 @@
-"""Who hears of events as they come, from whichever process: one look at the store for all listeners.
+"""Distributes new events of all processes to live listeners, with one store poll for all of them.
 
-A listener that is slow costs no memory: what it has not seen is read again from the store, as far back as a limit, and
-what lies further back is left out and said to be.
+A slow listener costs no memory: it catches up from the store, up to a limit. Beyond the limit events are skipped, and
+the listener is notified.
 """
 
 import asyncio
@@ -16,30 +16,31 @@ from holdfast.errors import StoreError
 from holdfast.events.records import Feed, Placed
 
 POLL_SECONDS = 0.2
+# Proxies close idle connections, commonly after 30 to 60 seconds; a comment line keeps the feed open.
 QUIET_SECONDS_MAX = 15.0
 RING_EVENTS_MAX = 1_000
 LAG_PLACES_MAX = 10_000
 PAGE_EVENTS = 128
 GAP_SECONDS_MAX = 2.0
-"""How long a place may be missing before it is taken to stay empty: another program may be about to fill it."""
+"""How long to wait for a missing sequence number: another process may have reserved it and not committed yet."""
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """Places behind `after` up to `until` were left out for a listener that was too far behind."""
+    """Events after `after`, up to and including `until`, were skipped because the listener was too far behind."""
 
     after: int
     until: int
 
 
 class Quiet(msgspec.Struct, frozen=True):
-    """Nothing has happened for a while."""
+    """No event for QUIET_SECONDS_MAX; lets the feed send a keep-alive comment."""
 
 
 Heard = Placed | Dropped | Quiet
 
 
 class Hub:
-    """Looks at the store only while somebody listens. All methods belong to one event loop."""
+    """Polls the store only while there are listeners. All methods must be called from one event loop."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Hub:
         self._poll_seconds = poll_seconds
         self._lag_places_max = lag_places_max
         self._ring: deque[Placed] = deque(maxlen=ring_events_max)
-        self._floor = 0  # Everything behind this place, up to the newest, is in the ring.
+        self._floor = 0  # All events after this place, up to the newest, are in the ring.
         self._newest: int | None = None
         self._gap: tuple[int, float] | None = None
         self.listeners = 0
@@ -66,21 +67,18 @@ class Hub:
 
     @property
     def place(self) -> int | None:
-        """The newest place that was looked at; None before the first listener."""
+        """The newest place that was read; None before the first listener."""
         return self._newest
 
-    @property
-    def is_looking(self) -> bool:
-        return self._task is not None
-
     async def listen(self, after: int | None = None, *, to_the_end: bool = False) -> AsyncGenerator[Heard, None]:
-        """Everything behind a place, then everything as it comes; without a place, from now on.
+        """Yields the events after a place, then new ones as they arrive; without a place, only new ones.
 
-        Ends at `close`: at once, or with the newest event that was seen until then.
+        Ends at `close`: at once, or with `to_the_end` after the newest event read until then.
         """
         self.listeners += 1
         try:
             place = await self._start() if after is None else after
+            # Also with a place given; the poll may not be running yet.
             await self._start()
             while not self._closed or (to_the_end and place < (self._newest or 0)):
                 newest = self._newest or 0
@@ -104,7 +102,7 @@ class Hub:
                 self._newest = self._floor = newest
                 self._ring.clear()
                 self._failure = None
-                self._task = asyncio.ensure_future(self._look())
+                self._task = asyncio.ensure_future(self._poll())
         return self._newest or 0
 
     async def _page(self, place: int, newest: int) -> list[Placed]:
@@ -113,12 +111,12 @@ class Hub:
         if place >= self._floor:
             return [placed for placed in self._ring if placed.place > place]
         page = await asyncio.to_thread(self._feed.behind, place, limit=PAGE_EVENTS)
-        found = [placed for placed in page if placed.place <= newest]
-        # Nothing is left where sessions were deleted.
-        return found or [Placed(newest, None)]
+        events = [placed for placed in page if placed.place <= newest]
+        # Empty if the sessions were deleted; the placeholder moves the listener forward.
+        return events or [Placed(newest, None)]
 
     async def _wait(self) -> bool:
-        """Whether something came before it has been quiet for long."""
+        """Waits for news; false after QUIET_SECONDS_MAX without any."""
         if self._failure is not None:
             raise self._failure
         if self._closed:
@@ -129,17 +127,17 @@ class Hub:
                 return True
         return False
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
             while not self._closed:
-                if not await self._take():
+                if not await self._read_new():
                     await asyncio.sleep(self._poll_seconds)
         except StoreError as error:
             self._failure = error
-            self._tell()
+            self._notify()
 
-    async def _take(self) -> bool:
-        """Take what is new, as far as no place before it can still be filled."""
+    async def _read_new(self) -> bool:
+        """Reads new events up to the first gap that another process may still fill; returns whether there were any."""
         before = self._newest or 0
         place = before
         for placed in await asyncio.to_thread(self._feed.behind, before, limit=PAGE_EVENTS):
@@ -149,9 +147,10 @@ class Hub:
                 self._floor = self._ring[0].place
             self._ring.append(placed)
             place = placed.place
+        # Advance only to here: after a gap, a listener would miss the event that fills it.
         self._newest = place
         if place > before:
-            self._tell()
+            self._notify()
         return place > before
 
     def _may_be_filled(self, place: int) -> bool:
@@ -159,7 +158,7 @@ class Hub:
             self._gap = place, self._clock()
         return self._clock() - self._gap[1] < GAP_SECONDS_MAX
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -170,7 +169,7 @@ class Hub:
             await asyncio.gather(task, return_exceptions=True)
 
     async def close(self) -> None:
-        """Every listener comes to its end."""
+        """Ends all listeners."""
         self._closed = True
-        self._tell()
+        self._notify()
         await self._stop()

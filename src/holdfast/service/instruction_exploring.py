@@ -1,4 +1,4 @@
-"""What an intent would load and why, and how recalls fared from day to day; nothing of it is put on record."""
+"""HTTP routes that explain a recall without recording it, and show recall quality by day."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -27,7 +27,7 @@ class ExploreQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScoredUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """`outcome` is why it was loaded, or what kept it out; `place` is its place among the loaded."""
+    """`outcome` is why the unit was loaded or left out; `place` is its rank among the loaded ones."""
 
     name: str
     score: float
@@ -59,7 +59,7 @@ class DaysQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DayMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """A day of UTC; `used` and `missed` count units, as the recalls of that day were closed."""
+    """One UTC day; `used` and `missed` count units as reported when that day's recalls were closed."""
 
     day: str
     recalls: int
@@ -81,36 +81,36 @@ def explore(library: Library, request: ExploreQuery) -> Explored:
     agent = known_agent(library, request.agent_id)
     if not request.intent.strip():
         raise InstructionError("intent_required", "say in `intent` what an agent is about to do")
-    _, shelf = library.shelf(agent.id, agent)
+    _, instruction_set = library.shelf(agent.id, agent)
     question = Question(
         intent=request.intent,
         max_chunks=request.max_chunks,
         token_budget=request.token_budget,
         use_floor=library.settings.use_floor,
     )
-    recalled = shelf.recall(question)
-    taken = {one.name: (place, one.kind) for place, one in enumerate(recalled.chunks, start=1)}
-    kept_out = {one.name: one.reason for one in recalled.dropped}
-    ranking = shelf.ranking(question)
+    recalled = instruction_set.recall(question)
+    loaded = {chunk.name: (rank, chunk.kind) for rank, chunk in enumerate(recalled.chunks, start=1)}
+    left_out = {unit.name: unit.reason for unit in recalled.dropped}
+    ranking = instruction_set.ranking(question)
     units = tuple(
         ScoredUnit(
-            name=one.id,
-            score=one.score,
-            relevance=one.relevance,
+            name=unit.id,
+            score=unit.score,
+            relevance=unit.relevance,
             stages=tuple(StageTold(share.stage, share.fit, share.added) for share in why.shares),
             matched_terms=why.matched_terms,
             links=why.links,
-            lifted=one.id in shelf.lifted,
-            tokens=shelf.contents[one.id].tokens if one.id in shelf.contents else None,
-            place=taken[one.id][0] if one.id in taken else None,
-            outcome=taken[one.id][1] if one.id in taken else kept_out.get(one.id, "unavailable"),
+            lifted=unit.id in instruction_set.lifted,
+            tokens=instruction_set.contents[unit.id].tokens if unit.id in instruction_set.contents else None,
+            place=loaded[unit.id][0] if unit.id in loaded else None,
+            outcome=loaded[unit.id][1] if unit.id in loaded else left_out.get(unit.id, "unavailable"),
         )
-        for one, why in ((place, ranking.why(place.id)) for place in ranking.places)
+        for unit, why in ((unit, ranking.why(unit.id)) for unit in ranking.places)
     )
     return Explored(
         intent=request.intent,
-        floor=shelf.index.floor if library.settings.use_floor else 0.0,
-        model=shelf.index.embedding_model_version,
+        floor=instruction_set.index.floor if library.settings.use_floor else 0.0,
+        model=instruction_set.index.embedding_model_version,
         total_tokens=recalled.total_tokens,
         truncated=recalled.truncated,
         units=units,
@@ -118,36 +118,37 @@ def explore(library: Library, request: ExploreQuery) -> Explored:
 
 
 def show_days(library: Library, request: DaysQuery) -> DaysTold:
-    """Every day of the time that was asked for, those without a recall too."""
+    """Every day of the requested period, including days without a recall."""
     agent = known_agent(library, request.agent_id)
     manifest = library.records.manifest(agent.id)
+    # Whole UTC days, so that the figures of past days do not change with the time of the request.
     today = datetime.fromtimestamp(library.now() / 1000, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     first = today - timedelta(days=request.days - 1)
     records = library.records.audits(agent.id, since=int(first.timestamp() * 1000))
     by_day: dict[str, list[AuditRecord]] = {
         f"{first + timedelta(days=number):%Y-%m-%d}": [] for number in range(request.days)
     }
-    for one in records:
-        by_day.setdefault(f"{datetime.fromtimestamp(one.created_at / 1000, UTC):%Y-%m-%d}", []).append(one)
+    for record in records:
+        by_day.setdefault(f"{datetime.fromtimestamp(record.created_at / 1000, UTC):%Y-%m-%d}", []).append(record)
     return DaysTold(
-        tuple(_day(day, some, k=request.k) for day, some in by_day.items()),
+        tuple(_day(day, of_day, k=request.k) for day, of_day in by_day.items()),
         measured(records, manifest.body if manifest else (), k=request.k),
     )
 
 
 def _day(day: str, records: Sequence[AuditRecord], *, k: int) -> DayMeasured:
-    told = measured(records, (), k=k)
-    closed = [one for one in records if one.event_type == "recall" and one.audit_closed is not None]
+    measures = measured(records, (), k=k)
+    closed = [record for record in records if record.event_type == "recall" and record.audit_closed is not None]
     return DayMeasured(
         day=day,
-        recalls=told.recalls,
-        closed=told.closed,
-        used=sum(len(one.used_chunks) for one in closed),
-        missed=sum(len(one.missed_chunks) for one in closed),
-        recall_at_k=told.recall_at_k,
-        hit_at_k=told.hit_at_k,
-        miss_rate=told.miss_rate,
-        detected=told.detected,
+        recalls=measures.recalls,
+        closed=measures.closed,
+        used=sum(len(record.used_chunks) for record in closed),
+        missed=sum(len(record.missed_chunks) for record in closed),
+        recall_at_k=measures.recall_at_k,
+        hit_at_k=measures.hit_at_k,
+        miss_rate=measures.miss_rate,
+        detected=measures.detected,
     )
 
 
@@ -157,13 +158,13 @@ ROUTES: tuple[Route, ...] = (
         explore,
         request=ExploreQuery,
         reply=Explored,
-        summary="What an intent would load, with the scores of every stage; it is not put on record.",
+        summary="What an intent would load, with the scores of every stage; not recorded.",
     ),
     page_route(
         "/api/instructions/{agent_id}/days",
         show_days,
         request=DaysQuery,
         reply=DaysTold,
-        summary="Recalls, hits and misses from day to day.",
+        summary="Recalls, hits and misses by day.",
     ),
 )

@@ -1,4 +1,4 @@
-"""What a page shows of the instructions of agents: who has which manifest, what is found, what waits for people."""
+"""HTTP routes behind the dashboard's instructions pages: agents, manifests, coverage and pending versions."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class AgentsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
-    """`failing` units are found by too few; `waiting` versions by nobody, until somebody approves or signs them."""
+    """`failing` counts units below the coverage threshold, `waiting` versions that need an approval or a signature."""
 
     agent_id: str
     shortname: str | None
@@ -48,7 +48,7 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentsTold(msgspec.Struct, frozen=True):
-    """By id. `enabled` is false where the service keeps no instructions."""
+    """Sorted by id. `enabled` is false if the service runs without instructions."""
 
     enabled: bool
     agents: tuple[AgentLine, ...] = ()
@@ -56,14 +56,14 @@ class AgentsTold(msgspec.Struct, frozen=True):
 
 
 class FailureTold(msgspec.Struct, frozen=True):
-    """Null where nothing at all was found that fits."""
+    """A probe query that missed; `taken_by` is the unit found instead, null if none was."""
 
     query: str
     taken_by: str | None
 
 
 class UnitLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit as the manifest lists it, the version that is handed out, and how well it is found."""
+    """A unit of the manifest, its active version, and its coverage."""
 
     name: str
     description: str
@@ -102,7 +102,7 @@ class VersionLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitingLine(msgspec.Struct, frozen=True, kw_only=True):
-    """`needs` are the kinds of approval that nobody has given; a version in quarantine needs a signature."""
+    """`needs` lists the missing kinds of approval; a quarantined version needs a signature instead."""
 
     unit: str
     version: str
@@ -125,8 +125,8 @@ class AgentPage(msgspec.Struct, frozen=True, kw_only=True):
 
 def list_agents(library: Library, request: AgentsQuery) -> AgentsTold:
     agents = library.records.agents()[request.skip : request.skip + request.limit + 1]
-    shown = agents[: request.limit]
-    return AgentsTold(True, tuple(_line(library, one) for one in shown), len(agents) > len(shown))
+    page = agents[: request.limit]
+    return AgentsTold(True, tuple(_agent_line(library, agent) for agent in page), len(agents) > len(page))
 
 
 def show_agent(library: Library, request: OneAgent) -> AgentPage:
@@ -134,24 +134,24 @@ def show_agent(library: Library, request: OneAgent) -> AgentPage:
     manifest = library.records.manifest(agent.id)
     run = library.records.coverage(agent.id)
     return AgentPage(
-        agent=_line(library, agent),
+        agent=_agent_line(library, agent),
         migration_mode=manifest.migration_mode if manifest else None,
-        coverage=_state(run) if run else None,
-        units=_units(library, agent, run) if manifest else (),
-        versions=_versions(library, manifest) if manifest else (),
-        waiting=_waiting(library, agent, manifest),
+        coverage=_coverage_state(run) if run else None,
+        units=_unit_lines(library, agent, run) if manifest else (),
+        versions=_version_lines(library, manifest) if manifest else (),
+        waiting=_pending_lines(library, agent, manifest),
     )
 
 
-def known_agent(library: Library, said: str) -> Agent:
-    """Raises RefusedError."""
-    agent = library.records.agent(said)
+def known_agent(library: Library, agent_id: str) -> Agent:
+    """Raises RefusedError if there is none."""
+    agent = library.records.agent(agent_id)
     if agent is None:
-        raise RefusedError(404, "agent_not_found", "there is no such agent; the list of all has no line for it")
+        raise RefusedError(404, "agent_not_found", "no such agent; GET /api/instructions lists all agents")
     return agent
 
 
-def _line(library: Library, agent: Agent) -> AgentLine:
+def _agent_line(library: Library, agent: Agent) -> AgentLine:
     manifest = library.records.manifest(agent.id)
     run = library.records.coverage(agent.id)
     return AgentLine(
@@ -163,19 +163,19 @@ def _line(library: Library, agent: Agent) -> AgentLine:
         published_at=maybe_told_time(manifest.created_at if manifest else None),
         units=len(manifest.body) if manifest else 0,
         token_count=manifest.token_count if manifest else 0,
-        failing=sum(not one.passed for one in run.units) if run else 0,
+        failing=sum(not unit.passed for unit in run.units) if run else 0,
         measured_at=maybe_told_time(run.finished_at if run else None),
-        waiting=len(_waiting(library, agent, manifest)),
+        waiting=len(_pending_lines(library, agent, manifest)),
     )
 
 
-def _units(library: Library, agent: Agent, run: CoverageRun | None) -> tuple[UnitLine, ...]:
-    _, shelf = library.shelf(agent.id, agent)
-    measured = {one.unit: one for one in run.units} if run else {}
+def _unit_lines(library: Library, agent: Agent, run: CoverageRun | None) -> tuple[UnitLine, ...]:
+    _, instruction_set = library.shelf(agent.id, agent)
+    coverage_by_unit = {unit.unit: unit for unit in run.units} if run else {}
 
-    def told(entry: Entry) -> UnitLine:
-        content = shelf.contents.get(entry.name)
-        found: UnitCoverage | None = measured.get(entry.name)
+    def make_line(entry: Entry) -> UnitLine:
+        content = instruction_set.contents.get(entry.name)
+        coverage: UnitCoverage | None = coverage_by_unit.get(entry.name)
         line = UnitLine(
             name=entry.name,
             description=entry.description,
@@ -185,23 +185,23 @@ def _units(library: Library, agent: Agent, run: CoverageRun | None) -> tuple[Uni
             task_types=entry.required_by_task_types,
             version=content.version if content else None,
             tokens=content.tokens if content else None,
-            lifted=entry.name in shelf.lifted,
+            lifted=entry.name in instruction_set.lifted,
         )
-        if found is None:
+        if coverage is None:
             return line
         return msgspec.structs.replace(
             line,
-            coverage_pct=found.coverage_pct,
-            scaled_pct=found.scaled_pct,
-            hit_at_10=found.hit_at_10,
-            passed=found.passed,
-            failures=tuple(FailureTold(one.query, one.taken_by) for one in found.failures),
+            coverage_pct=coverage.coverage_pct,
+            scaled_pct=coverage.scaled_pct,
+            hit_at_10=coverage.hit_at_10,
+            passed=coverage.passed,
+            failures=tuple(FailureTold(failure.query, failure.taken_by) for failure in coverage.failures),
         )
 
-    return tuple(map(told, shelf.manifest.body))
+    return tuple(map(make_line, instruction_set.manifest.body))
 
 
-def _state(run: CoverageRun) -> CoverageState:
+def _coverage_state(run: CoverageRun) -> CoverageState:
     return CoverageState(
         measured_at=told_time(run.finished_at),
         kind=run.kind,
@@ -212,32 +212,33 @@ def _state(run: CoverageRun) -> CoverageState:
     )
 
 
-def _versions(library: Library, newest: Manifest) -> tuple[VersionLine, ...]:
-    """The newest first, no more than are read at once."""
-    found: list[Manifest] = []
-    one: Manifest | None = newest
-    while one is not None and len(found) < VERSIONS_MAX:
-        found.append(one)
-        one = library.records.manifest_at(one.agent_id, one.created_at - 1)
+def _version_lines(library: Library, newest: Manifest) -> tuple[VersionLine, ...]:
+    """Newest first, at most VERSIONS_MAX."""
+    manifests: list[Manifest] = []
+    current: Manifest | None = newest
+    while current is not None and len(manifests) < VERSIONS_MAX:
+        manifests.append(current)
+        # Times are milliseconds: the manifest in force just before this one was published.
+        current = library.records.manifest_at(current.agent_id, current.created_at - 1)
     return tuple(
         VersionLine(
-            version=one.version,
-            published_at=told_time(one.created_at),
-            published_by=one.provenance.published_by,
-            superseded_at=maybe_told_time(one.superseded_at),
-            units=len(one.body),
-            token_count=one.token_count,
-            skipped_gate=one.provenance.skipped_gate,
-            cosigned_by=one.provenance.cosigned_by,
+            version=manifest.version,
+            published_at=told_time(manifest.created_at),
+            published_by=manifest.provenance.published_by,
+            superseded_at=maybe_told_time(manifest.superseded_at),
+            units=len(manifest.body),
+            token_count=manifest.token_count,
+            skipped_gate=manifest.provenance.skipped_gate,
+            cosigned_by=manifest.provenance.cosigned_by,
         )
-        for one in found
+        for manifest in manifests
     )
 
 
-def _waiting(library: Library, agent: Agent, manifest: Manifest | None) -> tuple[WaitingLine, ...]:
+def _pending_lines(library: Library, agent: Agent, manifest: Manifest | None) -> tuple[WaitingLine, ...]:
     approvals = library.records.approvals(agent.id) if manifest else ()
 
-    def told(entry: Entry, unit: UnitVersion) -> WaitingLine:
+    def make_line(entry: Entry, unit: UnitVersion) -> WaitingLine:
         return WaitingLine(
             unit=entry.name,
             version=unit.version,
@@ -250,19 +251,19 @@ def _waiting(library: Library, agent: Agent, manifest: Manifest | None) -> tuple
         )
 
     return tuple(
-        told(entry, unit)
+        make_line(entry, unit)
         for entry in (manifest.body if manifest else ())
-        for unit in _not_told(library.records.versions_of(*owner_of(entry, agent)))
+        for unit in _inactive(library.records.versions_of(*owner_of(entry, agent)))
     )
 
 
-def _not_told(versions: tuple[UnitVersion, ...]) -> tuple[UnitVersion, ...]:
-    """What is older than the version that is told waits for nothing any more, unless nobody known has signed it."""
-    held = holding(versions)
+def _inactive(versions: tuple[UnitVersion, ...]) -> tuple[UnitVersion, ...]:
+    """Pending versions newer than the active one, and all quarantined versions."""
+    active = holding(versions)
     return tuple(
         unit
         for unit in versions
-        if unit.status == "quarantined" or (unit.status == "pending" and (held is None or follows(unit, held)))
+        if unit.status == "quarantined" or (unit.status == "pending" and (active is None or follows(unit, active)))
     )
 
 
@@ -275,23 +276,23 @@ def page_route(
     summary: str,
     otherwise: msgspec.Struct | None = None,
 ) -> Route:
-    """For admins with a key, and without one where nothing but a sample is kept.
+    """A route for admins; without a key only if the service holds nothing but sample instructions.
 
-    `otherwise` is told where the service keeps no instructions.
+    `otherwise` is the response if the service runs without instructions.
     """
 
-    async def respond(service: Service, asked: Asked) -> Answer:
-        if asked.key is None and service.library is not None and not service.keeps_sample_only:
+    async def respond(context: Service, incoming: Asked) -> Answer:
+        if incoming.key is None and context.library is not None and not context.keeps_sample_only:
             raise key_required()
-        said = convert(asked, request)
-        if service.library is None:
+        query = convert(incoming, request)
+        if context.library is None:
             if otherwise is None:
                 raise RefusedError(
                     404, "instructions_disabled", "start the service with `holdfast serve --instructions`"
                 )
             return Answer(_encode(otherwise))
         try:
-            return Answer(_encode(await asyncio.to_thread(run, service.library, said)))
+            return Answer(_encode(await asyncio.to_thread(run, context.library, query)))
         except InstructionError as error:
             raise refused(error) from error
 
@@ -305,7 +306,7 @@ ROUTES: tuple[Route, ...] = (
         list_agents,
         request=AgentsQuery,
         reply=AgentsTold,
-        summary="Agents with their manifests, what fails, and what waits for people.",
+        summary="Agents with their manifests, failing units and pending versions.",
         otherwise=AgentsTold(False),
     ),
     page_route(
@@ -313,6 +314,6 @@ ROUTES: tuple[Route, ...] = (
         show_agent,
         request=OneAgent,
         reply=AgentPage,
-        summary="One agent: units with coverage, versions of the manifest, what waits for approval.",
+        summary="One agent: units with coverage, manifest versions, and versions pending approval.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The routes by which people look after instructions: approvals, signers, coverage, probes, records, measures."""
+"""HTTP routes to administer instructions: coverage, approvals, signers, audit records, measures and probes."""
 
 import msgspec
 
@@ -53,98 +53,101 @@ def get_coverage(library: Library, caller: Caller, request: OneAgent) -> Coverag
         raise no_manifest(request.agent_id)
     run = library.records.coverage(agent.id)
     if run is None:
-        raise InstructionError("coverage_not_found", "coverage was not measured yet")
-    return _coverage_told(run, caller)
+        raise InstructionError("coverage_not_found", "coverage has not been measured yet")
+    return _coverage_view(run, caller)
 
 
 def run_coverage_now(library: Library, caller: Caller, request: OneAgent) -> CoverageTold:
     agent = library.records.agent(request.agent_id)
-    agent, shelf = library.shelf(request.agent_id, agent)
+    agent, instruction_set = library.shelf(request.agent_id, agent)
     last = library.records.coverage(agent.id)
-    owed = last is not None and last.recert_due is not None
+    needs_certification = last is not None and last.recert_due is not None
     run = (
-        certified(library, agent, shelf.manifest)
-        if owed
-        else run_coverage(library, agent, shelf.manifest, kind="daily")
+        certified(library, agent, instruction_set.manifest)
+        if needs_certification
+        else run_coverage(library, agent, instruction_set.manifest, kind="daily")
     )
     library.records.add_coverage(run)
-    return _coverage_told(run, caller)
+    return _coverage_view(run, caller)
 
 
 def record_approval(library: Library, caller: Caller, request: ApprovalWrite) -> ApprovalRecorded:
     agent = library.records.agent(request.agent_id) or new_agent(library, request.agent_id)
     fields = {name: value for name, value in msgspec.structs.asdict(request).items() if name != "agent_id"}
     try:
-        given = msgspec.convert(fields, GivenApproval)
+        approval = msgspec.convert(fields, GivenApproval)
     except msgspec.ValidationError as error:
         raise InstructionError(
-            "approval_invalid", "kind is guarantee_load, force_prepend, task_types or skip_gate"
+            "approval_invalid", "kind must be guarantee_load, force_prepend, task_types or skip_gate"
         ) from error
-    if (given.unit is None) != (given.kind == "skip_gate"):
-        raise InstructionError("approval_invalid", "all kinds but skip_gate name a unit")
-    if given.kind == "skip_gate" and given.version is None:
-        raise InstructionError("approval_invalid", "skip_gate names the version of the manifest")
-    found = counted(library, agent, (given,), caller)
-    if not found:
+    if (approval.unit is None) != (approval.kind == "skip_gate"):
         raise InstructionError(
-            "approval_invalid", "it is neither the approval of this key's holder nor signed by its author"
+            "approval_invalid", "unit is required for every kind but skip_gate, which must not have one"
         )
-    activated = record_approved(library, agent, found, unit=given.unit, version=given.version)
-    return ApprovalRecorded(_approval_told(found[0]), activated)
+    if approval.kind == "skip_gate" and approval.version is None:
+        raise InstructionError("approval_invalid", "skip_gate requires the manifest version")
+    accepted = counted(library, agent, (approval,), caller)
+    if not accepted:
+        raise InstructionError(
+            "approval_invalid", "the approval is neither from the holder of this key nor signed by its author"
+        )
+    activated = record_approved(library, agent, accepted, unit=approval.unit, version=approval.version)
+    return ApprovalRecorded(_approval_view(accepted[0]), activated)
 
 
 def list_approvals(library: Library, caller: Caller, request: OneAgent) -> ApprovalsTold:
-    agent = _known(library, request.agent_id)
-    return ApprovalsTold(tuple(map(_approval_told, library.records.approvals(agent.id))))
+    agent = _require_agent(library, request.agent_id)
+    return ApprovalsTold(tuple(map(_approval_view, library.records.approvals(agent.id))))
 
 
 def register_signer(library: Library, caller: Caller, request: SignerWrite) -> SignerTold:
     raw = decoded(request.public_key)
     if caller.entity is None:
-        raise InstructionError("signer_invalid", "only a key with an entity URI can register its holder's public key")
+        raise InstructionError("signer_invalid", "only a key with an entity can register a public key")
     if raw is None or len(raw) != KEY_BYTES:
-        raise InstructionError("signer_invalid", "public_key is a raw Ed25519 key in base64url")
-    # However it was spelled: one key is one signer.
+        raise InstructionError("signer_invalid", "public_key must be a raw Ed25519 key in base64url")
+    # Re-encode: different base64 spellings of one key must be one signer.
     public_key = encoded(raw)
     library.records.add_signer(Signer(caller.entity, public_key, library.now()))
     return SignerTold(caller.entity, public_key)
 
 
 def list_signers(library: Library, caller: Caller, request: Nothing) -> SignersTold:
-    believed = set(library.records.signers(at=library.now()))
+    accepted = set(library.records.signers(at=library.now()))
     return SignersTold(
         tuple(
-            SignerLine(one.entity, one.public_key, told_time(one.created_at), one in believed)
-            for one in library.records.signers(at=None)
+            SignerLine(signer.entity, signer.public_key, told_time(signer.created_at), signer in accepted)
+            for signer in library.records.signers(at=None)
         )
     )
 
 
 def withdraw_signer(library: Library, caller: Caller, request: OneSigner) -> Answer:
-    """For all who registered the key: whoever has it can sign as each of them."""
+    """Withdraws the key for every entity that registered it, because its holder can sign as each of them."""
     raw = decoded(request.public_key)
-    found = [one for one in library.records.signers(at=None) if raw is not None and decoded(one.public_key) == raw]
-    if not found:
+    all_signers = library.records.signers(at=None)
+    signers = [signer for signer in all_signers if raw is not None and decoded(signer.public_key) == raw]
+    if not signers:
         raise InstructionError("signer_not_found", "no signer has registered this public key")
-    library.records.remove_signers(found)
+    library.records.remove_signers(signers)
     return Answer(b"", status=204)
 
 
 def list_audit(library: Library, caller: Caller, request: AuditQuery) -> AuditTold:
-    agent = _known(library, request.agent_id)
+    agent = _require_agent(library, request.agent_id)
     records = library.records.audits(agent.id, since=library.now() - request.days * DAY_MS)
-    return AuditTold(tuple(map(_audit_told, records)))
+    return AuditTold(tuple(map(_audit_line, records)))
 
 
 def show_measures(library: Library, caller: Caller, request: MeasureQuery) -> Measures:
-    agent = _known(library, request.agent_id)
+    agent = _require_agent(library, request.agent_id)
     manifest = library.records.manifest(agent.id)
     records = library.records.audits(agent.id, since=library.now() - request.days * DAY_MS)
     return measured(records, manifest.body if manifest else (), k=request.k)
 
 
 def judge_shadow(library: Library, caller: Caller, request: ShadowQuery) -> ShadowTold:
-    agent = _known(library, request.agent_id)
+    agent = _require_agent(library, request.agent_id)
     manifest = library.records.manifest(agent.id)
     if manifest is None:
         raise no_manifest(request.agent_id)
@@ -154,7 +157,7 @@ def judge_shadow(library: Library, caller: Caller, request: ShadowQuery) -> Shad
 
 
 def replay_record(library: Library, caller: Caller, request: ReplayAsk) -> Replayed:
-    agent = _known(library, request.agent_id)
+    agent = _require_agent(library, request.agent_id)
     record = library.records.audit(request.audit_token)
     if record is None or record.agent_id != agent.id:
         raise InstructionError("audit_not_found", "this agent has no such audit record")
@@ -162,47 +165,47 @@ def replay_record(library: Library, caller: Caller, request: ReplayAsk) -> Repla
 
 
 def put_probe(library: Library, caller: Caller, request: ProbeWrite) -> ProbesTold:
-    agent = _known(library, request.agent_id)
+    agent = _require_agent(library, request.agent_id)
     library.records.put_probe(Probe(request.probe_id, agent.id, request.intent, request.required_units, request.k))
-    return _probes_told(library, agent)
+    return _probes_view(library, agent)
 
 
 def list_probes(library: Library, caller: Caller, request: OneAgent) -> ProbesTold:
-    return _probes_told(library, _known(library, request.agent_id))
+    return _probes_view(library, _require_agent(library, request.agent_id))
 
 
-def _probes_told(library: Library, agent: Agent) -> ProbesTold:
-    kept = library.records.probes(agent.id)
-    shelf = library.shelves.current(agent)
-    results = run_probes(shelf, kept, use_floor=library.settings.use_floor) if shelf else ()
-    by_id = {one.probe_id: one for one in results}
-    told = tuple(
+def _probes_view(library: Library, agent: Agent) -> ProbesTold:
+    probes = library.records.probes(agent.id)
+    instruction_set = library.shelves.current(agent)
+    results = run_probes(instruction_set, probes, use_floor=library.settings.use_floor) if instruction_set else ()
+    by_id = {result.probe_id: result for result in results}
+    rows = tuple(
         ProbeTold(
-            one.probe_id,
-            one.intent,
-            one.required_units,
-            one.k,
-            by_id[one.probe_id].coverage_at_k if one.probe_id in by_id else None,
-            by_id[one.probe_id].hit if one.probe_id in by_id else None,
+            probe.probe_id,
+            probe.intent,
+            probe.required_units,
+            probe.k,
+            by_id[probe.probe_id].coverage_at_k if probe.probe_id in by_id else None,
+            by_id[probe.probe_id].hit if probe.probe_id in by_id else None,
         )
-        for one in kept
+        for probe in probes
     )
     count = len(results)
     return ProbesTold(
-        told,
-        sum(one.coverage_at_k for one in results) / count if count else None,
-        sum(one.hit for one in results) / count if count else None,
+        rows,
+        sum(result.coverage_at_k for result in results) / count if count else None,
+        sum(result.hit for result in results) / count if count else None,
     )
 
 
-def _known(library: Library, said: str) -> Agent:
-    agent = library.records.agent(said)
+def _require_agent(library: Library, agent_id: str) -> Agent:
+    agent = library.records.agent(agent_id)
     if agent is None:
-        raise no_manifest(said)
+        raise no_manifest(agent_id)
     return agent
 
 
-def _coverage_told(run: CoverageRun, caller: Caller) -> CoverageTold:
+def _coverage_view(run: CoverageRun, caller: Caller) -> CoverageTold:
     return CoverageTold(
         manifest_version=run.manifest_version,
         embedding_model_version=run.model_id,
@@ -213,19 +216,19 @@ def _coverage_told(run: CoverageRun, caller: Caller) -> CoverageTold:
         recert_due=maybe_told_time(run.recert_due),
         units=tuple(
             CoverageUnitTold(
-                name=one.unit,
-                coverage_pct=one.coverage_pct,
-                hit_at_10=one.hit_at_10,
-                probe_count=one.probe_count,
+                name=unit.unit,
+                coverage_pct=unit.coverage_pct,
+                hit_at_10=unit.hit_at_10,
+                probe_count=unit.probe_count,
                 last_evaluated_at=told_time(run.finished_at),
-                coverage_status=status_of(one) if caller.is_admin else None,
+                coverage_status=status_of(unit) if caller.is_admin else None,
             )
-            for one in run.units
+            for unit in run.units
         ),
     )
 
 
-def _approval_told(approval: Approval) -> ApprovalTold:
+def _approval_view(approval: Approval) -> ApprovalTold:
     return ApprovalTold(
         id=approval.id,
         kind=approval.kind,
@@ -237,21 +240,21 @@ def _approval_told(approval: Approval) -> ApprovalTold:
     )
 
 
-def _audit_told(record: AuditRecord) -> AuditLine:
+def _audit_line(record: AuditRecord) -> AuditLine:
     return AuditLine(
         id=record.id,
         agent_id=record.agent_id,
         heartbeat_id=record.heartbeat_id,
         session_start=told_time(record.session_start),
         intent=record.intent,
-        loaded_chunks=tuple(one.name for one in record.loaded_chunks),
+        loaded_chunks=tuple(chunk.name for chunk in record.loaded_chunks),
         used_chunks=record.used_chunks,
         missed_chunks=record.missed_chunks,
         audit_token=record.audit_token,
         audit_closed=maybe_told_time(record.audit_closed),
         created_at=told_time(record.created_at),
         event_type=record.event_type,
-        loaded=tuple(msgspec.to_builtins(one) for one in record.loaded_chunks),
+        loaded=tuple(msgspec.to_builtins(chunk) for chunk in record.loaded_chunks),
         detail=record.detail,
         detected_used=None if record.detected is None else record.detected_used,
         detected_missed=None if record.detected is None else record.detected_missed,
@@ -269,7 +272,7 @@ ROUTES: tuple[Route, ...] = (
         get_coverage,
         request=OneAgent,
         reply=CoverageTold,
-        summary="How well the units are found by those who say it otherwise.",
+        summary="Coverage: how well the units are found with paraphrased queries.",
     ),
     instruction_route(
         "POST",
@@ -278,7 +281,7 @@ ROUTES: tuple[Route, ...] = (
         request=OneAgent,
         reply=CoverageTold,
         rule="admin",
-        summary="Measure it now.",
+        summary="Measure coverage now.",
     ),
     instruction_route(
         "POST",
@@ -287,7 +290,7 @@ ROUTES: tuple[Route, ...] = (
         request=ApprovalWrite,
         reply=ApprovalRecorded,
         rule="admin",
-        summary="Approve what an agent's manifest or unit needs approved.",
+        summary="Record an approval for an agent's manifest or unit.",
         unfit=lambda field: "approval_invalid",
     ),
     instruction_route(
@@ -297,7 +300,7 @@ ROUTES: tuple[Route, ...] = (
         request=OneAgent,
         reply=ApprovalsTold,
         rule="admin",
-        summary="Who has approved what.",
+        summary="The agent's approvals.",
     ),
     instruction_route(
         "PUT",
@@ -306,7 +309,7 @@ ROUTES: tuple[Route, ...] = (
         request=SignerWrite,
         reply=SignerTold,
         rule="admin",
-        summary="Register the public key by which the holder of this key signs.",
+        summary="Register the public key that the holder of this key signs with.",
         unfit=lambda field: "signer_invalid",
     ),
     instruction_route(
@@ -316,7 +319,7 @@ ROUTES: tuple[Route, ...] = (
         request=Nothing,
         reply=SignersTold,
         rule="admin",
-        summary="Who has registered which public key, and whether it counts now.",
+        summary="Registered public keys, and whether their signatures are accepted now.",
     ),
     instruction_route(
         "DELETE",
@@ -324,7 +327,7 @@ ROUTES: tuple[Route, ...] = (
         withdraw_signer,
         request=OneSigner,
         rule="admin",
-        summary="Withdraw a public key: what it signs from now on counts for nothing.",
+        summary="Withdraw a public key; its signatures are no longer accepted.",
         successes=(204,),
     ),
     instruction_route(
@@ -334,7 +337,7 @@ ROUTES: tuple[Route, ...] = (
         request=AuditQuery,
         reply=AuditTold,
         rule="admin",
-        summary="What was loaded, used and missed.",
+        summary="Audit records: units loaded, used and missed.",
     ),
     instruction_route(
         "GET",
@@ -343,7 +346,7 @@ ROUTES: tuple[Route, ...] = (
         request=MeasureQuery,
         reply=Measures,
         rule="admin",
-        summary="Recall, hits and misses of the last days.",
+        summary="Recall, hits and misses over the last days.",
     ),
     instruction_route(
         "GET",
@@ -352,7 +355,7 @@ ROUTES: tuple[Route, ...] = (
         request=ShadowQuery,
         reply=ShadowTold,
         rule="admin",
-        summary="Whether lazy recall would have done in turns that had all instructions.",
+        summary="Shadow report: whether lazy recall would have sufficed in turns that had all instructions.",
     ),
     instruction_route(
         "POST",
@@ -361,7 +364,7 @@ ROUTES: tuple[Route, ...] = (
         request=ReplayAsk,
         reply=Replayed,
         rule="admin",
-        summary="Ask again what a record has asked, of what there was then.",
+        summary="Repeat a recorded recall against the instructions of that time.",
     ),
     instruction_route(
         "PUT",
@@ -370,7 +373,7 @@ ROUTES: tuple[Route, ...] = (
         request=ProbeWrite,
         reply=ProbesTold,
         rule="admin",
-        summary="Say what an intent must find.",
+        summary="Define a probe: the units that an intent must find.",
     ),
     instruction_route(
         "GET",
@@ -379,6 +382,6 @@ ROUTES: tuple[Route, ...] = (
         request=OneAgent,
         reply=ProbesTold,
         rule="admin",
-        summary="Whether each probe finds what it must.",
+        summary="The agent's probes and their results.",
     ),
 )

@@ -1,4 +1,4 @@
-"""How a function about instructions becomes a route: switched on or not, in a thread, refused by code."""
+"""Turns instruction functions into routes: enabled or not, run in a thread, InstructionError mapped to a status."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -34,14 +34,14 @@ _STATUSES = {
     RETRY: 503,
     "preload_unit_unavailable": 503,
 }
-"""All other codes are 400."""
+"""All other codes map to 400."""
 
 Request = TypeVar("Request", bound=msgspec.Struct)
 
 Run = Callable[[Library, Caller, Request], msgspec.Struct | Answer]
 
 Who = Callable[[Caller, str, Agent | None, FindAgent], None]
-"""Raises InstructionError for a caller that may not ask of this agent, who may be unknown."""
+"""Raises InstructionError if the caller has no access to this agent, which may be unknown."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -62,29 +62,30 @@ def instruction_route(
     content_type: str = "application/json",
     retry_code: str | None = None,
 ) -> Route:
-    """`unfit` says the code for a body whose named field does not fit; such a body is always 400.
+    """`unfit` maps an invalid field to an error code; the status is always 400.
 
-    `who` may ask, where that is for the route to say: those who may not learn it before what is wrong with the body.
+    `who` checks access for rule "caller". It also runs before a decoding error is reported, so that a caller without
+    access learns nothing else.
     """
 
-    check_holder = _checking(rule, who)
+    check_holder = _access_check(rule, who)
 
-    async def respond(service: Service, asked: Asked) -> Answer:
-        library = _switched_on(service)
-        assert asked.key is not None, "a route about instructions lets nobody in without a key"
-        caller = _caller(asked.key)
+    async def respond(context: Service, incoming: Asked) -> Answer:
+        library = _enabled_library(context)
+        assert incoming.key is not None, "instruction routes are never keyless"
+        caller = _caller(incoming.key)
         try:
-            said = convert(asked, request)
+            body = convert(incoming, request)
         except msgspec.ValidationError as error:
-            await check_holder(service, asked.key, asked.fields)
+            await check_holder(context, incoming.key, incoming.fields)
             raise _unfit(error, unfit) from error
         try:
-            told = await asyncio.to_thread(run, library, caller, said)
+            result = await asyncio.to_thread(run, library, caller, body)
         except InstructionError as error:
             if error.code == RETRY:
                 library.warn(f"{RETRY}: {error}")
             raise refused(error) from error
-        return told if isinstance(told, Answer) else Answer(_encode(told))
+        return result if isinstance(result, Answer) else Answer(_encode(result))
 
     return Route(
         method,
@@ -103,52 +104,54 @@ def instruction_route(
         unfit_status=400,
         retry_code=retry_code,
         check_holder=check_holder,
-        check_served=_switched_on,
+        check_served=_enabled_library,
     )
 
 
-def _checking(rule: Rule, who: Who) -> Callable[[Service, KeyRow, Mapping[str, object]], Awaitable[None]]:
-    async def check(service: Service, key: KeyRow, path: Mapping[str, object]) -> None:
-        library = _switched_on(service)
+def _access_check(rule: Rule, who: Who) -> Callable[[Service, KeyRow, Mapping[str, object]], Awaitable[None]]:
+    async def check(context: Service, key: KeyRow, path: Mapping[str, object]) -> None:
+        library = _enabled_library(context)
         if rule == "caller":
             try:
-                await asyncio.to_thread(_check_who, library, _caller(key), str(path.get("agent_id", "")), who)
+                await asyncio.to_thread(_check_access, library, _caller(key), str(path.get("agent_id", "")), who)
             except InstructionError as error:
                 raise refused(error) from error
 
     return check
 
 
-def _switched_on(service: Service) -> Library:
-    if service.library is None:
+def _enabled_library(context: Service) -> Library:
+    if context.library is None:
         raise RefusedError(
-            404, "instructions_disabled", "instructions are not switched on here; see `holdfast serve --instructions`"
+            404,
+            "instructions_disabled",
+            "instructions are not enabled; start the service with `holdfast serve --instructions`",
         )
-    return service.library
+    return context.library
 
 
 def _caller(key: KeyRow) -> Caller:
     return Caller(key.scope, key.id, key.entity)
 
 
-def _check_who(library: Library, caller: Caller, said: str, who: Who) -> None:
+def _check_access(library: Library, caller: Caller, agent_id: str, who: Who) -> None:
     find = library.records.agent
-    who(caller, said, find(said) if said else None, find)
+    who(caller, agent_id, find(agent_id) if agent_id else None, find)
 
 
 def refused(error: InstructionError) -> RefusedError:
     status = _STATUSES.get(error.code, 400)
-    # A heartbeat that was ended has used up its token: only a new one may try again.
+    # Only a recall can be retried as it is: a failed heartbeat has used up its wake token.
     details = dict(error.details or {}) | ({"retryable": True} if error.code == RETRY else {})
-    # Why it cannot be used may name places of this machine, which whoever operates it is told.
-    said = "recall cannot be used now; try again" if error.code == RETRY else str(error)
-    return RefusedError(status, error.code, said, details=details or None)
+    # The reason may contain paths of this machine; it goes to the operator's log only.
+    message = "recall is unavailable; try again" if error.code == RETRY else str(error)
+    return RefusedError(status, error.code, message, details=details or None)
 
 
 def _unfit(error: msgspec.ValidationError, code_of: Callable[[str], str]) -> RefusedError:
-    """What msgspec says names the field and the types, and quotes no value."""
-    reason, _, place = str(error).partition(" - at `$")
-    field = place.strip(".`").partition(".")[0].partition("[")[0]
-    missing = reason.partition("missing required field `")[2].partition("`")[0]
-    named = field or missing
-    return RefusedError(400, code_of(named), reason, details={"field": named} if named else None)
+    """msgspec's message names the field and the types, and quotes no value."""
+    reason, _, location = str(error).partition(" - at `$")
+    field = location.strip(".`").partition(".")[0].partition("[")[0]
+    if not field:
+        field = reason.partition("missing required field `")[2].partition("`")[0]
+    return RefusedError(400, code_of(field), reason, details={"field": field} if field else None)

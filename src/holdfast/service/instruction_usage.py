@@ -1,4 +1,4 @@
-"""The route by which a record learns what was used: in the agent's words, and by its trace."""
+"""HTTP route that closes a recall audit: the agent reports used and missed units, or sends a trace."""
 
 from msgspec import UNSET
 
@@ -15,7 +15,7 @@ from holdfast.service.routes import Answer, Route
 def close_audit(library: Library, caller: Caller, request: AuditClose) -> Answer:
     check_has_instructions(caller)
     trace = request.trace or ()
-    # What could be refused is checked before anything is written.
+    # Check what could be refused before anything is written.
     check_size(trace)
     used, missed = request.used_chunks, request.missed_chunks
     if request.trace is UNSET or used is not UNSET or missed is not UNSET:
@@ -32,7 +32,7 @@ ROUTES: tuple[Route, ...] = (
         close_audit,
         request=AuditClose,
         who=check_has_instructions,
-        summary="Say which of the loaded units were used, and which were missed, or show it by a trace.",
+        summary="Report which loaded units were used and which were missed, or send a trace.",
         unfit=lambda field: "audit_token_invalid" if field in ("audit_token", "") else "invalid_body",
         successes=(204,),
     ),

@@ -1,4 +1,4 @@
-"""What is said and told about instructions over HTTP."""
+"""Request and response types of the instruction routes."""
 
 from typing import Annotated
 
@@ -24,7 +24,7 @@ class StubQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is left out is as it was at first."""
+    """Fields that are not sent get their default."""
 
     agent_id: str
     role: Annotated[str, msgspec.Meta(max_length=200)] = ""
@@ -69,7 +69,7 @@ class CoverageLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnitTold(msgspec.Struct, frozen=True):
-    """`measured_for` are agents that list the unit, the worst first; `coverage` is what the first of them would see."""
+    """`measured_for` lists the agents with this unit, worst coverage first; `coverage` is for the first of them."""
 
     fact_uri: str
     content_sha256: str
@@ -118,7 +118,7 @@ class RecallAsk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Weighting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`vector` is another name for `semantic`."""
+    """`vector` is an alias of `semantic`."""
 
     lexical: float = 0.0
     semantic: float | None = None
@@ -127,7 +127,7 @@ class Weighting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScopeRecall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`query` is another name for `intent`."""
+    """`query` is an alias of `intent`."""
 
     scope: str
     intent: str | None = None
@@ -147,9 +147,9 @@ class StageTold(msgspec.Struct, frozen=True):
 
 
 class WhyTold(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`lifted` is for admins: what is lifted is critical in its coverage.
+    """`lifted` is shown to admins only, because it reveals that the unit's coverage is critical.
 
-    `fits_task_type`: the unit names the reason for which the heartbeat was begun that it is recalled in.
+    `fits_task_type`: the unit lists the task type of the current heartbeat.
     """
 
     picked_as: str
@@ -193,7 +193,7 @@ class RecallTold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditClose(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A trace alone says nothing for the agent: the record stays open."""
+    """With a trace alone the audit record stays open for the agent's own report."""
 
     audit_token: str = ""
     used_chunks: Names | msgspec.UnsetType = msgspec.UNSET
@@ -202,7 +202,7 @@ class AuditClose(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CoverageUnitTold(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`coverage_status` is for admins."""
+    """`coverage_status` is shown to admins only."""
 
     name: str
     coverage_pct: float | None
@@ -267,7 +267,7 @@ class OneSigner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SignerLine(msgspec.Struct, frozen=True):
-    """`counts`: its holder has an admin key that can be used."""
+    """`counts`: the entity has a usable admin key, so its signatures are accepted."""
 
     entity: str
     public_key: str

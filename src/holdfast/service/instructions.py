@@ -1,4 +1,4 @@
-"""The routes about instructions: agents, units, manifests, stubs, recall, heartbeats, audit, coverage."""
+"""HTTP routes for instructions: agents, units, manifests, boot stubs, recall and heartbeats."""
 
 import msgspec
 
@@ -51,9 +51,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 def put_agent(library: Library, caller: Caller, request: AgentSettings) -> AgentTold:
-    known = library.records.agent(request.agent_id)
-    agent = known or new_agent(library, request.agent_id)
+    agent = library.records.agent(request.agent_id) or new_agent(library, request.agent_id)
     if request.shortname is not None:
+        # Only to validate the name.
         new_agent(library, request.shortname)
     agent = msgspec.structs.replace(
         agent,
@@ -66,8 +66,10 @@ def put_agent(library: Library, caller: Caller, request: AgentSettings) -> Agent
     )
     tokens = check_stub(agent, library.records.manifest(agent.id))
     if not library.records.put_agent(agent):
-        raise InstructionError("shortname_taken", "another agent has this name")
-    warnings = (f"the boot stub has {tokens} tokens, over {BODY_TOKENS_WARN}",) if tokens > BODY_TOKENS_WARN else ()
+        raise InstructionError("shortname_taken", "another agent already has this shortname")
+    warnings = (
+        (f"the boot stub has {tokens} tokens, more than {BODY_TOKENS_WARN}",) if tokens > BODY_TOKENS_WARN else ()
+    )
     return AgentTold(
         agent.id,
         agent.deployment,
@@ -82,11 +84,14 @@ def put_agent(library: Library, caller: Caller, request: AgentSettings) -> Agent
 
 
 def put_unit(library: Library, caller: Caller, request: UnitWrite) -> Answer:
-    given = GivenUnit(request.fact_uri, request.content, request.authored_by, request.derived_from, request.signature)
-    done = write_unit(library, given, caller)
-    coverage = _line(done.coverage) if done.coverage else None
-    told = UnitTold(done.fact_uri, done.content_sha256, done.tokens, done.status, coverage, done.measured_for)
-    return Answer(_encode(told), status=201 if done.is_new else 200)
+    unit = GivenUnit(request.fact_uri, request.content, request.authored_by, request.derived_from, request.signature)
+    written = write_unit(library, unit, caller)
+    coverage = _coverage_line(written.coverage) if written.coverage else None
+    view = UnitTold(
+        written.fact_uri, written.content_sha256, written.tokens, written.status, coverage, written.measured_for
+    )
+    # Writing the same version with the same content again is allowed, so that clients can retry.
+    return Answer(_encode(view), status=201 if written.is_new else 200)
 
 
 def get_stub(library: Library, caller: Caller, request: StubQuery) -> Answer:
@@ -105,15 +110,15 @@ def get_stub(library: Library, caller: Caller, request: StubQuery) -> Answer:
 def get_manifest(library: Library, caller: Caller, request: OneAgent) -> ManifestTold:
     agent = library.records.agent(request.agent_id)
     check_own(caller, request.agent_id, agent)
-    agent, shelf = library.shelf(request.agent_id, agent)
-    manifest = shelf.manifest
+    agent, instruction_set = library.shelf(request.agent_id, agent)
+    manifest = instruction_set.manifest
     return ManifestTold(
         manifest.version,
         manifest.fact_uri,
         manifest.token_count,
-        tuple(map(_entry_told, manifest.body)),
+        tuple(map(_entry_view, manifest.body)),
         told_time(manifest.created_at),
-        shelf.index.embedding_model_version,
+        instruction_set.index.embedding_model_version,
         manifest.migration_mode,
     )
 
@@ -126,9 +131,9 @@ def put_manifest(library: Library, caller: Caller, request: ManifestWrite) -> Ma
         skip_coverage_gate=request.skip_coverage_gate,
         approvals=request.approvals,
     )
-    done = publish(library, publication, caller)
-    lines = tuple(_line(one, skipped=done.skipped) for one in done.coverage)
-    return ManifestPublished(done.manifest.fact_uri, done.manifest.token_count, lines, done.warnings)
+    published = publish(library, publication, caller)
+    lines = tuple(_coverage_line(unit, skipped=published.skipped) for unit in published.coverage)
+    return ManifestPublished(published.manifest.fact_uri, published.manifest.token_count, lines, published.warnings)
 
 
 def recall_instruction(library: Library, caller: Caller, request: RecallAsk) -> RecallTold:
@@ -139,7 +144,7 @@ def recall_instruction(library: Library, caller: Caller, request: RecallAsk) -> 
         manifest_hint=request.manifest_hint,
         use_floor=library.settings.use_floor if request.floor is None else request.floor,
     )
-    return _recalled(
+    return _recall(
         library,
         caller,
         request.agent_id,
@@ -154,14 +159,15 @@ def recall_scope(library: Library, caller: Caller, request: ScopeRecall) -> Reca
     check_has_instructions(caller)
     scheme, _, rest = request.scope.partition(":")
     parts = rest.split("/")
+    # Both instruction:{deployment}/{agent} and instruction:{deployment}/agent/{agent} are in use.
     if len(parts) == 3 and parts[1] == "agent":
         del parts[1]
     if scheme != "instruction" or len(parts) != 2 or not all(parts):
-        raise InstructionError("invalid_scope", "this recall is for scopes such as instruction:{deployment}/{agent}")
-    deployment, said = parts
-    agent = library.records.agent(said)
-    check_may_recall(caller, said, agent, library.records.agent)
-    gardens = {garden_of(library.settings.deployment, name) for name in (said, agent.id if agent else said)}
+        raise InstructionError("invalid_scope", "the scope must look like instruction:{deployment}/{agent}")
+    deployment, agent_id = parts
+    agent = library.records.agent(agent_id)
+    check_may_recall(caller, agent_id, agent, library.records.agent)
+    gardens = {garden_of(library.settings.deployment, name) for name in (agent_id, agent.id if agent else agent_id)}
     if deployment != library.settings.deployment or not gardens.issuperset(request.require_garden_ids):
         raise denied()
     question = Question(
@@ -171,13 +177,13 @@ def recall_scope(library: Library, caller: Caller, request: ScopeRecall) -> Reca
         use_floor=library.settings.use_floor if request.floor is None else request.floor,
         weights=_weights(request.weights),
     )
-    return _recalled(library, caller, said, question, heartbeat_id=None, explain=request.explain)
+    return _recall(library, caller, agent_id, question, heartbeat_id=None, explain=request.explain)
 
 
-def _recalled(
+def _recall(
     library: Library,
     caller: Caller,
-    said: str,
+    agent_id: str,
     question: Question,
     *,
     heartbeat_id: str | None,
@@ -185,53 +191,55 @@ def _recalled(
     shadow: bool = False,
 ) -> RecallTold:
     try:
-        agent = library.records.agent(said)
-        check_may_recall(caller, said, agent, library.records.agent)
+        agent = library.records.agent(agent_id)
+        check_may_recall(caller, agent_id, agent, library.records.agent)
         if not question.intent.strip():
             raise InstructionError("intent_required", "say in `intent` what you are about to do")
-        agent, shelf = library.shelf(said, agent)
-        answered = ask(library, agent, shelf, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow)
+        agent, instruction_set = library.shelf(agent_id, agent)
+        response = ask(
+            library, agent, instruction_set, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow
+        )
     except StoreError as error:
-        raise InstructionError(RETRY, "the store cannot be used now; try again") from error
-    return _recall_told(answered, explain=explain, caller=caller)
+        raise InstructionError(RETRY, "the store is unavailable; try again") from error
+    return _recall_view(response, explain=explain, caller=caller)
 
 
 def begin_heartbeat(library: Library, caller: Caller, request: HeartbeatAsk) -> HeartbeatTold:
     agent = library.records.agent(request.agent_id)
     check_own(caller, request.agent_id, agent)
-    done = wake(library, request.agent_id, agent, request.wake_token, caller=caller, profile=request.profile)
+    heartbeat = wake(library, request.agent_id, agent, request.wake_token, caller=caller, profile=request.profile)
     return HeartbeatTold(
-        heartbeat_id=done.heartbeat_id,
-        session_start=told_time(done.session_start),
-        stub=done.stub.body,
+        heartbeat_id=heartbeat.heartbeat_id,
+        session_start=told_time(heartbeat.session_start),
+        stub=heartbeat.stub.body,
         preloads=tuple(
             PreloadTold(
-                one.name,
-                one.content.fact_uri,
-                one.content.text,
-                one.content.tokens,
-                one.content.version,
-                "task_type_preload" if one.content.source == "stigmem" else one.content.source,
+                preload.name,
+                preload.content.fact_uri,
+                preload.content.text,
+                preload.content.tokens,
+                preload.content.version,
+                "task_type_preload" if preload.content.source == "stigmem" else preload.content.source,
             )
-            for one in done.preloads
+            for preload in heartbeat.preloads
         ),
-        warnings=tuple(WarningTold(one.code, one.message, one.unit) for one in done.warnings),
-        total_tokens=done.total_tokens,
-        audit_token=done.audit_token,
+        warnings=tuple(WarningTold(warning.code, warning.message, warning.unit) for warning in heartbeat.warnings),
+        total_tokens=heartbeat.total_tokens,
+        audit_token=heartbeat.audit_token,
     )
 
 
-def _weights(given: Weighting | None) -> Weights:
-    if given is None:
+def _weights(weighting: Weighting | None) -> Weights:
+    if weighting is None:
         return Weights()
-    semantic = given.semantic if given.semantic is not None else given.vector
+    semantic = weighting.semantic if weighting.semantic is not None else weighting.vector
     try:
-        return Weights(given.lexical, semantic or 0.0, given.graph)
+        return Weights(weighting.lexical, semantic or 0.0, weighting.graph)
     except UserError as error:
         raise InstructionError("invalid_weights", str(error)) from error
 
 
-def _line(unit: UnitCoverage, *, skipped: bool = False) -> CoverageLine:
+def _coverage_line(unit: UnitCoverage, *, skipped: bool = False) -> CoverageLine:
     return CoverageLine(
         unit=unit.unit,
         coverage_pct=unit.coverage_pct,
@@ -240,13 +248,13 @@ def _line(unit: UnitCoverage, *, skipped: bool = False) -> CoverageLine:
         scaled_pct=unit.scaled_pct,
         chance=unit.chance,
         skipped=skipped,
-        failures=tuple({"query": one.query, "taken_by": one.taken_by} for one in unit.failures),
+        failures=tuple({"query": failure.query, "taken_by": failure.taken_by} for failure in unit.failures),
     )
 
 
-def _entry_told(entry: Entry) -> dict[str, object]:
-    """All fields of the contract, those that were left out too."""
-    told: dict[str, object] = {
+def _entry_view(entry: Entry) -> dict[str, object]:
+    """All fields of the contract, including those the author omitted."""
+    fields: dict[str, object] = {
         "name": entry.name,
         "description": entry.description,
         "required_by_task_types": entry.required_by_task_types,
@@ -256,33 +264,35 @@ def _entry_told(entry: Entry) -> dict[str, object]:
         "path": entry.path,
         "token_estimate": entry.token_estimate,
     }
-    return told | ({"force_position": entry.force_position} if entry.force_position else {})
+    return fields | ({"force_position": entry.force_position} if entry.force_position else {})
 
 
-def _recall_told(answered: Answered, *, explain: bool, caller: Caller) -> RecallTold:
-    recalled = answered.recalled
-    dropped = tuple(DroppedTold(one.name, one.reason, one.score) for one in recalled.dropped)
+def _recall_view(response: Answered, *, explain: bool, caller: Caller) -> RecallTold:
+    recalled = response.recalled
+    dropped = tuple(DroppedTold(unit.name, unit.reason, unit.score) for unit in recalled.dropped)
     return RecallTold(
-        chunks=tuple(_chunk(one, explain=explain, caller=caller) for one in recalled.chunks),
+        chunks=tuple(_chunk(picked, explain=explain, caller=caller) for picked in recalled.chunks),
         total_tokens=recalled.total_tokens,
         truncated=recalled.truncated,
         missed_hints=recalled.missed_hints,
         dropped_hints=recalled.dropped_hints,
         unavailable=recalled.unavailable,
-        audit_token=answered.audit_token,
-        snapshot_id=answered.snapshot_id,
-        embedding_model_version=answered.embedding_model_version,
+        audit_token=response.audit_token,
+        snapshot_id=response.snapshot_id,
+        embedding_model_version=response.embedding_model_version,
         dropped=dropped if explain else None,
     )
 
 
 def _chunk(picked: Picked, *, explain: bool, caller: Caller) -> Chunk:
     why = picked.why
-    told = None
+    explanation = None
     if explain and why is not None:
-        stages = tuple(StageTold(one.stage, one.fit, one.added) for one in why.stages)
+        stages = tuple(StageTold(stage.stage, stage.fit, stage.added) for stage in why.stages)
         lifted = why.lifted if caller.is_admin else None
-        told = WhyTold(picked.kind, why.relevance, stages, why.matched_terms, why.links, lifted, why.fits_task_type)
+        explanation = WhyTold(
+            picked.kind, why.relevance, stages, why.matched_terms, why.links, lifted, why.fits_task_type
+        )
     content = picked.content
     return Chunk(
         name=picked.name,
@@ -293,7 +303,7 @@ def _chunk(picked: Picked, *, explain: bool, caller: Caller) -> Chunk:
         version=content.version,
         score=picked.score,
         source=content.source,
-        why=told,
+        why=explanation,
     )
 
 
@@ -307,7 +317,7 @@ ROUTES: tuple[Route, ...] = (
         request=AgentSettings,
         reply=AgentTold,
         rule="admin",
-        summary="Say who an agent is, who supervises it, and what always holds for it.",
+        summary="Register or update an agent: role, supervisors and always-rules.",
         refusals=(409,),
     ),
     instruction_route(
@@ -317,7 +327,7 @@ ROUTES: tuple[Route, ...] = (
         request=UnitWrite,
         reply=UnitTold,
         rule="admin",
-        summary="Write a version of a unit; once.",
+        summary="Write a new version of a unit; versions are immutable.",
         refusals=(409,),
         successes=(200, 201),
     ),
@@ -326,7 +336,7 @@ ROUTES: tuple[Route, ...] = (
         f"{_AGENT}/boot-stub",
         get_stub,
         request=StubQuery,
-        summary="What the agent is told before anything else.",
+        summary="The agent's boot stub.",
         content_type=MARKDOWN,
     ),
     instruction_route(
@@ -335,7 +345,7 @@ ROUTES: tuple[Route, ...] = (
         get_manifest,
         request=OneAgent,
         reply=ManifestTold,
-        summary="The units that the agent can load.",
+        summary="The agent's manifest: the units it can load.",
     ),
     instruction_route(
         "PUT",
@@ -344,7 +354,7 @@ ROUTES: tuple[Route, ...] = (
         request=ManifestWrite,
         reply=ManifestPublished,
         rule="admin",
-        summary="Publish a manifest, if it passes every check.",
+        summary="Publish a manifest if it passes all checks.",
         unfit=lambda field: "manifest_entry_invalid",
         refusals=(409,),
     ),
@@ -356,7 +366,7 @@ ROUTES: tuple[Route, ...] = (
         reply=RecallTold,
         who=check_may_recall,
         retry_code=RETRY,
-        summary="Load the units that fit an intent.",
+        summary="Recall the units that match an intent.",
         unfit=lambda field: "intent_required" if field == "intent" else "invalid_body",
         refusals=(503,),
     ),
@@ -368,7 +378,7 @@ ROUTES: tuple[Route, ...] = (
         reply=RecallTold,
         who=check_has_instructions,
         retry_code=RETRY,
-        summary="The same, for a scope and with weights.",
+        summary="Recall by scope, with optional weights.",
         unfit=lambda field: {"intent": "intent_required", "scope": "invalid_scope"}.get(field, "invalid_body"),
         refusals=(503,),
     ),
@@ -379,7 +389,7 @@ ROUTES: tuple[Route, ...] = (
         begin_heartbeat,
         request=HeartbeatAsk,
         reply=HeartbeatTold,
-        summary="Begin a heartbeat by the signed token of its trigger.",
+        summary="Begin a heartbeat with the signed wake token of its trigger.",
         unfit=lambda field: "wake_token_required",
         refusals=(409, 503),
     ),

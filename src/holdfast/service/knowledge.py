@@ -1,4 +1,4 @@
-"""What is known of the project that the service was started in: items, their digest, and the harvest of sessions."""
+"""HTTP routes for the knowledge of the service's project: items, their digest, and harvesting from sessions."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ ITEMS_LISTED_MAX = 1_000
 TEXT_CHARACTERS_MAX = 4_000
 HOUR_SECONDS = 3_600
 
-Answered = TypeVar("Answered")
+Result = TypeVar("Result")
 
 
 class KnowledgeSource(msgspec.Struct, frozen=True):
-    """Message `number` of a session, and who spoke there."""
+    """Message `number` of a session, and its author."""
 
     session_id: str
     number: int
@@ -38,7 +38,7 @@ class KnowledgeSource(msgspec.Struct, frozen=True):
 
 
 class KnowledgeItem(msgspec.Struct, frozen=True):
-    """`held_back` is why it is not in the digest, and empty where nothing keeps it out; days are YYYY-MM-DD."""
+    """`held_back` is the reason why the item is not in the digest, empty if it is; days are YYYY-MM-DD."""
 
     id: str
     category: Category
@@ -63,7 +63,7 @@ class CategoryCount(msgspec.Struct, frozen=True):
 
 
 class KnowledgeReply(msgspec.Struct, frozen=True):
-    """In the order of the pages; `items_total` are there, of the category that was asked for if one was."""
+    """In page order; `items_total` counts all items of the requested category, or of all categories."""
 
     on: bool
     categories: tuple[CategoryCount, ...]
@@ -72,7 +72,7 @@ class KnowledgeReply(msgspec.Struct, frozen=True):
 
 
 class DigestReply(msgspec.Struct, frozen=True):
-    """`pending` says that a newer one waits: for the session that was asked about, else that the pages have changed."""
+    """`pending` describes a newer digest: than the one the session uses, else than the one on disk."""
 
     on: bool
     exists: bool
@@ -93,7 +93,7 @@ class HarvestedSession(msgspec.Struct, frozen=True):
 
 
 class DigestChange(msgspec.Struct, frozen=True):
-    """From `first_byte` on the digest is another one; so many tokens of it are written anew by a new session."""
+    """The digest differs from `first_byte` on; `invalidated_tokens` of it miss the cache in a new session."""
 
     first_byte: int
     bytes_before: int
@@ -103,7 +103,7 @@ class DigestChange(msgspec.Struct, frozen=True):
 
 
 class HarvestReply(msgspec.Struct, frozen=True):
-    """What was done, or without `apply` what would be; `model_tokens` is what a model would read, were it asked."""
+    """What the harvest did, or without `apply` would do; `model_tokens` is the input a model would need for it."""
 
     applied: bool
     sessions: tuple[HarvestedSession, ...]
@@ -130,7 +130,7 @@ class OneItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ItemEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is not named stays as it is."""
+    """Fields that are not sent stay unchanged."""
 
     item_id: str
     text: Annotated[str, msgspec.Meta(min_length=1, max_length=TEXT_CHARACTERS_MAX)] | None = None
@@ -141,7 +141,7 @@ class ItemEdit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HarvestOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nothing is written unless `apply` is said. A session that was quiet for so long is over, too."""
+    """Nothing is written without `apply`. A session without activity for `quiet_hours` counts as ended."""
 
     apply: bool = False
     quiet_hours: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 24.0
@@ -151,122 +151,122 @@ class DigestQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     session_id: str | None = None
 
 
-async def list_items(service: Service, request: ItemListing) -> KnowledgeReply:
+async def list_items(context: Service, request: ItemListing) -> KnowledgeReply:
     def read(folder: KnowledgeFolder) -> KnowledgeReply:
         items = items_in(folder)
-        chosen = [one for one in items if request.category in (None, one.category)]
-        shown = chosen[request.skip : request.skip + request.limit]
-        return KnowledgeReply(_is_on(folder), _counts(items), tuple(map(_told, shown)), len(chosen))
+        selected = [item for item in items if request.category in (None, item.category)]
+        page = selected[request.skip : request.skip + request.limit]
+        return KnowledgeReply(_is_on(folder), _counts(items), tuple(map(_item_view, page)), len(selected))
 
-    return await _answered(service, read)
-
-
-async def show_item(service: Service, request: OneItem) -> KnowledgeItem:
-    return await _answered(service, lambda folder: _told(_known(folder, request.item_id)))
+    return await _run_in_folder(context, read)
 
 
-async def edit_item(service: Service, request: ItemEdit) -> KnowledgeItem:
+async def show_item(context: Service, request: OneItem) -> KnowledgeItem:
+    return await _run_in_folder(context, lambda folder: _item_view(_require_item(folder, request.item_id)))
+
+
+async def edit_item(context: Service, request: ItemEdit) -> KnowledgeItem:
     def edit(folder: KnowledgeFolder) -> KnowledgeItem:
-        before = _known(folder, request.item_id)
-        said = ("text", "done", "approved", "status", "superseded_by")
-        changes = {name: value for name in said if (value := getattr(request, name)) is not None}
+        before = _require_item(folder, request.item_id)
+        fields = ("text", "done", "approved", "status", "superseded_by")
+        changes = {name: value for name in fields if (value := getattr(request, name)) is not None}
         if request.text is not None:
-            changes["text"] = _sound(request.text)
+            changes["text"] = _check_text(request.text)
         replace_item(folder, msgspec.structs.replace(before, **changes))
-        return _told(_known(folder, request.item_id))
+        return _item_view(_require_item(folder, request.item_id))
 
-    return await _answered(service, edit)
+    return await _run_in_folder(context, edit)
 
 
-async def delete_item(service: Service, request: OneItem) -> Removed:
+async def delete_item(context: Service, request: OneItem) -> Removed:
     def remove(folder: KnowledgeFolder) -> Removed:
-        _known(folder, request.item_id)
+        _require_item(folder, request.item_id)
         remove_item(folder, request.item_id)
         return Removed(request.item_id)
 
-    return await _answered(service, remove)
+    return await _run_in_folder(context, remove)
 
 
-async def harvest(service: Service, request: HarvestOrder) -> HarvestReply:
+async def harvest(context: Service, request: HarvestOrder) -> HarvestReply:
     def run(folder: KnowledgeFolder) -> HarvestReply:
         sessions = list(
             spoken_in(
-                service.log,
-                at=service.clock(),
-                workspace=service.workspace,
-                simulated=service.simulated,
+                context.log,
+                at=context.clock(),
+                workspace=context.workspace,
+                simulated=context.simulated,
                 quiet_seconds=request.quiet_hours * HOUR_SECONDS,
                 known=read_journal(folder).seen,
             )
         )
         plan = plan_harvest(folder, sessions)
-        done = apply_harvest(folder, sessions, project=project_files(service.workspace)) if request.apply else None
-        return _harvested(plan, done)
+        outcome = apply_harvest(folder, sessions, project=project_files(context.workspace)) if request.apply else None
+        return _harvest_reply(plan, outcome)
 
-    return await _answered(service, run)
+    return await _run_in_folder(context, run)
 
 
-async def show_digest(service: Service, request: DigestQuestion) -> DigestReply:
+async def show_digest(context: Service, request: DigestQuestion) -> DigestReply:
     def read(folder: KnowledgeFolder) -> DigestReply:
         on = _is_on(folder)
         text = read_text(folder.read(DIGEST) or b"") if on else ""
         if request.session_id is None:
-            now = make_digest(all_items(read_pages(folder))) if on else Digest("")
-            waiting = change(text, now.text).items
+            current = make_digest(all_items(read_pages(folder))) if on else Digest("")
+            pending = change(text, current.text).items
         else:
-            waiting = change(_pinned(service, request.session_id), text).items
+            pending = change(_pinned_digest(context, request.session_id), text).items
         raw = text.encode()
-        shown = Digest(text, sum(line.startswith("- ") for line in text.split("\n")))
+        digest = Digest(text, sum(line.startswith("- ") for line in text.split("\n")))
         return DigestReply(
             on=on,
             exists=bool(text),
             text=text,
             size_bytes=len(raw),
-            items=shown.items,
-            sha256=shown.sha256,
+            items=digest.items,
+            sha256=digest.sha256,
             session_id=request.session_id,
-            pending_items=waiting,
-            pending=pending_words(waiting),
+            pending_items=pending,
+            pending=pending_words(pending),
         )
 
-    return await _answered(service, read)
+    return await _run_in_folder(context, read)
 
 
-async def _answered(service: Service, work: Callable[[KnowledgeFolder], Answered]) -> Answered:
-    if service.workspace is None:
-        raise RefusedError(409, "no_workspace", "the service was not started in a project")
-    folder = knowledge_folder(service.workspace, service.workspace)
+async def _run_in_folder(context: Service, work: Callable[[KnowledgeFolder], Result]) -> Result:
+    if context.workspace is None:
+        raise RefusedError(409, "no_workspace", "the service was not started in a project folder")
+    folder = knowledge_folder(context.workspace, context.workspace)
     try:
         return await asyncio.to_thread(work, folder)
     except UserError as error:
         raise RefusedError(409, "knowledge_in_use", str(error)) from error
 
 
-def _known(folder: KnowledgeFolder, wanted: str) -> Item:
-    item = item_named(folder, wanted)
+def _require_item(folder: KnowledgeFolder, item_id: str) -> Item:
+    item = item_named(folder, item_id)
     if item is None:
-        raise not_found("item", wanted)
+        raise not_found("item", item_id)
     return item
 
 
-def _sound(text: str) -> str:
+def _check_text(text: str) -> str:
     if holds_secret(text):
-        raise RefusedError(422, "holds_secret", "the text looks as if it held a credential, and is not kept")
-    told = as_told(text)
-    if not told:
-        raise RefusedError(422, "invalid_body", "the text says nothing", details={"field": "text"})
-    return told
+        raise RefusedError(422, "holds_secret", "the text looks like it contains a credential; it was not saved")
+    normalized = as_told(text)
+    if not normalized:
+        raise RefusedError(422, "invalid_body", "the text is empty", details={"field": "text"})
+    return normalized
 
 
 def _is_on(folder: KnowledgeFolder) -> bool:
     return folder.read(DISABLED) is None
 
 
-def _pinned(service: Service, session_id: str) -> str:
+def _pinned_digest(context: Service, session_id: str) -> str:
     text: str | None = None
-    for event in service.log.read(session_id):
+    for event in context.log.read(session_id):
         if isinstance(event.payload, EpochOpened):
-            text = next((one.text for one in event.payload.system if one.layer == LAYER), "")
+            text = next((part.text for part in event.payload.system if part.layer == LAYER), "")
     if text is None:
         raise not_found("session", session_id)
     return text
@@ -275,13 +275,13 @@ def _pinned(service: Service, session_id: str) -> str:
 def _counts(items: Sequence[Item]) -> tuple[CategoryCount, ...]:
     counts: dict[Category, list[int]] = {}
     for item in items:
-        both = counts.setdefault(item.category, [0, 0])
-        both[0] += 1
-        both[1] += bool(item.held_back)
-    return tuple(CategoryCount(category, whole, held) for category, (whole, held) in counts.items())
+        total_and_excluded = counts.setdefault(item.category, [0, 0])
+        total_and_excluded[0] += 1
+        total_and_excluded[1] += bool(item.held_back)
+    return tuple(CategoryCount(category, total, excluded) for category, (total, excluded) in counts.items())
 
 
-def _told(item: Item) -> KnowledgeItem:
+def _item_view(item: Item) -> KnowledgeItem:
     return KnowledgeItem(
         id=item.id,
         category=item.category,
@@ -292,7 +292,7 @@ def _told(item: Item) -> KnowledgeItem:
         scope=item.scope,
         first_seen=item.first_seen,
         last_seen=item.last_seen,
-        sources=tuple(KnowledgeSource(one.session, one.number, one.origin) for one in item.sources),
+        sources=tuple(KnowledgeSource(source.session, source.number, source.origin) for source in item.sources),
         approved=item.approved,
         edited=item.edited,
         flagged=item.flagged,
@@ -300,30 +300,31 @@ def _told(item: Item) -> KnowledgeItem:
     )
 
 
-def _harvested(plan: HarvestPlan, done: Outcome | None) -> HarvestReply:
-    change_made = None
-    if done is not None:
-        it = done.change
-        tokens = it.bytes_changed // 4
-        change_made = DigestChange(it.first_byte, it.bytes_before, it.bytes_after, it.items, tokens)
+def _harvest_reply(plan: HarvestPlan, outcome: Outcome | None) -> HarvestReply:
+    digest_change = None
+    if outcome is not None:
+        diff = outcome.change
+        # About four bytes per token; this is an estimate for people.
+        tokens = diff.bytes_changed // 4
+        digest_change = DigestChange(diff.first_byte, diff.bytes_before, diff.bytes_after, diff.items, tokens)
     return HarvestReply(
-        applied=done is not None,
+        applied=outcome is not None,
         sessions=tuple(
-            HarvestedSession(one.session, one.said_bytes, len(one.found.items), one.found.secrets)
-            for one in plan.sources
+            HarvestedSession(source.session, source.said_bytes, len(source.found.items), source.found.secrets)
+            for source in plan.sources
         ),
         known_sessions=plan.known,
         new_items=plan.new_items,
         merged_items=plan.merged_items,
         secrets=plan.secrets,
         model_tokens=plan.model_tokens,
-        digest_change=change_made,
+        digest_change=digest_change,
     )
 
 
 _ITEM = "/api/knowledge/items/{item_id}"
 
-# Whatever quotes what was said needs the scope that may see prompts.
+# All of these can quote conversations, so they need the scope that may see prompts.
 ROUTES: tuple[Route, ...] = (
     route(
         "GET",
@@ -332,7 +333,7 @@ ROUTES: tuple[Route, ...] = (
         request=ItemListing,
         reply=KnowledgeReply,
         rule="admin",
-        summary="What is known of the project, item by item.",
+        summary="The project's knowledge items.",
         refusals=(409,),
     ),
     route(
@@ -352,7 +353,7 @@ ROUTES: tuple[Route, ...] = (
         request=ItemEdit,
         reply=KnowledgeItem,
         rule="admin",
-        summary="Change an item, or approve of it; what a person says wins over what is harvested.",
+        summary="Edit or approve an item; edits by a person take precedence over harvested text.",
         refusals=(404, 409),
     ),
     route(
@@ -362,7 +363,7 @@ ROUTES: tuple[Route, ...] = (
         request=OneItem,
         reply=Removed,
         rule="admin",
-        summary="Remove an item; no harvest brings it back.",
+        summary="Remove an item; later harvests do not add it again.",
         refusals=(404, 409),
     ),
     route(
@@ -372,7 +373,7 @@ ROUTES: tuple[Route, ...] = (
         request=HarvestOrder,
         reply=HarvestReply,
         rule="admin",
-        summary="What sessions that are over would add to what is known; with `apply` it is added.",
+        summary="What ended sessions would add to the knowledge; with `apply` it is added.",
         refusals=(409,),
     ),
     route(
@@ -382,7 +383,7 @@ ROUTES: tuple[Route, ...] = (
         request=DigestQuestion,
         reply=DigestReply,
         rule="admin",
-        summary="What new sessions are told, and whether a newer digest waits for a session.",
+        summary="The digest that new sessions get, and whether a session uses an older one.",
         refusals=(404, 409),
     ),
 )

@@ -1,4 +1,4 @@
-"""What waits to be adopted of what is known, by new sessions and by those that run, and what that would cost."""
+"""HTTP routes for pending knowledge: which running sessions use an older digest, and what a refresh would cost."""
 
 import asyncio
 import datetime
@@ -24,11 +24,11 @@ from holdfast.service.times import moment
 from holdfast.sources.text import read_text
 
 SESSIONS_MAX = 12
-"""Of so many sessions, those with the newest activity, it is told whether a newer digest waits for them."""
+"""How many of the most recently active sessions are checked for an older digest."""
 
 
 class PendingSession(msgspec.Struct, frozen=True):
-    """Adopting writes `tokens` anew, the digest and all behind it, for `extra_usd` more than reading them."""
+    """A refresh rewrites `tokens` (the digest and everything after it), for `extra_usd` more than reading them."""
 
     session_id: str
     name: str | None
@@ -39,7 +39,7 @@ class PendingSession(msgspec.Struct, frozen=True):
 
 
 class KnowledgePending(msgspec.Struct, frozen=True):
-    """`next_text` is the digest as the pages now make it; `digest_change` is null where it is the one that is told."""
+    """`next_text` is the digest built from the current pages; `digest_change` is null if it equals the one in use."""
 
     next_text: str
     digest_change: DigestChange | None
@@ -48,75 +48,77 @@ class KnowledgePending(msgspec.Struct, frozen=True):
 
 class AdoptionOrdered(msgspec.Struct, frozen=True):
     session_id: str
-    effect: str = "from its next turn on the session is told the digest of that time, and writes anew what is behind it"
+    effect: str = "the session uses the newest digest from its next turn on and rewrites everything after it"
 
 
-async def show_pending(service: Service, request: Nothing) -> KnowledgePending:
-    text, told = await asyncio.to_thread(_texts, service)
-    it = change(told, text)
-    sessions = [await _waiting(service, row.id) for row in service.log.sessions(limit=SESSIONS_MAX)]
+async def show_pending(context: Service, request: Nothing) -> KnowledgePending:
+    next_text, current_text = await asyncio.to_thread(_texts, context)
+    diff = change(current_text, next_text)
+    # Each check reads a session's events, hence the small limit.
+    sessions = [await _pending_session(context, row.id) for row in context.log.sessions(limit=SESSIONS_MAX)]
     return KnowledgePending(
-        text,
-        DigestChange(it.first_byte, it.bytes_before, it.bytes_after, it.items, it.bytes_changed // 4)
-        if text != told
+        next_text,
+        DigestChange(diff.first_byte, diff.bytes_before, diff.bytes_after, diff.items, diff.bytes_changed // 4)
+        if next_text != current_text
         else None,
-        tuple(one for one in sessions if one is not None),
+        tuple(session for session in sessions if session is not None),
     )
 
 
-def _texts(service: Service) -> tuple[str, str]:
-    """What the pages make, and what is told."""
-    if service.workspace is None:
-        raise RefusedError(409, "no_workspace", "the service was not started in a project")
-    folder = knowledge_folder(service.workspace, service.workspace)
+def _texts(context: Service) -> tuple[str, str]:
+    """The digest built from the current pages, and the one in use."""
+    if context.workspace is None:
+        raise RefusedError(409, "no_workspace", "the service was not started in a project folder")
+    folder = knowledge_folder(context.workspace, context.workspace)
     try:
         return make_digest(all_items(read_pages(folder))).text, read_text(folder.read(DIGEST) or b"")
     except UserError as error:
         raise RefusedError(409, "knowledge_in_use", str(error)) from error
 
 
-async def _waiting(service: Service, session_id: str) -> PendingSession | None:
-    """None where the session is told nothing of what is known, or just what is known now."""
+async def _pending_session(context: Service, session_id: str) -> PendingSession | None:
+    """None if the session has no digest in its prompt, or already the newest one."""
     try:
-        calls = await list_calls(service, CallsRequest(session_id, limit=1))
-        tokens = _tokens_behind(calls)
+        calls = await list_calls(context, CallsRequest(session_id, limit=1))
+        tokens = _tokens_from_digest(calls)
         if not tokens:
             return None
-        digest = await show_digest(service, DigestQuestion(session_id))
+        digest = await show_digest(context, DigestQuestion(session_id))
     except RefusedError:
         return None
     if not digest.pending_items:
         return None
-    extra = extra_usd(calls.model, tokens, service.models, on=moment(service.clock()).date())
+    extra = extra_usd(calls.model, tokens, context.models, on=moment(context.clock()).date())
     return PendingSession(session_id, calls.name, calls.model, digest.pending_items, tokens, extra)
 
 
-def _tokens_behind(calls: Calls) -> int:
-    """Of the newest prompt: the layer that is told what is known, and all that comes behind it on the wire."""
+def _tokens_from_digest(calls: Calls) -> int:
+    """Tokens of the newest prompt from the digest layer on, in wire order."""
     layers = calls.calls[-1].layers if calls.calls else ()
-    first = next((number for number, one in enumerate(layers) if one.layer == LAYER), len(layers))
-    return sum(one.tokens for one in layers[first:])
+    first = next((index for index, layer in enumerate(layers) if layer.layer == LAYER), len(layers))
+    return sum(layer.tokens for layer in layers[first:])
 
 
 def extra_usd(model: str, tokens: int, models: Models, *, on: datetime.date) -> float | None:
-    """None for a model that nobody knows the prices of."""
+    """Cost of rewriting the tokens instead of reading them; None for a model without prices."""
     try:
         price = price_at(find_model(model, models), on, tokens)
     except UserError:
         return None
+    # Without the refresh these tokens would be read: the extra cost is the write price minus the read price.
     return usd(tokens * max(Decimal(0), price.cache_write_5m - price.cache_read) / 1_000_000)
 
 
-async def adopt(service: Service, request: OneSession) -> AdoptionOrdered:
-    """The session is where the digest is taken: it may run anywhere, and looks up what was asked for by itself."""
+async def adopt(context: Service, request: OneSession) -> AdoptionOrdered:
+    """Stores the order only: the session may run in any process, and picks it up itself."""
 
     def order() -> AdoptionOrdered:
-        state = service.cache_states.of(request.session_id)
+        state = context.cache_states.of(request.session_id)
         if not state.model:
             raise not_found("session", request.session_id)
         if state.heeds != "all":
-            raise unheeded("be told another digest")
-        service.records.adopt(state.owner)
+            raise unheeded("refresh its digest")
+        context.records.adopt(state.owner)
         return AdoptionOrdered(state.session_id)
 
     return await asyncio.to_thread(order)
@@ -130,7 +132,7 @@ ROUTES: tuple[Route, ...] = (
         request=Nothing,
         reply=KnowledgePending,
         rule="admin",
-        summary="What waits to be adopted, by new sessions and by those that run, and what that costs.",
+        summary="The pending digest, and the running sessions that use an older one, with the cost of a refresh.",
         refusals=(409,),
     ),
     route(
@@ -140,7 +142,7 @@ ROUTES: tuple[Route, ...] = (
         request=OneSession,
         reply=AdoptionOrdered,
         rule="admin",
-        summary="Have a session take the newest digest with its next turn.",
+        summary="Refresh a session's digest at its next turn.",
         refusals=(404, 409),
     ),
 )

@@ -1,4 +1,4 @@
-"""When coverage is measured without being asked for: at the start and hourly, for whom it is due, by one replica."""
+"""Background schedule for coverage: at start and hourly, for agents that are due, on one replica at a time."""
 
 import asyncio
 import contextlib
@@ -13,6 +13,7 @@ from holdfast.instructions.library import Library
 from holdfast.instructions.resting import Rest, Turns, no_rest
 
 LOOK_SECONDS = 3_600.0
+# Below LOOK_SECONDS, so that after a crash another replica takes over at its next run.
 LEASE_MS = 30 * 60_000
 LEASE = "coverage"
 
@@ -20,15 +21,15 @@ logger = logging.getLogger(__name__)
 
 
 async def measure_when_due(library: Library, stop: asyncio.Event, *, look_seconds: float = LOOK_SECONDS) -> None:
-    """Until told to stop; what is then being measured is measured to its end, and no more."""
+    """Runs until `stop` is set; a measurement in progress is completed first."""
     ended = threading.Event()
-    looking = asyncio.ensure_future(_look_again_and_again(library, stop, ended, look_seconds))
+    measuring = asyncio.ensure_future(_measure_repeatedly(library, stop, ended, look_seconds))
     await stop.wait()
     ended.set()
-    await looking
+    await measuring
 
 
-async def _look_again_and_again(
+async def _measure_repeatedly(
     library: Library, stop: asyncio.Event, ended: threading.Event, look_seconds: float
 ) -> None:
     while not stop.is_set():
@@ -36,14 +37,17 @@ async def _look_again_and_again(
             turns = Turns(ended.wait, time.monotonic)
             await asyncio.to_thread(measure_alone, library, rest=turns.rest)
         except HoldfastError as error:
-            # The next look may find the store well again.
+            # The store may be available again at the next run.
             logger.warning("coverage could not be measured: %s", type(error).__name__)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), look_seconds)
 
 
 def measure_alone(library: Library, *, rest: Rest = no_rest) -> tuple[str, ...]:
-    """The agents that were measured; none where another replica is at it. A replica that dies lets go after a while."""
+    """Returns the agents that were measured; none if another replica holds the lease.
+
+    The lease of a replica that died expires after LEASE_MS.
+    """
     now = library.now()
     until = now + LEASE_MS
     if not library.records.take_lease(LEASE, until=until, at=now):

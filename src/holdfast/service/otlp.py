@@ -1,4 +1,4 @@
-"""How spans and counts are written for a collector: OTLP over HTTP, as JSON."""
+"""Encodes spans and token counters as OTLP/HTTP JSON."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,16 +11,17 @@ TRACES, METRICS = "/v1/traces", "/v1/metrics"
 
 Json = dict[str, object]
 
+# AGGREGATION_TEMPORALITY_DELTA of the OTLP metrics protocol.
 _DELTA = 1
 
-_COUNTED = {
+_COUNTERS = {
     "gen_ai.client.inference.usage.input_tokens": "gen_ai.usage.input_tokens",
     "gen_ai.client.inference.usage.output_tokens": "gen_ai.usage.output_tokens",
     "gen_ai.client.inference.usage.cache_read.input_tokens": "gen_ai.usage.cache_read.input_tokens",
     "gen_ai.client.inference.usage.cache_write.input_tokens": "gen_ai.usage.cache_write.input_tokens",
     "gen_ai.client.inference.usage.cache_creation.input_tokens": "gen_ai.usage.cache_creation.input_tokens",
 }
-"""Counters, and the attribute of a call that each of them sums up."""
+"""Counter name to the span attribute it sums."""
 
 _SERIES = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
@@ -31,32 +32,32 @@ def traces(spans: Sequence[Span]) -> bytes:
 
 
 def metrics(spans: Sequence[Span]) -> bytes:
-    """What some calls took together, by provider and model; each is counted in one such message alone."""
+    """Token sums of these calls by provider and model, as deltas: each call must be in exactly one message."""
     calls = [span for span in spans if span.usage is not None]
-    counters = [_counter(name, attribute, calls) for name, attribute in _COUNTED.items()]
+    counters = [_counter(name, attribute, calls) for name, attribute in _COUNTERS.items()]
     scope = {"scope": _scope(), "metrics": counters if calls else []}
     return msgspec.json.encode({"resourceMetrics": [{"resource": _resource(), "scopeMetrics": [scope]}]})
 
 
 def _counter(name: str, attribute: str, calls: Sequence[Span]) -> Json:
-    sums: dict[tuple[str, ...], list[Span]] = {}
+    groups: dict[tuple[str, ...], list[Span]] = {}
     for call in calls:
-        sums.setdefault(tuple(str(call.attributes[key]) for key in _SERIES), []).append(call)
+        groups.setdefault(tuple(str(call.attributes[key]) for key in _SERIES), []).append(call)
     points = [
         {
             "attributes": _attributes(dict(zip(_SERIES, series, strict=True))),
-            "startTimeUnixNano": _nanoseconds(min(call.started_at for call in some)),
-            "timeUnixNano": _nanoseconds(max(call.ended_at for call in some)),
-            "asInt": str(sum(int(str(call.attributes[attribute])) for call in some)),
+            "startTimeUnixNano": _nanoseconds(min(call.started_at for call in group)),
+            "timeUnixNano": _nanoseconds(max(call.ended_at for call in group)),
+            "asInt": str(sum(int(str(call.attributes[attribute])) for call in group)),
         }
-        for series, some in sorted(sums.items())
+        for series, group in sorted(groups.items())
     ]
-    counted = {"aggregationTemporality": _DELTA, "isMonotonic": True, "dataPoints": points}
-    return {"name": name, "unit": "{token}", "sum": counted}
+    counter = {"aggregationTemporality": _DELTA, "isMonotonic": True, "dataPoints": points}
+    return {"name": name, "unit": "{token}", "sum": counter}
 
 
 def _span(span: Span) -> Json:
-    told: Json = {
+    encoded: Json = {
         "traceId": span.trace_id,
         "spanId": span.span_id,
         "name": span.name,
@@ -66,7 +67,7 @@ def _span(span: Span) -> Json:
         "attributes": _attributes(span.attributes),
         "status": {"code": FAILED} if span.failed else {},
     }
-    return {**told, "parentSpanId": span.parent_id} if span.parent_id else told
+    return {**encoded, "parentSpanId": span.parent_id} if span.parent_id else encoded
 
 
 def _attributes(values: Mapping[str, Value]) -> list[Json]:
@@ -82,10 +83,11 @@ def _value(value: Value) -> Json:
         case float():
             return {"doubleValue": value}
         case tuple():
-            return {"arrayValue": {"values": [{"stringValue": one} for one in value]}}
+            return {"arrayValue": {"values": [{"stringValue": item} for item in value]}}
 
 
 def _nanoseconds(at: float) -> str:
+    # Through microseconds: a float of seconds since the epoch has no nanosecond precision.
     return str(round(at * 1_000_000) * 1000)
 
 

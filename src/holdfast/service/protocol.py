@@ -1,4 +1,4 @@
-"""How bytes that are no request are answered: in the shape that all errors have, and within limits."""
+"""uvicorn protocol with a limit on request heads, our error format for malformed requests, and no upgrades."""
 
 import asyncio
 import re
@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from holdfast.service.failures import RefusedError
 
 HEAD_BYTES_MAX = 65_536
-"""What a request may say in front of its body; nothing else would bound it."""
+"""Size limit of a request head; httptools has none."""
 
 
 _HEAD_STARTS = b"HTTP/1.1 "
@@ -19,9 +19,9 @@ _UPGRADE = re.compile(rb"^upgrade[ \t]*:.*\r\n", re.IGNORECASE | re.MULTILINE)
 
 
 class HeadsJoined:
-    """A transport on which the head of an answer waits for what is written behind it in the same turn of the loop.
+    """A transport that writes a response head together with the body bytes of the same loop iteration.
 
-    So whoever asked is woken once. All else is the transport's own.
+    One packet instead of two means one wake-up of the client. Everything else is passed to the wrapped transport.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -31,12 +31,12 @@ class HeadsJoined:
     def __getattr__(self, name: str) -> object:
         return getattr(self._transport, name)
 
-    def write(self, spelled: bytes) -> None:
-        if self._head or not spelled.startswith(_HEAD_STARTS):
+    def write(self, data: bytes) -> None:
+        if self._head or not data.startswith(_HEAD_STARTS):
             head, self._head = self._head, b""
-            self._transport.write(head + spelled if head else spelled)
+            self._transport.write(head + data if head else data)
         else:
-            self._head = spelled
+            self._head = data
             asyncio.get_running_loop().call_soon(self._flush)
 
     def close(self) -> None:
@@ -50,40 +50,40 @@ class HeadsJoined:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Another protocol that a client offers is not taken up: its request is read as if it had offered none."""
+    """Ignores protocol upgrades: a request that offers one is parsed as if it had not."""
 
     _head_bytes = 0
     _in_head = True
-    _at_rest = True
-    _begins_here = True
+    _is_idle = True
+    _starts_request = True
     _received: bytes | None = None
     _offers_upgrade = False
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as the server's own
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # same signature as uvicorn's protocol
         super().connection_made(transport)
-        # It does what the server asks of a transport, and inherits nothing.
+        # HeadsJoined has the methods that uvicorn calls, but is no subclass of Transport.
         self.transport = cast("asyncio.Transport", HeadsJoined(transport))
 
     def data_received(self, data: bytes) -> None:
-        self._begins_here = self._at_rest
-        if self._at_rest:
+        self._starts_request = self._is_idle
+        if self._is_idle:
             self._received = data
         elif self._in_head and self._received is not None:
             self._received += data
         super().data_received(data)
         if self._in_head:
-            # Only what comes without an end of the head in it is counted: behind the end stands the body.
+            # Count only data without the end of the head: what follows the end is the body.
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
                 self.send_400_response("the headers are too long")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if not self._begins_here:
-            # Behind another one in what came together: where it begins is not known.
+        if not self._starts_request:
+            # Pipelined after another request in the same data: its start is unknown.
             self._received = None
         self._head_bytes, self._in_head = 0, True
-        self._begins_here = self._at_rest = False
+        self._starts_request = self._is_idle = False
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -93,19 +93,19 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._at_rest = True
+        self._is_idle = True
         if not self._offers_upgrade:
             super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """The parser has left out the body of a request that offers an upgrade: read it all again without the offer."""
+        """The parser skips the body of a request that offers an upgrade, so parse it again without the offer."""
         head, end, rest = (self._received or b"").partition(b"\r\n\r\n")
         plain = _UPGRADE.sub(b"", head + b"\r\n")
         if not end or len(plain) == len(head) + 2:
-            self.send_400_response("this service does not change protocols")
+            self.send_400_response("protocol upgrades are not supported")
             return
         self.parser = httptools.HttpRequestParser(self)
-        self._begins_here = self._at_rest = True
+        self._starts_request = self._is_idle = True
         super().data_received(plain + b"\r\n" + rest)
 
     def send_400_response(self, msg: str) -> None:

@@ -1,4 +1,4 @@
-"""What a route is: one value from which decoding, access, errors and the OpenAPI document are made."""
+"""The Route value, from which decoding, access control, errors and the OpenAPI document are derived."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Literal, TypeVar
@@ -11,7 +11,8 @@ from holdfast.service.service import Service
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 
 Rule = Literal["open", "read", "admin", "agent", "caller"]
-"""Who may: anybody; keys that may read; admins; admins, and the agent that the path names; whom the route allows."""
+"""Who may call a route: anyone; keys with read access; admins; admins and the agent named in the path; or
+callers that the route itself allows."""
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
@@ -19,11 +20,11 @@ PLAIN_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class NoReply(msgspec.Struct, frozen=True):
-    """The answer is no JSON."""
+    """The response is not JSON."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What goes back; an iterator is sent as it comes."""
+    """A response; an iterator body is streamed."""
 
     body: bytes | AsyncIterator[bytes]
     content_type: str = JSON
@@ -32,9 +33,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What came in: fields by name from path and query, which are text, or from path and body; a header; who asks.
+    """A decoded request: its fields, from path and query (all text) or from path and body, and its caller.
 
-    `key` is None where none was sent because none is needed; `secret` is that key as it was given.
+    `key` is None if none was sent because none is required; `secret` is the key as sent.
     """
 
     fields: Mapping[str, object]
@@ -46,13 +47,14 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """`keyless`: without a key a request from this machine acts as an admin's, until a key exists.
+    """One HTTP route.
 
-    `refusals` are the statuses that this route may answer with, beside those that every route may; `successes` those
-    of what was done. `denied` is the code for a key that may not. `body_optional`: the route says what is missing.
-    `unfit_status` is that of a body that does not fit; `retry_code` says that the store failed, and to try again.
-    `check_holder` refuses a key that may not ask of what the path names: who may not is told so, and not what is wrong
-    with the rest of what was said. `check_served` refuses everybody where the service has no such route.
+    keyless: until a key exists, a request without a key acts as admin.
+    refusals: error statuses of this route, in addition to those of every route; successes: its success statuses.
+    denied: error code if the key lacks access. unfit_status: status for a body that does not match the schema.
+    body_optional: the route itself reports what is missing. retry_code: error code if the store failed.
+    check_holder: refuses a key without access to what the path names, before any error in the rest of the request
+    is reported. check_served: refuses every request if the service was started without this feature.
     """
 
     method: Method
@@ -85,7 +87,7 @@ class Route(msgspec.Struct, frozen=True):
 
     @property
     def needs_body(self) -> bool:
-        """What says something, or must; only a POST that has a default for everything may come without a body."""
+        """Whether a body is required: for every PUT with fields, and for a POST with a field without default."""
         if self.body_optional:
             return False
         fields = (field for field in msgspec.structs.fields(self.request) if field.encode_name in self.other_names)
@@ -97,7 +99,7 @@ class OneSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request that says no more than its path."""
+    """A request without fields."""
 
 
 Request = TypeVar("Request", bound=msgspec.Struct)
@@ -118,10 +120,10 @@ def route(
     refusals: tuple[int, ...] = (),
     keyless: bool = True,
 ) -> Route:
-    """A route that answers with JSON."""
+    """A route with a JSON response."""
 
-    async def respond(service: Service, asked: Asked) -> Answer:
-        return Answer(_encode(await run(service, convert(asked, request))))
+    async def respond(context: Service, incoming: Asked) -> Answer:
+        return Answer(_encode(await run(context, convert(incoming, request))))
 
     return Route(method, path, rule, summary, request, reply, respond, keyless=keyless, refusals=refusals)
 
@@ -136,14 +138,15 @@ def raw_route(
     content_type: str,
     refusals: tuple[int, ...] = (),
 ) -> Route:
-    """A route that answers with something else, and may look at the id of the last event that was seen."""
+    """A GET route with a non-JSON response; `run` also gets the Last-Event-ID header."""
 
-    async def respond(service: Service, asked: Asked) -> Answer:
-        return await run(service, convert(asked, request), asked.last_event_id)
+    async def respond(context: Service, incoming: Asked) -> Answer:
+        return await run(context, convert(incoming, request), incoming.last_event_id)
 
     return Route("GET", path, rule, summary, request, NoReply, respond, content_type=content_type, refusals=refusals)
 
 
-def convert(asked: Asked, request: type[Request]) -> Request:
+def convert(incoming: Asked, request: type[Request]) -> Request:
     """Raises msgspec.ValidationError, which names the field."""
-    return msgspec.convert(asked.fields, request, strict=not asked.is_text)
+    # Query fields are text, so "3" must convert to int; in a JSON body it must not.
+    return msgspec.convert(incoming.fields, request, strict=not incoming.is_text)

@@ -1,4 +1,4 @@
-"""Sample sessions of good and bad habits: they run for real, against a simulated provider whose time passes quickly."""
+"""Sample sessions with good and bad caching habits: real sessions against a simulated provider in fast time."""
 
 import asyncio
 import logging
@@ -28,9 +28,10 @@ from holdfast.service.sample_instructions import furnish_sample
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import ScriptedReply
 
+# Simulated dollars; the sample stays far below.
 SPEND_MAX_USD = Decimal(5)
 PAUSE_SECONDS = 0.05
-"""What a person waits between two turns, so that they can be seen coming in."""
+"""Real time between two turns, so that a viewer sees them arrive."""
 
 HOUR = 3_600.0
 
@@ -62,7 +63,7 @@ description: How a refund is given. Use it when a customer asks for money back.
 
 
 class Habit(msgspec.Struct, frozen=True):
-    """How somebody works: a session's name, its model, how long each pause is, and what the system prompt is like."""
+    """One sample session: its name, model, pauses between turns, and the layout of its system prompt."""
 
     name: str
     model: str
@@ -71,22 +72,22 @@ class Habit(msgspec.Struct, frozen=True):
     clock_in_prompt: bool = False
     switches_to: str | None = None
     teaches: str = ""
-    """What is said at the end that others should know, too."""
+    """A sentence at the end of the session for later sessions to learn from."""
 
     is_told: bool = False
-    """Whether the session is told what those before it have taught."""
+    """Whether the session's prompt includes the knowledge harvested from the sessions before it."""
 
 
 HABITS = (
     Habit(
-        "Good: one head, everything appended",
+        "Good: stable prefix, append-only history",
         "anthropic:claude-sonnet-5-5",
         (40.0, 90.0, 60.0, 30.0),
         teaches="Always say what happens next, and when.",
         is_told=True,
     ),
     Habit(
-        "Bad: the time stands in front of the history",
+        "Bad: the time is before the history",
         "anthropic:claude-sonnet-5-5",
         (40.0, 90.0, 60.0, 30.0),
         layout="seed",
@@ -94,7 +95,7 @@ HABITS = (
     ),
     Habit("Bad: away for hours between questions", "anthropic:claude-haiku-4-5", (2 * HOUR, 60.0, 3 * HOUR, 40.0)),
     Habit(
-        "Good: kept by OpenAI of its own accord",
+        "Good: automatic caching at OpenAI",
         "openai:gpt-6-luna",
         (30.0, 45.0, 20.0, 30.0),
         teaches="Never promise the day a parcel arrives.",
@@ -106,7 +107,7 @@ HABITS = (
         teaches="The list of brokers is in docs/brokers.md.",
     ),
     Habit(
-        "Bad: another model in the middle",
+        "Bad: model switched mid-session",
         "anthropic:claude-haiku-4-5",
         (30.0, 45.0, 20.0, 30.0),
         switches_to="anthropic:claude-sonnet-5-5",
@@ -115,9 +116,9 @@ HABITS = (
 
 
 class SamplePlayer:
-    """Plays all habits, one after the other, into a store.
+    """Plays all sample sessions into a store, one after the other.
 
-    Where there is a library, instructions come first; where there is a workspace, what was taught is known there.
+    With a library, sample instructions are added first; with a workspace, the sessions' knowledge is harvested there.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class SamplePlayer:
     def start(self) -> None:
         if not self.playing:
             self._task = asyncio.get_running_loop().create_task(self.play())
-            self._task.add_done_callback(_tell_failure)
+            self._task.add_done_callback(_log_failure)
 
     async def play(self) -> None:
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="holdfast-sample-"))
@@ -153,7 +154,7 @@ class SamplePlayer:
             await asyncio.to_thread(_write_skill, folder)
             if self._library is not None:
                 await asyncio.to_thread(furnish_sample, self._library, clock=self._clock, new_id=new_ulid)
-            # The best comes last, so that it is on top, and still cached when somebody looks at it.
+            # The best one comes last, so that it is at the top of the list and still cached when viewed.
             for habit in reversed(HABITS):
                 if habit.is_told:
                     await self._harvest()
@@ -163,17 +164,20 @@ class SamplePlayer:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _harvest(self) -> None:
-        """What the sessions have taught is known from now on, to those that begin later."""
+        """Harvests the sessions so far, for those that start later."""
         if self._workspace is not None:
-            known = knowledge_folder(self._workspace, self._workspace)
-            spoken = spoken_in(self._log, at=self._clock(), workspace=self._workspace, quiet_seconds=0, simulated=True)
-            await asyncio.to_thread(apply_harvest, known, spoken)
+            folder = knowledge_folder(self._workspace, self._workspace)
+            sessions = spoken_in(
+                self._log, at=self._clock(), workspace=self._workspace, quiet_seconds=0, simulated=True
+            )
+            await asyncio.to_thread(apply_harvest, folder, sessions)
 
     async def _play(self, habit: Habit, skills: Path) -> None:
+        # Start in the past so that the session ends now.
         clock = ManualClock(self._clock() - sum(habit.pauses_seconds))
         async with Session.create(**self._options(habit, clock, skills)) as session:
-            for number, ask in enumerate(ASKS):
-                await session.send(f"{ask} {habit.teaches}".strip() if number == len(ASKS) - 1 else ask)
+            for number, question in enumerate(ASKS):
+                await session.send(f"{question} {habit.teaches}".strip() if number == len(ASKS) - 1 else question)
                 if number == 2 and habit.switches_to:
                     await session.switch_model(habit.switches_to)
                 if number < len(habit.pauses_seconds):
@@ -212,19 +216,19 @@ def look_up(what: str) -> str:
     """Look something up about an order: `order`, `letter` or `stock`."""
     if what not in FACTS:
         return "nothing is known of that"
-    # As long as such answers are: a history that is worth a cache.
+    # Realistic length, so that the history is worth caching.
     trail = (f"{number:03d} {what} file, entry {number}: seen, checked and passed on." for number in range(1, 61))
     return "\n".join((FACTS[what], *trail))
 
 
 def improvised(messages: Sequence[Message]) -> ScriptedReply:
-    """A look at the facts before each answer, and at the skill where money is asked back."""
+    """Scripted replies: looks up a fact before each answer, and loads the skill if a refund is requested."""
     newest = messages[-1].content if messages else ()
     if any(isinstance(block, ToolResult) for block in newest):
         return ScriptedReply((Text("Thank you for waiting. Here is what I found, and what I would do next about it."),))
-    said = " ".join(block.text for block in newest if isinstance(block, Text))
+    text = " ".join(block.text for block in newest if isinstance(block, Text))
     for word, call in _CALLS:
-        if word in said:
+        if word in text:
             return ScriptedReply((Text("I look it up."), call))
     return ScriptedReply((Text("Dear customer, we are sorry for the trouble; a new lamp is on its way to you."),))
 
@@ -238,11 +242,12 @@ _CALLS = (
 
 
 def _long_prompt(habit: Habit, models: Models) -> str:
-    """Guidance as often as it takes to be worth a cache with every model that the session uses."""
+    """Repeats the guidance until the prompt exceeds the cache minimum of every model of the session."""
     rows = [find_model(name, models) for name in (habit.model, habit.switches_to) if name]
     guidance = "\n\n".join(part.text for segment in SystemPromptBuilder().segments() for part in segment.system)
-    wanted = max(3 * row.cache.tokens_min for row in rows)
-    times = max(1, -(-wanted // max(1, count_tokens(guidance, rows[0].tokens_factor))))
+    # Three times the minimum, because count_tokens is only an estimate.
+    tokens_wanted = max(3 * row.cache.tokens_min for row in rows)
+    times = max(1, -(-tokens_wanted // max(1, count_tokens(guidance, rows[0].tokens_factor))))
     return "\n\n".join(f"# Part {number}\n\n{guidance}" for number in range(1, times + 1))
 
 
@@ -255,6 +260,6 @@ def _write_skill(folder: Path) -> None:
     (folder / "refunds" / "SKILL.md").write_text(SKILL, encoding="utf-8")
 
 
-def _tell_failure(task: "asyncio.Task[None]") -> None:
+def _log_failure(task: "asyncio.Task[None]") -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         logging.getLogger(__name__).error("the sample failed: %s", type(error).__name__)

@@ -1,4 +1,4 @@
-"""Sample instructions: an agent's units, its manifests, a week of recalls, and a version that waits for approval."""
+"""Sample instructions: an agent's units, its manifests, a week of recalls, and a version pending approval."""
 
 import msgspec
 
@@ -92,7 +92,7 @@ VAGUE = SampleUnit(
     ("deal with it", "something about an order", "what to do for the customer"),
     "Be helpful and think before you answer.",
 )
-"""Added later, by people who would not wait for the gate: most who need it do not find it."""
+"""A badly described unit, published without the coverage gate: most queries that need it do not find it."""
 
 ASKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("give the money back for order 1042", ("refunds",)),
@@ -101,36 +101,36 @@ ASKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("answer the letter of an angry customer", ("tone", GUARANTEED)),
     ("the neighbour wants to know where she lives", ("privacy",)),
 )
-"""What is asked for in a day, and what its work turns out to need."""
+"""The intents of one day, and the units that each turns out to need."""
 
 
 def furnish_sample(library: Library, *, clock: Clock, new_id: NewId) -> None:
-    """As if a team had worked with it for a week; nothing where it is there already."""
+    """Records a week of a team's work with the sample agent; does nothing if the agent exists already."""
     if library.records.agent(AGENT) is not None:
         return
-    past = ManualClock(clock() - DAYS * DAY)
-    then = Library(
-        library.records, library.settings, key=library.key, clock=past, new_id=new_id, warn=lambda line: None
+    past_clock = ManualClock(clock() - DAYS * DAY)
+    past_library = Library(
+        library.records, library.settings, key=library.key, clock=past_clock, new_id=new_id, warn=lambda line: None
     )
-    agent = msgspec.structs.replace(new_agent(then, AGENT), role="Answers customers of a lamp shop")
-    then.records.put_agent(agent)
+    agent = msgspec.structs.replace(new_agent(past_library, AGENT), role="Answers customers of a lamp shop")
+    past_library.records.put_agent(agent)
     for unit in (*UNITS, VAGUE):
-        write_unit(then, GivenUnit(_address(then, unit.name, "v1"), unit.content), _ANN)
+        write_unit(past_library, GivenUnit(_address(past_library, unit.name, "v1"), unit.content), _ANN)
     guarantee = GivenApproval(kind="guarantee_load", unit=GUARANTEED, reason="A person must always be reachable.")
-    _publish(then, "v1", UNITS, guarantee)
+    _publish(past_library, "v1", UNITS, guarantee)
     for day in range(DAYS):
         if day == DAYS // 2:
-            _publish_unchecked(then, agent)
-        _work(then, past, day)
+            _publish_without_gate(past_library, agent)
+        _play_day(past_library, past_clock, day)
     changed = _unit(GUARANTEED).content.replace("500", "200")
-    write_unit(then, GivenUnit(_address(then, GUARANTEED, "v2"), changed), _ANN)
+    write_unit(past_library, GivenUnit(_address(past_library, GUARANTEED, "v2"), changed), _ANN)
 
 
-def _publish_unchecked(library: Library, agent: Agent) -> None:
-    """Two people have to say so where a unit is guaranteed."""
-    skip = GivenApproval(kind="skip_gate", version="v2", reason="It can be mended later.")
-    for one in counted(library, agent, (skip,), _BEN):
-        library.records.add_approval(one, registers=agent)
+def _publish_without_gate(library: Library, agent: Agent) -> None:
+    """Skipping the gate needs two people if the manifest has a guaranteed unit."""
+    skip = GivenApproval(kind="skip_gate", version="v2", reason="It can be fixed later.")
+    for approval in counted(library, agent, (skip,), _BEN):
+        library.records.add_approval(approval, registers=agent)
     _publish(library, "v2", (*UNITS, VAGUE), skip)
 
 
@@ -154,20 +154,21 @@ def _publish(library: Library, version: str, units: tuple[SampleUnit, ...], appr
     publish(library, publication, _ANN)
 
 
-def _work(library: Library, clock: ManualClock, day: int) -> None:
-    """One day: from day to day a little less is asked for, and each recall is closed with what was needed."""
-    agent, shelf = library.shelf(AGENT, library.records.agent(AGENT))
+def _play_day(library: Library, clock: ManualClock, day: int) -> None:
+    """Plays one day, with three to five recalls, each closed with the units it needed."""
+    agent, instruction_set = library.shelf(AGENT, library.records.agent(AGENT))
     for intent, needed in ASKS[: len(ASKS) - day % 3]:
         clock.advance(600)
-        answered = ask(library, agent, shelf, Question(intent=intent), caller=_ANN, heartbeat_id=None)
-        loaded = {one.name for one in answered.recalled.chunks}
-        used, missed = (tuple(name for name in needed if (name in loaded) is there) for there in (True, False))
-        close(library, answered.audit_token, _ANN, used=used, missed=missed)
+        response = ask(library, agent, instruction_set, Question(intent=intent), caller=_ANN, heartbeat_id=None)
+        loaded = {chunk.name for chunk in response.recalled.chunks}
+        used = tuple(name for name in needed if name in loaded)
+        missed = tuple(name for name in needed if name not in loaded)
+        close(library, response.audit_token, _ANN, used=used, missed=missed)
     clock.advance(DAY - 600 * (len(ASKS) - day % 3))
 
 
 def _unit(name: str) -> SampleUnit:
-    return next(one for one in UNITS if one.name == name)
+    return next(unit for unit in UNITS if unit.name == name)
 
 
 def _address(library: Library, name: str, version: str) -> str:

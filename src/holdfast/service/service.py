@@ -1,4 +1,4 @@
-"""What every route works with: the log, what is kept beside it, prices, time."""
+"""The dependencies that every route uses: log, records, model catalog, clock, and per-process state."""
 
 import asyncio
 from pathlib import Path
@@ -19,21 +19,21 @@ from holdfast.sources.skills.found import SkillRoot
 
 
 class ServedLog(Log, KeepsTables, KeepsFigures, Protocol):
-    """A log that says what it adds up to."""
+    """A log with analytics queries."""
 
 
 class Sample(Protocol):
-    """Sessions that are played on demand, so that a newcomer has something to look at."""
+    """Sample sessions played on demand, so that a new user's dashboard is not empty."""
 
     @property
     def playing(self) -> bool: ...
 
     def start(self) -> None:
-        """Begin to play, in the background; nothing where it plays already."""
+        """Starts playing in the background; does nothing if it is already playing."""
 
 
 class Service:
-    """One a process. Nothing here outlives it but what the store keeps."""
+    """One per process. Only what is in the store outlives it."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class Service:
         self.watched = WatchedSessions(log, models)
         self.hub = Hub(records, clock)
         self.sample: Sample | None = None
-        # Instructions of a sample are for everyone on this machine; those of anybody's agents need a key.
+        # Sample instructions are readable without a key on this machine; instructions of real agents are not.
         self.keeps_sample_only = False
         self.workspace: Path | None = None
         self.skill_roots: tuple[SkillRoot, ...] = ()
         self._has_keys = False
 
     async def needs_keys(self) -> bool:
-        """Whether a request without a key is refused: once a key exists, for good."""
+        """Whether requests without a key are refused. Once a key exists, that stays so for the process's lifetime."""
         if not (self.require_keys or self._has_keys):
             self._has_keys = await asyncio.to_thread(self.records.has_keys)
         return self.require_keys or self._has_keys

@@ -1,4 +1,4 @@
-"""How the application is served: a port of its own, an address to tell, an end that loses nothing."""
+"""Runs the application in uvicorn: binds the port, stops gracefully, and runs the background tasks beside it."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,14 @@ CLOSING_SECONDS_MAX = 5
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that takes connections from now on; port 0 takes a free one. Raises UserError."""
+    """Returns a listening socket; port 0 picks a free one. Raises UserError if it cannot listen."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
-        raise UserError(f"{host[:80]!a} is no address to listen on") from error
+        raise UserError(f"{host[:80]!a} is not an address to listen on") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
@@ -39,14 +39,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(bound: socket.socket, host: str) -> str:
-    """Where clients on this machine find the service."""
+    """The service's URL for clients on this machine."""
     port = bound.getsockname()[1]
     name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{name}]:{port}" if is_address(name) and ":" in name else f"http://{name}:{port}"
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to whoever runs it."""
+    """Leaves signal handling to the caller."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -54,13 +54,14 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    app: ASGIApp, service: Service, bound: socket.socket, *, stop: asyncio.Event, exporter: Exporter | None = None
+    app: ASGIApp, context: Service, bound: socket.socket, *, stop: asyncio.Event, exporter: Exporter | None = None
 ) -> None:
-    """Serve until told to stop; then live feeds end, and what is under way is answered."""
+    """Serves until `stop` is set; then ends the live feeds and completes the requests in progress."""
     config = uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
+        # Forwarded responses must keep the provider's own Server and Date headers.
         server_header=False,
         date_header=False,
         proxy_headers=False,
@@ -73,10 +74,11 @@ async def serve(
     running = asyncio.ensure_future(server.serve(sockets=[bound]))
     stopping = asyncio.ensure_future(stop.wait())
     exporting = asyncio.ensure_future(exporter.run()) if exporter else None
-    measuring = asyncio.ensure_future(measure_when_due(service.library, stop)) if service.library else None
+    measuring = asyncio.ensure_future(measure_when_due(context.library, stop)) if context.library else None
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        await service.hub.close()
+        # Live feeds never end by themselves and would use up the graceful shutdown time.
+        await context.hub.close()
         server.should_exit = True
         await running
         if exporting is not None:
@@ -88,15 +90,15 @@ async def serve(
         stopping.cancel()
 
 
-def run_until_told(app: ASGIApp, service: Service, bound: socket.socket, *, exporter: Exporter | None = None) -> None:
-    """Serve until SIGINT or SIGTERM, on the fastest loop there is."""
+def run_until_told(app: ASGIApp, context: Service, bound: socket.socket, *, exporter: Exporter | None = None) -> None:
+    """Serves until SIGINT or SIGTERM, on uvloop if it is installed."""
     with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
-        runner.run(_serve_until_told(app, service, bound, exporter))
+        runner.run(_serve_until_signal(app, context, bound, exporter))
 
 
-async def _serve_until_told(app: ASGIApp, service: Service, bound: socket.socket, exporter: Exporter | None) -> None:
+async def _serve_until_signal(app: ASGIApp, context: Service, bound: socket.socket, exporter: Exporter | None) -> None:
     stop = asyncio.Event()
-    for wanted in (signal.SIGINT, signal.SIGTERM):
-        # Also where whoever started us told us to ignore it, as shells do in the background.
-        asyncio.get_running_loop().add_signal_handler(wanted, stop.set)
-    await serve(app, service, bound, stop=stop, exporter=exporter)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Shells start background jobs with SIGINT ignored; the handler overrides that.
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await serve(app, context, bound, stop=stop, exporter=exporter)

@@ -1,4 +1,4 @@
-"""The calls of one session over HTTP: of what layers each prompt was made, what was planned, and what came of it."""
+"""HTTP routes for the calls of one session: prompt layers, cache plan, usage, verdict and certificate."""
 
 import asyncio
 import datetime
@@ -31,16 +31,16 @@ class LayerTokens(msgspec.Struct, frozen=True):
 
 
 class MarkTokens(msgspec.Struct, frozen=True):
-    """`tokens` lie in front of the mark."""
+    """`tokens` is the number of tokens before the breakpoint."""
 
     tokens: int
     ttl: str
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One call that was paid for. Tokens of layers and marks are shares of what the provider counted, by their bytes.
+    """One billed call. Tokens of layers and breakpoints are the provider's count, distributed by bytes.
 
-    `layers` are in the order of the wire; what was put into the history later is summed by layer.
+    `layers` are in wire order; text injected into the history is summed by layer.
     """
 
     number: int
@@ -72,7 +72,7 @@ class BetweenCalls(msgspec.Struct, frozen=True):
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """A page of the calls, oldest first, and what happened between them; `calls_total` is of the whole session."""
+    """A page of calls, oldest first, and the events between them; `calls_total` is for the whole session."""
 
     session_id: str
     name: str | None
@@ -93,7 +93,7 @@ class PlannedMark(msgspec.Struct, frozen=True):
 
 
 class ToldVerdict(msgspec.Struct, frozen=True):
-    """`diff` shows every letter as x and every digit as 0."""
+    """`diff` is masked: every letter is x, every digit is 0."""
 
     kind: VerdictKind
     expected_tokens: int
@@ -111,7 +111,7 @@ class ToldVerdict(msgspec.Struct, frozen=True):
 
 
 class CallDetail(msgspec.Struct, frozen=True):
-    """`chain` is the digest of all that the call sent; `certificate` is made anew from the log."""
+    """`chain` is the digest of everything the call sent; `certificate` is recomputed from the log."""
 
     call: Call
     marks: tuple[PlannedMark, ...]
@@ -129,7 +129,7 @@ class CallDetail(msgspec.Struct, frozen=True):
 
 
 class CallsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Without `after` the newest calls are told."""
+    """Without `after`, the newest calls are returned."""
 
     session_id: str
     after: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)] | None = None
@@ -141,80 +141,83 @@ class OneCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
 
 
-async def list_calls(service: Service, request: CallsRequest) -> Calls:
-    def make(strata: Strata) -> Calls:
-        total = len(strata.calls)
+async def list_calls(context: Service, request: CallsRequest) -> Calls:
+    def make(session: Strata) -> Calls:
+        total = len(session.calls)
         first = max(0, total - request.limit) if request.after is None else min(request.after, total)
         last = first + request.limit
         return Calls(
-            session_id=strata.session_id,
-            name=strata.name,
-            model=strata.model,
-            simulated=strata.simulated,
+            session_id=session.session_id,
+            name=session.name,
+            model=session.model,
+            simulated=session.simulated,
             calls_total=total,
-            calls=tuple(map(_told, strata.calls[first:last])),
+            calls=tuple(map(_call_view, session.calls[first:last])),
             between=tuple(
-                BetweenCalls(moment(it.at), it.calls_before, it.kind, it.detail)
-                for it in strata.happenings
-                if first <= it.calls_before <= last
+                BetweenCalls(moment(event.at), event.calls_before, event.kind, event.detail)
+                for event in session.happenings
+                if first <= event.calls_before <= last
             ),
         )
 
-    return await asyncio.to_thread(_of, service, request.session_id, make)
+    return await asyncio.to_thread(_view_session, context, request.session_id, make)
 
 
-async def show_call(service: Service, request: OneCall) -> CallDetail:
+async def show_call(context: Service, request: OneCall) -> CallDetail:
     def read() -> CallDetail:
-        stratum = _found(service, request)
-        certificate = _certificate(service, request.session_id, stratum.sent) if stratum.sent else None
-        return _detail(stratum, certificate)
+        call = _find_call(context, request)
+        certificate = _certificate(context, request.session_id, call.sent) if call.sent else None
+        return _detail(call, certificate)
 
     return await asyncio.to_thread(read)
 
 
-async def show_bytes(service: Service, request: OneCall) -> Divergence:
+async def show_bytes(context: Service, request: OneCall) -> Divergence:
     def read() -> Divergence:
-        sent = _found(service, request).sent
-        events = service.log.read(request.session_id)
+        sent_request = _find_call(context, request).sent
+        events = context.log.read(request.session_id)
         try:
-            found = sent and divergence(events, request.session_id, service.models, ordinal=sent.ordinal)
+            result = sent_request and divergence(
+                events, request.session_id, context.models, ordinal=sent_request.ordinal
+            )
         except UserError as error:
-            raise RefusedError(404, "bytes_not_found", "the log does not make these bytes again") from error
-        if not found:
-            raise RefusedError(404, "bytes_not_found", "no request came before it that it could be compared with")
-        return found
+            raise RefusedError(404, "bytes_not_found", "these bytes cannot be rebuilt from the log") from error
+        if not result:
+            raise RefusedError(404, "bytes_not_found", "there is no earlier request to compare with")
+        return result
 
     return await asyncio.to_thread(read)
 
 
-def _of(service: Service, session_id: str, make: Callable[[Strata], Calls]) -> Calls:
-    found = service.watched.of(session_id, lambda strata: make(strata) if strata.model else None)
-    if found is None:
+def _view_session(context: Service, session_id: str, make: Callable[[Strata], Calls]) -> Calls:
+    calls = context.watched.of(session_id, lambda session: make(session) if session.model else None)
+    if calls is None:
         raise not_found("session", session_id)
-    return found
+    return calls
 
 
-def _found(service: Service, request: OneCall) -> Stratum:
-    def pick(strata: Strata) -> Stratum | None:
-        return strata.calls[request.number - 1] if request.number <= len(strata.calls) else None
+def _find_call(context: Service, request: OneCall) -> Stratum:
+    def pick(session: Strata) -> Stratum | None:
+        return session.calls[request.number - 1] if request.number <= len(session.calls) else None
 
-    found = service.watched.of(request.session_id, pick)
-    if found is None:
+    call = context.watched.of(request.session_id, pick)
+    if call is None:
         raise not_found("call", f"{request.number} of {request.session_id}")
-    return found
+    return call
 
 
-def _certificate(service: Service, session_id: str, sent: Sent) -> Certificate | None:
-    made = certify(service.log.read(session_id), session_id, service.models)
+def _certificate(context: Service, session_id: str, request: Sent) -> Certificate | None:
+    # Certificates come in request order; the one of this call is number `ordinal`.
+    certificates = certify(context.log.read(session_id), session_id, context.models)
     try:
-        return next(islice(made, sent.ordinal - 1, sent.ordinal), None)
+        return next(islice(certificates, request.ordinal - 1, request.ordinal), None)
     except UserError:
-        # A model that the catalog no longer knows: nobody can spell its requests again.
+        # The catalog no longer has this model, so its requests cannot be encoded again.
         return None
 
 
-def _told(stratum: Stratum) -> Call:
-    record, verdict, sent = stratum.entry.record, stratum.entry.verdict, stratum.sent
+def _call_view(call: Stratum) -> Call:
+    record, verdict, sent = call.entry.record, call.entry.verdict, call.sent
     tokens = record.usage.tokens_sent
     return Call(
         number=record.number,
@@ -225,12 +228,12 @@ def _told(stratum: Stratum) -> Call:
         uncached_tokens=record.usage.input,
         output_tokens=record.usage.output,
         cost_usd=usd(record.cost_usd),
-        uncached_usd=usd(stratum.entry.uncached_usd),
+        uncached_usd=usd(call.entry.uncached_usd),
         latency_ms=record.latency_ms,
-        stop_reason=stratum.entry.stop_reason,
-        source=stratum.entry.source,
+        stop_reason=call.entry.stop_reason,
+        source=call.entry.source,
         layers=layers_of(sent, tokens) if sent else (),
-        marks=tuple(MarkTokens(_share(it.bytes, sent, tokens), it.mark.ttl) for it in sent.marks) if sent else (),
+        marks=tuple(MarkTokens(_share(mark.bytes, sent, tokens), mark.mark.ttl) for mark in sent.marks) if sent else (),
         verdict=verdict.kind if verdict else None,
         component=verdict.component if verdict else None,
         is_break=verdict.is_break if verdict else False,
@@ -240,36 +243,37 @@ def _told(stratum: Stratum) -> Call:
 
 
 def layers_of(sent: Sent, tokens: int) -> tuple[LayerTokens, ...]:
-    """Shares of all tokens that add up to them."""
-    told, passed_bytes, passed_tokens = [], 0, 0
+    """Distributes `tokens` over the layers by their bytes."""
+    # Rounding the running total instead of each layer keeps the sum equal to `tokens`.
+    layers, bytes_so_far, tokens_so_far = [], 0, 0
     for band in sent.bands:
-        passed_bytes += band.bytes
-        upto = _share(passed_bytes, sent, tokens)
-        told.append(LayerTokens(band.layer, upto - passed_tokens))
-        passed_tokens = upto
-    return tuple(told)
+        bytes_so_far += band.bytes
+        tokens_up_to_here = _share(bytes_so_far, sent, tokens)
+        layers.append(LayerTokens(band.layer, tokens_up_to_here - tokens_so_far))
+        tokens_so_far = tokens_up_to_here
+    return tuple(layers)
 
 
 def _share(size_bytes: int, sent: Sent, tokens: int) -> int:
     return round(tokens * size_bytes / sent.bytes) if sent.bytes else 0
 
 
-def _detail(stratum: Stratum, certificate: Certificate | None) -> CallDetail:
-    entry, sent = stratum.entry, stratum.sent
+def _detail(call: Stratum, certificate: Certificate | None) -> CallDetail:
+    entry, sent = call.entry, call.sent
     tokens = entry.record.usage.tokens_sent
     marks = sent.marks if sent else ()
     return CallDetail(
-        call=_told(stratum),
+        call=_call_view(call),
         marks=tuple(
             PlannedMark(
-                block=it.mark.piece,
-                layer=it.layer,
-                tokens=_share(it.bytes, sent, tokens) if sent else 0,
-                ttl=it.mark.ttl,
-                reason=it.mark.reason,
-                saving_usd=usd(it.mark.saving_usd),
+                block=mark.mark.piece,
+                layer=mark.layer,
+                tokens=_share(mark.bytes, sent, tokens) if sent else 0,
+                ttl=mark.mark.ttl,
+                reason=mark.mark.reason,
+                saving_usd=usd(mark.mark.saving_usd),
             )
-            for it in marks
+            for mark in marks
         ),
         notes=entry.plan.notes,
         odds=entry.plan.odds,
@@ -280,15 +284,15 @@ def _detail(stratum: Stratum, certificate: Certificate | None) -> CallDetail:
         blocks_before=entry.record.blocks_before,
         body_bytes=sent.body_bytes if sent else 0,
         chain=entry.chain,
-        verdict=_judged(entry.verdict) if entry.verdict else None,
+        verdict=_verdict_view(entry.verdict) if entry.verdict else None,
         certificate=certificate,
     )
 
 
-def _judged(verdict: Verdict) -> ToldVerdict:
+def _verdict_view(verdict: Verdict) -> ToldVerdict:
     sources = verdict.sources
     diagnosis = sources.diagnosis if sources else None
-    said = f"{diagnosis.outcome}: {diagnosis.reason}" if diagnosis and diagnosis.reason else None
+    diagnosis_text = f"{diagnosis.outcome}: {diagnosis.reason}" if diagnosis and diagnosis.reason else None
     return ToldVerdict(
         kind=verdict.kind,
         expected_tokens=verdict.expected_tokens,
@@ -301,7 +305,7 @@ def _judged(verdict: Verdict) -> ToldVerdict:
         diff=verdict.diff,
         bytes_say=sources.bytes if sources else None,
         usage_says=sources.usage if sources else None,
-        provider_says=said or (diagnosis.outcome if diagnosis else None),
+        provider_says=diagnosis_text or (diagnosis.outcome if diagnosis else None),
         disagreement=verdict.disagreement,
     )
 
@@ -314,7 +318,7 @@ ROUTES: tuple[Route, ...] = (
         request=CallsRequest,
         reply=Calls,
         rule="read",
-        summary="A page of the calls of a session: layers, marks, what was read, and the verdict.",
+        summary="A page of the calls of a session: layers, breakpoints, usage and verdict.",
         refusals=(404,),
     ),
     route(
@@ -324,7 +328,7 @@ ROUTES: tuple[Route, ...] = (
         request=OneCall,
         reply=CallDetail,
         rule="read",
-        summary="One call: its plan with reasons, its verdict, its certificate.",
+        summary="One call: its cache plan with reasons, its verdict and its certificate.",
         refusals=(404,),
     ),
     route(
@@ -334,7 +338,7 @@ ROUTES: tuple[Route, ...] = (
         request=OneCall,
         reply=Divergence,
         rule="admin",
-        summary="Where its bytes leave those of the call before, as they were sent: this quotes the prompt.",
+        summary="The first byte that differs from the previous call, with context; this quotes the prompt.",
         refusals=(404,),
     ),
 )

@@ -1,4 +1,4 @@
-"""How a page in a browser carries a key: in a cookie that no script can read, and no other site can send."""
+"""Browser sign-in: the key is stored in a cookie that scripts cannot read and other sites cannot send."""
 
 from collections.abc import Mapping
 
@@ -8,13 +8,15 @@ from holdfast.events.access import COOKIE
 from holdfast.service.routes import Answer, Asked, Nothing, Route, convert
 from holdfast.service.service import Service
 
-_RULES = "Path=/; HttpOnly; SameSite=Strict"
+# The cookie holds the key itself, so that restarts and replicas need no session state; HttpOnly keeps it from scripts
+# and SameSite=Strict from requests of other sites (docs/decisions/0030). Not Secure: localhost is served over HTTP.
+_COOKIE_ATTRIBUTES = "Path=/; HttpOnly; SameSite=Strict"
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Visitor(msgspec.Struct, frozen=True):
-    """Whose requests these are, and what the page can offer: `sample` is off unless the service simulates."""
+    """The current caller, and whether sample sessions are available: `sample` is off unless the service simulates."""
 
     scope: str
     signed_in: bool
@@ -22,51 +24,62 @@ class Visitor(msgspec.Struct, frozen=True):
 
 
 def carried(authorization: str | None, cookies: Mapping[str, str]) -> str | None:
-    """What a request says of its key; what is said in a header comes first."""
+    """The Authorization value of a request, from the header or else from the cookie."""
     if authorization is not None or COOKIE not in cookies:
         return authorization
     return f"Bearer {cookies[COOKIE]}"
 
 
-async def who(service: Service, asked: Asked) -> Answer:
-    convert(asked, Nothing)
-    return Answer(_encode(_visitor(service, asked)))
+async def who(context: Service, incoming: Asked) -> Answer:
+    convert(incoming, Nothing)
+    return Answer(_encode(_visitor(context, incoming)))
 
 
-async def sign_in(service: Service, asked: Asked) -> Answer:
-    convert(asked, Nothing)
-    if asked.secret is None:
-        # Nothing to keep: this machine needs no key yet.
-        return Answer(_encode(_visitor(service, asked)))
-    return Answer(_encode(_visitor(service, asked)), headers={"set-cookie": f"{COOKIE}={asked.secret}; {_RULES}"})
+async def sign_in(context: Service, incoming: Asked) -> Answer:
+    convert(incoming, Nothing)
+    if incoming.secret is None:
+        # There is no key to store: the service does not require one yet.
+        return Answer(_encode(_visitor(context, incoming)))
+    return Answer(
+        _encode(_visitor(context, incoming)),
+        headers={"set-cookie": f"{COOKIE}={incoming.secret}; {_COOKIE_ATTRIBUTES}"},
+    )
 
 
-async def sign_out(service: Service, asked: Asked) -> Answer:
-    convert(asked, Nothing)
-    forgotten = f"{COOKIE}=; {_RULES}; Max-Age=0"
-    return Answer(_encode(Visitor("", False, _sample(service))), headers={"set-cookie": forgotten})
+async def sign_out(context: Service, incoming: Asked) -> Answer:
+    convert(incoming, Nothing)
+    expired_cookie = f"{COOKIE}=; {_COOKIE_ATTRIBUTES}; Max-Age=0"
+    return Answer(_encode(Visitor("", False, _sample(context))), headers={"set-cookie": expired_cookie})
 
 
-def _visitor(service: Service, asked: Asked) -> Visitor:
-    return Visitor(asked.scope or "", asked.key is not None, _sample(service))
+def _visitor(context: Service, incoming: Asked) -> Visitor:
+    return Visitor(incoming.scope or "", incoming.key is not None, _sample(context))
 
 
-def _sample(service: Service) -> str:
-    if service.sample is None:
+def _sample(context: Service) -> str:
+    if context.sample is None:
         return "off"
-    return "playing" if service.sample.playing else "ready"
+    return "playing" if context.sample.playing else "ready"
 
 
 ROUTES: tuple[Route, ...] = (
-    Route("GET", "/api/visitor", "read", "Whose key this is, and what the page can offer.", Nothing, Visitor, who),
+    Route(
+        "GET",
+        "/api/visitor",
+        "read",
+        "The current caller, and whether sample sessions are available.",
+        Nothing,
+        Visitor,
+        who,
+    ),
     Route(
         "POST",
         "/api/sign_in",
         "read",
-        "Keep the key that the request carries in a cookie, for a page in a browser.",
+        "Store the request's key in a cookie, for use in a browser.",
         Nothing,
         Visitor,
         sign_in,
     ),
-    Route("POST", "/api/sign_out", "read", "Forget that cookie.", Nothing, Visitor, sign_out),
+    Route("POST", "/api/sign_out", "read", "Delete the sign-in cookie.", Nothing, Visitor, sign_out),
 )

@@ -1,4 +1,4 @@
-"""The skills on this machine: which load, what is wrong with them, and how to mend it."""
+"""HTTP route that lists the skills on this machine, with validation findings and how to fix them."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ SKILLS_MAX = 1_000
 
 
 class LibraryFinding(msgspec.Struct, frozen=True):
-    """An error keeps the skill from loading."""
+    """A finding of severity `error` prevents the skill from loading."""
 
     severity: str
     rule: str
@@ -31,21 +31,21 @@ class LibrarySkill(msgspec.Struct, frozen=True):
 
 
 class SkillLibraryReply(msgspec.Struct, frozen=True):
-    """By path; no more than are listed at once, `skills_total` of them are there."""
+    """Sorted by path, at most SKILLS_MAX; `skills_total` counts all of them."""
 
     skills: tuple[LibrarySkill, ...]
     skills_total: int
 
 
-async def list_skills(service: Service, request: Nothing) -> SkillLibraryReply:
+async def list_skills(context: Service, request: Nothing) -> SkillLibraryReply:
     def read() -> SkillLibraryReply:
-        reports = read_library(service.skill_roots).reports
-        return SkillLibraryReply(tuple(map(_told, reports[:SKILLS_MAX])), len(reports))
+        reports = read_library(context.skill_roots).reports
+        return SkillLibraryReply(tuple(map(_skill_row, reports[:SKILLS_MAX])), len(reports))
 
     return await asyncio.to_thread(read)
 
 
-def _told(report: SkillReport) -> LibrarySkill:
+def _skill_row(report: SkillReport) -> LibrarySkill:
     skill = report.skill
     return LibrarySkill(
         name=report.name or report.path.rstrip("/").rpartition("/")[2],
@@ -53,7 +53,8 @@ def _told(report: SkillReport) -> LibrarySkill:
         source=skill.source if skill else None,
         loads=report.valid,
         findings=tuple(
-            LibraryFinding(one.severity, one.rule, one.message, one.mend, one.line) for one in report.findings
+            LibraryFinding(finding.severity, finding.rule, finding.message, finding.mend, finding.line)
+            for finding in report.findings
         ),
     )
 
@@ -66,6 +67,6 @@ ROUTES: tuple[Route, ...] = (
         request=Nothing,
         reply=SkillLibraryReply,
         rule="read",
-        summary="The skills of this machine's user and of the folder that the service was started in, with findings.",
+        summary="Skills of the user and of the folder the service was started in, with validation findings.",
     ),
 )

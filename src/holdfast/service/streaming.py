@@ -1,4 +1,4 @@
-"""The live feed: events of all sessions or of one as they are recorded, numbers and no conversation."""
+"""The live feed: events of all sessions or of one as server-sent events, without message content."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -28,7 +28,7 @@ from holdfast.service.service import Service
 
 PLACE_DIGITS_MAX = 18
 
-_SHOWN = (
+_WITH_PAYLOAD = (
     CacheControlled,
     CacheKept,
     CachePinged,
@@ -39,13 +39,13 @@ _SHOWN = (
     TurnCancelled,
     TurnCompleted,
 )
-"""What holds numbers and names alone. Of all other events it is told that they happened."""
+"""Payloads that hold only numbers and names. All other events are sent without their payload."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Listening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`after` stands in for the header Last-Event-ID, which comes first."""
+    """`after` is used if there is no Last-Event-ID header."""
 
     session: str | None = None
     after: Annotated[int, msgspec.Meta(ge=0, lt=10**PLACE_DIGITS_MAX)] | None = None
@@ -61,23 +61,24 @@ class StreamedEvent(msgspec.Struct, frozen=True):
     payload: dict[str, object] | None
 
 
-async def stream(service: Service, request: Listening, last_event_id: str | None) -> Answer:
+async def stream(context: Service, request: Listening, last_event_id: str | None) -> Answer:
     after = request.after
     if last_event_id:
         if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= PLACE_DIGITS_MAX):
-            raise RefusedError(400, "invalid_last_event_id", "Last-Event-ID is the number of an event of this feed")
+            raise RefusedError(400, "invalid_last_event_id", "Last-Event-ID must be an event number of this feed")
         after = int(last_event_id)
-    return Answer(frames(service.hub, after=after, session_id=request.session), EVENT_STREAM)
+    return Answer(frames(context.hub, after=after, session_id=request.session), EVENT_STREAM)
 
 
 async def frames(hub: Hub, *, after: int | None, session_id: str | None) -> AsyncIterator[bytes]:
-    """Server-sent events. A dropped one says between which places something is missing."""
+    """Server-sent events. A `dropped` event names the range of places that was skipped."""
+    # A comment at once, so that proxies and EventSource see the response start.
     yield b": listening\n\n"
-    async with aclosing(hub.listen(after)) as listening:
-        async for heard in listening:
-            match heard:
+    async with aclosing(hub.listen(after)) as items:
+        async for item in items:
+            match item:
                 case Dropped(until=last):
-                    yield f"id: {last}\nevent: dropped\ndata: {_encode(heard).decode()}\n\n".encode()
+                    yield f"id: {last}\nevent: dropped\ndata: {_encode(item).decode()}\n\n".encode()
                 case Quiet():
                     yield b": still here\n\n"
                 case Placed(place=place, event=event):
@@ -86,25 +87,25 @@ async def frames(hub: Hub, *, after: int | None, session_id: str | None) -> Asyn
 
 
 def frame(place: int, event: Event) -> bytes:
-    told = StreamedEvent(
+    streamed = StreamedEvent(
         id=event.id,
         at=event.at,
         session_id=event.session_id,
         turn_id=event.turn_id,
         type=type_of(event.payload),
         actor=event.actor,
-        payload=_shown(event.payload),
+        payload=_public_payload(event.payload),
     )
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (place, told.type.encode(), _encode(told))
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (place, streamed.type.encode(), _encode(streamed))
 
 
-def _shown(payload: AnyPayload) -> dict[str, object] | None:
+def _public_payload(payload: AnyPayload) -> dict[str, object] | None:
     if isinstance(payload, RequestPrepared):
-        marks = [{"piece": mark.piece, "ttl": mark.ttl} for mark in payload.plan.marks]
-        return {"body_bytes": payload.body_bytes, "shared_blocks": payload.shared_blocks, "marks": marks}
-    if isinstance(payload, _SHOWN):
-        shown: dict[str, object] = msgspec.to_builtins(payload)
-        return shown
+        breakpoints = [{"piece": breakpoint_.piece, "ttl": breakpoint_.ttl} for breakpoint_ in payload.plan.marks]
+        return {"body_bytes": payload.body_bytes, "shared_blocks": payload.shared_blocks, "marks": breakpoints}
+    if isinstance(payload, _WITH_PAYLOAD):
+        fields: dict[str, object] = msgspec.to_builtins(payload)
+        return fields
     return None
 
 
@@ -114,7 +115,7 @@ ROUTES: tuple[Route, ...] = (
         stream,
         request=Listening,
         rule="read",
-        summary="Events as they are recorded, as server-sent events; Last-Event-ID goes on where one left off.",
+        summary="Events as server-sent events while they are recorded; Last-Event-ID resumes after that event.",
         content_type=EVENT_STREAM,
     ),
 )

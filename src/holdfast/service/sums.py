@@ -1,4 +1,4 @@
-"""What calls add up to, by group: the arithmetic behind the figures, in Decimal, told rounded to six places."""
+"""Response rows of the analytics routes and their arithmetic: sums in Decimal, reported to six decimal places."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -15,6 +15,7 @@ from holdfast.ledger.groups import Group, GroupBy
 from holdfast.ledger.tables import Amounts, Cause
 from holdfast.ledger.verdicts import UNEXPECTED, VerdictKind
 
+# A micro-dollar; fine enough for a single cached token.
 _PLACES = 6
 
 
@@ -23,9 +24,9 @@ def usd(amount: Decimal | float) -> float:
 
 
 class CostRow(msgspec.Struct, frozen=True):
-    """One group; it is named by the one key that it was grouped by, which is null for what belongs to none.
+    """One group. Only the field it was grouped by is present; it is null for calls that have no such value.
 
-    The kinds of input tokens do not overlap. `gateway_key_name` is what a key is called in lists.
+    The kinds of input tokens do not overlap. `gateway_key_name` is the label of the gateway key.
     """
 
     cost_usd: float
@@ -49,10 +50,10 @@ class CostRow(msgspec.Struct, frozen=True):
 
 
 class EffectRow(msgspec.Struct, frozen=True):
-    """Shares are of all tokens that were sent, and null where none were.
+    """Shares are of all tokens sent; null if none were sent.
 
-    `hit_coverage` is the share of calls that read anything at all. Of `cache_creation_tokens`, `stable_write_share`
-    counts only those for tools and stable system prompt.
+    `hit_coverage` is the share of calls with any cache read. `stable_write_share` counts only the written tokens of
+    tools and stable system prompt.
     """
 
     model: str
@@ -67,7 +68,7 @@ class EffectRow(msgspec.Struct, frozen=True):
 
 
 class BreakRow(msgspec.Struct, frozen=True):
-    """`call_count` calls were judged so, of which `losing_calls` have lost something."""
+    """`call_count` calls got this verdict; `losing_calls` of them lost tokens."""
 
     cause: VerdictKind
     component: str | None
@@ -79,7 +80,7 @@ class BreakRow(msgspec.Struct, frozen=True):
 
 
 class SkillRow(msgspec.Struct, frozen=True):
-    """`wasted_preload_tokens` stand in the prompts of sessions that never asked for the skill."""
+    """`wasted_preload_tokens` were preloaded in sessions that never loaded the skill on demand."""
 
     skill: str
     loads_always: int
@@ -90,7 +91,7 @@ class SkillRow(msgspec.Struct, frozen=True):
 
 
 class Repriced(msgspec.Struct, frozen=True):
-    """The same tokens at the prices of today: of their own models, and of another; `missing` calls have no price."""
+    """The same tokens at today's prices, of their own models and of a baseline; `missing` calls have no price."""
 
     actual_usd: Decimal
     baseline_usd: Decimal
@@ -98,15 +99,15 @@ class Repriced(msgspec.Struct, frozen=True):
 
 
 def cost_rows(group_by: GroupBy, groups: Iterable[Group]) -> tuple[CostRow, ...]:
-    """Dearest first; days and hours in their order. Of two that cost the same their names decide."""
-    by_name = sorted(groups, key=lambda one: str(one.name or ""))
+    """Most expensive first, then by name; days and hours in chronological order."""
+    ordered = sorted(groups, key=lambda group: str(group.name or ""))
     if group_by not in ("day", "hour"):
-        by_name.sort(key=lambda one: -one.amounts.spent_usd)
-    return tuple(_cost_row(group_by, one) for one in by_name)
+        ordered.sort(key=lambda group: -group.amounts.spent_usd)
+    return tuple(_cost_row(group_by, group) for group in ordered)
 
 
 def _cost_row(group_by: GroupBy, group: Group) -> CostRow:
-    named: dict[str, object] = {} if group_by == "none" else {group_by: group.name}
+    group_field: dict[str, object] = {} if group_by == "none" else {group_by: group.name}
     amounts = group.amounts
     row = CostRow(
         cost_usd=usd(amounts.spent_usd),
@@ -117,11 +118,11 @@ def _cost_row(group_by: GroupBy, group: Group) -> CostRow:
         avg_latency_ms=round(amounts.latency_ms / amounts.calls, 1) if amounts.calls else None,
         call_count=amounts.calls,
     )
-    return msgspec.structs.replace(row, **named)
+    return msgspec.structs.replace(row, **group_field)
 
 
 def named_keys(rows: Iterable[CostRow], find: Callable[[str], KeyRow | None]) -> tuple[CostRow, ...]:
-    """Rows by key, with what each key is called."""
+    """Adds the label of each gateway key."""
 
     def name_of(key_id: str | UnsetType | None) -> str | None:
         row = find(key_id) if isinstance(key_id, str) else None
@@ -131,22 +132,22 @@ def named_keys(rows: Iterable[CostRow], find: Callable[[str], KeyRow | None]) ->
 
 
 def effect_rows(groups: Iterable[Group]) -> tuple[EffectRow, ...]:
-    """By name of the model; one that was charged for, and never called, has no effect to tell."""
-    called = [(str(one.name), one.amounts) for one in groups if one.amounts.calls]
-    return tuple(_effect_row(model, amounts) for model, amounts in sorted(called, key=lambda one: one[0]))
+    """Sorted by model; models without calls (only charged, such as cache storage) are left out."""
+    called = [(str(group.name), group.amounts) for group in groups if group.amounts.calls]
+    return tuple(_effect_row(model, amounts) for model, amounts in sorted(called, key=lambda pair: pair[0]))
 
 
 def _effect_row(model: str, amounts: Amounts) -> EffectRow:
-    sent = amounts.usage.tokens_sent
+    tokens_sent = amounts.usage.tokens_sent
     return EffectRow(
         model=model,
         uncached_input_tokens=amounts.usage.input,
         cached_input_tokens=amounts.usage.cache_read,
         cache_creation_tokens=amounts.usage.cache_write,
-        hit_rate=_share(amounts.usage.cache_read, sent),
+        hit_rate=_share(amounts.usage.cache_read, tokens_sent),
         hit_coverage=_share(amounts.hits, amounts.calls),
-        cache_write_share=_share(amounts.usage.cache_write, sent),
-        stable_write_share=_share(amounts.stable_written, sent),
+        cache_write_share=_share(amounts.usage.cache_write, tokens_sent),
+        stable_write_share=_share(amounts.stable_written, tokens_sent),
         call_count=amounts.calls,
     )
 
@@ -156,57 +157,71 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def break_rows(verdicts: Iterable[Cause]) -> tuple[BreakRow, ...]:
-    """Every verdict but `held`, in the order given."""
+    """Every verdict but `held`, in the order of the input."""
     return tuple(
-        BreakRow(one.kind, one.component, one.kind in UNEXPECTED, one.given, one.calls, one.tokens, usd(one.lost_usd))
-        for one in verdicts
-        if one.kind != "held"
+        BreakRow(
+            cause.kind,
+            cause.component,
+            cause.kind in UNEXPECTED,
+            cause.given,
+            cause.calls,
+            cause.tokens,
+            usd(cause.lost_usd),
+        )
+        for cause in verdicts
+        if cause.kind != "held"
     )
 
 
 def skills_by_name(loads: Sequence[SkillLoad]) -> tuple[SkillRow, ...]:
-    asked = {(load.session_id, load.skill) for load in loads if load.reason == "on_demand"}
+    loaded_on_demand = {(load.session_id, load.skill) for load in loads if load.reason == "on_demand"}
     by_name: dict[str, list[SkillLoad]] = {}
     for load in loads:
         by_name.setdefault(load.skill, []).append(load)
 
-    def count(some: Sequence[SkillLoad], reason: str) -> int:
-        return sum(load.reason == reason for load in some)
+    def count(skill_loads: Sequence[SkillLoad], reason: str) -> int:
+        return sum(load.reason == reason for load in skill_loads)
 
     return tuple(
         SkillRow(
             skill=name,
-            loads_always=count(some, "always"),
-            loads_on_demand=count(some, "on_demand"),
-            loads_auto_suggested=count(some, "auto_suggested"),
-            tokens=sum(load.tokens for load in some),
+            loads_always=count(skill_loads, "always"),
+            loads_on_demand=count(skill_loads, "on_demand"),
+            loads_auto_suggested=count(skill_loads, "auto_suggested"),
+            tokens=sum(load.tokens for load in skill_loads),
             wasted_preload_tokens=sum(
-                load.tokens for load in some if load.reason == "always" and (load.session_id, name) not in asked
+                load.tokens
+                for load in skill_loads
+                if load.reason == "always" and (load.session_id, name) not in loaded_on_demand
             ),
         )
-        for name, some in sorted(by_name.items())
+        for name, skill_loads in sorted(by_name.items())
     )
 
 
 def repriced(sized: Iterable[Sized], baseline: Model, models: Models, *, at: float) -> Repriced:
-    """Each call at the price of today for its size; a call whose model has no price counts in neither sum."""
-    actual = other = Decimal(0)
+    """Each call at today's price for its size; calls whose model has no price are in neither sum."""
+    actual = baseline_total = Decimal(0)
     missing = 0
     limits, today = size_limits(models), utc_date(at)
-    for some in sized:
-        row = known_model(some.model, models)
+    for group in sized:
+        row = known_model(group.model, models)
         if row is None or not row.prices:
-            missing += some.calls
+            missing += group.calls
             continue
-        # Any size between the two limits has the same price.
-        sent = limits[some.sizes - 1] + 1 if some.sizes else 0
-        actual += cost_usd(some.usage, price_at(row, today, sent))
-        other += cost_usd(some.usage, price_at(baseline, today, sent))
-    return Repriced(actual, other, missing)
+        # Calls are grouped by price tier, so any size within the tier gives the same price.
+        tokens_sent = limits[group.sizes - 1] + 1 if group.sizes else 0
+        actual += cost_usd(group.usage, price_at(row, today, tokens_sent))
+        baseline_total += cost_usd(group.usage, price_at(baseline, today, tokens_sent))
+    return Repriced(actual, baseline_total, missing)
 
 
 def percentile(counts: Mapping[int, int], percent: int) -> int:
-    """The smallest value that no less than this share of all lie at or below; `counts` says how often each is there."""
+    """Nearest-rank percentile: the smallest value with at least `percent` of all values at or below it.
+
+    `counts` maps a value to how often it occurs.
+    """
+    # rank = ceil(total * percent / 100), at least 1
     rank = max(1, -(-sum(counts.values()) * percent // 100))
     for value in sorted(counts):
         rank -= counts[value]

@@ -1,4 +1,4 @@
-"""Every route there is, in the order in which paths are looked at."""
+"""All routes, in matching order."""
 
 from holdfast.service import (
     analytics_routes,

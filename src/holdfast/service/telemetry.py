@@ -1,6 +1,6 @@
-"""What a collector of OpenTelemetry is told: spans for calls, tools and turns, in the words of its GenAI conventions.
+"""Builds OpenTelemetry spans for calls, tools and turns, following the GenAI semantic conventions.
 
-Totals of input tokens hold what was cached. What was written is told under both names that are in use.
+Input token totals include cached tokens. Cache writes are reported under both attribute names in use.
 """
 
 import hashlib
@@ -26,20 +26,22 @@ from holdfast.events.payloads import (
 )
 
 OPEN_MAX = 10_000
-"""So many calls, tools and turns may be under way; the oldest are forgotten first."""
+"""Maximum number of open calls, tools and turns; the oldest are dropped first."""
 
 SAID_CHARS_MAX = 20_000
 
+# SpanKind and StatusCode values of OTLP.
 INTERNAL, CLIENT = 1, 3
 FAILED = 2
 
+# Values of gen_ai.provider.name in the GenAI conventions; other providers keep our name.
 _PROVIDER_NAMES = {"gemini": "gcp.gemini", "openai-chat": "openai", "claude-code": "anthropic"}
 
 Value = str | int | float | tuple[str, ...]
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Times are seconds since the epoch; ids are hexadecimal, and the same whoever makes them."""
+    """Times are seconds since the epoch. Ids are hexadecimal hashes, so every process derives the same ones."""
 
     trace_id: str
     span_id: str
@@ -54,19 +56,19 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Spans:
-    """Turns events into spans, each once its end is known. With `content`, calls carry what was said, redacted."""
+    """Turns events into spans when they end. With `content`, call spans carry the messages, redacted."""
 
     def __init__(self, *, content: bool = False) -> None:
         self._content = content
         self._open: dict[str, Event] = {}
-        self._said: dict[str, list[Message]] = {}
+        self._new_messages: dict[str, list[Message]] = {}
         self._ended: dict[str, Span] = {}
 
     def enter(self, event: Event) -> Iterator[Span]:
-        """The spans that end with this event."""
-        held = self._ended.pop(event.session_id, None)
-        if held is not None:
-            yield _with_reply(held, event)
+        """Yields the spans that end with this event."""
+        ended = self._ended.pop(event.session_id, None)
+        if ended is not None:
+            yield _with_reply(ended, event)
         match event.payload:
             case TurnStarted():
                 self._begin(event.id, event)
@@ -75,11 +77,11 @@ class Spans:
             case ToolCalled(tool_use_id=tool_use_id):
                 self._begin(f"{event.session_id}/{tool_use_id}", event)
             case MessageAppended(message=message) if self._content:
-                self._said.setdefault(event.session_id, []).append(message)
+                self._new_messages.setdefault(event.session_id, []).append(message)
             case LlmCallCompleted() | LlmCallFailed():
                 span = self._call(event, event.payload)
                 if self._content and isinstance(event.payload, LlmCallCompleted):
-                    # The reply comes with the next event.
+                    # Hold the span back: the reply's content comes with the next event.
                     self._ended[event.session_id] = span
                 else:
                     yield span
@@ -96,8 +98,8 @@ class Spans:
             del self._open[next(iter(self._open))]
 
     def _call(self, event: Event, call: LlmCallCompleted | LlmCallFailed) -> Span:
-        begun = self._open.pop(call.request_id, None)
-        started_at = begun.at if begun else event.at - call.latency_ms / 1000
+        started = self._open.pop(call.request_id, None)
+        started_at = started.at if started else event.at - call.latency_ms / 1000
         name = call.model.partition(":")[2]
         attributes: dict[str, Value] = {
             **_common("chat", event.session_id),
@@ -112,10 +114,10 @@ class Spans:
         else:
             attributes["error.type"] = call.error_class
         if self._content:
-            attributes["gen_ai.input.messages"] = _told(self._said.pop(event.session_id, []))
+            attributes["gen_ai.input.messages"] = _encode_messages(self._new_messages.pop(event.session_id, []))
         return Span(
             trace_id=_trace(event),
-            span_id=_hexadecimal(call.request_id, 8),
+            span_id=_hash_id(call.request_id, 8),
             parent_id=_parent(event),
             name=f"chat {name}",
             kind=CLIENT,
@@ -127,10 +129,10 @@ class Spans:
         )
 
     def _tool(self, event: Event, ended: ToolCompleted | ToolFailed) -> Iterator[Span]:
-        begun = self._open.pop(f"{event.session_id}/{ended.tool_use_id}", None)
-        if begun is None or not isinstance(begun.payload, ToolCalled):
+        started = self._open.pop(f"{event.session_id}/{ended.tool_use_id}", None)
+        if started is None or not isinstance(started.payload, ToolCalled):
             return
-        called, failed = begun.payload, isinstance(ended, ToolFailed)
+        called, failed = started.payload, isinstance(ended, ToolFailed)
         attributes: dict[str, Value] = {
             **_common("execute_tool", event.session_id),
             "gen_ai.tool.name": called.tool_name,
@@ -140,19 +142,19 @@ class Spans:
             attributes["error.type"] = ended.error_class
         yield Span(
             trace_id=_trace(event),
-            span_id=_hexadecimal(f"{event.session_id}/{called.tool_use_id}", 8),
+            span_id=_hash_id(f"{event.session_id}/{called.tool_use_id}", 8),
             parent_id=_parent(event),
             name=f"execute_tool {called.tool_name}",
             kind=INTERNAL,
-            started_at=begun.at,
+            started_at=started.at,
             ended_at=event.at,
             attributes=attributes,
             failed=failed,
         )
 
     def _turn(self, event: Event, ended: TurnCompleted | TurnCancelled) -> Iterator[Span]:
-        begun = self._open.pop(event.turn_id or "", None)
-        if begun is None:
+        started = self._open.pop(event.turn_id or "", None)
+        if started is None:
             return
         attributes = _common("invoke_agent", event.session_id)
         if isinstance(ended, TurnCompleted):
@@ -161,11 +163,11 @@ class Spans:
             attributes["error.type"] = ended.reason
         yield Span(
             trace_id=_trace(event),
-            span_id=_hexadecimal(event.turn_id or "", 8),
+            span_id=_hash_id(event.turn_id or "", 8),
             parent_id="",
             name="invoke_agent",
             kind=INTERNAL,
-            started_at=begun.at,
+            started_at=started.at,
             ended_at=event.at,
             attributes=attributes,
             failed=isinstance(ended, TurnCancelled),
@@ -181,34 +183,35 @@ def _usage(usage: Usage) -> dict[str, Value]:
         "gen_ai.usage.input_tokens": usage.tokens_sent,
         "gen_ai.usage.output_tokens": usage.output,
         "gen_ai.usage.cache_read.input_tokens": usage.cache_read,
+        # The conventions have not settled on one of these two names.
         "gen_ai.usage.cache_creation.input_tokens": usage.cache_write,
         "gen_ai.usage.cache_write.input_tokens": usage.cache_write,
     }
 
 
 def _parent(event: Event) -> str:
-    return _hexadecimal(event.turn_id, 8) if event.turn_id else ""
+    return _hash_id(event.turn_id, 8) if event.turn_id else ""
 
 
 def _trace(event: Event) -> str:
-    """One trace a turn."""
-    return _hexadecimal(f"{event.session_id}/{event.turn_id or ''}", 16)
+    """One trace per turn."""
+    return _hash_id(f"{event.session_id}/{event.turn_id or ''}", 16)
 
 
-def _hexadecimal(name: str, size: int) -> str:
+def _hash_id(name: str, size: int) -> str:
     return hashlib.blake2b(name.encode(), digest_size=size).hexdigest()
 
 
 def _with_reply(span: Span, event: Event) -> Span:
     if not (isinstance(event.payload, MessageAppended) and event.payload.message.role == "assistant"):
         return span
-    said = {**span.attributes, "gen_ai.output.messages": _told([event.payload.message])}
-    return msgspec.structs.replace(span, attributes=said)
+    attributes = {**span.attributes, "gen_ai.output.messages": _encode_messages([event.payload.message])}
+    return msgspec.structs.replace(span, attributes=attributes)
 
 
-def _told(messages: list[Message]) -> str:
-    """Texts alone, redacted before they are cut."""
-    told = [
+def _encode_messages(messages: list[Message]) -> str:
+    """Text blocks only; redacted before truncation, so that a cut cannot hide half of a secret from the patterns."""
+    encoded = [
         {
             "role": message.role,
             "parts": [
@@ -219,4 +222,4 @@ def _told(messages: list[Message]) -> str:
         }
         for message in messages
     ]
-    return msgspec.json.encode(told).decode()
+    return msgspec.json.encode(encoded).decode()

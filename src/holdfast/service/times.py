@@ -1,4 +1,4 @@
-"""How a time is told and asked for: ISO 8601 with its offset, and windows that end before their end."""
+"""Times in requests and responses: ISO 8601 with offset, and half-open time windows."""
 
 import datetime
 from typing import Annotated
@@ -10,13 +10,13 @@ from holdfast.service.failures import RefusedError
 DEFAULT_DAYS = 7
 
 Moment = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
-"""A time with its offset. Text until it is looked at: a plain number would be taken for seconds."""
+"""A time with offset. Decoded as text first, because msgspec would accept a plain number as seconds."""
 
 _Aware = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 
 
 class Window(msgspec.Struct, frozen=True):
-    """From `start` on, up to and without `end`; both are None where all of time is meant."""
+    """`start` is inclusive, `end` exclusive; both are null for an unlimited window."""
 
     start: datetime.datetime | None
     end: datetime.datetime | None
@@ -35,7 +35,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def span(start: str | None, end: str | None, *, now: float) -> Span:
-    """The last seven days, unless told otherwise."""
+    """Parses a window; the default is the last seven days."""
     until = now if end is None else _seconds(end)
     since = until - DEFAULT_DAYS * 86_400 if start is None else _seconds(start)
     if since >= until:
@@ -43,11 +43,11 @@ def span(start: str | None, end: str | None, *, now: float) -> Span:
     return Span(since, until)
 
 
-def _seconds(told: str) -> float:
+def _seconds(text: str) -> float:
     try:
-        return msgspec.convert(told, _Aware, strict=True).astimezone(datetime.UTC).timestamp()
+        return msgspec.convert(text, _Aware, strict=True).astimezone(datetime.UTC).timestamp()
     except (msgspec.ValidationError, OverflowError, ValueError) as error:
-        message = "`from` and `to` are times with their offset, such as 2026-11-01T00:00:00Z"
+        message = "`from` and `to` must be times with an offset, such as 2026-11-01T00:00:00Z"
         raise RefusedError(400, "invalid_time_window", message) from error
 
 

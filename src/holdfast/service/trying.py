@@ -1,4 +1,4 @@
-"""Something to look at: a sample of good and bad habits, played on demand where the service simulates."""
+"""HTTP route that plays the sample sessions, if the service runs with a simulated provider."""
 
 import msgspec
 
@@ -11,11 +11,11 @@ class Playing(msgspec.Struct, frozen=True):
     playing: bool
 
 
-async def play(service: Service, request: Nothing) -> Playing:
-    if service.sample is None:
+async def play(context: Service, request: Nothing) -> Playing:
+    if context.sample is None:
         raise RefusedError(409, "not_simulating", "start the service with `holdfast serve --simulate` to play a sample")
-    service.sample.start()
-    return Playing(service.sample.playing)
+    context.sample.start()
+    return Playing(context.sample.playing)
 
 
 ROUTES: tuple[Route, ...] = (

@@ -1,4 +1,4 @@
-"""One turn, event by event: what happened when, and how large what was said is; not what was said."""
+"""One turn, event by event: times, event types and message sizes, without message content."""
 
 from collections.abc import Sequence
 
@@ -34,17 +34,19 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 def turn_of(turn_id: str, session_id: str, events: Sequence[Event]) -> Turn:
-    own = [event for event in events if event.turn_id == turn_id]
+    turn_events = [event for event in events if event.turn_id == turn_id]
     return Turn(
         turn_id=turn_id,
         session_id=session_id,
-        in_flight=not any(isinstance(event.payload, TurnCompleted | TurnCancelled) for event in own),
-        events=tuple(TurnEvent(event.id, event.at, type_of(event.payload), event.actor) for event in own),
-        messages=tuple(_said(event.payload) for event in own if isinstance(event.payload, MessageAppended)),
+        in_flight=not any(isinstance(event.payload, TurnCompleted | TurnCancelled) for event in turn_events),
+        events=tuple(TurnEvent(event.id, event.at, type_of(event.payload), event.actor) for event in turn_events),
+        messages=tuple(
+            _message_sizes(event.payload) for event in turn_events if isinstance(event.payload, MessageAppended)
+        ),
     )
 
 
-def _said(appended: MessageAppended) -> SaidMessage:
+def _message_sizes(appended: MessageAppended) -> SaidMessage:
     blocks = (
         SaidBlock(type(block).__name__.lower(), len(msgspec.json.encode(block))) for block in appended.message.content
     )

@@ -1,1 +1,1 @@
-"""The page that shows what the service knows: its files, and how they are sent."""
+"""The dashboard: its static files and their routes."""

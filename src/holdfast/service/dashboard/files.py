@@ -1,4 +1,4 @@
-"""The files of the page: read once, sent under rules that let nothing in from outside, and nothing out."""
+"""The dashboard's static files, read once, and the security headers they are sent with."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,13 +10,14 @@ import msgspec
 PREFIX = "/dashboard/"
 PAGE = "index.html"
 
-_KINDS = {
+_CONTENT_TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
 
+# The policy allows same-origin resources only, so that injected markup could neither load nor send anything.
 HEADERS: Mapping[str, str] = {
     "cache-control": "no-cache",
     "content-security-policy": (
@@ -37,17 +38,17 @@ class PageFile(msgspec.Struct, frozen=True):
 
 
 def page_files() -> Mapping[str, PageFile]:
-    """All files by their path below the folder, such as `views/cost.js`."""
+    """All files by relative path, such as `views/cost.js`."""
     return dict(_read(files(__package__) / "static", ""))
 
 
 def _read(folder: Traversable, prefix: str) -> list[tuple[str, PageFile]]:
-    found: list[tuple[str, PageFile]] = []
-    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
+    entries: list[tuple[str, PageFile]] = []
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         name = f"{prefix}{entry.name}"
         if entry.is_dir():
-            found += _read(entry, f"{name}/")
-        elif kind := _KINDS.get(entry.name.rpartition(".")[2]):
+            entries += _read(entry, f"{name}/")
+        elif content_type := _CONTENT_TYPES.get(entry.name.rpartition(".")[2]):
             body = entry.read_bytes()
-            found.append((name, PageFile(body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')))
-    return found
+            entries.append((name, PageFile(body, content_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')))
+    return entries

@@ -1,4 +1,4 @@
-"""How the files of the page are asked for: the page at `/`, all others below `/dashboard/`."""
+"""Routes of the dashboard: the page at `/`, all other files below `/dashboard/`."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -8,16 +8,16 @@ from holdfast.service.dashboard.files import HEADERS, PAGE, PREFIX, page_files
 
 
 def page_routes() -> list[HttpRoute]:
-    """Open to everybody who may reach the service: they hold nothing that is not in the package."""
-    there = page_files()
+    """Accessible without a key: the files contain nothing that is not in the package."""
+    static_files = page_files()
 
     async def send(request: Request) -> Response:
-        found = there.get(request.path_params.get("name", PAGE))
-        if found is None:
-            return Response("there is no such file\n", status_code=404, media_type="text/plain", headers=HEADERS)
-        headers = {**HEADERS, "content-type": found.content_type, "etag": found.etag}
-        if request.headers.get("if-none-match") == found.etag:
+        file = static_files.get(request.path_params.get("name", PAGE))
+        if file is None:
+            return Response("no such file\n", status_code=404, media_type="text/plain", headers=HEADERS)
+        headers = {**HEADERS, "content-type": file.content_type, "etag": file.etag}
+        if request.headers.get("if-none-match") == file.etag:
             return Response(status_code=304, headers=headers)
-        return Response(found.body, headers=headers)
+        return Response(file.body, headers=headers)
 
     return [HttpRoute("/", send, methods=["GET"]), HttpRoute(PREFIX + "{name:path}", send, methods=["GET"])]

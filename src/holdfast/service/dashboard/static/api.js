@@ -1,6 +1,6 @@
-// What is asked of the service. All paths are of this origin; a refusal is an error that says the way out.
+// HTTP client for the service. All paths are same-origin; an error response throws ApiError.
 
-export class Refused extends Error {
+export class ApiError extends Error {
   constructor(status, code, message) {
     super(message);
     this.status = status;
@@ -10,10 +10,10 @@ export class Refused extends Error {
 
 let clockOffset = 0;
 
-/** The service's time in milliseconds: the browser's clock may be another. */
+/** The service's time in milliseconds; the browser's clock may differ. */
 export const now = () => Date.now() + clockOffset;
 
-async function asked(method, path, { body, headers } = {}) {
+async function request(method, path, { body, headers } = {}) {
   let response;
   try {
     response = await fetch(path, {
@@ -23,26 +23,26 @@ async function asked(method, path, { body, headers } = {}) {
       credentials: "same-origin",
     });
   } catch {
-    throw new Refused(0, "unreachable", "The service does not answer. Is `holdfast serve` still running?");
+    throw new ApiError(0, "unreachable", "The service does not respond. Is `holdfast serve` still running?");
   }
   const date = Date.parse(response.headers.get("date") ?? "");
-  // The header tells whole seconds; what is less than two is the same clock.
+  // The Date header has whole seconds, so a difference below two seconds means equal clocks.
   if (date) clockOffset = Math.abs(date - Date.now()) > 2000 ? date - Date.now() : 0;
-  const told = await response.json().catch(() => null);
-  if (response.ok) return told;
-  throw new Refused(response.status, told?.error?.code ?? "failed", told?.error?.message ?? `status ${response.status}`);
+  const reply = await response.json().catch(() => null);
+  if (response.ok) return reply;
+  throw new ApiError(response.status, reply?.error?.code ?? "failed", reply?.error?.message ?? `status ${response.status}`);
 }
 
 export const get = (path, query = {}) => {
-  const said = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  return asked("GET", said.length ? `${path}?${new URLSearchParams(said)}` : path);
+  const fields = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  return request("GET", fields.length ? `${path}?${new URLSearchParams(fields)}` : path);
 };
 
-export const post = (path, options) => asked("POST", path, options);
+export const post = (path, options) => request("POST", path, options);
 
-export const put = (path, body) => asked("PUT", path, { body });
+export const put = (path, body) => request("PUT", path, { body });
 
-export const remove = (path) => asked("DELETE", path);
+export const remove = (path) => request("DELETE", path);
 
 export const signIn = (key) => post("/api/sign_in", { headers: { authorization: `Bearer ${key}` } });
 

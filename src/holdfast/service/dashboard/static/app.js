@@ -1,4 +1,4 @@
-// The page: which view a URL means, who looks at it, light or dark, and what keeps it up to date.
+// The dashboard shell: maps the URL to a view, handles sign-in and theme, and refreshes the view on live events.
 
 import { get, post, signIn } from "./api.js";
 import { fill, h, notice } from "./dom.js";
@@ -13,93 +13,94 @@ const VIEWS = [
   { name: "breaks", load: () => import("./views/breaks.js"), under: "cost" },
   { name: "knowledge", label: "Knowledge and skills", load: () => import("./views/knowledge.js") },
   { name: "instructions", label: "Instructions", load: () => import("./views/instructions.js") },
-  { name: "try", label: "Try it", load: () => import("./views/trying.js") },
+  { name: "try", label: "Try it", load: () => import("./views/sample.js") },
 ];
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
-let current = { view: null, shown: null };
+let current = { view: null, instance: null };
 let stopListening = null;
-let turn = 0;
+let navigation = 0;
 
-/** `#/session/ID?call=3` is the view `session`, the rest `["ID"]`, and the query. */
-function address() {
+/** Parses `#/session/ID?call=3` into the view `session`, the rest `["ID"]` and the query. */
+function parseLocation() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/").map(decodeURIComponent);
-  const view = VIEWS.find((one) => one.name === (name || "caching"));
+  const view = VIEWS.find((candidate) => candidate.name === (name || "caching"));
   return { view, rest, query: new URLSearchParams(query) };
 }
 
-function drawNavigation(view) {
-  fill(document.getElementById("views"), VIEWS.filter((one) => one.label).map((one) =>
+function drawNavigation(current) {
+  fill(document.getElementById("views"), VIEWS.filter((view) => view.label).map((view) =>
     h("a", {
-      href: `#/${one.name}`, "data-key": one.name,
-      "aria-current": one.name === (view?.under ?? view?.name) ? "page" : null,
-    }, one.label)));
+      href: `#/${view.name}`, "data-key": view.name,
+      "aria-current": view.name === (current?.under ?? current?.name) ? "page" : null,
+    }, view.label)));
   document.querySelector("#views [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
 async function show() {
-  const mine = ++turn;
-  const { view, rest, query } = address();
-  const same = current.view === view && current.shown?.moved?.(rest, query);
+  const ownNavigation = ++navigation;
+  const { view, rest, query } = parseLocation();
+  const isHandled = current.view === view && current.instance?.navigate?.(rest, query);
   drawNavigation(view);
-  if (same) return;
-  current.shown?.close?.();
-  current = { view, shown: null };
+  if (isHandled) return;
+  current.instance?.close?.();
+  current = { view, instance: null };
   if (!view) {
-    fill(main, h("div", { class: "empty" }, h("h1", {}, "There is no such view"), h("p", {}, h("a", { href: "#/caching" }, "Go to Caching"))));
+    fill(main, h("div", { class: "empty" }, h("h1", {}, "View not found"), h("p", {}, h("a", { href: "#/caching" }, "Go to Caching"))));
     return;
   }
   try {
     const [module, visitor] = await Promise.all([view.load(), get("/api/visitor")]);
-    if (mine !== turn) return;
-    welcome(visitor);
+    // Another navigation started while this one was loading.
+    if (ownNavigation !== navigation) return;
+    onSignedIn(visitor);
     document.title = `${module.title} · Holdfast`;
     const place = h("div", { class: `view ${view.name}` });
-    const shown = await module.show(place, { rest, query, visitor });
-    if (mine !== turn) return shown?.close?.();
-    current.shown = shown;
+    const instance = await module.show(place, { rest, query, visitor });
+    if (ownNavigation !== navigation) return instance?.close?.();
+    current.instance = instance;
     fill(main, place);
-    shown?.drawn?.();
+    instance?.attached?.();
   } catch (error) {
-    if (mine === turn) fail(error);
+    if (ownNavigation === navigation) showError(error);
   }
 }
 
-function welcome(visitor) {
+function onSignedIn(visitor) {
   document.getElementById("leave").hidden = !visitor.signed_in;
-  stopListening ??= listen(refresh, tellConnection);
+  stopListening ??= listen(refresh, showConnection);
 }
 
-function tellConnection(state) {
+function showConnection(state) {
   connection.dataset.state = state;
-  connection.textContent = state === "live" ? "live" : "connection lost, trying again";
+  connection.textContent = state === "live" ? "live" : "connection lost, retrying";
 }
 
 let refreshing = false;
-let again = null;
+let pendingSessions = null;
 
-/** One refresh at a time; what comes in between is one more. */
+/** Runs one refresh at a time; requests during a refresh are merged into one more. */
 async function refresh(sessions) {
   if (refreshing) {
-    again = new Set([...(again ?? []), ...sessions]);
+    pendingSessions = new Set([...(pendingSessions ?? []), ...sessions]);
     return;
   }
   refreshing = true;
   try {
-    await current.shown?.refresh?.(sessions);
+    await current.instance?.refresh?.(sessions);
   } catch (error) {
-    if (error.status === 401) fail(error);
+    if (error.status === 401) showError(error);
   } finally {
     refreshing = false;
-    const left = again;
-    again = null;
-    if (left) refresh(left);
+    const pending = pendingSessions;
+    pendingSessions = null;
+    if (pending) refresh(pending);
   }
 }
 
-function fail(error) {
+function showError(error) {
   if (error.status === 401) {
     stopListening?.();
     stopListening = null;
@@ -108,7 +109,7 @@ function fail(error) {
     return;
   }
   fill(main, h("div", { class: "empty", role: "alert" },
-    h("h1", {}, "This could not be shown"), h("p", {}, error.message ?? String(error)),
+    h("h1", {}, "Cannot show this view"), h("p", {}, error.message ?? String(error)),
     h("p", {}, h("button", { type: "button", click: show }, "Try again"))));
 }
 
@@ -119,22 +120,22 @@ function signInForm(error) {
     try {
       await signIn(key.value.trim());
       await show();
-    } catch (refused) {
-      notice(refused.message, "bad");
+    } catch (failure) {
+      notice(failure.message, "bad");
     }
   };
   return h("form", { class: "empty", submit: enter },
     h("h1", {}, "Sign in"),
-    h("p", {}, error.code === "key_required" ? "A key is needed here." : error.message),
+    h("p", {}, error.code === "key_required" ? "A key is required." : error.message),
     h("p", {}, h("label", { for: "key" }, "Key "), key, " ", h("button", { type: "submit" }, "Sign in")),
-    h("p", {}, "Make one with ", h("code", {}, "holdfast keys create --scope admin"), "."));
+    h("p", {}, "Create one with ", h("code", {}, "holdfast keys create --scope admin"), "."));
 }
 
 function setUpTheme() {
   const toggle = document.getElementById("theme");
-  const tell = () => { toggle.textContent = themeLabel(); };
-  toggle.addEventListener("click", () => { nextTheme(); tell(); });
-  tell();
+  const update = () => { toggle.textContent = themeLabel(); };
+  toggle.addEventListener("click", () => { nextTheme(); update(); });
+  update();
 }
 
 document.getElementById("leave").addEventListener("click", async () => {

@@ -1,12 +1,12 @@
-// Elements, made from values. Text is always text: nothing here reads markup.
+// Creates DOM elements from values. Strings become text nodes; nothing here parses markup, so nothing can inject it.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-export const h = (tag, attributes, ...children) => filled(document.createElement(tag), attributes, children);
+export const h = (tag, attributes, ...children) => populate(document.createElement(tag), attributes, children);
 
-export const s = (tag, attributes, ...children) => filled(document.createElementNS(SVG, tag), attributes, children);
+export const s = (tag, attributes, ...children) => populate(document.createElementNS(SVG, tag), attributes, children);
 
-function filled(element, attributes, children) {
+function populate(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
     if (typeof value === "function") element.addEventListener(name, value);
@@ -16,42 +16,42 @@ function filled(element, attributes, children) {
   return element;
 }
 
-/** Puts other children into a place; whoever had the focus in it has it again, found by `data-key`. */
+/** Replaces the children of an element and restores the focus, found by `data-key`. */
 export function fill(place, ...children) {
   const key = place.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   place.replaceChildren(...children.flat(2).filter(Boolean));
   if (key !== undefined) {
-    [...place.querySelectorAll("[data-key]")].find((one) => one.dataset.key === key)?.focus({ preventScroll: true });
+    [...place.querySelectorAll("[data-key]")].find((element) => element.dataset.key === key)?.focus({ preventScroll: true });
   }
 }
 
-/** A button that cannot be pressed twice while its work is under way. */
+/** A button that is disabled while its work is in progress. */
 export function button(label, run, attributes = {}) {
-  const made = h("button", { type: "button", ...attributes }, label);
-  made.addEventListener("click", async () => {
-    made.disabled = true;
+  const element = h("button", { type: "button", ...attributes }, label);
+  element.addEventListener("click", async () => {
+    element.disabled = true;
     try {
       await run();
     } finally {
-      made.disabled = false;
+      element.disabled = false;
     }
   });
-  return made;
+  return element;
 }
 
-/** Text whose meaning is told on hover, and to screen readers. */
-export const meant = (text, meaning, attributes = {}) => h("span", { title: meaning, ...attributes }, text);
+/** Text with an explanation as tooltip, which screen readers read too. */
+export const explained = (text, meaning, attributes = {}) => h("span", { title: meaning, ...attributes }, text);
 
-/** One figure of several in a row, with its meaning on hover. */
+/** A labelled figure with an explanation as tooltip. */
 export const tile = (label, value, meaning, name) =>
-  meant([h("span", { class: "label" }, label), h("strong", { "data-figure": name }, value)], meaning, { class: "tile" });
+  explained([h("span", { class: "label" }, label), h("strong", { "data-figure": name }, value)], meaning, { class: "tile" });
 
-/** What is shown where there is nothing yet: what to do next. */
-export const empty = (title, ...what) => h("div", { class: "empty" }, h("h2", {}, title), what.map((one) => h("p", {}, one)));
+/** Placeholder for an empty view, with paragraphs on what to do next. */
+export const empty = (title, ...paragraphs) => h("div", { class: "empty" }, h("h2", {}, title), paragraphs.map((paragraph) => h("p", {}, paragraph)));
 
 let noticeTimer;
 
-/** One line that comes and goes, and is read aloud. */
+/** Shows a message for eight seconds; screen readers announce it. */
 export function notice(text, kind = "good") {
   const place = document.getElementById("notice");
   place.textContent = text;

@@ -1,4 +1,4 @@
-// How numbers, money and times are told.
+// Formats numbers, money, times, providers and verdicts.
 
 import { h } from "./dom.js";
 
@@ -18,7 +18,7 @@ export function dollars(amount) {
   return `${amount < 0 ? "−" : ""}$${size.toFixed(digits)}`;
 }
 
-/** Minutes and seconds, hours where there are some: 4:32, 1:04:32. */
+/** Minutes and seconds, with hours if there are any: 4:32, 1:04:32. */
 export function countdown(seconds) {
   const left = Math.max(0, Math.floor(seconds));
   const [hours, minutes, rest] = [Math.floor(left / 3600), Math.floor(left / 60) % 60, left % 60];
@@ -26,7 +26,7 @@ export function countdown(seconds) {
   return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
 }
 
-/** A local time, with the exact stamp on hover. */
+/** A local time, with the exact timestamp as tooltip. */
 export function time(stamp) {
   if (!stamp) return NONE;
   const at = new Date(stamp);
@@ -45,15 +45,15 @@ export const PROVIDERS = {
 export const provider = (name) => PROVIDERS[name] ?? name;
 
 export const VERDICTS = {
-  held: "What was there was read.",
-  planned: "The prefix was given up on purpose.",
-  parameter_changed: "A setting changed that the cache depends on.",
-  prefix_changed: "Bytes moved that had been sent before.",
-  below_floor: "The prompt is shorter than what the provider caches.",
-  first_use: "Nothing had been kept before.",
-  ttl_expired: "The pause was longer than the cache lives.",
-  lookback_miss: "The last mark stood too far back to be found.",
-  provider_side: "The same bytes, in time, and still not read.",
+  held: "Everything cached was read.",
+  planned: "The prefix was changed on purpose.",
+  parameter_changed: "A request parameter changed that the cache depends on.",
+  prefix_changed: "Bytes that had been sent before changed.",
+  below_floor: "The prompt is shorter than the provider's cache minimum.",
+  first_use: "Nothing was cached before.",
+  ttl_expired: "The pause was longer than the cache's TTL.",
+  lookback_miss: "The last breakpoint was beyond the provider's lookback window.",
+  provider_side: "Same bytes, within the TTL, and still not read.",
 };
 
 export function verdict(kind, detail = "") {

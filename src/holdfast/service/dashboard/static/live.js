@@ -1,4 +1,4 @@
-// The feed: tells that something happened, says when the line is lost, and comes back by itself.
+// Live feed client: reports sessions with new events and the connection state, and reconnects by itself.
 
 const RETRY_MS = 2000;
 const GATHER_MS = 350;
@@ -9,8 +9,8 @@ const KINDS = [
   "skill.loaded", "delegation.completed", "dropped",
 ];
 
-/** Calls `heard` at most about three times a second with the sessions that something happened in; null means any. */
-export function listen(heard, status) {
+/** Calls `onEvents` at most about three times a second with the sessions that have new events; null means any. */
+export function listen(onEvents, onStatus) {
   let source;
   let timer;
   let missed = false;
@@ -21,50 +21,50 @@ export function listen(heard, status) {
     sessions.add(event.type === "dropped" ? null : JSON.parse(event.data).session_id);
     timer ??= setTimeout(() => {
       timer = undefined;
-      const some = new Set(sessions);
+      const batch = new Set(sessions);
       sessions.clear();
-      heard(some);
+      onEvents(batch);
     }, GATHER_MS);
   };
 
-  const open = () => {
+  const connect = () => {
     source = new EventSource("/api/cache/stream");
     source.onopen = () => {
-      status("live");
-      // What happened while nobody listened is not told again by a new source.
-      if (missed) heard(new Set([null]));
+      onStatus("live");
+      // A new EventSource does not repeat the events missed while disconnected, so refresh everything.
+      if (missed) onEvents(new Set([null]));
       missed = false;
     };
     source.onerror = () => {
-      leave();
-      status("lost");
-      retry = setTimeout(open, RETRY_MS);
+      disconnect();
+      onStatus("lost");
+      retry = setTimeout(connect, RETRY_MS);
     };
     KINDS.forEach((kind) => source.addEventListener(kind, gather));
   };
 
-  const leave = () => {
+  const disconnect = () => {
     missed = true;
     clearTimeout(retry);
     source?.close();
     source = undefined;
   };
 
-  // A browser keeps six connections to a service for all its tabs: one that nobody sees must not hold one.
-  const follow = () => {
-    if (document.hidden) leave();
-    else if (!source) open();
+  // Browsers allow six HTTP/1.1 connections per host for all tabs, so a hidden tab must not hold one.
+  const onVisibility = () => {
+    if (document.hidden) disconnect();
+    else if (!source) connect();
   };
 
-  follow();
-  document.addEventListener("visibilitychange", follow);
-  window.addEventListener("pagehide", leave);
-  window.addEventListener("pageshow", follow);
+  onVisibility();
+  document.addEventListener("visibilitychange", onVisibility);
+  window.addEventListener("pagehide", disconnect);
+  window.addEventListener("pageshow", onVisibility);
   return () => {
-    document.removeEventListener("visibilitychange", follow);
-    window.removeEventListener("pagehide", leave);
-    window.removeEventListener("pageshow", follow);
+    document.removeEventListener("visibilitychange", onVisibility);
+    window.removeEventListener("pagehide", disconnect);
+    window.removeEventListener("pageshow", onVisibility);
     clearTimeout(timer);
-    leave();
+    disconnect();
   };
 }

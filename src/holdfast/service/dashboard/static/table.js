@@ -1,14 +1,14 @@
-// Tables: columns say how a row is shown and how it is exported.
+// Tables with CSV export; each column defines how a row is shown and exported.
 
 import { h } from "./dom.js";
-import { csvButton } from "./exporting.js";
+import { csvButton } from "./download.js";
 import { count, dollars, percent } from "./format.js";
 
 /**
  * `columns`: {heading, meaning, show(row), plain(row), number}. A column without `plain` is not exported.
  */
 export function table({ name, caption, columns, rows, none = "Nothing here yet.", attributes }) {
-  const told = columns.filter((column) => column.plain);
+  const exported = columns.filter((column) => column.plain);
   const head = columns.map((column) =>
     h("th", { scope: "col", class: column.number ? "number" : null, title: column.meaning }, column.heading));
   const body = rows.map((row) =>
@@ -16,20 +16,20 @@ export function table({ name, caption, columns, rows, none = "Nothing here yet."
       h("td", { class: column.number ? "number" : null, "data-heading": column.heading }, column.show(row)))));
   return h("section", { class: "block", "aria-label": caption },
     h("div", { class: "bar" }, h("h2", {}, caption), rows.length
-      ? csvButton(name, told.map((column) => column.heading), () => rows.map((row) => told.map((column) => column.plain(row))))
+      ? csvButton(name, exported.map((column) => column.heading), () => rows.map((row) => exported.map((column) => column.plain(row))))
       : null),
     rows.length
       ? h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)))
       : h("p", { class: "none" }, none));
 }
 
-const shownBy = (format) => (heading, of, meaning) => ({ heading, meaning, number: true, plain: of, show: (row) => format(of(row)) });
+const numericColumn = (format) => (heading, of, meaning) => ({ heading, meaning, number: true, plain: of, show: (row) => format(of(row)) });
 
-export const number = shownBy(count);
-export const money = shownBy(dollars);
-export const share = shownBy(percent);
+export const number = numericColumn(count);
+export const money = numericColumn(dollars);
+export const share = numericColumn(percent);
 
-/** Newer and older, by the server's pages. */
+/** Links to the newer and older page. */
 export const pager = ({ skip, limit, more, link }) => (skip === 0 && !more ? null : h("nav", { class: "pager", "aria-label": "Pages" },
   skip > 0 ? h("a", { href: link(Math.max(0, skip - limit)), "data-key": "newer" }, "← Newer") : null,
   h("span", {}, `from ${skip + 1}`),

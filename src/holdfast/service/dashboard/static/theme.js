@@ -1,9 +1,9 @@
-// Light, dark, or as the system has it; remembered in this browser.
+// Theme: system, light or dark; stored in the browser.
 
 const KEY = "holdfast theme";
 const ORDER = ["system", "light", "dark"];
 
-const chosen = () => {
+const stored = () => {
   try {
     return ORDER.includes(localStorage.getItem(KEY)) ? localStorage.getItem(KEY) : "system";
   } catch {
@@ -11,7 +11,7 @@ const chosen = () => {
   }
 };
 
-export function useTheme(theme = chosen()) {
+export function useTheme(theme = stored()) {
   document.documentElement.dataset.theme = theme;
 }
 
@@ -20,7 +20,7 @@ export function nextTheme() {
   try {
     localStorage.setItem(KEY, theme);
   } catch {
-    // It holds until the page is left.
+    // Storage is blocked: the choice lasts until the page is closed.
   }
   useTheme(theme);
 }

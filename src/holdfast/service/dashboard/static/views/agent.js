@@ -1,9 +1,9 @@
-// One agent: what waits for people, how well its units are found, what an intent would load, and how recalls fared.
+// One agent: pending approvals, coverage of its units, the recall explorer, and recall quality over time.
 
 import { get, part, post } from "../api.js";
 import { chartWidth, columns, seriesLegend } from "../chart.js";
 import { button, fill, h, notice, tile } from "../dom.js";
-import { svgButton } from "../exporting.js";
+import { svgButton } from "../download.js";
 import { count, percent, time } from "../format.js";
 import { number, share, table } from "../table.js";
 import { explorer } from "./explorer.js";
@@ -14,10 +14,10 @@ export async function agentView(place, { id, query, visitor }) {
   const path = `/api/instructions/${part(id)}`;
   const days = WINDOWS.includes(Number(query.get("days"))) ? Number(query.get("days")) : 14;
   const body = h("div", {});
-  const over = h("div", {});
+  const history = h("div", {});
   const explore = explorer(path, query.get("intent") ?? "", (intent) => `#/instructions/${part(id)}?${new URLSearchParams({ days, intent })}`);
 
-  const changed = async (route, options, done) => {
+  const submit = async (route, options, done) => {
     try {
       notice(done(await post(`/v1/agents/${part(id)}/${route}`, options)));
     } catch (error) {
@@ -25,21 +25,21 @@ export async function agentView(place, { id, query, visitor }) {
     }
     await draw();
   };
-  const approve = (line, kind, reason) => changed("approvals", { body: { kind, unit: line.unit, version: line.version, reason } },
-    (told) => (told.activated.length ? `Approved: ${line.unit} ${line.version} is handed out from now on.` : `Approved: ${kind}.`));
-  const measure = () => changed("instruction-manifest/coverage", { body: {} }, (told) => `Measured: ${count(told.units.length)} units.`);
+  const approve = (line, kind, reason) => submit("approvals", { body: { kind, unit: line.unit, version: line.version, reason } },
+    (reply) => (reply.activated.length ? `Approved: ${line.unit} ${line.version} is active from now on.` : `Approved: ${kind}.`));
+  const measure = () => submit("instruction-manifest/coverage", { body: {} }, (reply) => `Measured: ${count(reply.units.length)} units.`);
 
   const draw = async () => {
-    const [told, measures] = await Promise.all([get(path), get(`${path}/days`, { days })]);
-    document.title = `${told.agent.shortname ?? id} · Holdfast`;
-    fill(body, head(told, measures.whole), waiting(told.waiting, approve, visitor), covered(told, measure, visitor));
-    fill(over, overTime(id, days, measures), versions(told.versions));
+    const [page, measures] = await Promise.all([get(path), get(`${path}/days`, { days })]);
+    document.title = `${page.agent.shortname ?? id} · Holdfast`;
+    fill(body, head(page, measures.whole), pendingTable(page.waiting, approve, visitor), coverageTable(page, measure, visitor));
+    fill(history, overTime(id, days, measures), versionTable(page.versions));
   };
   await draw();
   await explore.ask();
-  place.append(body, explore.place, over);
+  place.append(body, explore.place, history);
   return {
-    moved: (rest, other) => {
+    navigate: (rest, other) => {
       if (rest[0] !== id || (Number(other.get("days")) || 14) !== days) return false;
       explore.ask(other.get("intent") ?? "");
       return true;
@@ -54,103 +54,103 @@ function head({ agent, migration_mode: mode }, whole) {
     h("h1", {}, agent.shortname ?? agent.agent_id),
     h("p", { class: "small" }, [agent.role, agent.shortname ? agent.agent_id : "", agent.sensitive ? "sensitive" : ""].filter(Boolean).map((text) => `${text} · `), published),
     h("div", { class: "tiles" },
-      tile("Units", count(agent.units), "Units that the manifest lists", "units"),
-      tile("Failing", count(agent.failing), "Units that too few paraphrases of their intents find", "failing"),
-      tile("Waiting", count(agent.waiting), "Versions that wait for an approval or a signature", "waiting"),
-      tile("Recalls", count(whole.recalls), "Recalls in the days that are shown below", "recalls"),
-      tile("Miss rate", percent(whole.miss_rate), "Of the units that were needed, those that were not loaded; over 15 % is an alarm", "miss rate")),
-    whole.alert ? h("p", { class: "bad", role: "alert" }, "More than 15 % of what was needed was not loaded: look at the failing units, or ask for more units at once.") : null,
-    whole.detected.traced ? h("p", { class: "small" }, `By the traces of ${count(whole.detected.traced)} recalls: recall at 3 ${percent(whole.detected.recall_at_k)}, hit at 3 ${percent(whole.detected.hit_at_k)}, miss rate ${percent(whole.detected.miss_rate)}.`) : null,
+      tile("Units", count(agent.units), "Units in the manifest", "units"),
+      tile("Failing", count(agent.failing), "Units that too few paraphrases of their intents find (coverage below the threshold)", "failing"),
+      tile("Pending", count(agent.waiting), "Versions pending an approval or a signature", "waiting"),
+      tile("Recalls", count(whole.recalls), "Recalls in the period shown below", "recalls"),
+      tile("Miss rate", percent(whole.miss_rate), "Share of needed units that were not loaded; above 15 % raises an alert", "miss rate")),
+    whole.alert ? h("p", { class: "bad", role: "alert" }, "More than 15 % of the needed units were not loaded: check the failing units, or raise max_chunks.") : null,
+    whole.detected.traced ? h("p", { class: "small" }, `From the traces of ${count(whole.detected.traced)} recalls: recall at 3 ${percent(whole.detected.recall_at_k)}, hit at 3 ${percent(whole.detected.hit_at_k)}, miss rate ${percent(whole.detected.miss_rate)}.`) : null,
     whole.warnings.map((line) => h("p", { class: "small" }, line)),
   ];
 }
 
-const unsigned = "Sign in with the key of an admin: what is done is recorded under its holder's name.";
+const signInHint = "Sign in with the key of an admin: actions are recorded under its holder's name.";
 
-function waiting(rows, approve, visitor) {
+function pendingTable(rows, approve, visitor) {
   return [table({
-    name: "approvals waiting", caption: "Approvals waiting", rows, none: "Nothing waits for anybody.",
+    name: "pending approvals", caption: "Pending approvals", rows, none: "No pending approvals.",
     attributes: (row) => ({ "data-waiting": `${row.unit} ${row.version}` }),
     columns: [
       { heading: "Unit", plain: (row) => `${row.unit} ${row.version}`, show: (row) => [`${row.unit} ${row.version}`, h("details", { "aria-label": `Text of ${row.unit} ${row.version}` }, h("summary", {}, "Text"), h("pre", { class: "wrap" }, row.content))] },
       { heading: "Written by", plain: (row) => row.authored_by, show: (row) => [row.authored_by, h("div", { class: "small" }, time(row.authored_at))] },
       number("Tokens", (row) => row.tokens),
-      { heading: "Waits for", plain: (row) => row.needs.join(" ") || row.status, show: (row) => decision(row, approve, visitor) },
+      { heading: "Needs", plain: (row) => row.needs.join(" ") || row.status, show: (row) => decision(row, approve, visitor) },
     ],
-  }), rows.length && !visitor.signed_in ? h("p", { class: "small under" }, unsigned) : null];
+  }), rows.length && !visitor.signed_in ? h("p", { class: "small under" }, signInHint) : null];
 }
 
 function decision(row, approve, visitor) {
-  if (!row.needs.length) return row.status === "quarantined" ? "a signature that is known here" : row.status;
+  if (!row.needs.length) return row.status === "quarantined" ? "a registered signature" : row.status;
   const id = `reason ${row.unit} ${row.version}`;
   const reason = h("input", { id, "data-key": id, disabled: !visitor.signed_in, maxlength: 4000, "aria-label": `Reason for approving ${row.unit} ${row.version}`, placeholder: "reason" });
   return h("div", { class: "buttons" }, reason, row.needs.map((kind) => button(`Approve ${kind}`, () => approve(row, kind, reason.value), {
     "data-does": kind, "data-key": `${kind} ${row.unit} ${row.version}`, disabled: !visitor.signed_in,
-    title: visitor.signed_in ? "Once all that it waits for is approved, it takes the place of the version before it" : unsigned,
+    title: visitor.signed_in ? "Once everything it needs is approved, it replaces the previous version" : signInHint,
     "aria-label": `Approve ${kind} for ${row.unit} ${row.version}`,
   })));
 }
 
-function covered({ units, coverage }, measure, visitor) {
+function coverageTable({ units, coverage }, measure, visitor) {
   const state = coverage
     ? ["Measured ", time(coverage.measured_at), `; encoder: ${coverage.model}.`, coverage.stale ? " Units have changed since." : "",
-      coverage.skipped ? [" The gate was skipped", coverage.recert_due ? [", to be made up for by ", time(coverage.recert_due)] : "", "."] : ""].flat()
-    : ["Coverage was not measured yet."];
+      coverage.skipped ? [" The gate was skipped", coverage.recert_due ? [", recertification due by ", time(coverage.recert_due)] : "", "."] : ""].flat()
+    : ["Coverage has not been measured yet."];
   return [table({
     name: "units", caption: "Units and their coverage", rows: units, none: "This agent has no manifest: publish one with PUT /v1/agents/ID/instruction-manifest.",
     attributes: (row) => ({ "data-unit": row.name }),
     columns: [
       { heading: "Unit", plain: (row) => row.name, show: (row) => [row.name, row.version ? ` ${row.version}` : "", h("div", { class: "small" }, row.description)] },
-      { heading: "Loaded", meaning: "When the unit is handed out", plain: when, show: when },
-      number("Tokens", (row) => row.tokens, "Tokens of the text that is handed out"),
-      { heading: "Coverage", meaning: "Paraphrases of its intents that find it among the first three; 80 % are needed", number: true, plain: (row) => row.coverage_pct,
+      { heading: "Loaded", meaning: "When the unit is loaded", plain: loadRule, show: loadRule },
+      number("Tokens", (row) => row.tokens, "Tokens of the active version"),
+      { heading: "Coverage", meaning: "Share of paraphrases of its intents that find it among the first three; at least 80 % is required", number: true, plain: (row) => row.coverage_pct,
         show: (row) => h("span", { class: row.passed === false ? "bad" : row.passed ? "good" : null }, percent(row.coverage_pct)) },
-      share("Hit at 10", (row) => row.hit_at_10, "Probes that find it among the first ten"),
-      { heading: "Failing paraphrases", meaning: "What was asked, and the unit that took the place", plain: (row) => row.failures.map((one) => `${one.query} (${one.taken_by ?? "nothing fitted"})`).join("; "), show: failing },
+      share("Hit at 10", (row) => row.hit_at_10, "Share of probes that find it among the first ten"),
+      { heading: "Failing paraphrases", meaning: "The query, and the unit found instead", plain: (row) => row.failures.map((failure) => `${failure.query} (${failure.taken_by ?? "no match"})`).join("; "), show: failing },
     ],
   }), h("p", { class: "small under" }, state, " ", units.length ? button("Measure now", measure, {
-    class: "quiet", "data-does": "measure", "data-key": "measure", disabled: !visitor.signed_in, title: visitor.signed_in ? "Ask all paraphrases again" : unsigned }) : null)];
+    class: "quiet", "data-does": "measure", "data-key": "measure", disabled: !visitor.signed_in, title: visitor.signed_in ? "Run all paraphrases again" : signInHint }) : null)];
 }
 
-const when = (row) => [row.guaranteed ? (row.first ? "always, first" : "always") : "", row.task_types.length ? `at ${row.task_types.join(", ")}` : "",
-  row.version === null && row.tokens === null ? "never: it has no text" : "", row.lifted ? "lifted" : ""].filter(Boolean).join("; ") || "when it fits";
+const loadRule = (row) => [row.guaranteed ? (row.first ? "always, first" : "always") : "", row.task_types.length ? `at ${row.task_types.join(", ")}` : "",
+  row.version === null && row.tokens === null ? "never: it has no text" : "", row.lifted ? "lifted" : ""].filter(Boolean).join("; ") || "when relevant";
 
 const failing = (row) => (row.failures.length
   ? h("details", { "aria-label": `Failing paraphrases of ${row.name}` }, h("summary", {}, `${count(row.failures.length)} of them`),
-    h("ul", { class: "small" }, row.failures.map((one) => h("li", {}, `“${one.query}”: `, one.taken_by ? h("strong", {}, one.taken_by) : "nothing fitted", one.taken_by ? " took its place" : ""))))
+    h("ul", { class: "small" }, row.failures.map((failure) => h("li", {}, `“${failure.query}”: `, failure.taken_by ? h("strong", {}, failure.taken_by) : "no match", failure.taken_by ? " was found instead" : ""))))
   : "none");
 
 function overTime(id, days, { days: rows }) {
   const series = [{ name: "needed and loaded", values: rows.map((row) => row.used) }, { name: "needed and not loaded", values: rows.map((row) => row.missed) }];
-  const chart = columns({ slots: rows.map((row) => row.day.slice(5)), series, width: chartWidth(), label: "Units that were needed, by day; the table below tells the numbers", shown: (value) => count(Math.round(value * 10) / 10) });
-  const some = rows.filter((row) => row.recalls);
+  const chart = columns({ slots: rows.map((row) => row.day.slice(5)), series, width: chartWidth(), label: "Needed units by day; the table below has the numbers", format: (value) => count(Math.round(value * 10) / 10) });
+  const active = rows.filter((row) => row.recalls);
   return [h("section", { class: "block", "aria-label": "Recalls over time" },
-    h("div", { class: "bar" }, h("h2", {}, "Recalls over time"), some.length ? svgButton("recalls", () => chart) : null),
+    h("div", { class: "bar" }, h("h2", {}, "Recalls over time"), active.length ? svgButton("recalls", () => chart) : null),
     h("p", { class: "switch" }, "Last ", WINDOWS.map((value) => h("a", { href: `#/instructions/${part(id)}?days=${value}`, "aria-current": value === days ? "true" : null }, `${value} days`))),
-    some.length
+    active.length
       ? [h("div", { class: "scroll chart", tabindex: 0, role: "group", "aria-label": "Recalls over time" }, chart), seriesLegend(series)]
-      : h("p", { class: "none" }, "No recall in this time. Agents ask with POST /v1/agents/ID/recall-instruction, and say with POST /v1/instruction/audit what they used.")),
-  some.length ? table({
-    name: "recalls by day", caption: "Recalls by day", rows: [...some].reverse(),
+      : h("p", { class: "none" }, "No recalls in this period. Agents recall with POST /v1/agents/ID/recall-instruction, and report what they used with POST /v1/instruction/audit.")),
+  active.length ? table({
+    name: "recalls by day", caption: "Recalls by day", rows: [...active].reverse(),
     columns: [
       { heading: "Day", meaning: "In UTC", plain: (row) => row.day, show: (row) => row.day },
-      number("Recalls", (row) => row.recalls), number("Closed", (row) => row.closed, "Recalls of which it was said what was used"),
+      number("Recalls", (row) => row.recalls), number("Closed", (row) => row.closed, "Recalls whose used units were reported"),
       number("Used", (row) => row.used, "Units that were loaded and needed"), number("Missed", (row) => row.missed, "Units that were needed and not loaded"),
-      share("Recall at 3", (row) => row.recall_at_k, "Of what was used, the share among the first three"),
-      share("Hit at 3", (row) => row.hit_at_k, "Recalls with something useful among the first three"),
-      share("Miss rate", (row) => row.miss_rate, "Missed, of all that was needed"),
+      share("Recall at 3", (row) => row.recall_at_k, "Share of the used units that were among the first three"),
+      share("Hit at 3", (row) => row.hit_at_k, "Share of recalls with a used unit among the first three"),
+      share("Miss rate", (row) => row.miss_rate, "Share of needed units that were not loaded"),
     ],
   }) : null];
 }
 
-const versions = (rows) => table({
-  name: "manifests", caption: "Manifests", rows, none: "None was published.",
+const versionTable = (rows) => table({
+  name: "manifests", caption: "Manifests", rows, none: "No manifest has been published.",
   columns: [
     { heading: "Version", plain: (row) => row.version, show: (row) => row.version },
     { heading: "Published", plain: (row) => row.published_at, show: (row) => time(row.published_at) },
     { heading: "By", plain: (row) => row.published_by, show: (row) => row.published_by },
     number("Units", (row) => row.units), number("Tokens", (row) => row.token_count),
-    { heading: "Gate", meaning: "Whether every unit had to be found first", plain: (row) => (row.skipped_gate ? "skipped" : "passed"),
+    { heading: "Gate", meaning: "Whether the coverage gate was passed", plain: (row) => (row.skipped_gate ? "skipped" : "passed"),
       show: (row) => (row.skipped_gate ? h("span", { class: "bad" }, `skipped by ${row.cosigned_by.join(" and ") || row.published_by}`) : "passed") },
     { heading: "Until", plain: (row) => row.superseded_at ?? "", show: (row) => (row.superseded_at ? time(row.superseded_at) : "now") },
   ],

@@ -1,15 +1,15 @@
-// The recall explorer: type an intent, see what it would load and what every stage says.
+// The recall explorer: shows what an intent would load, with the scores of every stage.
 
 import { get } from "../api.js";
 import { bars, chartWidth, seriesLegend } from "../chart.js";
 import { fill, h } from "../dom.js";
-import { svgButton } from "../exporting.js";
+import { svgButton } from "../download.js";
 import { count } from "../format.js";
 import { table } from "../table.js";
 
 const OUTCOMES = {
-  ranked: "loaded: it fits", hint: "loaded: it was named", guaranteed: "loaded: always",
-  below_floor: "fits too little", over_max_chunks: "others fit better", over_budget: "no tokens left", unavailable: "no text behind it",
+  ranked: "loaded: relevant", hint: "loaded: named in a hint", guaranteed: "loaded: always",
+  below_floor: "below the floor", over_max_chunks: "others rank higher", over_budget: "over the token budget", unavailable: "unit has no text",
 };
 
 export function explorer(path, first, link) {
@@ -17,18 +17,18 @@ export function explorer(path, first, link) {
   const input = h("input", { id: "intent", type: "search", maxlength: 8000, value: first, placeholder: "what an agent is about to do" });
   const enter = (event) => {
     event.preventDefault();
-    const there = link(input.value.trim());
-    if (location.hash === there) ask(input.value.trim());
-    else location.hash = there;
+    const target = link(input.value.trim());
+    if (location.hash === target) ask(input.value.trim());
+    else location.hash = target;
   };
   const ask = async (intent = first) => {
     if (input.value.trim() !== intent) input.value = intent;
     if (!intent) {
-      fill(result, h("p", { class: "none" }, "Nothing is put on record: this only shows what a recall would load, and why."));
+      fill(result, h("p", { class: "none" }, "Nothing is recorded: this only shows what a recall would load, and why."));
       return;
     }
     try {
-      fill(result, found(await get(`${path}/recall`, { intent })));
+      fill(result, resultView(await get(`${path}/recall`, { intent })));
     } catch (error) {
       fill(result, h("p", { role: "alert", class: "bad" }, error.message));
     }
@@ -38,30 +38,30 @@ export function explorer(path, first, link) {
   return { place, ask };
 }
 
-const two = (value) => value.toFixed(3);
+const threeDigits = (value) => value.toFixed(3);
 
-function found({ units, floor, model, total_tokens: tokens, truncated }) {
-  const stages = units[0]?.stages.map((one) => one.stage) ?? [];
-  const by = (row, stage) => row.stages.find((one) => one.stage === stage);
-  const series = stages.map((name) => ({ name, values: units.map((row) => by(row, name)?.added ?? 0) }));
-  const chart = bars({ names: units.map((row) => row.name), series, width: chartWidth(), label: "What each stage adds to the score of each unit; the table below tells the numbers", shown: two });
+function resultView({ units, floor, model, total_tokens: tokens, truncated }) {
+  const stages = units[0]?.stages.map((entry) => entry.stage) ?? [];
+  const stageOf = (row, stage) => row.stages.find((entry) => entry.stage === stage);
+  const series = stages.map((name) => ({ name, values: units.map((row) => stageOf(row, name)?.added ?? 0) }));
+  const chart = bars({ names: units.map((row) => row.name), series, width: chartWidth(), label: "What each stage adds to the score of each unit; the table below has the numbers", format: threeDigits });
   return [
-    h("p", {}, `${count(units.filter((row) => row.place).length)} units would be loaded, ${count(tokens)} tokens${truncated ? "; not all that fits has room" : ""}.`),
+    h("p", {}, `${count(units.filter((row) => row.place).length)} units would be loaded, ${count(tokens)} tokens${truncated ? "; more units match than fit" : ""}.`),
     h("div", { class: "bar" }, seriesLegend(series), svgButton("scores", () => chart)),
     h("div", { class: "scroll chart", tabindex: 0, role: "group", "aria-label": "Scores by stage" }, chart),
-    h("p", { class: "small" }, `Below a relevance of ${two(floor)} a unit is left out. Encoder: ${model}.`),
+    h("p", { class: "small" }, `Units with a relevance below ${threeDigits(floor)} are left out. Encoder: ${model}.`),
     table({
-      name: "scores", caption: "Scores by stage", rows: units, none: "The manifest lists no unit.",
+      name: "scores", caption: "Scores by stage", rows: units, none: "The manifest has no units.",
       attributes: (row) => ({ "data-scored": row.name }),
       columns: [
-        { heading: "Place", number: true, plain: (row) => row.place ?? "", show: (row) => row.place ?? "–" },
+        { heading: "Rank", number: true, plain: (row) => row.place ?? "", show: (row) => row.place ?? "–" },
         { heading: "Unit", plain: (row) => row.name, show: (row) => row.name },
         { heading: "Outcome", plain: (row) => row.outcome, show: (row) => h("span", { class: row.place ? "good" : "small" }, OUTCOMES[row.outcome] ?? row.outcome) },
-        { heading: "Score", meaning: "Orders the units; at most 1", number: true, plain: (row) => row.score, show: (row) => two(row.score) },
-        { heading: "Relevance", meaning: "Compares between intents; the floor goes by it", number: true, plain: (row) => row.relevance, show: (row) => two(row.relevance) },
-        ...stages.map((stage) => ({ heading: stage, meaning: `The fit that the stage ${stage} sees, 0 to 1, and what it adds to the score`, number: true, plain: (row) => by(row, stage)?.fit ?? "",
-          show: (row) => (by(row, stage) ? `${two(by(row, stage).fit)} (+${two(by(row, stage).added)})` : "–") })),
-        { heading: "Matched", meaning: "Words that both have; units that lead there", plain: (row) => [...row.matched_terms, ...row.links].join(" "),
+        { heading: "Score", meaning: "Orders the units; at most 1", number: true, plain: (row) => row.score, show: (row) => threeDigits(row.score) },
+        { heading: "Relevance", meaning: "Comparable between intents; the floor applies to it", number: true, plain: (row) => row.relevance, show: (row) => threeDigits(row.relevance) },
+        ...stages.map((stage) => ({ heading: stage, meaning: `The match found by stage ${stage}, from 0 to 1, and what it adds to the score`, number: true, plain: (row) => stageOf(row, stage)?.fit ?? "",
+          show: (row) => (stageOf(row, stage) ? `${threeDigits(stageOf(row, stage).fit)} (+${threeDigits(stageOf(row, stage).added)})` : "–") })),
+        { heading: "Matched", meaning: "Shared terms; linked units", plain: (row) => [...row.matched_terms, ...row.links].join(" "),
           show: (row) => [row.matched_terms.join(", "), row.links.length ? ` via ${row.links.join(", ")}` : "", row.lifted ? " lifted" : ""].join("") || "–" },
         { heading: "Tokens", number: true, plain: (row) => row.tokens ?? "", show: (row) => count(row.tokens) },
       ],

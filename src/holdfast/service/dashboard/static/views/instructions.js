@@ -1,4 +1,4 @@
-// Instructions of agents: who has which manifest; the way to one agent.
+// List of agents with their manifests; opens one agent.
 
 import { get, part } from "../api.js";
 import { empty, fill, h } from "../dom.js";
@@ -13,17 +13,17 @@ const LIMIT = 25;
 export async function show(place, { rest, query, visitor }) {
   if (visitor.scope !== "admin") {
     place.append(h("h1", {}, "Instructions"), empty("Instructions are for admins",
-      ["What agents are told is shown to keys of scope admin alone. Sign out, and in again with such a key."]));
+      ["Instructions are shown only to keys of scope admin. Sign out and sign in again with such a key."]));
     return {};
   }
   if (rest[0]) return agentView(place, { id: rest[0], query, visitor });
   const skip = Number(query.get("skip")) || 0;
   const list = h("div", {});
   const refresh = async () => {
-    const told = await get("/api/instructions", { limit: LIMIT, skip });
-    fill(list, told.agents.length || skip
-      ? [agents(told.agents), pager({ skip, limit: LIMIT, more: told.more, link: (next) => `#/instructions?skip=${next}` })]
-      : nothing(told.enabled, visitor));
+    const reply = await get("/api/instructions", { limit: LIMIT, skip });
+    fill(list, reply.agents.length || skip
+      ? [agents(reply.agents), pager({ skip, limit: LIMIT, more: reply.more, link: (next) => `#/instructions?skip=${next}` })]
+      : nothing(reply.enabled, visitor));
   };
   await refresh();
   place.append(h("h1", {}, "Instructions"), list);
@@ -31,16 +31,16 @@ export async function show(place, { rest, query, visitor }) {
 }
 
 function nothing(enabled, visitor) {
-  const until = ["Until then sessions read ", h("code", {}, "AGENTS.md"), " of their workspace, as a layer that you see under ", h("a", { href: "#/sessions" }, "Sessions"), "."];
+  const fallback = ["Until then, sessions read ", h("code", {}, "AGENTS.md"), " of their workspace; it is a prompt layer shown under ", h("a", { href: "#/sessions" }, "Sessions"), "."];
   if (!enabled) {
-    return empty("This service keeps no instructions",
-      ["Start it with ", h("code", {}, "holdfast serve --instructions"), " to keep what agents are told here, and to hand it out when it is needed."], until);
+    return empty("Instructions are not enabled",
+      ["Start the service with ", h("code", {}, "holdfast serve --instructions"), " to store agents' instructions here and load them when they are needed."], fallback);
   }
   return empty("No agent yet",
     visitor.sample === "off"
-      ? ["Write units with ", h("code", {}, "PUT /v1/instruction/units"), " and publish a manifest with ", h("code", {}, "PUT /v1/agents/ID/instruction-manifest"), "; the agent is listed here from then on."]
-      : [h("a", { href: "#/try" }, "Try it"), " plays a sample, with the instructions of an agent."],
-    until);
+      ? ["Write units with ", h("code", {}, "PUT /v1/instruction/units"), " and publish a manifest with ", h("code", {}, "PUT /v1/agents/ID/instruction-manifest"), "; the agent then appears here."]
+      : [h("a", { href: "#/try" }, "Try it"), " plays a sample that includes an agent's instructions."],
+    fallback);
 }
 
 const agents = (rows) => table({
@@ -49,13 +49,13 @@ const agents = (rows) => table({
   columns: [
     { heading: "Agent", plain: (row) => row.agent_id,
       show: (row) => [h("a", { href: `#/instructions/${part(row.agent_id)}`, "data-key": row.agent_id }, row.shortname ?? row.agent_id), h("div", { class: "small" }, row.role)] },
-    { heading: "Manifest", meaning: "The version that holds now", plain: (row) => row.manifest_version ?? "", show: (row) => row.manifest_version ?? "none" },
+    { heading: "Manifest", meaning: "The current version", plain: (row) => row.manifest_version ?? "", show: (row) => row.manifest_version ?? "none" },
     { heading: "Published", plain: (row) => row.published_at ?? "", show: (row) => time(row.published_at) },
-    number("Units", (row) => row.units, "Units that the manifest lists"),
+    number("Units", (row) => row.units, "Units in the manifest"),
     number("Tokens", (row) => row.token_count, "Tokens of the manifest itself"),
-    { heading: "Failing", meaning: "Units that too few paraphrases of their intents find", number: true, plain: (row) => row.failing,
+    { heading: "Failing", meaning: "Units that too few paraphrases of their intents find (coverage below the threshold)", number: true, plain: (row) => row.failing,
       show: (row) => h("span", { class: row.failing ? "bad" : null }, count(row.failing)) },
-    { heading: "Waiting", meaning: "Versions of units that wait for an approval or a signature", number: true, plain: (row) => row.waiting,
+    { heading: "Pending", meaning: "Unit versions pending an approval or a signature", number: true, plain: (row) => row.waiting,
       show: (row) => h("span", { class: row.waiting ? "bad" : null }, count(row.waiting)) },
     { heading: "Measured", meaning: "When coverage was last measured", plain: (row) => row.measured_at ?? "", show: (row) => time(row.measured_at) },
   ],

@@ -1,4 +1,4 @@
-// What is known, item by item: where each came from, whether it is told, and what a person may say about it.
+// Knowledge items: their sources, whether they are in the digest, and the actions a person can take.
 
 import { get, part, put, remove } from "../api.js";
 import { button, empty, fill, h, notice, tile } from "../dom.js";
@@ -8,7 +8,7 @@ import { pager, table } from "../table.js";
 const LIMIT = 50;
 const CATEGORIES = ["facts", "decisions", "tasks", "questions", "playbooks", "files"];
 
-export function itemsPart(query, changed) {
+export function itemsPart(query, onChange) {
   const place = h("div", {});
   const category = CATEGORIES.includes(query.get("category")) ? query.get("category") : "";
   const skip = Number(query.get("skip")) || 0;
@@ -21,67 +21,67 @@ export function itemsPart(query, changed) {
     } catch (error) {
       notice(error.message, "bad");
     }
-    await changed();
+    await onChange();
   };
-  const item = (row) => `/api/knowledge/items/${part(row.id)}`;
-  const deeds = {
-    set: (row, fields, done) => change(() => put(item(row), fields), done),
-    remove: (row) => change(() => remove(item(row)), "Removed: no harvest brings it back."),
+  const itemPath = (row) => `/api/knowledge/items/${part(row.id)}`;
+  const actions = {
+    set: (row, fields, done) => change(() => put(itemPath(row), fields), done),
+    remove: (row) => change(() => remove(itemPath(row)), "Removed: later harvests do not add it again."),
   };
 
   const refresh = async () => {
-    const told = await get("/api/knowledge", { category, limit: LIMIT, skip });
-    const sum = (of) => told.categories.reduce((total, one) => total + of(one), 0);
-    if (!told.items.length && !sum((one) => one.items)) {
-      fill(place, told.on ? nothing() : turnedOff());
+    const reply = await get("/api/knowledge", { category, limit: LIMIT, skip });
+    const sum = (of) => reply.categories.reduce((total, category) => total + of(category), 0);
+    if (!reply.items.length && !sum((category) => category.items)) {
+      fill(place, reply.on ? nothing() : disabledNote());
       return;
     }
     fill(place,
       h("div", { class: "tiles" },
-        tile("Items", count(sum((one) => one.items)), "What was found in sessions, or written by people", "items"),
-        tile("Held back", count(sum((one) => one.held_back)), "Items that no session is told: done, retracted, or waiting for a person", "held back")),
-      told.on ? null : turnedOff(),
-      h("p", { class: "switch" }, "Show ", [["", "all"], ...told.categories.map((one) => [one.category, `${one.category} (${count(one.items)})`])].map(([name, label]) =>
+        tile("Items", count(sum((category) => category.items)), "Found in sessions or written by people", "items"),
+        tile("Excluded", count(sum((category) => category.held_back)), "Items that are not in the digest: done, retracted, or pending approval", "excluded")),
+      reply.on ? null : disabledNote(),
+      h("p", { class: "switch" }, "Show ", [["", "all"], ...reply.categories.map((row) => [row.category, `${row.category} (${count(row.items)})`])].map(([name, label]) =>
         h("a", { href: `#/knowledge${name ? `?category=${name}` : ""}`, "aria-current": name === category ? "true" : null }, label))),
-      known(told.items, deeds),
-      pager({ skip, limit: LIMIT, more: skip + told.items.length < told.items_total, link: (next) => link({ skip: next }) }));
+      itemTable(reply.items, actions),
+      pager({ skip, limit: LIMIT, more: skip + reply.items.length < reply.items_total, link: (next) => link({ skip: next }) }));
   };
   return { place, refresh };
 }
 
-const nothing = () => empty("Nothing is known yet",
-  ["What sessions teach is found by ", h("code", {}, "holdfast knowledge harvest"), ", or by Harvest below, once they are over; or write it into ", h("code", {}, ".holdfast/knowledge"), "."]);
+const nothing = () => empty("No knowledge yet",
+  ["Harvest ended sessions with ", h("code", {}, "holdfast knowledge harvest"), " or with Harvest below, or write pages into ", h("code", {}, ".holdfast/knowledge"), "."]);
 
-const turnedOff = () => h("p", { class: "bad" }, "Knowledge is turned off here: no session is told any of it until the marker ", h("code", {}, "DISABLED"), " is removed.");
+const disabledNote = () => h("p", { class: "bad" }, "Knowledge is disabled in this project: no session gets it until the file ", h("code", {}, "DISABLED"), " is removed.");
 
-const known = (rows, deeds) => table({
-  name: "knowledge", caption: "What is known", rows, none: "Nothing of this kind.",
+const itemTable = (rows, actions) => table({
+  name: "knowledge", caption: "Knowledge items", rows, none: "No items in this category.",
   attributes: (row) => ({ "data-item": row.id }),
   columns: [
     { heading: "Item", plain: (row) => row.text, show: (row) => [h("span", { class: row.status === "active" && !row.done ? null : "gone" }, row.text),
       h("div", { class: "small" }, [row.category, row.scope === "project" ? "" : row.scope, row.edited ? "edited" : ""].filter(Boolean).join(" · "))] },
-    { heading: "From", meaning: "Which messages of which sessions said it; what has none was written by a person", plain: (row) => row.sources.map((one) => `${one.session_id} ${one.number} ${one.origin}`).join("; ") || "a person", show: sources },
+    { heading: "From", meaning: "The messages it was found in; items without one were written by a person", plain: (row) => row.sources.map((source) => `${source.session_id} ${source.number} ${source.origin}`).join("; ") || "a person", show: sources },
     { heading: "Seen", meaning: "The first and the last day", plain: (row) => `${row.first_seen} ${row.last_seen}`.trim(), show: (row) => (row.first_seen === row.last_seen ? row.first_seen || "–" : `${row.first_seen} to ${row.last_seen}`) },
-    { heading: "Told", meaning: "Whether it may stand in the digest, and if not, why", plain: (row) => row.held_back || "yes", show: (row) => (row.held_back ? h("span", { class: "bad" }, `no: ${row.held_back}`) : h("span", { class: "good" }, "yes")) },
-    { heading: "Control", meaning: "What a person says wins over what is harvested", show: (row) => controls(row, deeds) },
+    { heading: "In digest", meaning: "Whether it can be in the digest, and if not, why", plain: (row) => row.held_back || "yes", show: (row) => (row.held_back ? h("span", { class: "bad" }, `no: ${row.held_back}`) : h("span", { class: "good" }, "yes")) },
+    { heading: "Control", meaning: "Edits by a person take precedence over harvested text", show: (row) => controls(row, actions) },
   ],
 });
 
 const sources = (row) => (row.sources.length
-  ? h("ul", { class: "plain" }, row.sources.map((one) => h("li", {}, h("a", { href: `#/session/${part(one.session_id)}`, title: one.session_id }, `session …${one.session_id.slice(-6)}`), `, message ${count(one.number)}, ${one.origin}`)))
+  ? h("ul", { class: "plain" }, row.sources.map((source) => h("li", {}, h("a", { href: `#/session/${part(source.session_id)}`, title: source.session_id }, `session …${source.session_id.slice(-6)}`), `, message ${count(source.number)}, ${source.origin}`)))
   : "a person");
 
-function controls(row, deeds) {
-  const of = (label, does, run) => button(label, run, { "data-does": does, "data-key": `${does} ${row.id}`, "aria-label": `${label}: ${row.text}` });
-  const waits = row.held_back.includes("approval");
+function controls(row, actions) {
+  const control = (label, does, run) => button(label, run, { "data-does": does, "data-key": `${does} ${row.id}`, "aria-label": `${label}: ${row.text}` });
+  const needsApproval = row.held_back.includes("approval");
   const text = h("textarea", { rows: 3, maxlength: 4000, "aria-label": `Text of: ${row.text}`, "data-key": `text ${row.id}` });
   text.value = row.text;
   return h("div", { class: "buttons" },
-    waits ? of("Approve", "approve", () => deeds.set(row, { approved: true }, "Approved: it may be told.")) : null,
-    row.category === "tasks" && row.status === "active" ? of(row.done ? "Reopen" : "Done", "done", () => deeds.set(row, { done: !row.done }, row.done ? "Open again." : "Done.")) : null,
+    needsApproval ? control("Approve", "approve", () => actions.set(row, { approved: true }, "Approved: it can be in the digest.")) : null,
+    row.category === "tasks" && row.status === "active" ? control(row.done ? "Reopen" : "Done", "done", () => actions.set(row, { done: !row.done }, row.done ? "Open again." : "Done.")) : null,
     row.status === "active"
-      ? of("Retract", "retract", () => deeds.set(row, { status: "retracted" }, "Retracted: no session is told of it."))
-      : of("Restore", "restore", () => deeds.set(row, { status: "active" }, "It may be told again.")),
-    of("Remove", "remove", () => deeds.remove(row)),
-    h("details", { "aria-label": `Edit: ${row.text}` }, h("summary", { "data-key": `edit ${row.id}` }, "Edit"), text, of("Save", "save", () => deeds.set(row, { text: text.value }, "Saved."))));
+      ? control("Retract", "retract", () => actions.set(row, { status: "retracted" }, "Retracted: it is no longer in the digest."))
+      : control("Restore", "restore", () => actions.set(row, { status: "active" }, "Restored: it can be in the digest again.")),
+    control("Remove", "remove", () => actions.remove(row)),
+    h("details", { "aria-label": `Edit: ${row.text}` }, h("summary", { "data-key": `edit ${row.id}` }, "Edit"), text, control("Save", "save", () => actions.set(row, { text: text.value }, "Saved."))));
 }

@@ -1,4 +1,4 @@
-// What is known, where it came from, what new sessions are told of it; and skills.
+// Knowledge items, their digest and harvest, and skills.
 
 import { h } from "../dom.js";
 import { digestPart } from "./digest.js";
@@ -11,7 +11,7 @@ export async function show(place, { query, visitor }) {
   const skills = await skillsPart();
   place.append(h("h1", {}, title));
   if (visitor.scope !== "admin") {
-    place.append(h("p", { class: "none" }, "What is known quotes what was said, and is shown to keys of scope admin alone."), skills.place);
+    place.append(h("p", { class: "none" }, "Knowledge items quote conversations, so they are shown only to keys of scope admin."), skills.place);
     return { refresh: skills.refresh };
   }
   const changed = () => Promise.all([items.refresh(), digest.refresh()]);

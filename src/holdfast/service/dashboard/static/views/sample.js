@@ -1,4 +1,4 @@
-// Something to look at: sample sessions, played live against a simulated provider.
+// Plays sample sessions live against a simulated provider.
 
 import { get, part, post } from "../api.js";
 import { button, fill, h, notice } from "../dom.js";
@@ -10,7 +10,7 @@ export async function show(place, { visitor }) {
   const state = h("p", { class: "small", role: "status" });
   const list = h("div", {});
   let timer;
-  const off = visitor.sample === "off";
+  const isOff = visitor.sample === "off";
   const play = button("Play a sample", async () => {
     try {
       await post("/api/sample");
@@ -19,19 +19,19 @@ export async function show(place, { visitor }) {
       notice(error.message, "bad");
     }
     await refresh();
-  }, { class: "main", disabled: off || visitor.scope !== "admin", "data-does": "play", "data-key": "play" });
+  }, { class: "main", disabled: isOff || visitor.scope !== "admin", "data-does": "play", "data-key": "play" });
   const refresh = async () => {
-    const [{ sample }, told] = await Promise.all([get("/api/visitor"), get("/api/cache", { limit: 12 })]);
+    const [{ sample }, reply] = await Promise.all([get("/api/visitor"), get("/api/cache", { limit: 12 })]);
     state.textContent = { off: "", ready: "Ready.", playing: "Playing …" }[sample];
     clearTimeout(timer);
-    // The end of the last session is the last event; that all is over comes a moment later.
+    // The player finishes shortly after the last event, so poll for the end.
     if (sample === "playing") timer = setTimeout(refresh, 1000);
-    fill(list, told.discussions.length ? h("ul", { class: "cards" }, told.discussions.map(card)) : null);
+    fill(list, reply.discussions.length ? h("ul", { class: "cards" }, reply.discussions.map(card)) : null);
   };
   await refresh();
   fill(place, h("h1", {}, "Try it"),
-    h("p", {}, "Six short sessions run for real against a simulated provider, whose hours pass in seconds: three with habits that keep a cache, three with habits that lose it. Nothing leaves this machine, and nothing is paid for."),
-    off ? h("p", { class: "bad" }, "This service does not simulate. Start one that does: ", h("code", {}, "holdfast serve --simulate")) : null,
+    h("p", {}, "Runs six short sessions against a simulated provider in fast time: three with good caching habits, three with bad ones. Nothing leaves this machine, and nothing is billed."),
+    isOff ? h("p", { class: "bad" }, "This service does not simulate a provider. Start one that does: ", h("code", {}, "holdfast serve --simulate")) : null,
     h("p", {}, play), state, list);
   return { refresh, close: () => clearTimeout(timer) };
 }

@@ -1,10 +1,10 @@
-// What is shown, as a file: tables as CSV, charts as SVG.
+// Saves tables as CSV and charts as SVG files.
 
 import { button, h } from "./dom.js";
 
-const PAINTED = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-family", "text-anchor"];
+const STYLE_PROPERTIES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-family", "text-anchor"];
 
-/** A cell; text that a spreadsheet would take for a formula is kept from being one. */
+/** A CSV cell; text that a spreadsheet would run as a formula gets a leading apostrophe. */
 export function cell(value) {
   let text = value === null || value === undefined ? "" : String(value);
   if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;
@@ -13,21 +13,21 @@ export function cell(value) {
 
 export const csv = (headings, rows) => [headings, ...rows].map((row) => row.map(cell).join(",")).join("\r\n") + "\r\n";
 
-/** The drawing with its colours in it: the page's style sheet does not travel along. */
+/** The SVG with its computed styles inlined, because the page's style sheet is not part of the file. */
 export function standalone(svg) {
   const copy = svg.cloneNode(true);
   const originals = [svg, ...svg.querySelectorAll("*")];
-  [copy, ...copy.querySelectorAll("*")].forEach((one, index) => {
+  [copy, ...copy.querySelectorAll("*")].forEach((element, index) => {
     const style = getComputedStyle(originals[index]);
-    PAINTED.forEach((name) => one.setAttribute(name, style.getPropertyValue(name)));
-    one.removeAttribute("class");
+    STYLE_PROPERTIES.forEach((name) => element.setAttribute(name, style.getPropertyValue(name)));
+    element.removeAttribute("class");
   });
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
   return new XMLSerializer().serializeToString(copy);
 }
 
-function save(name, kind, text) {
-  const url = URL.createObjectURL(new Blob([text], { type: kind }));
+function save(name, type, text) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
   h("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }

@@ -1,0 +1,85 @@
+// Chart of a session's prompts: one bar per call, with its layers stacked in wire order from the bottom up.
+//
+// All bars share one path per colour, so that a thousand calls need only a dozen elements.
+
+import { h, s } from "./dom.js";
+import { count } from "./format.js";
+
+const HEIGHT = 280;
+const TOP = 26;
+const FOOT = 20;
+const STEP_MIN = 12;
+const STEP_MAX = 96;
+
+export const OUTCOMES = [
+  ["read", "read from the cache", (call) => call.read_tokens],
+  ["written", "written to the cache", (call) => call.written_tokens],
+  ["uncached", "neither read nor written", (call) => call.uncached_tokens],
+];
+
+export const layersOf = (calls) => [...new Set(calls.flatMap((call) => call.layers.map((part) => part.layer)))];
+
+const sentTokens = (call) => call.read_tokens + call.written_tokens + call.uncached_tokens;
+
+const box = (x, y, width, height) => `M${x} ${y}h${width}v${height}h${-width}z`;
+
+/** Draws the chart for the available `width`; `at(x)` of the result is the call at that position. */
+export function promptChart({ calls, between, width, selected }) {
+  const step = Math.min(STEP_MAX, Math.max(STEP_MIN, Math.floor(width / Math.max(1, calls.length))));
+  const highest = Math.max(1, ...calls.map(sentTokens));
+  const bottom = TOP + HEIGHT;
+  const height = (tokens) => Math.round((tokens / highest) * HEIGHT * 10) / 10;
+  const paths = new Map();
+  const add = (name, path) => paths.set(name, (paths.get(name) ?? "") + path);
+  const layers = layersOf(calls);
+
+  calls.forEach((call, index) => {
+    const x = index * step + 1;
+    const outcomeWidth = Math.max(3, Math.round(step * 0.22));
+    const layerWidth = step - outcomeWidth - 3;
+    let top = bottom;
+    for (const [name, , tokens] of OUTCOMES) {
+      const size = height(tokens(call));
+      if (size) add(`outcome ${name}`, box(x, top - size, outcomeWidth, size));
+      top -= size;
+    }
+    top = bottom;
+    for (const { layer, tokens } of call.layers) {
+      const size = height(tokens);
+      if (size) add(`layer layer-${layers.indexOf(layer) % 10}`, box(x + outcomeWidth, top - size, layerWidth, size));
+      top -= size;
+    }
+    const edge = bottom - height(call.read_tokens);
+    if (call.read_tokens) add("boundary", `M${x - 1} ${edge}h${step - 1}`);
+    for (const breakpoint of call.marks) add("breakpoint", `M${x + step - 2} ${bottom - height(breakpoint.tokens)}l-5 -3v6z`);
+    if (call.verdict && call.verdict !== "held" && call.verdict !== "first_use") {
+      add(call.is_break ? "break" : "miss", `M${x + step / 2 - 4} ${bottom - height(sentTokens(call)) - 12}h7l-3.5 7z`);
+    }
+  });
+  const first = calls[0]?.number ?? 1;
+  for (const event of between) add("between", `M${(event.calls_before - first + 1) * step} 4v${bottom - 4}`);
+
+  const selectedIndex = calls.findIndex((call) => call.number === selected);
+  const total = Math.max(1, calls.length) * step;
+  const drawing = s("svg", {
+    class: "prompt-chart", width: total, height: bottom + FOOT, viewBox: `0 0 ${total} ${bottom + FOOT}`, role: "img",
+    "aria-label": `${calls.length} calls, the largest prompt has ${count(highest)} tokens; the table below lists each of them`,
+  },
+    selectedIndex >= 0 ? s("rect", { class: "selected", x: selectedIndex * step, y: 0, width: step, height: bottom }) : null,
+    [...paths].map(([name, path]) => s("path", { class: name, d: path })),
+    between.map((event) => s("text", { class: "glyph", x: (event.calls_before - first + 1) * step + 3, y: 12 }, event.kind, s("title", {}, `${event.kind}: ${event.detail}`))),
+    callNumbers(calls, step, bottom),
+    s("path", { class: "axis", d: `M0 ${bottom}h${total}` }));
+  return { drawing, step, at: (x) => calls[Math.floor(x / step)] };
+}
+
+function callNumbers(calls, step, bottom) {
+  const every = Math.ceil(34 / step);
+  return calls.map((call, index) => (index % every ? null : s("text", { class: "tick", x: index * step + 1, y: bottom + 14 }, String(call.number))));
+}
+
+export const legend = (calls) => h("ul", { class: "legend", "aria-label": "Legend" },
+  OUTCOMES.map(([name, meaning]) => h("li", {}, h("i", { class: `swatch ${name}` }), meaning)),
+  layersOf(calls).map((layer, index) => h("li", {}, h("i", { class: `swatch layer-${index % 10}` }), layer)),
+  h("li", {}, h("i", { class: "swatch line" }), "end of the cache read"),
+  h("li", {}, h("i", { class: "swatch arrow" }), "cache breakpoint"));
