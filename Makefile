@@ -31,6 +31,7 @@ check: .venv/.dev  ## Everything CI runs: format, lint, types, import contract, 
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy -n 2
+	cd examples/weather_agent && ../../$(BIN)/mypy --strict .
 	$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory test
 
@@ -48,9 +49,9 @@ bench: .venv/.dev  ## Measure, as ratios in one run
 	$(BIN)/python -m benchmarks
 
 deep: .venv/.dev  ## Slow checks: every case on every store, fifteen times the examples, 5,000 compactions, 50 mutants
-	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service tests/behaviour/test_service_openapi.py
+	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service tests/service/test_openapi.py
 	HYPOTHESIS_PROFILE=wide $(PYTEST) -n 2 --dist worksteal --timeout=900 tests/laws tests/contracts
-	HYPOTHESIS_PROFILE=deep $(PYTEST) -p no:xdist --timeout=900 tests/laws/test_gateway_laws.py
+	HYPOTHESIS_PROFILE=deep $(PYTEST) -p no:xdist --timeout=900 tests/gateway/test_properties.py
 	$(BIN)/python -m benchmarks compaction_structure
 	$(BIN)/python scripts/mutate.py
 

@@ -2,20 +2,15 @@
 
 from decimal import Decimal
 
-from holdfast.canonical.blocks import user
-from holdfast.canonical.pieces import Link
-from holdfast.canonical.prompt import Mark, Plan
-from holdfast.canonical.usage import Usage
-from holdfast.events.envelope import Event
-from holdfast.events.payloads import (
-    AnyPayload,
-    LlmCallCompleted,
-    LlmCallStarted,
-    MessageAppended,
-    RequestPrepared,
-    SessionStarted,
-)
-from holdfast.stores.database import DatabaseLog
+from holdfast.events.log import Event
+from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallStarted, RequestPrepared
+from holdfast.events.payloads.session import MessageAppended, SessionStarted
+from holdfast.events.payloads.union import AnyPayload
+from holdfast.stores.event_log import DatabaseEventLog
+from holdfast.types.blocks import make_user_message
+from holdfast.types.prompt import Breakpoint, Plan
+from holdfast.types.request_buffer import PrefixDigest
+from holdfast.types.usage import Usage
 
 CALLS_A_SESSION = 50
 EVENTS_A_CALL = 5
@@ -37,7 +32,7 @@ def session_of_calls(number: int, *, at: float) -> list[Event]:
     ]
 
 
-def fill(store: DatabaseLog, events: int, *, days: int) -> None:
+def fill(store: DatabaseEventLog, events: int, *, days: int) -> None:
     """So many events or a few less, spread over so many days, in appends of a session each."""
     sessions = events // (CALLS_A_SESSION * EVENTS_A_CALL)
     waiting = []
@@ -54,10 +49,10 @@ def fill(store: DatabaseLog, events: int, *, days: int) -> None:
 def _call(number: int, model: str, *, lost: bool) -> list[AnyPayload]:
     read = 0 if lost else 20_000 + 400 * number
     provider, request = model.partition(":")[0], f"r{number}"
-    link = Link("history", number * 500, number * 500 + 500, f"{number:032x}")
+    link = PrefixDigest("history", number * 500, number * 500 + 500, f"{number:032x}")
     return [
-        MessageAppended(user(TEXT)),
-        RequestPrepared(Plan(marks=(Mark(number + 1, "5m"),)), "e", number, (link,), "d", 100_000),
+        MessageAppended(make_user_message(TEXT)),
+        RequestPrepared(Plan(marks=(Breakpoint(number + 1, "5m"),)), "e", number, (link,), "d", 100_000),
         LlmCallStarted(model, provider, 20_000, request),
         LlmCallCompleted(
             model,
@@ -71,5 +66,5 @@ def _call(number: int, model: str, *, lost: bool) -> list[AnyPayload]:
             produced_thinking_blocks=0,
             request_id=request,
         ),
-        MessageAppended(user(TEXT)),
+        MessageAppended(make_user_message(TEXT)),
     ]

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from holdfast.replay.recording import Recording
-from holdfast.replay.traces import read_traces
+from holdfast.replay.trace_files import read_traces
 
 WITH_PAUSES = "entire_claude_code"
 LEFT_OUT = ("left out", "HOLDFAST_DATA names no folder with traces")

@@ -13,13 +13,13 @@ from typing import TypeVar, get_args
 from benchmarks._calls import DAY_SECONDS, START, fill
 from benchmarks.store_appends import on_a_server
 from holdfast.catalog.lookup import shipped_models
-from holdfast.ledger.groups import GroupBy
-from holdfast.service import analytics
-from holdfast.service.analytics import CostRequest, InWindow, OneTurn, SavingsRequest, SessionsRequest
-from holdfast.service.broken_calls import BrokenRequest, broken_calls
-from holdfast.service.failures import RefusedError
-from holdfast.service.service import Service
-from holdfast.stores.database import DatabaseLog
+from holdfast.ledger.analytics.queries import GroupBy
+from holdfast.service.api import analytics
+from holdfast.service.api.analytics import CostRequest, SavingsRequest, SessionCostsRequest, TurnRequest, WindowRequest
+from holdfast.service.api.breaks import CacheBreaksRequest, list_cache_breaks
+from holdfast.service.context import AppContext
+from holdfast.service.http.errors import ApiError
+from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.open import open_store
 
 EVENTS = int(os.environ.get("HOLDFAST_BENCH_EVENTS", "1000000"))
@@ -29,7 +29,7 @@ ROUNDS = 5
 EVERYTHING = ("2000-01-01T00:00:00Z", "2100-01-01T00:00:00Z")
 
 Asked = TypeVar("Asked")
-Ask = Callable[[Service], Awaitable[object]]
+Ask = Callable[[AppContext], Awaitable[object]]
 
 
 def run() -> Iterator[tuple[str, str]]:
@@ -46,14 +46,14 @@ def run() -> Iterator[tuple[str, str]]:
 
 
 def _compared(engine: str, tenth: object, whole: object) -> Iterator[tuple[str, str]]:
-    assert isinstance(tenth, DatabaseLog)
-    assert isinstance(whole, DatabaseLog)
+    assert isinstance(tenth, DatabaseEventLog)
+    assert isinstance(whole, DatabaseEventLog)
     fill(tenth, EVENTS // SMALLER, days=DAYS)
     fill(whole, EVENTS, days=DAYS)
     events, calls = whole.facts().events, whole.facts().calls
     yield f"{engine}, events and calls in the store", f"{events:,} {calls:,}"
     few, many = (
-        Service(store, store.records, shipped_models(), clock=lambda: START + DAYS * DAY_SECONDS + 4_321.0)
+        AppContext(store, store.records, shipped_models(), clock=lambda: START + DAYS * DAY_SECONDS + 4_321.0)
         for store in (tenth, whole)
     )
     for name, ask in routes().items():
@@ -65,29 +65,29 @@ def routes() -> dict[str, Ask]:
     """What is asked: of the last seven days, as by default, and of all time."""
     asked: dict[str, Ask] = {}
     for window, (start, end) in {"a week": (None, None), "all time": EVERYTHING}.items():
-        within = InWindow(start, end)
+        within = WindowRequest(start, end)
         for group_by in get_args(GroupBy):
             request = CostRequest(start, end, group_by=group_by)
-            asked[f"cost by {group_by}, {window}"] = _of(analytics.cost, request)
-        asked[f"effectiveness, {window}"] = _of(analytics.cache_effectiveness, within)
-        asked[f"breaks, {window}"] = _of(analytics.breaks, within)
-        asked[f"calls behind breaks, {window}"] = _of(broken_calls, BrokenRequest(start, end))
-        asked[f"savings, {window}"] = _of(analytics.savings, SavingsRequest(start, end))
-        asked[f"reliability, {window}"] = _of(analytics.reliability, within)
-        asked[f"skills, {window}"] = _of(analytics.skills, within)
-    asked["sessions by cost"] = _of(analytics.sessions, SessionsRequest())
-    asked["sessions by recency"] = _of(analytics.sessions, SessionsRequest(order="recency"))
-    asked["a turn that is not there"] = _of(analytics.turn, OneTurn("none"))
+            asked[f"cost by {group_by}, {window}"] = _of(analytics.get_cost, request)
+        asked[f"effectiveness, {window}"] = _of(analytics.get_cache_effectiveness, within)
+        asked[f"breaks, {window}"] = _of(analytics.get_breaks, within)
+        asked[f"calls behind breaks, {window}"] = _of(list_cache_breaks, CacheBreaksRequest(start, end))
+        asked[f"savings, {window}"] = _of(analytics.get_savings, SavingsRequest(start, end))
+        asked[f"reliability, {window}"] = _of(analytics.get_reliability, within)
+        asked[f"skills, {window}"] = _of(analytics.get_skill_loads, within)
+    asked["sessions by cost"] = _of(analytics.get_session_costs, SessionCostsRequest())
+    asked["sessions by recency"] = _of(analytics.get_session_costs, SessionCostsRequest(order="recency"))
+    asked["a turn that is not there"] = _of(analytics.get_turn, TurnRequest("none"))
     return asked
 
 
-def _of(respond: Callable[[Service, Asked], Awaitable[object]], request: Asked) -> Ask:
+def _of(respond: Callable[[AppContext, Asked], Awaitable[object]], request: Asked) -> Ask:
     return lambda service: respond(service, request)
 
 
-def _milliseconds(ask: Ask, service: Service) -> float:
+def _milliseconds(ask: Ask, service: AppContext) -> float:
     async def answer() -> None:
-        with suppress(RefusedError):
+        with suppress(ApiError):
             await ask(service)
 
     began = time.perf_counter()

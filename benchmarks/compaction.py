@@ -13,19 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from benchmarks._traces import LEFT_OUT, sessions_of, traces_folder
-from holdfast.canonical.blocks import Message, ToolUse
-from holdfast.canonical.prompt import Passage
-from holdfast.catalog.tokens import count_tokens
-from holdfast.compaction.decide import budgets
-from holdfast.compaction.groups import cut_at, groups_of
-from holdfast.compaction.record import Kept, build_record, record_text
-from holdfast.compaction.seed import summarize
-from holdfast.compaction.values import DEFAULT_CONFIG, Record
-from holdfast.extraction.calls import action_of, plain_text
-from holdfast.extraction.entities import Entity, entities_in, signature
-from holdfast.extraction.facts import facts_of
-from holdfast.extraction.texts import folded
+from holdfast.catalog.token_count import count_tokens
+from holdfast.compaction.decision import split_token_budget
+from holdfast.compaction.models import DEFAULT_CONFIG, Summary
+from holdfast.compaction.seed_strategy import summarize_messages
+from holdfast.compaction.summary import KeptMessages, build_summary, render_summary
+from holdfast.compaction.view import choose_cut, group_exchanges
+from holdfast.extraction.entities import Entity, collapse_whitespace, error_signature, find_entities
+from holdfast.extraction.facts import extract_facts
+from holdfast.extraction.tool_calls import extract_plain_text, interpret_call
 from holdfast.replay.recording import RecordedCall, Recording
+from holdfast.types.blocks import Message, ToolUse
+from holdfast.types.prompt import HistoryEntry
 
 SOURCES = ("entire_claude_code", "pi_coding_agent")
 EVERY_TOKENS = 40_000
@@ -39,7 +38,7 @@ SESSIONS_MAX = 40
 class Moment(msgspec.Struct, frozen=True):
     """A conversation at a cut, its tokens message by message, and the entities that are used again behind it."""
 
-    passages: tuple[Passage, ...]
+    passages: tuple[HistoryEntry, ...]
     tokens: tuple[int, ...]
     since: int
     number: int
@@ -57,7 +56,7 @@ class View(msgspec.Struct, frozen=True):
     tokens: int
     kept_from: int
     sources: frozenset[int] = frozenset()
-    record: Record | None = None
+    record: Summary | None = None
 
 
 Compactor = Callable[[Moment], View | None]
@@ -68,23 +67,23 @@ def scored(recording: Recording) -> bool:
     return hashlib.sha256(recording.id.encode()).digest()[0] % 2 == 1
 
 
-def numbered(recording: Recording) -> tuple[Passage, ...]:
+def numbered(recording: Recording) -> tuple[HistoryEntry, ...]:
     said = (one for call in recording.calls for one in (*call.added, *((call.reply,) if call.reply else ())))
     return tuple(msgspec.structs.replace(passage, number=at + 1) for at, passage in enumerate(said))
 
 
-def named_in(passage: Passage) -> set[Entity]:
-    found = set(entities_in(plain_text(passage.content)))
+def named_in(passage: HistoryEntry) -> set[Entity]:
+    found = set(find_entities(extract_plain_text(passage.content)))
     for block in passage.content:
-        if isinstance(block, ToolUse) and (command := action_of(block).command):
-            found.add(Entity("command", folded(command)[:160]))
+        if isinstance(block, ToolUse) and (command := interpret_call(block).command):
+            found.add(Entity("command", collapse_whitespace(command)[:160]))
     return found
 
 
 def moments(recording: Recording) -> Iterator[Moment]:
     """Cuts of a conversation, each once it has grown enough behind the one before and can be made a fifth."""
     passages = numbered(recording)
-    tokens = tuple(count_tokens(plain_text(one.content)) for one in passages)
+    tokens = tuple(count_tokens(extract_plain_text(one.content)) for one in passages)
     named = [named_in(one) for one in passages]
     since, number = 0, 0
     for end in range(1, len(passages)):
@@ -100,7 +99,7 @@ def moments(recording: Recording) -> Iterator[Moment]:
         since, number = cut.stop, number + 1
 
 
-def _used_next(passages: Sequence[Passage], named: Sequence[set[Entity]], end: int) -> set[Entity]:
+def _used_next(passages: Sequence[HistoryEntry], named: Sequence[set[Entity]], end: int) -> set[Entity]:
     """What the model says or asks for, or a person says, in the turns behind a cut; outputs bring what they name."""
     used, turns = set[Entity](), 0
     for passage, found in zip(passages[end:], named[end:], strict=True):
@@ -113,25 +112,25 @@ def _used_next(passages: Sequence[Passage], named: Sequence[set[Entity]], end: i
 
 
 def _cut(moment: Moment):  # type: ignore[no-untyped-def]  # the type is that of cut_at
-    _, tail = budgets(moment.before_tokens, DEFAULT_CONFIG)
-    return cut_at(moment.passages, moment.tokens, tail_tokens_max=tail, unsent=len(moment.passages))
+    _, tail = split_token_budget(moment.before_tokens, DEFAULT_CONFIG)
+    return choose_cut(moment.passages, moment.tokens, tail_tokens_max=tail, unsent=len(moment.passages))
 
 
-def _text(passages: Sequence[Passage]) -> str:
-    return "\n".join(plain_text(one.content) for one in passages)
+def _text(passages: Sequence[HistoryEntry]) -> str:
+    return "\n".join(extract_plain_text(one.content) for one in passages)
 
 
 def ours(moment: Moment) -> View | None:
     cut = _cut(moment)
-    record_max, _ = budgets(moment.before_tokens, DEFAULT_CONFIG)
+    record_max, _ = split_token_budget(moment.before_tokens, DEFAULT_CONFIG)
     kept = moment.passages[cut.stop :]
-    record = build_record(
-        facts_of(moment.passages[: cut.stop]),
+    record = build_summary(
+        extract_facts(moment.passages[: cut.stop]),
         tokens_max=record_max,
         count=count_tokens,
-        kept=Kept(_text(kept), len(facts_of(kept).asks)),
+        kept=KeptMessages(_text(kept), len(extract_facts(kept).asks)),
     )
-    text = record_text(record, recall=True)
+    text = render_summary(record, recall=True)
     sources = frozenset(number for line in record.lines for number in line.sources)
     size = count_tokens(text) + sum(moment.tokens[cut.stop :])
     return View(f"{text}\n{_text(kept)}", size, cut.stop, sources, record)
@@ -140,14 +139,14 @@ def ours(moment: Moment) -> View | None:
 def truncation(moment: Moment) -> View:
     """The newest groups that fit into a fifth."""
     room = int(moment.before_tokens * SHARE_MAX)
-    cut = cut_at(moment.passages, moment.tokens, tail_tokens_max=room, unsent=len(moment.passages))
+    cut = choose_cut(moment.passages, moment.tokens, tail_tokens_max=room, unsent=len(moment.passages))
     start = cut.stop if cut else 0
     return View(_text(moment.passages[start:]), sum(moment.tokens[start:]), start)
 
 
 def keep_last(count: int) -> Compactor:
     def last(moment: Moment) -> View:
-        groups = groups_of(moment.passages, moment.tokens)[-count:]
+        groups = group_exchanges(moment.passages, moment.tokens)[-count:]
         start = groups[0].start
         return View(_text(moment.passages[start:]), sum(moment.tokens[start:]), start)
 
@@ -156,14 +155,14 @@ def keep_last(count: int) -> Compactor:
 
 def seed(moment: Moment) -> View:
     """The summary of seed 002 and its last four messages."""
-    start = groups_of(moment.passages)[-2].start if len(moment.passages) > 4 else 0
-    text = summarize([Message(one.role, one.content) for one in moment.passages[:start]])
+    start = group_exchanges(moment.passages)[-2].start if len(moment.passages) > 4 else 0
+    text = summarize_messages([Message(one.role, one.content) for one in moment.passages[:start]])
     return View(f"{text}\n{_text(moment.passages[start:])}", count_tokens(text) + sum(moment.tokens[start:]), start)
 
 
 def summed_up_by_the_client(recording: Recording) -> Iterator[tuple[Moment, View]]:
     """What a recorded client has really put in place of its conversation, and the moment in which it did."""
-    said: list[Passage] = []
+    said: list[HistoryEntry] = []
     for index, call in enumerate(recording.calls):
         if call.kept == 0 and said:
             behind = [one for later in recording.calls[index:] for one in (*later.added, *_reply(later))]
@@ -171,21 +170,21 @@ def summed_up_by_the_client(recording: Recording) -> Iterator[tuple[Moment, View
             before = tuple(said)
             seen = set().union(*(named_in(one) for one in before))
             used = seen & _used_next(behind, [named_in(one) for one in behind], 0)
-            tokens = tuple(count_tokens(plain_text(one.content)) for one in before)
+            tokens = tuple(count_tokens(extract_plain_text(one.content)) for one in before)
             text = _text(call.added)
             yield Moment(before, tokens, 0, 1, frozenset(used)), View(text, count_tokens(text), len(before))
             said = []
         said += [*call.added, *_reply(call)]
 
 
-def _reply(call: RecordedCall) -> tuple[Passage, ...]:
+def _reply(call: RecordedCall) -> tuple[HistoryEntry, ...]:
     return (call.reply,) if call.reply is not None else ()
 
 
 def reached(moment: Moment, view: View) -> set[Entity]:
     """What stands in the groups that a line of the record leads to."""
     found = set[Entity]()
-    for group in groups_of(moment.passages):
+    for group in group_exchanges(moment.passages):
         inside = moment.passages[group.start : group.stop]
         if any(one.number in view.sources for one in inside):
             for one in inside:
@@ -197,12 +196,12 @@ def present(entity: Entity, view: View, told: str) -> bool:
     return entity.text in (told if entity.kind in ("error", "command") else view.text)
 
 
-def fabricated(moment: Moment, record: Record) -> int:
+def fabricated(moment: Moment, record: Summary) -> int:
     """Entities that a record names and nobody has said; digests that we have made ourselves are marked as such."""
     said = _text(moment.passages)
     count = 0
     for line in record.lines:
-        for entity in entities_in(line.text):
+        for entity in find_entities(line.text):
             ours_to_make = f"sha:{entity.text}" in line.text or entity.kind == "error"
             count += not ours_to_make and entity.text not in said
     return count
@@ -267,7 +266,7 @@ def _scores(name: str, compactor: Compactor, cuts: Sequence[Moment]) -> list[tup
 
 def signature_free(text: str) -> str:
     """The text on one line and without its numbers, as signatures of errors and commands are."""
-    return "\n".join((folded(text), *(signature(line) for line in text.splitlines())))
+    return "\n".join((collapse_whitespace(text), *(error_signature(line) for line in text.splitlines())))
 
 
 def _both(seen: Counter[str], led: Counter[str], total: Counter[str], key: str) -> str:

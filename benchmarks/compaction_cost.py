@@ -16,19 +16,24 @@ from itertools import pairwise
 import msgspec
 
 from benchmarks._traces import LEFT_OUT, WITH_PAUSES, sessions_of, traces_folder
-from holdfast.canonical.blocks import ToolResult
-from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import find_model
-from holdfast.catalog.rows import Model
-from holdfast.compaction.decide import REFETCH_TOKENS, Outlook, due, left_tokens
-from holdfast.compaction.values import CompactionConfig
-from holdfast.compaction.watch import Watch, after_call
-from holdfast.economics.compacting import Rates
-from holdfast.planning.memory import CALLS_EXPECTED
-from holdfast.providers.registry import adapter_for
-from holdfast.replay.play import newest_price
-from holdfast.replay.recording import Recording
-from holdfast.replay.unrolled import Unrolled
+from holdfast.catalog.schema import Model
+from holdfast.compaction.decision import (
+    REFETCH_TOKENS,
+    CompactionMonitor,
+    CompactionOutlook,
+    estimate_compacted_tokens,
+    find_compaction_trigger,
+    observe_call,
+)
+from holdfast.compaction.models import CompactionConfig
+from holdfast.economics.breakeven import CacheRates
+from holdfast.planning.learned import CALLS_EXPECTED
+from holdfast.providers.registry import get_adapter
+from holdfast.replay.playback import find_newest_price
+from holdfast.replay.recording import Recording, ReplayPrompt
+from holdfast.types.blocks import ToolResult
+from holdfast.types.usage import Usage
 
 TOKENS_MIN = 60_000
 REGRET_MAX = 1.15
@@ -74,7 +79,7 @@ class World(msgspec.Struct, frozen=True):
 
 
 def sized(recording: Recording, model: Model) -> Session:
-    prompt = Unrolled(recording, adapter_for(model.provider), model.tokens_factor)
+    prompt = ReplayPrompt(recording, get_adapter(model.provider), model.tokens_factor)
     calls = tuple(Sized(call.at, len(prompt.passages)) for call in prompt.calls(recording))
     pieces = [prompt.prefixes[start - 1].tokens for start in prompt.starts] + [prompt.prefixes[-1].tokens]
     return Session(
@@ -150,38 +155,38 @@ def ours(session: Session, world: World, *, lost: int, expected: int = REFETCH_T
     """What the session's own decisions cost, and how often it was compacted; each time so much was lost."""
     cost, count = 0.0, 0
     view = before = 0
-    watch, last = Watch(), None
+    watch, last = CompactionMonitor(), None
     for number, (call, prompt) in enumerate(zip(session.calls, session.prompts, strict=True)):
         cold = last is None or call.at - last >= world.lifetime
         grown = max(0, prompt - before) if last is not None else prompt
         size = view + grown
-        outlook = Outlook(
+        outlook = CompactionOutlook(
             prompt_tokens=size,
             head_tokens=session.head,
             window_tokens=1_000_000,
             output_tokens_max=32_000,
             calls_expected=max(CALLS_EXPECTED - number, number, 1.0),
             cold=cold,
-            rates=Rates(Decimal(str(world.read)), Decimal(str(world.write))),
+            rates=CacheRates(Decimal(str(world.read)), Decimal(str(world.write))),
             calls=watch.calls,
             sent_tokens=watch.sent_tokens,
             base_tokens=watch.base_tokens,
             lost_tokens=expected,
         )
-        if last is not None and due(outlook, watch, CONFIG) is not None:
+        if last is not None and find_compaction_trigger(outlook, watch, CONFIG) is not None:
             size, paid = compacted(session, world, size, grown, cold=cold, lost=lost)
-            watch, count = Watch(count=count + 1, base_tokens=size), count + 1
+            watch, count = CompactionMonitor(count=count + 1, base_tokens=size), count + 1
         else:
             paid = call_cost(world, view, size, cold=cold)
         cost += paid
-        watch = after_call(watch, Usage(input=size))
+        watch = observe_call(watch, Usage(input=size))
         view, before, last = size, prompt, call.at
     return cost, count
 
 
 def compacted(session: Session, world: World, size: int, grown: int, *, cold: bool, lost: int) -> tuple[int, float]:
     """The prompt behind a compaction, with what is fetched again, and what this call costs."""
-    after = session.head + max(grown, left_tokens(size - session.head, CONFIG)) + lost
+    after = session.head + max(grown, estimate_compacted_tokens(size - session.head, CONFIG)) + lost
     return after, call_cost(world, session.head, after, cold=cold)
 
 
@@ -262,7 +267,7 @@ class _Hindsight:
 
 def world_of(name: str, ttl: str) -> World:
     model = find_model(name)
-    price = newest_price(model, 100_000)
+    price = find_newest_price(model, 100_000)
     written = price.cache_write_1h if ttl == "1h" else price.cache_write_5m
     return World(
         float(price.cache_read / price.input), float(written / price.input), float(model.cache.ttls_seconds[ttl])

@@ -4,15 +4,15 @@ import statistics
 import time
 
 from benchmarks.request_bytes import ADAPTER, MODEL, history, view
-from holdfast.compaction.decide import due
-from holdfast.compaction.values import DEFAULT_CONFIG
-from holdfast.engine.compacting import Standing, outlook_of
-from holdfast.engine.draft import Draft
-from holdfast.engine.history import Said
-from holdfast.engine.state import State
-from holdfast.layers.assemble import assemble
-from holdfast.planning.memory import NOTHING_LEARNED
-from holdfast.replay.play import newest_price
+from holdfast.compaction.decision import find_compaction_trigger
+from holdfast.compaction.models import DEFAULT_CONFIG
+from holdfast.engine.compaction.compact import CompactionSnapshot, compaction_outlook
+from holdfast.engine.compaction.history import LoggedMessages
+from holdfast.engine.request_draft import RequestDraft
+from holdfast.engine.state import SessionState
+from holdfast.layers.assemble import assemble_prompt
+from holdfast.planning.learned import NOTHING_LEARNED
+from holdfast.replay.playback import find_newest_price
 
 TIMES = 2_000
 MILLISECONDS_MAX = 2.0
@@ -20,24 +20,24 @@ MILLISECONDS_MAX = 2.0
 
 def deciding_milliseconds(messages: int) -> float:
     passages = history(messages)
-    draft = Draft(ADAPTER, len)
-    draft.update(assemble(view(passages)))
-    state = State("s1", passages=passages, sent=len(passages))
-    standing = Standing(
+    draft = RequestDraft(ADAPTER, len)
+    draft.update(assemble_prompt(view(passages)))
+    state = SessionState("s1", passages=passages, sent=len(passages))
+    standing = CompactionSnapshot(
         state=state,
         draft=draft,
         model=MODEL,
-        price=newest_price(MODEL, draft.scroll.tokens_total),
+        price=find_newest_price(MODEL, draft.scroll.tokens_total),
         at=0.0,
         learned=NOTHING_LEARNED,
         output_tokens_max=4_096,
-        said=Said(lambda _: ()),
-        new_draft=lambda: Draft(ADAPTER, len),
+        said=LoggedMessages(lambda _: ()),
+        new_draft=lambda: RequestDraft(ADAPTER, len),
     )
     taken = []
     for _ in range(TIMES):
         begun = time.perf_counter()
-        due(outlook_of(standing), state.compaction, DEFAULT_CONFIG)
+        find_compaction_trigger(compaction_outlook(standing), state.compaction, DEFAULT_CONFIG)
         taken.append(time.perf_counter() - begun)
     return statistics.median(taken) * 1e3
 

@@ -6,13 +6,13 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from holdfast.canonical.blocks import text_of
-from holdfast.canonical.transcript import messages_of, validate
-from holdfast.engine.compacting import Proposal, propose
+from holdfast.engine.compaction.compact import CompactionProposal, propose_compaction
+from holdfast.types.blocks import join_text_blocks
+from holdfast.types.transcript import merge_into_messages, validate_transcript
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from compaction_histories import SMALL, History, standing_of
+from tests.support.compaction_histories import SMALL, History, standing_of
 
 HISTORIES = 5_000
 CYCLES = 1_000
@@ -28,22 +28,22 @@ class Broken(Exception):
 def compacted(history: History, seed: int) -> int:
     """Compact once and look at everything that must hold; how many tokens the messages have then."""
     before = standing_of(history)
-    found = propose(before, SMALL, "asked")
-    if not isinstance(found, Proposal):
+    found = propose_compaction(before, SMALL, "asked")
+    if not isinstance(found, CompactionProposal):
         return sum(before.draft.passage_tokens())
     history.add(*found.payloads)
     after = standing_of(history)
     passages = after.state.passages
-    seen = "\n".join(text_of(message.content) for message in messages_of(passages))
+    seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(passages))
     old = before.state.passages
     checks = {
-        "legal": validate(messages_of(passages)) == (),
+        "legal": validate_transcript(merge_into_messages(passages)) == (),
         "kept untouched": passages[1:] == old[len(old) - len(passages) + 1 :],
         "goal": history.asks[0] in seen,
         "newest ask": history.asks[-1] in seen,
         "constraints": all(rule in seen for rule in {line for ask in history.asks for line in ask.split("\n")[1:]}),
         "head": before.draft.scroll.links[:1] == after.draft.scroll.links[:1],
-        "at once": not isinstance(propose(after, SMALL, "asked"), Proposal),
+        "at once": not isinstance(propose_compaction(after, SMALL, "asked"), CompactionProposal),
     }
     if failed := [name for name, holds in checks.items() if not holds]:
         raise Broken(f"{', '.join(failed)} (seed {seed})")

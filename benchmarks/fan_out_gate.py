@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
 
-from holdfast import Gate, MemoryStore, Session, SimulatedProvider
-from holdfast.simulator.http import serve
+from holdfast import MemoryStore, Session, SimulatedProvider, SingleFlight
+from holdfast.simulator.server import serve_simulator
 
 MODEL = "anthropic:claude-sonnet-5-5"
 SESSIONS = 8
@@ -25,7 +25,7 @@ def run() -> Iterator[tuple[str, str]]:
 
 async def _cost_usd(*, gate: bool = True, prewarm: bool = False) -> Decimal:
     async with _address() as url, AsyncExitStack() as stack:
-        shared: Gate | bool = Gate() if gate else False
+        shared: SingleFlight | bool = SingleFlight() if gate else False
         sessions = [
             await stack.enter_async_context(
                 Session.create(
@@ -45,7 +45,7 @@ async def _cost_usd(*, gate: bool = True, prewarm: bool = False) -> Decimal:
 
 @asynccontextmanager
 async def _address() -> AsyncIterator[str]:
-    server = await serve(SimulatedProvider(script=SCRIPT))
+    server = await serve_simulator(SimulatedProvider(script=SCRIPT))
     try:
         yield server.url
     finally:

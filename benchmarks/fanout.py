@@ -7,15 +7,15 @@ in blocks, or in positions, where a run of calls or of results is one; both are 
 
 from collections.abc import Iterator
 
-from holdfast.canonical.blocks import Text, ToolResult, ToolUse
-from holdfast.canonical.prompt import Passage
-from holdfast.canonical.tools import tool_spec
 from holdfast.catalog.lookup import find_model
-from holdfast.planning.ours import OurPolicy
-from holdfast.planning.rivals import compared
-from holdfast.replay.compare import compare
-from holdfast.replay.play import Played, setting_for
+from holdfast.planning.adaptive_policy import AdaptivePolicy
+from holdfast.planning.policies.peers import new_compared_policies
+from holdfast.replay.comparison import compare_policies
+from holdfast.replay.playback import ReplayResult, make_replay_setting
 from holdfast.replay.recording import RecordedCall, Recording
+from holdfast.types.blocks import Text, ToolResult, ToolUse
+from holdfast.types.prompt import HistoryEntry
+from holdfast.types.tool_spec import build_tool_spec
 
 MODEL = find_model("anthropic:claude-sonnet-4-6")
 TURNS = 24
@@ -27,18 +27,18 @@ def fan(turns: int, tools_at_once: int) -> Recording:
     calls: list[RecordedCall] = []
     for turn in range(turns):
         ids = [f"t{turn}-{number}" for number in range(tools_at_once)]
-        asked = Passage("user", (Text(f"Question {turn}: what came in? " * 10),))
-        uses = Passage("assistant", tuple(ToolUse(id, "look", '{"at": 1}') for id in ids))
-        results = Passage("user", tuple(ToolResult(id, (Text(f"crate {id} " * 20),)) for id in ids))
+        asked = HistoryEntry("user", (Text(f"Question {turn}: what came in? " * 10),))
+        uses = HistoryEntry("assistant", tuple(ToolUse(id, "look", '{"at": 1}') for id in ids))
+        results = HistoryEntry("user", tuple(ToolResult(id, (Text(f"crate {id} " * 20),)) for id in ids))
         at = len(calls) * GAP_SECONDS
         calls.append(RecordedCall(at, at + 1, "person" if calls else "start", (asked,), uses))
         at += GAP_SECONDS
-        calls.append(RecordedCall(at, at + 1, "tool", (results,), Passage("assistant", (Text("All is in."),))))
-    look = tool_spec("look", "Looks at a thing.", {"type": "object"})
+        calls.append(RecordedCall(at, at + 1, "tool", (results,), HistoryEntry("assistant", (Text("All is in."),))))
+    look = build_tool_spec("look", "Looks at a thing.", {"type": "object"})
     return Recording("fan", "You keep the harbour's books. " * 300, (look,), tuple(calls))
 
 
-def short_reads(played: Played, tokens_min: int) -> int:
+def short_reads(played: ReplayResult, tokens_min: int) -> int:
     """Calls that did not read all that they share with the previous one, though it was long enough to be cached."""
     shared = ((call, call.shared_tokens) for call in played.calls if not call.ping)
     return sum(call.usage.cache_read < tokens for call, tokens in shared if tokens >= tokens_min)
@@ -47,14 +47,14 @@ def short_reads(played: Played, tokens_min: int) -> int:
 def run() -> Iterator[tuple[str, str]]:
     recording = fan(TURNS, TOOLS_AT_ONCE)
     for lookback in ("blocks", "positions"):
-        setting = setting_for(MODEL, lookback=lookback)
-        found = compare(recording, (OurPolicy(), *compared().values()), setting)
+        setting = make_replay_setting(MODEL, lookback=lookback)
+        found = compare_policies(recording, (AdaptivePolicy(), *new_compared_policies().values()), setting)
         yield (
             f"lookback in {lookback}",
             f"calls of {len(recording.calls) - 1} that read less than was sent before; their cost over ours",
         )
         ours = found.played[0].cost_usd
         for played in sorted(found.played, key=lambda one: (short_reads(one, setting.told.tokens_min), one.cost_usd)):
-            bar = " (bar: none)" if played.policy == OurPolicy.name else ""
+            bar = " (bar: none)" if played.policy == AdaptivePolicy.name else ""
             short, cold = short_reads(played, setting.told.tokens_min), sum(call.cold for call in played.calls)
             yield f"  {played.policy}", f"{short}{bar}, {cold} of them cold; {played.cost_usd / ours:.2f}"

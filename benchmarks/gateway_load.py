@@ -15,9 +15,9 @@ from pathlib import Path
 STREAMS = 256
 SECONDS = float(os.environ.get("HOLDFAST_LOAD_SECONDS", "300"))
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1]))
 
-from gateway_load import under_load  # noqa: E402 - the folder of the tests is known from here on
+from tests.support.gateway_load import under_load  # noqa: E402 - the folder of the tests is known from here on
 
 
 def run() -> Iterator[tuple[str, str]]:

@@ -23,10 +23,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.events.records import HasRecords, Records
-from holdfast.instructions.records import HasInstructions, InstructionRecords
-from holdfast.retrieval.meaning import default_encoder, missing_packages
-from holdfast.service.access import make_key
+from holdfast.events.records import HasRecords, StoreRecords
+from holdfast.instructions.store import InstructionRecords, SupportsInstructions
+from holdfast.retrieval.encoders.registry import default_encoder, find_missing_packages
+from holdfast.service.auth.keys import make_key
 from holdfast.stores.open import open_store
 
 RECALLS = 400
@@ -58,13 +58,13 @@ def run() -> Iterator[tuple[str, str]]:
             assert isinstance(store, HasRecords)
             admin, agent = _key(store.records, "admin"), _key(store.records, "agent:a0")
         yield from _alone(folder, path, admin, agent)
-        if not missing_packages("wordllama"):
+        if not find_missing_packages("wordllama"):
             yield from _by_words()
         crowded = Path(folder, "crowded.db")
         shutil.copy(path, crowded)
         with closing(open_store(crowded)) as store:
             assert isinstance(store, HasRecords)
-            assert isinstance(store, HasInstructions)
+            assert isinstance(store, SupportsInstructions)
             _fill(store.records, store.instructions)
         with _served(folder, path) as (few_url, _), _served(folder, crowded) as (many_url, _):
             few, many = _in_turns(few_url, many_url, agent)
@@ -111,13 +111,13 @@ def _told(seconds: list[float]) -> str:
     return f"p50 {1000 * cuts[49]:.1f} ms, p99 {1000 * cuts[98]:.1f} ms"
 
 
-def _key(records: Records, scope: str) -> str:
+def _key(records: StoreRecords, scope: str) -> str:
     made = make_key(scope, at=time.time(), random_bytes=secrets.token_bytes)
     records.add_key(made.row)
     return made.key
 
 
-def _fill(records: Records, instructions: InstructionRecords) -> None:
+def _fill(records: StoreRecords, instructions: InstructionRecords) -> None:
     """Ten times as many keys as agents; every agent has the units and the manifest of the first."""
     first, manifest, run = instructions.agent("a0"), instructions.manifest("a0"), instructions.coverage("a0")
     assert first is not None

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from holdfast.knowledge.digest import change, make_digest
+from holdfast.knowledge.digest import build_digest, compare_digests
 from holdfast.knowledge.folder import KnowledgeFolder
 from holdfast.knowledge.harvest import read_pages
-from holdfast.knowledge.items import CATEGORIES, Category, Item, Source, item_id
-from holdfast.knowledge.pages import all_items, page_name, page_text, read_page, with_items
+from holdfast.knowledge.items import CATEGORIES, Category, Item, ItemSource, make_item_id
+from holdfast.knowledge.pages import list_page_items, merge_page_items, page_name, parse_page, render_page
 
 ITEMS = 10_000
 ROUNDS = 7
@@ -20,16 +20,19 @@ def run() -> Iterator[tuple[str, str]]:
         folder = KnowledgeFolder(Path(name), ("knowledge",))
         for at, category in enumerate(CATEGORIES):
             share = range(at, ITEMS, len(CATEGORIES))
-            page = with_items(read_page(category, ""), (_item(category, number) for number in share))
-            folder.replace(page_name(category), page_text(page).encode())
-        items = all_items(read_pages(folder))
+            page = merge_page_items(parse_page(category, ""), (_item(category, number) for number in share))
+            folder.replace(page_name(category), render_page(page).encode())
+        items = list_page_items(read_pages(folder))
         assert len(items) == ITEMS, "an item of the benchmark was lost"
-        yield from _timed(f"digest of {ITEMS} items in memory", lambda: make_digest(items))
+        yield from _timed(f"digest of {ITEMS} items in memory", lambda: build_digest(items))
         yield from _timed(
-            f"pages of {ITEMS} items read from disk and digested", lambda: make_digest(all_items(read_pages(folder)))
+            f"pages of {ITEMS} items read from disk and digested",
+            lambda: build_digest(list_page_items(read_pages(folder))),
         )
-        before = make_digest(items).text
-        stays = [change(before, make_digest([*items, _item("tasks", ITEMS + more)]).text) for more in range(20)]
+        before = build_digest(items).text
+        stays = [
+            compare_digests(before, build_digest([*items, _item("tasks", ITEMS + more)]).text) for more in range(20)
+        ]
         yield (
             "bytes of the digest that stay when a task is added, least of 20",
             str(min(one.first_byte for one in stays)),
@@ -42,8 +45,8 @@ def _item(category: Category, number: int) -> Item:
         f"The part number {number} of the {category} is kept in src/part_{number}.py and used by module_{number % 97}."
     )
     day = f"2026-{number % 12 + 1:02d}-{number % 28 + 1:02d}"
-    sources = (Source(f"01JD{number:022d}", number % 50 + 1, "user"),)
-    return Item(item_id(category, text), category, text, first_seen=day, last_seen=day, sources=sources)
+    sources = (ItemSource(f"01JD{number:022d}", number % 50 + 1, "user"),)
+    return Item(make_item_id(category, text), category, text, first_seen=day, last_seen=day, sources=sources)
 
 
 def _timed(what: str, work: Callable[[], object]) -> Iterator[tuple[str, str]]:

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from holdfast.instructions.checking import check_draft
-from holdfast.instructions.migration.proposal import Proposal, Wanted, propose
+from holdfast.instructions.manifest.check import check_draft
+from holdfast.instructions.migration.proposal import MigrationProposal, MigrationTarget, propose_migration
 from holdfast.instructions.migration.sections import SourceFile
+from holdfast.instructions.models import Agent
 from holdfast.instructions.settings import InstructionSettings
-from holdfast.instructions.values import Agent
-from holdfast.retrieval.meaning import default_encoder, meaning_stage
-from holdfast.sources.text import read_text
+from holdfast.retrieval.encoders.registry import create_semantic_stage, default_encoder
+from holdfast.sources.files import decode_text
 
 LEFT_OUT = ("left out", "HOLDFAST_DATA names no folder with instructions.tar.gz")
 
@@ -42,7 +42,7 @@ def _read(archive: Path) -> list[SourceFile]:
         for member in sorted(opened.getmembers(), key=lambda one: one.name):
             content = opened.extractfile(member) if member.name.endswith(".md") else None
             if content is not None:
-                text = read_text(content.read())
+                text = decode_text(content.read())
                 found.append(SourceFile(Path(member.name).name, text))
     return found
 
@@ -53,7 +53,9 @@ def _told(groups: Sequence[Sequence[SourceFile]]) -> str:
     lost = failing = units = without = 0
     started = time.perf_counter()
     for files in groups:
-        proposal = propose(files, Wanted(), meaning=lambda: meaning_stage(encoder) if encoder else None)
+        proposal = propose_migration(
+            files, MigrationTarget(), meaning=lambda: create_semantic_stage(encoder) if encoder else None
+        )
         kept = _lines([*(unit.content for unit in proposal.units), *(rule.text for rule in proposal.rules)])
         lost += (_lines(file.text for file in files) - kept).total() + (kept - _lines(f.text for f in files)).total()
         failing += not _passes(proposal, settings)
@@ -66,7 +68,7 @@ def _told(groups: Sequence[Sequence[SourceFile]]) -> str:
     )
 
 
-def _passes(proposal: Proposal, settings: InstructionSettings) -> bool:
+def _passes(proposal: MigrationProposal, settings: InstructionSettings) -> bool:
     agent = Agent(proposal.agent_id, "local", 0, always_rules=tuple(rule.text for rule in proposal.rules))
     texts = {unit.name: unit.content for unit in proposal.units}
     return check_draft(proposal.draft, texts, agent, settings=settings).passed

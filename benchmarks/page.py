@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.clock import ManualClock
-from holdfast.service.dashboard.files import page_files
+from holdfast.service.dashboard.static_files import load_page_files
 from holdfast.stores.memory import MemoryStore
 
 ROOT = Path(__file__).parents[1]
 # The browser is driven as tests drive it.
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))
 
-from browser.test_session_view import DRAWN_MS, thousand_calls  # noqa: E402
-from browsers import CHROMIUM, DRIVER, PACKAGES, browsing  # noqa: E402
-from served_service import serving_store  # noqa: E402
+from tests.browser.test_session_view import DRAWN_MS, thousand_calls  # noqa: E402
+from tests.support.browsers import CHROMIUM, DRIVER, PACKAGES, browsing  # noqa: E402
+from tests.support.served_service import serving_store  # noqa: E402
 
 PAINT_MS = "return performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 SCROLLED_MS = (
@@ -58,7 +58,7 @@ def run() -> Iterator[tuple[str, str]]:
         hundred_ms, thousand_ms = page.run(DRAWN_MS)
         scrolled_ms = page.run(SCROLLED_MS)
         page.leave()
-    weight = sum(len(file.body) for file in page_files().values())
+    weight = sum(len(file.body) for file in load_page_files().values())
     yield "page weight", f"{weight / 1000:.1f} kB, at most 150"
     yield "first paint, best and median of seven", f"{min(painted):.0f} and {sorted(painted)[3]:.0f} ms, at most 500"
     yield "100 calls drawn", f"{hundred_ms:.1f} ms"

@@ -11,22 +11,22 @@ import msgspec
 
 from benchmarks._traces import LEFT_OUT, WITH_PAUSES, sessions_of, traces_folder
 from holdfast.catalog.lookup import find_model
-from holdfast.planning.fixed import FixedPolicy, head_and_tail, upgrade_once
-from holdfast.planning.memory import Learned
-from holdfast.planning.ours import OurPolicy
-from holdfast.planning.policy import Policy
-from holdfast.planning.rivals import compared
-from holdfast.replay.compare import compare, least
-from holdfast.replay.habits import Habits, habits
-from holdfast.replay.likeness import Likeness, likeness, told
-from holdfast.replay.play import Player, setting_for
+from holdfast.planning.adaptive_policy import AdaptivePolicy
+from holdfast.planning.learned import LearnedParameters
+from holdfast.planning.policies.fixed import FixedPolicy, ping_upgrade_once, prefix_and_tail_rule
+from holdfast.planning.policies.peers import new_compared_policies
+from holdfast.planning.policy import CachePolicy
+from holdfast.replay.cache_misses import LossCounts, count_losses
+from holdfast.replay.comparison import compare_policies, compute_lowest_costs
+from holdfast.replay.model_accuracy import ModelFit, format_model_fit, measure_model_fit
+from holdfast.replay.playback import Replayer, make_replay_setting
 from holdfast.replay.recording import Recording
 
 MODELS = ("claude-sonnet-4-6", "claude-opus-5-5", "claude-fable-5-2")
 AUTONOMOUS = ("livemcpbench", "tau_bench_airline", "tau2_whissle")
-OURS = OurPolicy.name
+OURS = AdaptivePolicy.name
 
-Fresh = Callable[[], tuple[Policy, ...]]
+Fresh = Callable[[], tuple[CachePolicy, ...]]
 """Policies for one more session; what ours has learned goes along."""
 
 
@@ -53,12 +53,12 @@ def _costs(
     sessions: list[Recording], model: str, fresh: Fresh, *, upgrade: bool, keep_alive: bool
 ) -> tuple[dict[str, Decimal], float, float]:
     """What each policy costs in all sessions, the bound, and the optimum."""
-    setting = setting_for(find_model(f"anthropic:{model}"), ttl_upgrade=upgrade)
+    setting = make_replay_setting(find_model(f"anthropic:{model}"), ttl_upgrade=upgrade)
     setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
     costs: dict[str, Decimal] = {}
     lowest = best = 0.0
     for session in sessions:
-        compared_here = compare(session, fresh(), setting)
+        compared_here = compare_policies(session, fresh(), setting)
         lowest += compared_here.bound_usd
         best += compared_here.optimum_usd
         for played in compared_here.played:
@@ -71,9 +71,9 @@ def _table(
 ) -> Iterator[tuple[str, str]]:
     ours = _ours(keep_alive=keep_alive)
 
-    def fresh() -> tuple[Policy, ...]:
+    def fresh() -> tuple[CachePolicy, ...]:
         # Rivals and schedules send no pings, but for one: they need not be played twice.
-        fixed = tuple(compared().values()) if not keep_alive or what else (_with_upgrade_ping(),)
+        fixed = tuple(new_compared_policies().values()) if not keep_alive or what else (_with_upgrade_ping(),)
         return (*ours(), *fixed)
 
     costs, lowest, best = _costs(sessions, model, fresh, upgrade=upgrade, keep_alive=keep_alive)
@@ -102,21 +102,21 @@ def _unseen(sessions: list[Recording]) -> Iterator[tuple[str, str]]:
 def _taught(
     known: list[Recording], unseen: list[Recording], *, upgrade: bool, keep_alive: bool
 ) -> Iterator[tuple[str, str]]:
-    setting = setting_for(find_model(f"anthropic:{MODELS[0]}"), ttl_upgrade=upgrade)
+    setting = make_replay_setting(find_model(f"anthropic:{MODELS[0]}"), ttl_upgrade=upgrade)
     setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
-    taught = Learned()
+    taught = LearnedParameters()
     for session in known:
-        pupil = OurPolicy(taught, keep_alive=keep_alive)
-        Player(session, setting).play((pupil,))
+        pupil = AdaptivePolicy(taught, keep_alive=keep_alive)
+        Replayer(session, setting).play((pupil,))
         taught = pupil.learned()
     names = ("learned in the other half, then frozen", "learning as it goes", "nothing learned")
-    spent, lowest, best, going = dict.fromkeys(names, Decimal(0)), 0.0, 0.0, Learned()
+    spent, lowest, best, going = dict.fromkeys(names, Decimal(0)), 0.0, 0.0, LearnedParameters()
     for session in unseen:
-        policies = [OurPolicy(start, keep_alive=keep_alive) for start in (taught, going, Learned())]
-        player = Player(session, setting)
+        policies = [AdaptivePolicy(start, keep_alive=keep_alive) for start in (taught, going, LearnedParameters())]
+        player = Replayer(session, setting)
         for name, played in zip(names, player.play(policies), strict=True):
             spent[name] += played.cost_usd
-        bound_here, best_here = least(player.steps, setting)
+        bound_here, best_here = compute_lowest_costs(player.steps, setting)
         lowest, best = lowest + bound_here, best + best_here
         going = policies[1].learned()
     for name, cost in spent.items():
@@ -125,16 +125,18 @@ def _taught(
 
 def _autonomous(trace: str, sessions: list[Recording]) -> Iterator[tuple[str, str]]:
     ours = _ours(keep_alive=False)
-    costs, _, _ = _costs(sessions, MODELS[0], lambda: (*ours(), *compared().values()), upgrade=True, keep_alive=False)
+    costs, _, _ = _costs(
+        sessions, MODELS[0], lambda: (*ours(), *new_compared_policies().values()), upgrade=True, keep_alive=False
+    )
     for name in (OURS, "all-1h", "sparse-anchors"):
         if name in costs:
             yield f"{trace}: {name} over a tail of 5 min", f"{costs[name] / costs['tail-5m']:.3f}"
 
 
 def _likeness(sessions: list[Recording]) -> Iterator[tuple[str, str]]:
-    setting = setting_for(find_model("anthropic:claude-opus-4-6"))
-    total = sum((near for one in sessions if (near := likeness(one, setting)) is not None), Likeness())
-    yield from told(total)
+    setting = make_replay_setting(find_model("anthropic:claude-opus-4-6"))
+    total = sum((near for one in sessions if (near := measure_model_fit(one, setting)) is not None), ModelFit())
+    yield from format_model_fit(total)
     read_share_off = total.modelled.read_share - total.recorded.read_share
     yield "modelled read share less the reported one", f"{100 * read_share_off:+.2f} points (bar: within 1)"
     alone = total.named_alone / total.cold_calls
@@ -142,8 +144,8 @@ def _likeness(sessions: list[Recording]) -> Iterator[tuple[str, str]]:
     by_hash = sorted(sessions, key=_by_hash)
     halves = by_hash[: len(by_hash) // 2], by_hash[len(by_hash) // 2 :]
     for half, other in (halves, halves[::-1]):
-        learned = sum((habits(one, setting.told) for one in other), Habits())
-        unseen = sum((habits(one, setting.told) for one in half), Habits())
+        learned = sum((count_losses(one, setting.told) for one in other), LossCounts())
+        unseen = sum((count_losses(one, setting.told) for one in half), LossCounts())
         yield (
             "  what the other half tells of the client",
             f"{learned.times:.0f} times as often behind a person's message; here {unseen.times:.0f} times",
@@ -154,17 +156,17 @@ def _by_hash(session: Recording) -> str:
     return hashlib.sha256(session.id.encode()).hexdigest()
 
 
-def _with_upgrade_ping() -> Policy:
-    return FixedPolicy("upgrade-ping", head_and_tail("5m", "5m"), upgrade_once)
+def _with_upgrade_ping() -> CachePolicy:
+    return FixedPolicy("upgrade-ping", prefix_and_tail_rule("5m", "5m"), ping_upgrade_once)
 
 
 def _ours(*, keep_alive: bool) -> Fresh:
     """What ours learns in one session it knows in the next."""
-    last: OurPolicy | None = None
+    last: AdaptivePolicy | None = None
 
-    def fresh() -> tuple[Policy, ...]:
+    def fresh() -> tuple[CachePolicy, ...]:
         nonlocal last
-        last = OurPolicy(last.learned() if last else Learned(), keep_alive=keep_alive)
+        last = AdaptivePolicy(last.learned() if last else LearnedParameters(), keep_alive=keep_alive)
         return (last,)
 
     return fresh

@@ -4,13 +4,13 @@ import statistics
 import time
 
 from benchmarks.request_bytes import ADAPTER, MODEL, history, view
-from holdfast.canonical.usage import Usage
-from holdfast.engine.draft import Draft
-from holdfast.layers.assemble import assemble
-from holdfast.planning.memory import Memory, Sent, after_call
-from holdfast.planning.plan import plan
-from holdfast.planning.policy import Moment
-from holdfast.replay.play import newest_price
+from holdfast.engine.request_draft import RequestDraft
+from holdfast.layers.assemble import assemble_prompt
+from holdfast.planning.learned import CacheMemory, RequestRecord, memory_after_call
+from holdfast.planning.plan import plan_cache
+from holdfast.planning.policy import PlanningMoment
+from holdfast.replay.playback import find_newest_price
+from holdfast.types.usage import Usage
 
 TIMES = 2_000
 CALLS_BEFORE = 20
@@ -21,20 +21,20 @@ RATIO_MAX = 1.5
 def planning_microseconds(messages: int) -> float:
     """The median, with the memory of a session that has paused now and then."""
     passages = history(messages)
-    draft = Draft(ADAPTER, len)
-    memory, moment = Memory(), None
+    draft = RequestDraft(ADAPTER, len)
+    memory, moment = CacheMemory(), None
     for number in range(CALLS_BEFORE + 1):
-        draft.update(assemble(view(passages[: messages - 2 * (CALLS_BEFORE - number)])))
+        draft.update(assemble_prompt(view(passages[: messages - 2 * (CALLS_BEFORE - number)])))
         scroll, at = draft.scroll, 1_000.0 + 400.0 * number
-        moment = Moment(scroll, MODEL.cache, newest_price(MODEL, scroll.tokens_total), at, 400.0, "tool")
+        moment = PlanningMoment(scroll, MODEL.cache, find_newest_price(MODEL, scroll.tokens_total), at, 400.0, "tool")
         if number < CALLS_BEFORE:
-            sent = Sent(at, plan(moment, memory).marks, len(scroll.pieces))
-            memory = after_call(memory, sent, Usage(cache_write_5m=scroll.tokens_total))
+            sent = RequestRecord(at, plan_cache(moment, memory).marks, len(scroll.pieces))
+            memory = memory_after_call(memory, sent, Usage(cache_write_5m=scroll.tokens_total))
     assert moment is not None
     taken = []
     for _ in range(TIMES):
         start = time.perf_counter()
-        plan(moment, memory)
+        plan_cache(moment, memory)
         taken.append(time.perf_counter() - start)
     return statistics.median(taken) * 1e6
 

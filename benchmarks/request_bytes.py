@@ -4,44 +4,43 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from holdfast.canonical.blocks import Text, ToolResult, ToolUse
-from holdfast.canonical.prompt import Parameters, Passage, Plan
-from holdfast.canonical.tools import tool_spec
-from holdfast.canonical.view import LayerText, View
 from holdfast.catalog.lookup import find_model
-from holdfast.engine.draft import Draft
-from holdfast.layers.assemble import assemble, head_of
-from holdfast.planning.marks import plan_marks
-from holdfast.providers.registry import adapter_for
+from holdfast.engine.request_draft import RequestDraft
+from holdfast.layers.assemble import assemble_prompt, stable_segments
+from holdfast.planning.breakpoints import place_breakpoints
+from holdfast.providers.registry import get_adapter
+from holdfast.types.blocks import Text, ToolResult, ToolUse
+from holdfast.types.prompt import HistoryEntry, LayerText, Parameters, Plan, View
+from holdfast.types.tool_spec import build_tool_spec
 
 MODEL = find_model("anthropic:claude-sonnet-5-5")
 PARAMETERS = Parameters(MODEL.name, 4096, stream=True)
-ADAPTER = adapter_for(MODEL.provider)
+ADAPTER = get_adapter(MODEL.provider)
 HEAD = View(
-    tools=tuple(tool_spec(f"tool_{number}", "does things", {"type": "object"}) for number in range(12)),
+    tools=tuple(build_tool_spec(f"tool_{number}", "does things", {"type": "object"}) for number in range(12)),
     pinned=(LayerText("preset", "Be kind. " * 800), LayerText("project", "Rules. " * 400)),
 )
 
-SEGMENTS = head_of(HEAD)
+SEGMENTS = stable_segments(HEAD)
 
 
-def history(messages: int) -> tuple[Passage, ...]:
+def history(messages: int) -> tuple[HistoryEntry, ...]:
     """A tool loop: a question, then calls and results of about a kilobyte each, then an answer."""
-    passages = [Passage("user", (Text("question " * 20),))]
+    passages = [HistoryEntry("user", (Text("question " * 20),))]
     for number in range(1, messages, 2):
         call = ToolUse(f"t{number}", "tool_1", f'{{"path": "src/file_{number}.py"}}')
-        passages.append(Passage("assistant", (Text("I look. " * 90), call)))
-        passages.append(Passage("user", (ToolResult(f"t{number}", (Text("line of output\n" * 70),)),)))
+        passages.append(HistoryEntry("assistant", (Text("I look. " * 90), call)))
+        passages.append(HistoryEntry("user", (ToolResult(f"t{number}", (Text("line of output\n" * 70),)),)))
     return tuple(passages[:messages])
 
 
-def view(passages: tuple[Passage, ...]) -> View:
+def view(passages: tuple[HistoryEntry, ...]) -> View:
     return View(tools=HEAD.tools, pinned=HEAD.pinned, history=passages[:-1], newest=passages[-1:], head=SEGMENTS)
 
 
-def request(draft: Draft, current: View) -> bytes:
-    draft.update(assemble(current))
-    plan = plan_marks(draft.scroll, MODEL.cache)
+def request(draft: RequestDraft, current: View) -> bytes:
+    draft.update(assemble_prompt(current))
+    plan = place_breakpoints(draft.scroll, MODEL.cache)
     return draft.scroll.render(ADAPTER.opening(PARAMETERS), plan.marks)
 
 
@@ -60,16 +59,16 @@ def measure(messages: int) -> tuple[float, float, bytes]:
     """Milliseconds kept, milliseconds rebuilt, and the body."""
     passages = history(messages)
     before, after = view(passages[:-1]), view(passages)
-    draft = Draft(ADAPTER, len)
+    draft = RequestDraft(ADAPTER, len)
 
     def rewind() -> None:
         request(draft, before)
 
     kept = best(lambda: request(draft, after), rewind, 50)
     body = request(draft, after)
-    rebuilt = best(lambda: ADAPTER.write_request(assemble(after), Plan(), PARAMETERS), lambda: None, 10)
-    plan = plan_marks(draft.scroll, MODEL.cache)
-    assert ADAPTER.write_request(assemble(after), plan, PARAMETERS) == body, "kept and rebuilt bytes differ"
+    rebuilt = best(lambda: ADAPTER.write_request(assemble_prompt(after), Plan(), PARAMETERS), lambda: None, 10)
+    plan = place_breakpoints(draft.scroll, MODEL.cache)
+    assert ADAPTER.write_request(assemble_prompt(after), plan, PARAMETERS) == body, "kept and rebuilt bytes differ"
     return kept, rebuilt, body
 
 

@@ -17,10 +17,9 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.retrieval.fusion import Weights
-from holdfast.retrieval.index import Answer, Index
-from holdfast.retrieval.meaning import EncoderName, meaning_stage, missing_packages
-from holdfast.retrieval.units import Unit
+from holdfast.retrieval.encoders.registry import EncoderName, create_semantic_stage, find_missing_packages
+from holdfast.retrieval.index import SearchIndex, SearchResult, StageWeights
+from holdfast.retrieval.units import SearchUnit
 
 Result = TypeVar("Result")
 HOW_CHOSEN = (
@@ -33,7 +32,7 @@ LEFT_OUT = ("left out", "HOLDFAST_DATA names no folder with retrieval.tar.gz")
 BAR, BAR_OF_MINILM = (0.60, 0.75), (0.66, 0.79)
 JUDGED = "metatool_single"
 REFUSED = "clinc150"
-WORDS, MEANING, OURS = Weights(1, 0, 0), Weights(0, 1, 0), Weights()
+WORDS, MEANING, OURS = StageWeights(1, 0, 0), StageWeights(0, 1, 0), StageWeights()
 SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 """Of words in words and meaning together; the specification has 0.41."""
 CHOSEN_ON_MAX = 200
@@ -47,7 +46,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 class Set(msgspec.Struct, frozen=True):
     name: str
-    units: tuple[Unit, ...]
+    units: tuple[SearchUnit, ...]
     queries: tuple[Asked, ...]
 
     @property
@@ -64,31 +63,31 @@ def run() -> Iterator[tuple[str, str]]:
     sets = _read(archive)
     yield "how things were chosen", HOW_CHOSEN
     yield from _without_vectors(sets)
-    if missing := missing_packages("paired"):
+    if missing := find_missing_packages("paired"):
         yield "with vectors", f"left out, not installed: {', '.join(missing)}"
         return
     yield from _with_vectors(sets)
-    if os.environ.get("HOLDFAST_MINILM") and not missing_packages("joined"):
+    if os.environ.get("HOLDFAST_MINILM") and not find_missing_packages("joined"):
         for encoder in ("minilm", "joined"):
             yield from _slow_encoder(sets, encoder)
     if model := os.environ.get("HOLDFAST_MODEL"):
         beside: tuple[EncoderName, ...] = ("paired", "joined")
         for encoder in beside:
-            if not missing_packages(encoder):
+            if not find_missing_packages(encoder):
                 yield from _slow_encoder(sets, f"{encoder}+{model}")
     yield from _speed(sets)
 
 
 def _without_vectors(sets: Sequence[Set]) -> Iterator[tuple[str, str]]:
-    means = [_hits(Index(one.units), one.answerable, OURS)[0] for one in sets]
+    means = [_hits(SearchIndex(one.units), one.answerable, OURS)[0] for one in sets]
     yield "words and links alone, mean hit@1 hit@3", _pair(_mean(means))
 
 
 def _with_vectors(sets: Sequence[Set]) -> Iterator[tuple[str, str]]:
     yield "set", "units queries | words | wordllama | ours | chosen on the others (hit@1 hit@3)"
     rows: list[list[tuple[float, float]]] = []
-    indexes = {one.name: Index(one.units, meaning=meaning_stage("paired")) for one in sets}
-    single = {one.name: Index(one.units, meaning=meaning_stage("wordllama")) for one in sets}
+    indexes = {one.name: SearchIndex(one.units, meaning=create_semantic_stage("paired")) for one in sets}
+    single = {one.name: SearchIndex(one.units, meaning=create_semantic_stage("wordllama")) for one in sets}
     sampled = {
         one.name: {
             share: hits[1]
@@ -115,19 +114,19 @@ def _with_vectors(sets: Sequence[Set]) -> Iterator[tuple[str, str]]:
     yield "mean hit@3 above words alone and wordllama alone", f"{means[2][1]:.3f} > {best:.3f}: {means[2][1] > best}"
     yield _judged("paired", rows[[one.name for one in sets].index(JUDGED)][2])
     yield from _refusals(next(one for one in sets if one.name == REFUSED), indexes[REFUSED])
-    yield _kept("words alone", sets, Index)
+    yield _kept("words alone", sets, SearchIndex)
     yield _kept("paired", sets, lambda units: next(indexes[one.name] for one in sets if one.units is units))
 
 
 def _slow_encoder(sets: Sequence[Set], encoder: str) -> Iterator[tuple[str, str]]:
     for one in sets:
         if one.name in (JUDGED, REFUSED):
-            index = Index(one.units, meaning=meaning_stage(encoder))
+            index = SearchIndex(one.units, meaning=create_semantic_stage(encoder))
             if one.name == JUDGED:
                 yield _judged(encoder, _hits(index, one.answerable, OURS)[0])
             else:
                 yield from _refusals(one, index)
-    yield _kept(encoder, sets, lambda units: Index(units, meaning=meaning_stage(encoder)))
+    yield _kept(encoder, sets, lambda units: SearchIndex(units, meaning=create_semantic_stage(encoder)))
 
 
 def _judged(encoder: str, hits: tuple[float, float]) -> tuple[str, str]:
@@ -136,7 +135,7 @@ def _judged(encoder: str, hits: tuple[float, float]) -> tuple[str, str]:
     return f"{JUDGED} by {encoder}, bar {bars[0]:.2f} {bars[1]:.2f}", f"{_pair(hits)} {'met' if met else 'missed'}"
 
 
-def _refusals(one: Set, index: Index) -> Iterator[tuple[str, str]]:
+def _refusals(one: Set, index: SearchIndex) -> Iterator[tuple[str, str]]:
     """Queries without an answer, told by how relevant the best unit is."""
     right: list[float] = []
     wrong: list[float] = []
@@ -150,7 +149,7 @@ def _refusals(one: Set, index: Index) -> Iterator[tuple[str, str]]:
     yield f"{name}: at the floor of {index.floor}", f"{refused:.3f} of those without an answer refused, {kept:.3f} kept"
 
 
-def _kept(name: str, sets: Sequence[Set], indexed: Callable[[tuple[Unit, ...]], Index]) -> tuple[str, str]:
+def _kept(name: str, sets: Sequence[Set], indexed: Callable[[tuple[SearchUnit, ...]], SearchIndex]) -> tuple[str, str]:
     """The floor was set where nearly every right answer passes, on the sets other than that of the refusals."""
     relevances: list[float] = []
     for one in sets:
@@ -175,7 +174,7 @@ def _speed(sets: Sequence[Set]) -> Iterator[tuple[str, str]]:
     encoders: tuple[EncoderName | None, ...] = (None, "wordllama", "paired")
     for encoder in encoders:
         name = encoder or "words and links"
-        index, built = _timed(lambda: Index(units, meaning=meaning_stage(encoder) if encoder else None))  # noqa: B023
+        index, built = _timed(lambda: SearchIndex(units, meaning=create_semantic_stage(encoder) if encoder else None))  # noqa: B023
         took = sorted(_timed(lambda: index.search(query))[1] for query in queries)  # noqa: B023
         _, change = _timed(lambda: index.add([msgspec.structs.replace(units[0], description="Something else")]))  # noqa: B023
         p50, p99 = took[len(took) // 2], took[int(len(took) * 0.99)]
@@ -192,7 +191,7 @@ def _timed(action: Callable[[], Result]) -> tuple[Result, float]:
     return result, (time.thread_time() - start) * 1000
 
 
-def _hits(index: Index, asked: Sequence[Asked], *weightings: Weights) -> list[tuple[float, float]]:
+def _hits(index: SearchIndex, asked: Sequence[Asked], *weightings: StageWeights) -> list[tuple[float, float]]:
     """How often one of the right units is first, and among the first three, by each of the weightings."""
     answers = [
         [(index.search(one.intent, limit=3, floor=0, weights=weights), one.relevant) for weights in weightings]
@@ -201,15 +200,15 @@ def _hits(index: Index, asked: Sequence[Asked], *weightings: Weights) -> list[tu
     return [(_share(some, 1), _share(some, 3)) for some in zip(*answers, strict=True)]
 
 
-def _share(answers: Sequence[tuple[Answer, tuple[str, ...]]], first: int) -> float:
+def _share(answers: Sequence[tuple[SearchResult, tuple[str, ...]]], first: int) -> float:
     hits = sum(any(found.id in relevant for found in answer.found[:first]) for answer, relevant in answers)
     return hits / len(answers)
 
 
-def _weights(share: float) -> Weights:
+def _weights(share: float) -> StageWeights:
     """Such that words have this share of what words and meaning can add; links keep theirs."""
     both = 1 - OURS.graph
-    return Weights(both * share, both * (1 - share), OURS.graph)
+    return StageWeights(both * share, both * (1 - share), OURS.graph)
 
 
 def _sample(asked: Sequence[Asked]) -> Sequence[Asked]:
@@ -249,9 +248,9 @@ def _read(archive: Path) -> list[Set]:
     ]
 
 
-def _unit(row: dict[str, object]) -> Unit:
+def _unit(row: dict[str, object]) -> SearchUnit:
     """What examples a set gives for a unit are its triggers."""
     examples = row.get("examples")
     triggers = tuple(map(str, examples)) if isinstance(examples, list) else ()
     name = str(row["name"])
-    return Unit(name, name, str(row.get("description") or ""), triggers, str(row.get("body") or ""))
+    return SearchUnit(name, name, str(row.get("description") or ""), triggers, str(row.get("body") or ""))

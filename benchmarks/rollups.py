@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 from benchmarks._calls import DAY_SECONDS, START, fill
 from benchmarks.store_appends import on_a_server
-from holdfast.ledger.tables import Scope, Tables
-from holdfast.stores.database import DatabaseLog
+from holdfast.ledger.analytics.queries import CostQueries, LedgerScope
+from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.open import open_store
 
 EVENTS = int(os.environ.get("HOLDFAST_BENCH_EVENTS", "1000000"))
@@ -30,7 +30,7 @@ def run() -> Iterator[tuple[str, str]]:
             yield engine, f"not measured, {error.name} is not installed"
 
 
-def _measured(engine: str, store: DatabaseLog) -> Iterator[tuple[str, str]]:
+def _measured(engine: str, store: DatabaseEventLog) -> Iterator[tuple[str, str]]:
     began = time.perf_counter()
     fill(store, EVENTS, days=DAYS)
     facts = store.facts()
@@ -47,9 +47,9 @@ def _measured(engine: str, store: DatabaseLog) -> Iterator[tuple[str, str]]:
     yield f"{engine}, slowest answer under {MILLISECONDS_MAX} ms", "yes" if worst < MILLISECONDS_MAX else "NO"
 
 
-def queries(tables: Tables) -> dict[str, Callable[[], object]]:
+def queries(tables: CostQueries) -> dict[str, Callable[[], object]]:
     """What a report or a dashboard asks."""
-    week = Scope(since=START + (DAYS - 7) * DAY_SECONDS + 4_321.0)
+    week = LedgerScope(since=START + (DAYS - 7) * DAY_SECONDS + 4_321.0)
     one = f"{7:026d}"
     return {
         "totals of all time": tables.totals,
@@ -62,7 +62,7 @@ def queries(tables: Tables) -> dict[str, Callable[[], object]]:
         "the 50 sessions that lost most": lambda: tables.session_amounts(limit=50),
         "the 50 that spent most, since a week ago": lambda: tables.session_amounts(week, order="spent", limit=50),
         "the last page of sessions": lambda: tables.session_amounts(order="newest", limit=50, offset=3_900),
-        "totals of one session": lambda: tables.totals(Scope(session_id=one)),
+        "totals of one session": lambda: tables.totals(LedgerScope(session_id=one)),
     }
 
 
@@ -73,16 +73,16 @@ def _milliseconds(ask: Callable[[], object]) -> float:
 
 
 @contextmanager
-def _in_a_file() -> Iterator[DatabaseLog]:
+def _in_a_file() -> Iterator[DatabaseEventLog]:
     with TemporaryDirectory() as folder, open_store(Path(folder) / "log.db") as store:
-        assert isinstance(store, DatabaseLog)
+        assert isinstance(store, DatabaseEventLog)
         yield store
 
 
 @contextmanager
-def _on_a_server() -> Iterator[DatabaseLog]:
+def _on_a_server() -> Iterator[DatabaseEventLog]:
     with on_a_server() as store:
-        assert isinstance(store, DatabaseLog)
+        assert isinstance(store, DatabaseEventLog)
         yield store
 
 

@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.sources.skills.found import SkillRoot
-from holdfast.sources.skills.library import read_library
+from holdfast.sources.skills.discovery import SkillRoot
+from holdfast.sources.skills.library import read_skill_library
 from holdfast.sources.skills.skill import SKILL_MODES, SkillReport
 
 ARCHIVE = "skills.tar.gz"
@@ -30,7 +30,7 @@ def run() -> Iterator[tuple[str, str]]:
         untold: dict[str, int] = {}
         for mode in SKILL_MODES:
             roots = [(SkillRoot(str(library), "global"),) for library in libraries]
-            reports = [told for root in roots for told in read_library(root, mode).reports]
+            reports = [told for root in roots for told in read_skill_library(root, mode).reports]
             untold[mode] = len(files - {told.path for told in reports})
             yield f"{mode}, skills that load", _counted(reports)
         yield "skills of which nothing is told", ", ".join(f"{mode} {count}" for mode, count in untold.items())

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from holdfast.sources.skills.found import SkillRoot
-from holdfast.sources.skills.index import skill_index
-from holdfast.sources.skills.library import read_library
+from holdfast.sources.skills.discovery import SkillRoot
+from holdfast.sources.skills.index import render_skill_index
+from holdfast.sources.skills.library import read_skill_library
 from holdfast.sources.skills.skill import Skill
 from holdfast.sources.skills.store import SkillStore
 
@@ -31,13 +31,13 @@ def run() -> Iterator[tuple[str, str]]:
         for number in range(SKILLS):
             _write(Path(folder), number)
         root = SkillRoot(folder, "global")
-        library = read_library((root,))
+        library = read_skill_library((root,))
         assert len(library.store) == SKILLS, "a skill of the benchmark does not load"
-        yield f"{SKILLS} skills cold, ms", _both(lambda: read_library((root,)))
+        yield f"{SKILLS} skills cold, ms", _both(lambda: read_skill_library((root,)))
         yield f"{SKILLS} skills warm, ms", _both(library.reloaded)
-        strict = _best(lambda: read_library((root,), "strict"))
+        strict = _best(lambda: read_skill_library((root,), "strict"))
         yield from _beside_the_reference(Path(folder), strict)
-        yield f"index of {SKILLS} skills, ms", f"{_best(lambda: skill_index(library.store.list_skills())):.1f}"
+        yield f"index of {SKILLS} skills, ms", f"{_best(lambda: render_skill_index(library.store.list_skills())):.1f}"
     yield from _searches()
 
 

@@ -16,13 +16,12 @@ from typing import TypeVar
 from msgspec.structs import astuple
 
 from benchmarks._calls import CALLS_A_SESSION, EVENTS_A_CALL, START, session_of_calls
-from holdfast.canonical.blocks import user
-from holdfast.events.envelope import Event
-from holdfast.events.log import Log
-from holdfast.events.payloads import MessageAppended
+from holdfast.events.log import Event, EventLog
+from holdfast.events.payloads.session import MessageAppended
 from holdfast.stores.open import open_store
-from holdfast.stores.rows import COLUMNS, rows_of
-from holdfast.stores.writer import GROUP_JOBS_MAX
+from holdfast.stores.sql.events import EVENT_COLUMNS, encode_events
+from holdfast.stores.write.queue import GROUP_JOBS_MAX
+from holdfast.types.blocks import make_user_message
 
 GROUPED_EVENTS = 20_000
 SINGLE_EVENTS = 500
@@ -32,7 +31,7 @@ TEXT = "A message of the length that most have in a session with many tool calls
 
 T = TypeVar("T")
 Appends = Sequence[tuple[Event, ...]]
-Opens = Callable[[], AbstractContextManager[Log]]
+Opens = Callable[[], AbstractContextManager[EventLog]]
 
 
 def run() -> list[tuple[str, str]]:
@@ -75,8 +74,8 @@ def _compared() -> list[tuple[str, str]]:
 
 
 def _bare_seconds(events: Sequence[Event]) -> float:
-    rows = [astuple(row) for row in rows_of(events)]
-    insert = f"INSERT INTO events ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+    rows = [astuple(row) for row in encode_events(events)]
+    insert = f"INSERT INTO events ({', '.join(EVENT_COLUMNS)}) VALUES ({', '.join('?' * len(EVENT_COLUMNS))})"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log.db"
         open_store(path).close()
@@ -91,46 +90,46 @@ def _bare_seconds(events: Sequence[Event]) -> float:
 
 
 @contextmanager
-def _in_a_file() -> Iterator[Log]:
+def _in_a_file() -> Iterator[EventLog]:
     with tempfile.TemporaryDirectory() as folder, closing(open_store(Path(folder) / "log.db")) as store:
         yield store
 
 
 @contextmanager
-def on_a_server() -> Iterator[Log]:
+def on_a_server() -> Iterator[EventLog]:
     """The server of the tests, but with every commit synced to its disk."""
-    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    sys.path.append(str(Path(__file__).parents[1]))
     try:
-        from postgres_server import new_database  # noqa: PLC0415 - what it needs may not be installed
+        from tests.support.postgres_server import new_database  # noqa: PLC0415 - what it needs may not be installed
     finally:
         sys.path.pop()
     with new_database(synced=True) as url, closing(open_store(url)) as store:
         yield store
 
 
-def _events_per_second(opened: Opens, append: Callable[[Log, Appends], None], appends: Appends) -> float:
+def _events_per_second(opened: Opens, append: Callable[[EventLog, Appends], None], appends: Appends) -> float:
     return sum(map(len, appends)) / min(_seconds(opened, append, appends) for _ in range(ROUNDS))
 
 
-def _seconds(opened: Opens, append: Callable[[Log, Appends], None], appends: Appends) -> float:
+def _seconds(opened: Opens, append: Callable[[EventLog, Appends], None], appends: Appends) -> float:
     with opened() as store:
         started = time.perf_counter()
         append(store, appends)
         return time.perf_counter() - started
 
 
-def _append_and_wait(store: Log, appends: Appends) -> None:
+def _append_and_wait(store: EventLog, appends: Appends) -> None:
     for events in appends:
         store.append(events).result()
 
 
-def _append_then_wait(store: Log, appends: Appends) -> None:
+def _append_then_wait(store: EventLog, appends: Appends) -> None:
     for done in [store.append(events) for events in appends]:
         done.result()
 
 
 def _events(count: int) -> list[Event]:
-    payload = MessageAppended(user(TEXT))
+    payload = MessageAppended(make_user_message(TEXT))
     return [
         Event(id=f"{number:026d}", at=1_800_000_000.0 + number, session_id="s", actor="user", payload=payload)
         for number in range(count)

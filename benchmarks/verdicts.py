@@ -11,14 +11,21 @@ from collections.abc import Iterator
 import msgspec
 
 from benchmarks._traces import LEFT_OUT, WITH_PAUSES, sessions_of, traces_folder
-from holdfast.canonical.prompt import Mark, Plan, Ttl
-from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import find_model
-from holdfast.catalog.rows import Model
-from holdfast.ledger.verdicts import Left, Request, Verdict, judge, left_by
-from holdfast.replay.colds import Cold, changed_model, cold_causes, recorded_lifetimes
-from holdfast.replay.habits import Habits, habits, in_time
+from holdfast.catalog.schema import Model
+from holdfast.ledger.cache.verdicts import CachedPrefix, PreparedRequest, Verdict, derive_cached_prefix, judge_call
+from holdfast.replay.cache_misses import (
+    CacheMiss,
+    LossCounts,
+    count_losses,
+    explain_misses,
+    has_model_changed,
+    infer_ttls,
+    should_hit,
+)
 from holdfast.replay.recording import RecordedCall, Recording
+from holdfast.types.prompt import Breakpoint, Plan, Ttl
+from holdfast.types.usage import Usage
 
 ROW = find_model("anthropic:claude-opus-4-6")
 UNSEEN = ("edited", "head changed")
@@ -34,14 +41,16 @@ def run() -> Iterator[tuple[str, str]]:
     for name, known in (("with the habits of the client", True), ("without them", False)):
         cold, late, warm = Counter[str](), Counter[str](), Counter[str]()
         for half, other in ((sessions[:middle], sessions[middle:]), (sessions[middle:], sessions[:middle])):
-            learned = sum((habits(one, ROW.cache) for one in other), Habits()) if known else Habits()
+            learned = sum((count_losses(one, ROW.cache) for one in other), LossCounts()) if known else LossCounts()
             for one in half:
                 _count(one, learned, cold=cold, late=late, warm=warm)
         yield from _told(name, cold=cold, late=late, warm=warm)
 
 
-def _count(session: Recording, known: Habits, *, cold: Counter[str], late: Counter[str], warm: Counter[str]) -> None:
-    causes, lifetimes = cold_causes(session, ROW.cache), recorded_lifetimes(session)
+def _count(
+    session: Recording, known: LossCounts, *, cold: Counter[str], late: Counter[str], warm: Counter[str]
+) -> None:
+    causes, lifetimes = explain_misses(session, ROW.cache), infer_ttls(session)
     for index, verdict in enumerate(recorded_verdicts(session, ROW, known)):
         if index == 0 or verdict is None:
             continue
@@ -54,45 +63,45 @@ def _count(session: Recording, known: Habits, *, cold: Counter[str], late: Count
             late[verdict.kind] += 1
 
 
-def recorded_verdicts(recording: Recording, row: Model, known: Habits) -> tuple[Verdict | None, ...]:
+def recorded_verdicts(recording: Recording, row: Model, known: LossCounts) -> tuple[Verdict | None, ...]:
     """The ledger's verdict on each call; None without usage. `known` are the counts of the client's other recordings.
 
     A recording has neither the exact bytes nor the stable prefix. Where the ledger would therefore blame the provider,
     the evidence of the recording is considered first: a shorter prompt, a stable prefix that was read less far, a
     switch of settings, and where the client's losses usually happen.
     """
-    ttls = recorded_lifetimes(recording)
+    ttls = infer_ttls(recording)
     if not ttls:
         return (None,) * len(recording.calls)
-    causes = cold_causes(recording, row.cache)
+    causes = explain_misses(recording, row.cache)
     verdicts: list[Verdict | None] = []
     before: RecordedCall | None = None
-    left: Left | None = None
+    left: CachedPrefix | None = None
     for call, ttl, cold in zip(recording.calls, ttls, causes, strict=True):
         if call.usage is None:
             verdicts.append(None)
             continue
         request = _request(before, call, ttl, left)
-        verdict = judge(left, request, call.usage, row)
+        verdict = judge_call(left, request, call.usage, row)
         if verdict.kind == "provider_side" and before is not None:
             verdict = _corrected(verdict, before, call, row, cold=cold, known=known)
         verdicts.append(verdict)
-        before, left = call, left_by(request, call.usage, row)
+        before, left = call, derive_cached_prefix(request, call.usage, row)
     return tuple(verdicts)
 
 
-def _request(before: RecordedCall | None, call: RecordedCall, ttl: Ttl, left: Left | None) -> Request:
+def _request(before: RecordedCall | None, call: RecordedCall, ttl: Ttl, left: CachedPrefix | None) -> PreparedRequest:
     planned = None
-    if before is not None and changed_model(before, call):
+    if before is not None and has_model_changed(before, call):
         planned = ("model", f"the model was switched to {call.model}")
     elif call.kept is not None:
         planned = ("compaction", "the recording contains a compaction")
-    plan = Plan((Mark(0, ttl),), expected_read_tokens=left.tokens if left is not None else 0)
-    return Request(call.at, plan, planned=planned)
+    plan = Plan((Breakpoint(0, ttl),), expected_read_tokens=left.tokens if left is not None else 0)
+    return PreparedRequest(call.at, plan, planned=planned)
 
 
 def _corrected(
-    verdict: Verdict, before: RecordedCall, call: RecordedCall, row: Model, *, cold: Cold | None, known: Habits
+    verdict: Verdict, before: RecordedCall, call: RecordedCall, row: Model, *, cold: CacheMiss | None, known: LossCounts
 ) -> Verdict:
     """The verdict corrected by the evidence of the recording."""
     replace = msgspec.structs.replace
@@ -103,7 +112,7 @@ def _corrected(
     if call.usage is not None and call.usage.tokens_sent < sent:
         shorter = f"the prompt shrank from {sent} to {call.usage.tokens_sent} tokens"
         return replace(verdict, kind="prefix_changed", component="history", detail=shorter)
-    if known.tell and call.waited_for == "person" and in_time(before, call, min(row.cache.ttls_seconds.values())):
+    if known.tell and call.waited_for == "person" and should_hit(before, call, min(row.cache.ttls_seconds.values())):
         often = f"lost {known.times:.0f} times as often after user messages as after tool results"
         return replace(verdict, kind="prefix_changed", component="head", detail=often)
     return verdict

@@ -12,20 +12,20 @@ from decimal import Decimal
 import msgspec
 
 from benchmarks._traces import LEFT_OUT, WITH_PAUSES, sessions_of, traces_folder
-from holdfast.canonical.blocks import Text
-from holdfast.canonical.prompt import Passage, Segment, Stability
-from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import find_model
-from holdfast.catalog.tokens import count_block
+from holdfast.catalog.token_count import count_block_tokens
 from holdfast.economics.cost import cost_usd
-from holdfast.planning.fixed import FixedPolicy, Placed, last_of
-from holdfast.planning.memory import Learned
-from holdfast.planning.ours import OurPolicy
-from holdfast.planning.policy import Moment, Policy
-from holdfast.providers.registry import adapter_for
-from holdfast.replay.layouts import with_volatile_messages, with_volatile_system
-from holdfast.replay.play import Played, Player, newest_price, setting_for
+from holdfast.planning.adaptive_policy import AdaptivePolicy
+from holdfast.planning.learned import LearnedParameters
+from holdfast.planning.policies.fixed import BreakpointCandidates, FixedPolicy, last_stable_block
+from holdfast.planning.policy import CachePolicy, PlanningMoment
+from holdfast.providers.registry import get_adapter
+from holdfast.replay.playback import Replayer, ReplayResult, find_newest_price, make_replay_setting
+from holdfast.replay.prompt_layouts import append_volatile_to_system, insert_volatile_messages
 from holdfast.replay.recording import Recording
+from holdfast.types.blocks import Text
+from holdfast.types.prompt import HistoryEntry, Segment, Stability
+from holdfast.types.usage import Usage
 
 MODEL = find_model("anthropic:claude-sonnet-4-6")
 BAR = 1.05
@@ -42,14 +42,14 @@ def said(turn: int) -> tuple[str, ...]:
 
 
 def tokens_of(text: str) -> int:
-    segment = Segment("history", Stability.GROWING, "messages", passages=(Passage("user", (Text(text),)),))
-    (piece,) = adapter_for(MODEL.provider).spell(segment)
-    return math.ceil(count_block(piece.data) * MODEL.tokens_factor)
+    segment = Segment("history", Stability.GROWING, "messages", passages=(HistoryEntry("user", (Text(text),)),))
+    (piece,) = get_adapter(MODEL.provider).spell(segment)
+    return math.ceil(count_block_tokens(piece.data) * MODEL.tokens_factor)
 
 
-def seed_marks(moment: Moment, calls: int) -> Placed:
+def seed_marks(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """The tools and the stable system prompt; the history stays unmarked."""
-    return ((last_of(moment.scroll, "system"), "5m"), (last_of(moment.scroll, "tools"), "5m"))
+    return ((last_stable_block(moment.scroll, "system"), "5m"), (last_stable_block(moment.scroll, "tools"), "5m"))
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -59,18 +59,18 @@ class Spent(msgspec.Struct, frozen=True):
     layouts: dict[str, Decimal]
 
 
-def measure(recording: Recording, policies: dict[str, Policy], *, upgrade: bool) -> Spent:
+def measure(recording: Recording, policies: dict[str, CachePolicy], *, upgrade: bool) -> Spent:
     """The texts' own tokens are those that the last prompt has more than it had without them, where we put them."""
-    setting = setting_for(MODEL, ttl_upgrade=upgrade)
+    setting = make_replay_setting(MODEL, ttl_upgrade=upgrade)
 
-    def played(laid_out: Recording, name: str) -> Played:
-        (found,) = Player(laid_out, setting).play((policies[name],))
+    def played(laid_out: Recording, name: str) -> ReplayResult:
+        (found,) = Replayer(laid_out, setting).play((policies[name],))
         return found
 
-    without, ours = played(recording, "without"), played(with_volatile_messages(recording, said, tokens_of), OURS)
+    without, ours = played(recording, "without"), played(insert_volatile_messages(recording, said, tokens_of), OURS)
     own_tokens = ours.calls[-1].usage.tokens_sent - without.calls[-1].usage.tokens_sent
-    own_usd = cost_usd(Usage(input=own_tokens), newest_price(MODEL, own_tokens))
-    system = with_volatile_system(recording, said)
+    own_usd = cost_usd(Usage(input=own_tokens), find_newest_price(MODEL, own_tokens))
+    system = append_volatile_to_system(recording, said)
     found = {OURS: ours, SEED: played(system, SEED), SEED_OUR_MARKS: played(system, SEED_OUR_MARKS)}
     return Spent(without.cost_usd, {name: one.cost_usd - own_usd for name, one in found.items()})
 
@@ -84,10 +84,10 @@ def run() -> Iterator[tuple[str, str]]:
     line, memory = said(100)
     yield "a line, a memory", f"{tokens_of(line)} and {tokens_of(memory)} tokens as counted for {MODEL.name}"
     for upgrade in (True, False):
-        learned = dict.fromkeys(("without", OURS, SEED_OUR_MARKS), Learned())
+        learned = dict.fromkeys(("without", OURS, SEED_OUR_MARKS), LearnedParameters())
         spent = []
         for session in sessions:
-            ours = {name: OurPolicy(known) for name, known in learned.items()}
+            ours = {name: AdaptivePolicy(known) for name, known in learned.items()}
             spent.append(measure(session, {**ours, SEED: FixedPolicy("seed", seed_marks)}, upgrade=upgrade))
             learned = {name: policy.learned() for name, policy in ours.items()}
         yield f"{len(sessions)} sessions, {'upgrade' if upgrade else 'no upgrade'}", "over the same without the texts"

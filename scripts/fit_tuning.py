@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.retrieval import granite, minilm, universal
-from holdfast.retrieval.tuned import read_tuning, written
-from holdfast.retrieval.vectors import Encoder, Vectors, directions
+from holdfast.retrieval.encoders import granite, minilm, universal
+from holdfast.retrieval.encoders.tuning import read_tuning, write_tuning
+from holdfast.retrieval.vectors import Encoder, Vectors, normalize_rows
 
 ENCODERS = {"minilm": minilm, "granite": granite, "universal": universal}
 COPIES_MAX = 3
@@ -95,7 +95,7 @@ def main() -> int:
     for name in told.only or sorted(ENCODERS):
         encoder = ENCODERS[name].encoder()
         asked, found = fitted(_encoded(kept, encoder), Ways())
-        path = written(told.into / f"{name}.npy", asked.added, found.added)
+        path = write_tuning(told.into / f"{name}.npy", asked.added, found.added)
         tuning = read_tuning(path)
         apart, nothing = _encoded(left_out, encoder), np.zeros_like(tuning.asked)
         before, after = hits(apart, nothing, nothing), hits(apart, tuning.asked, tuning.found)
@@ -186,7 +186,7 @@ def _encoded(packages: Sequence[Package], encoder: Encoder) -> Texts:
 
 
 def _rows(texts: Sequence[tuple[int, str]], encoder: Encoder) -> tuple[Vectors, NDArray[np.intp]]:
-    rows = directions(encoder.encode([text for _, text in texts])).astype(np.float32)
+    rows = normalize_rows(encoder.encode([text for _, text in texts])).astype(np.float32)
     return rows, np.array([owner for owner, _ in texts], np.intp)
 
 

@@ -26,7 +26,7 @@ MEMORY_BYTES_MAX = 8 << 30
 MADE_BY_TOOLS = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", ".coverage*")
 
 # This tool's own tests: they would break functions of a tree of theirs, and say nothing of this one.
-OWN_TESTS = "tests/behaviour/test_mutate.py"
+OWN_TESTS = "tests/scripts/test_mutate.py"
 
 COVERAGE = """\
 [run]

@@ -3,11 +3,11 @@
 import asyncio
 from decimal import Decimal
 
-from holdfast.canonical.usage import Usage
 from holdfast.errors import BudgetError, HoldfastError, UserError
-from holdfast.providers.registry import provider_named
+from holdfast.providers.registry import get_provider
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
+from holdfast.types.usage import Usage
 
 SPEND_MAX_USD = Decimal("0.05")
 OUTPUT_TOKENS_MAX = 256
@@ -58,7 +58,7 @@ def _session(model: str, base_url: str | None) -> Session:
     }
     if base_url is None:
         return Session.create(**options)
-    path = provider_named(model.partition(":")[0]).path_prefix
+    path = get_provider(model.partition(":")[0]).path_prefix
     # A key is for its provider alone.
     elsewhere = Options(base_url=base_url.rstrip("/") + path, api_key="simulated")
     return Session.create(**(options | elsewhere))

@@ -17,7 +17,7 @@ import msgspec
 from genai_prices.data import providers
 from genai_prices.types import ModelInfo, ModelPrice, StartDateConstraint, TieredPrices
 
-from holdfast.catalog.rows import RATES, CatalogFile, PriceOverride
+from holdfast.catalog.schema import PRICE_RATE_FIELDS, CatalogFile, PriceOverride
 
 CATALOG = Path(__file__).parent.parent / "src" / "holdfast" / "catalog" / "models.json"
 THEIR_NAMES = {"anthropic": "anthropic", "openai": "openai", "gemini": "google", "openrouter": "openrouter"}
@@ -121,7 +121,7 @@ def row_of(price: ModelPrice, over: int) -> Row:
 
 
 def apply(override: PriceOverride, timeline: Timeline) -> None:
-    unknown = sorted(set(override.changes) - set(RATES))
+    unknown = sorted(set(override.changes) - set(PRICE_RATE_FIELDS))
     if unknown:
         sys.exit(f"price override of {override.model}: unknown rate {unknown[0]!r}")
     if not timeline:

@@ -8,10 +8,10 @@ from typing import Unpack
 import pytest
 from hypothesis import settings
 
-from agents import Agent, MakeAgent, Step, make_agent, moved_prefixes
 from holdfast.runtime.options import Options
-from holdfast.testing.marks import judge
-from postgres_server import new_database, used_database
+from holdfast.testing.markers import enforce_prefix_mark
+from tests.support.agents import Agent, MakeAgent, Step, make_agent, moved_prefixes
+from tests.support.postgres_server import new_database, used_database
 
 # Many tests run side by side: threads that wait for each other's part of a sum would only take their time.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -78,4 +78,4 @@ def agent(request: pytest.FixtureRequest) -> Iterator[MakeAgent]:
 
     yield make
     moved = [line for one in made for line in moved_prefixes(one.events)]
-    judge(request.node, "\n".join(moved) or None)
+    enforce_prefix_mark(request.node, "\n".join(moved) or None)

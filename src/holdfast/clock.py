@@ -20,7 +20,7 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _RANDOM_BITS = 80
 
 
-Chance = Callable[[], float]
+RandomSource = Callable[[], float]
 """A random number from 0 to 1."""
 
 
@@ -28,7 +28,7 @@ def system_clock() -> float:
     return time.time()
 
 
-def system_chance() -> float:
+def system_random() -> float:
     return random.random()
 
 
@@ -47,7 +47,7 @@ class ManualClock:
         self.now += seconds
 
 
-class Ulids:
+class UlidGenerator:
     """ULIDs: identifiers that sort by creation time, strictly increasing within one process."""
 
     def __init__(self, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
@@ -64,11 +64,11 @@ class Ulids:
         return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
 
 
-new_ulid: NewId = Ulids()
+new_ulid: NewId = UlidGenerator()
 """The id generator of this process."""
 
 
-class CountedIds:
+class CountingIds:
     """Identifiers that are a plain counter; for tests and goldens."""
 
     def __init__(self, prefix: str = "id") -> None:

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from browsers import Page, browsing
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import new_ulid, system_clock
-from holdfast.instructions.library import Library
+from holdfast.instructions.context import InstructionContext
 from holdfast.instructions.settings import InstructionSettings
-from holdfast.instructions.signatures import DeploymentKey
-from holdfast.service.sample import SamplePlayer
-from holdfast.stores.sqlite import SqliteStore
-from served_service import Client, serving_store
+from holdfast.instructions.units.signatures import DeploymentKey
+from holdfast.service.sample.sessions import SamplePlayer
+from holdfast.stores.sqlite.store import SqliteStore
+from tests.support.browsers import Page, browsing
+from tests.support.served_service import Client, serving_store
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A service over a sample that was played; tests that change something make their own."""
     folder = tmp_path_factory.mktemp("sampled")
     with SqliteStore(folder / "log.db") as store:
-        library = Library(
+        library = InstructionContext(
             store.instructions,
             InstructionSettings(),
             key=DeploymentKey(bytes(range(32))),

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from browsers import Page
 from holdfast.clock import system_clock
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
-from log_examples import opened
-from served_service import Client, serving_store
-from simulated_gemini import LONG
+from tests.support.browsers import Page
+from tests.support.log_examples import opened
+from tests.support.served_service import Client, serving_store
+from tests.support.simulated_gemini import LONG
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 

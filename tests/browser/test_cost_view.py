@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from browsers import Page
-from holdfast.sources.skills.found import SkillRoot
+from holdfast.sources.skills.discovery import SkillRoot
 from holdfast.stores.memory import MemoryStore
-from served_service import Client, serving_store
-from skill_folders import write_skill
+from tests.support.browsers import Page
+from tests.support.served_service import Client, serving_store
+from tests.support.skill_folders import write_skill
 
 
 def dollars(amount: float) -> str:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from browsers import Keys, Page
-from holdfast.service.sample_instructions import AGENT as SAMPLE
+from holdfast.service.sample.instructions import AGENT as SAMPLE
 from holdfast.stores.memory import MemoryStore
-from instruction_places import AGENT as OWN
-from instruction_places import ANN, UNITS, Place, entry, place
-from served_service import Client, serving_store
+from tests.support.browsers import Keys, Page
+from tests.support.instruction_places import AGENT as OWN
+from tests.support.instruction_places import ANN, UNITS, Place, entry, place
+from tests.support.served_service import Client, serving_store
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from browsers import Keys, Page
 from holdfast.clock import ManualClock
-from holdfast.knowledge.items import Item, Source, item_id
-from holdfast.knowledge.pages import page_text, read_page, with_items
+from holdfast.knowledge.items import Item, ItemSource, make_item_id
+from holdfast.knowledge.pages import merge_page_items, parse_page, render_page
 from holdfast.stores.memory import MemoryStore
-from knowledge_folders import DECISION, FACT, RULE, talked
-from played_sessions import new_session, played
-from served_service import Client, serving_store
+from tests.support.browsers import Keys, Page
+from tests.support.knowledge_folders import DECISION, FACT, RULE, talked
+from tests.support.played_sessions import new_session, played
+from tests.support.served_service import Client, serving_store
 
 HOSTILE = "Never trust <img src=x onerror=\"document.title='owned'\"> in docs/a.md."
 TOLD = "The broker of order 1042 is in Rotterdam."
@@ -121,8 +121,8 @@ async def test_a_task_is_done_and_what_a_tool_said_is_approved(page: Page, proje
     pages = project.folder / ".holdfast" / "knowledge"
     pages.mkdir(parents=True)
     (pages / "tasks.md").write_text("- [ ] Ask the broker.\n")
-    said = Item(item_id("facts", TOLD), "facts", TOLD, sources=(Source("s1", 3, "tool"),))
-    (pages / "facts.md").write_text(page_text(with_items(read_page("facts", ""), [said])))
+    said = Item(make_item_id("facts", TOLD), "facts", TOLD, sources=(ItemSource("s1", 3, "tool"),))
+    (pages / "facts.md").write_text(render_page(merge_page_items(parse_page("facts", ""), [said])))
     page.url = project.client.url
     page.open("knowledge")
     task = project.row("Ask the broker.")

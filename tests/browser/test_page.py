@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from browsers import SCREENSHOTS, Keys, Page
-from holdfast.service.dashboard.files import page_files
-from holdfast.service.sample_instructions import AGENT as SAMPLE
+from holdfast.service.dashboard.static_files import load_page_files
+from holdfast.service.sample.instructions import AGENT as SAMPLE
 from holdfast.stores.memory import MemoryStore
-from served_service import Client, serving_store
+from tests.support.browsers import SCREENSHOTS, Keys, Page
+from tests.support.served_service import Client, serving_store
 
 PAGE_BYTES_MAX = 150_000
 VIEWS = ("caching", "sessions", "session", "cost", "breaks", "knowledge", "instructions", "agent", "try")
@@ -231,7 +231,7 @@ def test_the_page_is_light_and_waits_for_nothing_but_itself(page: Page, sampled:
     page.url = sampled.url
     page.open("caching")
     assert page.until(lambda: page.run("return performance.getEntriesByName('first-contentful-paint').length"))
-    assert sum(len(file.body) for file in page_files().values()) < PAGE_BYTES_MAX
+    assert sum(len(file.body) for file in load_page_files().values()) < PAGE_BYTES_MAX
     loaded = page.run("return performance.getEntriesByType('resource').map(e => new URL(e.name).origin)")
     assert set(loaded) == {sampled.url}
     blocking = page.run(

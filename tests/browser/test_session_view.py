@@ -4,15 +4,17 @@ from decimal import Decimal
 
 import pytest
 
-from browsers import Keys, Page
-from holdfast.canonical.pieces import Link
-from holdfast.canonical.prompt import Mark, Plan
-from holdfast.canonical.usage import Usage
 from holdfast.clock import ManualClock
-from holdfast.events.envelope import Event
-from holdfast.events.payloads import AnyPayload, LlmCallCompleted, LlmCallStarted, RequestPrepared, SessionStarted
+from holdfast.events.log import Event
+from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallStarted, RequestPrepared
+from holdfast.events.payloads.session import SessionStarted
+from holdfast.events.payloads.union import AnyPayload
 from holdfast.stores.memory import MemoryStore
-from served_service import Client, serving_store
+from holdfast.types.prompt import Breakpoint, Plan
+from holdfast.types.request_buffer import PrefixDigest
+from holdfast.types.usage import Usage
+from tests.support.browsers import Keys, Page
+from tests.support.served_service import Client, serving_store
 
 MODEL = "anthropic:claude-sonnet-5-5"
 
@@ -92,11 +94,11 @@ def test_a_session_that_is_not_there_says_so_with_a_way_out(page: Page, sampled:
 def thousand_calls() -> list[Event]:
     def events() -> list[AnyPayload]:
         made: list[AnyPayload] = [SessionStarted(model=MODEL, name="long")]
-        head = (Link("tools", 0, 4_000, "a"), Link("preset", 4_000, 12_000, "b"))
+        head = (PrefixDigest("tools", 0, 4_000, "a"), PrefixDigest("preset", 4_000, 12_000, "b"))
         for number in range(1_000):
             start = 12_000 + 400 * number
-            grown = Link("history", start, start + 400, f"h{number}")
-            plan = Plan((Mark(1), Mark(number + 2)))
+            grown = PrefixDigest("history", start, start + 400, f"h{number}")
+            plan = Plan((Breakpoint(1), Breakpoint(number + 2)))
             links = (*head, grown) if number == 0 else (grown,)
             made.append(RequestPrepared(plan, "e", 0 if number == 0 else number + 2, links, "p", start))
             made.append(LlmCallStarted(MODEL, "anthropic", 0, f"r{number}"))

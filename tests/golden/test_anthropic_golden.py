@@ -4,10 +4,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support import wire_values as values
+from tests.support.goldens import check_golden
 
-import wire_values as values
-from goldens import check_golden
-from holdfast.canonical.blocks import (
+from holdfast.providers.anthropic import anthropic
+from holdfast.types.blocks import (
     Base64Source,
     FileSource,
     Image,
@@ -20,11 +21,10 @@ from holdfast.canonical.blocks import (
     ToolUse,
     UrlSource,
 )
-from holdfast.canonical.prompt import Mark, Parameters, Passage, Plan, Prompt, Segment, Stability
-from holdfast.canonical.reply import Reply, ReplyFinished
-from holdfast.canonical.tools import ToolSpec
-from holdfast.canonical.usage import Usage
-from holdfast.providers.anthropic import anthropic
+from holdfast.types.prompt import Breakpoint, HistoryEntry, Parameters, Plan, Prompt, Segment, Stability
+from holdfast.types.reply import Reply, ReplyFinished
+from holdfast.types.tool_spec import ToolSpec
+from holdfast.types.usage import Usage
 
 HERE = Path(__file__).parent / "anthropic"
 
@@ -56,16 +56,16 @@ class Case(msgspec.Struct, frozen=True):
     reply: Reply = DONE
 
 
-def history(*passages: Passage) -> Segment:
+def history(*passages: HistoryEntry) -> Segment:
     return Segment("history", Stability.GROWING, "messages", passages=passages)
 
 
-def user(*content: Text | Image | ToolResult | Opaque) -> Passage:
-    return Passage("user", content)
+def user(*content: Text | Image | ToolResult | Opaque) -> HistoryEntry:
+    return HistoryEntry("user", content)
 
 
-def assistant(*content: Text | ToolUse | Thinking | RedactedThinking | Opaque) -> Passage:
-    return Passage("assistant", content)
+def assistant(*content: Text | ToolUse | Thinking | RedactedThinking | Opaque) -> HistoryEntry:
+    return HistoryEntry("assistant", content)
 
 
 def call(number: int, path: str) -> ToolUse:
@@ -82,7 +82,7 @@ ASK = user(Text("What does hello.py do?"))
 CASES = {
     "first_call": Case(
         Prompt((TOOLS, ROLE, PROJECT, history(ASK))),
-        Plan((Mark(1), Mark(3), Mark(4))),
+        Plan((Breakpoint(1), Breakpoint(3), Breakpoint(4))),
         msgspec.structs.replace(SONNET, stream=True),
     ),
     "tool_loop": Case(
@@ -99,7 +99,7 @@ CASES = {
                 ),
             )
         ),
-        Plan((Mark(1), Mark(2), Mark(7))),
+        Plan((Breakpoint(1), Breakpoint(2), Breakpoint(7))),
     ),
     "parallel_tools": Case(
         Prompt(
@@ -113,7 +113,7 @@ CASES = {
                 ),
             )
         ),
-        Plan((Mark(10),)),
+        Plan((Breakpoint(10),)),
         reply=msgspec.structs.replace(
             DONE, content=(Text("Both."), call(4, "d.py"), call(5, "é.py")), stop_reason="tool_use"
         ),
@@ -124,28 +124,28 @@ CASES = {
                 TOOLS,
                 ROLE,
                 history(
-                    Passage("user", (Text("Today is Monday."),), "environment", Stability.VOLATILE),
+                    HistoryEntry("user", (Text("Today is Monday."),), "environment", Stability.VOLATILE),
                     ASK,
                     assistant(call(1, "hello.py")),
                     user(result(1, "print('hello')\n")),
-                    Passage("user", (Text("Branch: main"),), "git", Stability.VOLATILE, ephemeral=True),
+                    HistoryEntry("user", (Text("Branch: main"),), "git", Stability.VOLATILE, ephemeral=True),
                 ),
             )
         ),
-        Plan((Mark(6),)),
+        Plan((Breakpoint(6),)),
     ),
-    "no_volatile_text": Case(Prompt((TOOLS, ROLE, history(ASK))), Plan((Mark(1), Mark(2)))),
-    "no_tools": Case(Prompt((ROLE, PROJECT, history(ASK))), Plan((Mark(1),))),
-    "no_system": Case(Prompt((history(ASK),)), Plan((Mark(0),))),
+    "no_volatile_text": Case(Prompt((TOOLS, ROLE, history(ASK))), Plan((Breakpoint(1), Breakpoint(2)))),
+    "no_tools": Case(Prompt((ROLE, PROJECT, history(ASK))), Plan((Breakpoint(1),))),
+    "no_system": Case(Prompt((history(ASK),)), Plan((Breakpoint(0),))),
     "thinking": Case(
         Prompt((history(ASK, assistant(Thinking("Hm.", "c2ln"), call(1, "x")), user(result(1, "y"))),)),
-        Plan((Mark(3),)),
+        Plan((Breakpoint(3),)),
         Parameters("claude-sonnet-5-5", 4096, thinking_json='{"type":"adaptive"}'),
         msgspec.structs.replace(DONE, content=(Thinking("Easy.", "c2lnMg=="), Text("Done."))),
     ),
     "redacted_thinking": Case(
         Prompt((history(ASK, assistant(RedactedThinking("c2VhbGVk"), Text("So.")), ASK),)),
-        Plan((Mark(2),)),
+        Plan((Breakpoint(2),)),
         reply=msgspec.structs.replace(DONE, content=(RedactedThinking("c2VhbGVk"), Text("Done."))),
     ),
     "images": Case(
@@ -163,7 +163,7 @@ CASES = {
                 ),
             )
         ),
-        Plan((Mark(2), Mark(5))),
+        Plan((Breakpoint(2), Breakpoint(5))),
     ),
     "betas": Case(
         Prompt((history(ASK),)),
@@ -180,7 +180,7 @@ CASES = {
     ),
     "marks_of_both_lifetimes": Case(
         Prompt((Segment("tools", Stability.FROZEN, "tools", tools=(READ_FILE, WEB_SEARCH)), ROLE, history(ASK))),
-        Plan((Mark(1, "1h"), Mark(2, "1h"), Mark(3, "5m"))),
+        Plan((Breakpoint(1, "1h"), Breakpoint(2, "1h"), Breakpoint(3, "5m"))),
     ),
     "unknown_block": Case(
         Prompt(
@@ -190,11 +190,11 @@ CASES = {
                         Opaque("document", b'{"type":"document", "source":{"type":"file","file_id":"f1"}}'),
                         Opaque("hologram", b'{"depth":3.0,"type":"hologram"}'),
                     ),
-                    Passage("system", (Text("Answer in French."),)),
+                    HistoryEntry("system", (Text("Answer in French."),)),
                 ),
             )
         ),
-        Plan((Mark(0),)),
+        Plan((Breakpoint(0),)),
         reply=msgspec.structs.replace(
             DONE, content=(Opaque("hologram", b'{"depth":3.0,"type":"hologram"}'), Text("Voilà."))
         ),

@@ -6,9 +6,9 @@ from decimal import Decimal
 import msgspec
 import pytest
 
-from holdfast.catalog.lookup import find_model, price_at, shipped, shipped_models
-from holdfast.catalog.rows import Model, Price
-from holdfast.economics.cost import multipliers
+from holdfast.catalog.lookup import find_model, load_shipped_catalog, price_at, shipped_models
+from holdfast.catalog.schema import Model, Price
+from holdfast.economics.cost import price_multipliers
 
 TODAY = datetime.date(2026, 11, 15)
 CLAUDE = [model for model in shipped_models().values() if model.provider == "anthropic"]
@@ -176,7 +176,7 @@ def test_only_routes_ship_turned_off() -> None:
 
 @pytest.mark.parametrize("model", CLAUDE, ids=lambda model: model.name)
 def test_every_claude_price_ever_has_the_write_multipliers(model: Model) -> None:
-    found = {(multipliers(price).write_5m, multipliers(price).write_1h) for price in model.prices}
+    found = {(price_multipliers(price).write_5m, price_multipliers(price).write_1h) for price in model.prices}
     assert found == {(Decimal("1.25"), Decimal(2))}
 
 
@@ -185,7 +185,7 @@ def test_claude_reads_cost_a_tenth_but_less_on_the_models_that_say_so(model: Mod
     cheaper = dict.fromkeys(["fable-5-1", "fable-5-2", "mythos-5-1", "mythos-5-2"], "0.025")
     cheaper |= dict.fromkeys(["opus-5-5", "sonnet-5-5"], "0.05")
     expected = Decimal(cheaper.get(model.name.removeprefix("claude-"), "0.1"))
-    assert multipliers(price_at(model, TODAY, 1)).read == expected
+    assert price_multipliers(price_at(model, TODAY, 1)).read == expected
 
 
 @pytest.mark.parametrize(("day", "read"), [("2026-09-28", "0.20"), ("2026-10-06", "0.20"), ("2026-10-07", "0.10")])
@@ -315,5 +315,5 @@ def test_gemini_argon_alone_takes_no_explicit_cache() -> None:
 
 
 def test_the_file_is_dated_and_names_each_model_once() -> None:
-    assert shipped().dated == TODAY
-    assert len(shipped_models()) == len(shipped().models) == 58
+    assert load_shipped_catalog().dated == TODAY
+    assert len(shipped_models()) == len(load_shipped_catalog().models) == 58

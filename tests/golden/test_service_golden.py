@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import msgspec
+from tests.support.goldens import check_golden
 
-from goldens import check_golden
-from holdfast.service.openapi import openapi
-from holdfast.service.table import ROUTES
+from holdfast.service.http.openapi import make_openapi
+from holdfast.service.route_table import ROUTES
 
 HERE = Path(__file__).parent
 
 
 def test_the_document_is_the_one_that_was_agreed_on() -> None:
-    shown = msgspec.json.format(msgspec.json.encode(openapi(ROUTES), order="sorted"))
+    shown = msgspec.json.format(msgspec.json.encode(make_openapi(ROUTES), order="sorted"))
     check_golden(HERE / "service" / "openapi.json", shown + b"\n")

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.goldens import check_golden
 
-from goldens import check_golden
-from holdfast.canonical.blocks import Base64Source, Image, Text
 from holdfast.catalog.lookup import Models
-from holdfast.clock import CountedIds, ManualClock
+from holdfast.clock import CountingIds, ManualClock
 from holdfast.providers.adapter import Endpoint
-from holdfast.providers.wire import OnRetry, Wire
+from holdfast.providers.wire_request import OnRetry, Transport
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
+from holdfast.types.blocks import Base64Source, Image, Text
 
 HERE = Path(__file__).parent / "sessions"
 
@@ -36,12 +36,12 @@ class Recorder:
         self._provider = SimulatedProvider(clock=ManualClock(), script=script)
         self.calls: list[dict[str, object]] = []
 
-    def wire(self, models: Models, *, provider: str) -> Wire:
+    def wire(self, models: Models, *, provider: str) -> Transport:
         return _RecordedWire(self._provider.wire(models, provider=provider), self.calls)
 
 
 class _RecordedWire:
-    def __init__(self, wire: Wire, calls: list[dict[str, object]]) -> None:
+    def __init__(self, wire: Transport, calls: list[dict[str, object]]) -> None:
         self._wire = wire
         self._calls = calls
 
@@ -146,7 +146,7 @@ async def test_what_a_session_says_and_hears_is_what_was_agreed_on(provider: str
             "store": MemoryStore(),
             "wire": recorder,
             "clock": ManualClock(),
-            "new_id": CountedIds(),
+            "new_id": CountingIds(),
         }
     )
     assert len(recorder.calls) == {"first_call": 1, "tool_loop": 3, "volatile_text": 3}.get(case, 2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.catalog.tokens import count_tokens
+from holdfast.catalog.token_count import count_tokens
 
 VECTORS = [
     ("", 0),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidy.checks import code, documents, public_api, readme
+from tests.tidy.checks import code, documents, public_api, readme
 
 PYPROJECT = """
 [project]

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from goldens import agreeing_anew
-from tidy.checks import public_api
+from tests.support.goldens import agreeing_anew
+from tests.tidy.checks import public_api
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from goldens import check_golden
-from postgres_server import run, used_database
+from tests.support.goldens import check_golden
+from tests.support.postgres_server import run, used_database
 
 PLANTED = """
 import os
@@ -31,7 +31,7 @@ def test_whoever_runs_a_test_lends_it_neither_keys_nor_chance(tmp_path: Path) ->
     run = subprocess.run(
         command,
         cwd=tmp_path,
-        env={**environment, "PYTHONPATH": os.pathsep.join((str(tests), str(tests.parent / "src")))},
+        env={**environment, "PYTHONPATH": os.pathsep.join((str(tests.parent), str(tests.parent / "src")))},
         capture_output=True,
         text=True,
         check=False,

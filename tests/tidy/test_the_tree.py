@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tidy.checks import code, documents, public_api, readme
+from tests.tidy.checks import code, documents, public_api, readme
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("docs/library.md", "docs/recovery.md")

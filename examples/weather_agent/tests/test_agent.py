@@ -3,9 +3,9 @@
 import pytest
 
 from agent import WeatherAgent
-from holdfast.testing.guard import PrefixGuard
-from holdfast.testing.provider import ServedProvider
-from holdfast.testing.report import CacheReport
+from holdfast.testing.cache_report import CacheReport
+from holdfast.testing.prefix_guard import PrefixGuard
+from holdfast.testing.simulated_provider import ServedProvider
 
 
 def looks_up(city: str) -> list[dict[str, object]]:

@@ -4,24 +4,23 @@ A call has two moments. When it begins, it reads entries and refreshes them. Its
 its response begins (Anthropic, "Prompt caching"); identical calls that begin in between miss.
 """
 
-from holdfast.cachemodel.breakpoints import begin_with_breakpoints
-from holdfast.cachemodel.implicit import begin_implicitly
-from holdfast.cachemodel.marks import begin_with_marks
-from holdfast.cachemodel.values import Call, Entries, Entry, EntryKey, Outcome
-from holdfast.canonical.usage import Usage
-from holdfast.catalog.rows import CacheRules
+from holdfast.cachemodel.anthropic import begin_breakpoint_call
+from holdfast.cachemodel.automatic import begin_hybrid_call, begin_implicit_call
+from holdfast.cachemodel.values import CacheCall, CacheEntries, CacheEntry, CacheOutcome, EntryKey
+from holdfast.catalog.schema import CacheRules
+from holdfast.types.usage import Usage
 
-ENTRIES_MAX = 10_000
+CACHE_ENTRIES_MAX = 10_000
 """How many entries are stored before those that expire first are evicted."""
 
 
-def step(rules: CacheRules, entries: Entries, call: Call) -> tuple[Outcome, Entries]:
+def run_call(rules: CacheRules, entries: CacheEntries, call: CacheCall) -> tuple[CacheOutcome, CacheEntries]:
     """A call whose response begins before the next call does."""
-    outcome, entries = begin(rules, entries, call)
-    return outcome, publish(entries, outcome)
+    outcome, entries = begin_cache_call(rules, entries, call)
+    return outcome, publish_entries(entries, outcome)
 
 
-def begin(rules: CacheRules, entries: Entries, call: Call) -> tuple[Outcome, Entries]:
+def begin_cache_call(rules: CacheRules, entries: CacheEntries, call: CacheCall) -> tuple[CacheOutcome, CacheEntries]:
     """The call's outcome, and the entries with those that it read refreshed.
 
     Raises `UserError` for breakpoints that the provider would refuse.
@@ -29,19 +28,21 @@ def begin(rules: CacheRules, entries: Entries, call: Call) -> tuple[Outcome, Ent
     if call.named_tokens:
         # A request with an explicit cache reads that one; nothing else is read or written.
         usage = Usage(input=call.tokens - call.named_tokens, cache_read=call.named_tokens)
-        return Outcome(usage=usage, at=call.at), entries
+        return CacheOutcome(usage=usage, at=call.at), entries
     match rules.kind:
         case "marks" | "none":
-            return begin_with_marks(rules, entries, call)
+            return begin_breakpoint_call(rules, entries, call)
         case "implicit":
-            return begin_implicitly(rules, entries, call)
+            return begin_implicit_call(rules, entries, call)
         case "breakpoints":
-            return begin_with_breakpoints(rules, entries, call)
+            return begin_hybrid_call(rules, entries, call)
 
 
-def publish(entries: Entries, outcome: Outcome, *, entries_max: int = ENTRIES_MAX) -> Entries:
+def publish_entries(
+    entries: CacheEntries, outcome: CacheOutcome, *, entries_max: int = CACHE_ENTRIES_MAX
+) -> CacheEntries:
     """The entries once the response has begun, when other calls can read what this one wrote."""
-    fresh: dict[EntryKey, Entry] = {}
+    fresh: dict[EntryKey, CacheEntry] = {}
     for entry in outcome.written:
         # A concurrent call may have written the same prefix with a later expiry.
         existing = entries.find(entry.scope, entry.digest, at=outcome.at)
@@ -50,10 +51,12 @@ def publish(entries: Entries, outcome: Outcome, *, entries_max: int = ENTRIES_MA
     if not fresh:
         return entries
     all_entries = {**entries.kept, **fresh}
-    return Entries(_pruned(all_entries, outcome.at, entries_max) if len(all_entries) > entries_max else all_entries)
+    return CacheEntries(
+        _pruned(all_entries, outcome.at, entries_max) if len(all_entries) > entries_max else all_entries
+    )
 
 
-def _pruned(all_entries: dict[EntryKey, Entry], at: float, entries_max: int) -> dict[EntryKey, Entry]:
+def _pruned(all_entries: dict[EntryKey, CacheEntry], at: float, entries_max: int) -> dict[EntryKey, CacheEntry]:
     """Without expired entries; if that is not enough, only the half of the limit that expires last.
 
     Half, so that a full cache is not sorted again at every call.

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from holdfast.cachemodel.values import BlockKind, Prefix
-from holdfast.canonical.encoding import canonical_json, chain
-from holdfast.canonical.prompt import Place
-from holdfast.catalog.rows import CacheRules
+from holdfast.cachemodel.values import BlockKind, PromptPrefix
+from holdfast.catalog.schema import CacheRules
 from holdfast.errors import UserError
+from holdfast.types.json_encoding import canonical_json, extend_digest
+from holdfast.types.prompt import PromptSection
 
-_PLACES: tuple[Place, ...] = ("tools", "system", "messages")
+_PLACES: tuple[PromptSection, ...] = ("tools", "system", "messages")
 
 
-class TierParameters(msgspec.Struct, frozen=True):
+class CacheParameters(msgspec.Struct, frozen=True):
     """The request parameters that a cached prefix depends on besides its blocks, by their names in the rules.
 
     `effort`, `thinking` and `tool_choice` are JSON texts, compared as they are. `images` says whether there
@@ -35,21 +35,21 @@ class TierParameters(msgspec.Struct, frozen=True):
     others: Mapping[str, str | None] = {}
 
 
-Seeds = Mapping[Place, bytes]
+ChainSeeds = Mapping[PromptSection, bytes]
 """The bytes mixed into the chain before the first block of each section."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class ChainBlock(msgspec.Struct, frozen=True):
     """One block: its bytes without breakpoints, and its token count."""
 
-    place: Place
+    place: PromptSection
     data: bytes
     tokens: int
     kind: BlockKind = "plain"
     ending: bool = False
 
 
-def seeds_of(rules: CacheRules, parameters: TierParameters) -> Seeds:
+def chain_seeds(rules: CacheRules, parameters: CacheParameters) -> ChainSeeds:
     invalidates_from = {**rules.invalidates, **({"effort": "messages"} if rules.effort_breaks_messages else {})}
     values = {**msgspec.structs.asdict(parameters), **parameters.others}
     return {
@@ -58,22 +58,24 @@ def seeds_of(rules: CacheRules, parameters: TierParameters) -> Seeds:
     }
 
 
-def prefixes_of(seeds: Seeds, parts: Iterable[Part], *, after: Prefix | None = None) -> tuple[Prefix, ...]:
+def chain_prefixes(
+    seeds: ChainSeeds, parts: Iterable[ChainBlock], *, after: PromptPrefix | None = None
+) -> tuple[PromptPrefix, ...]:
     """The prefixes that end at each of these blocks; `after` is the prefix that they extend."""
     place = after.place if after else None
     digest, tokens = (after.digest, after.tokens) if after else ("", 0)
-    prefixes: list[Prefix] = []
+    prefixes: list[PromptPrefix] = []
     for part in parts:
         for entered_place in _places_entered(place, part.place):
-            digest = chain(digest, seeds[entered_place])
+            digest = extend_digest(digest, seeds[entered_place])
         place = part.place
-        digest = chain(digest, part.data)
+        digest = extend_digest(digest, part.data)
         tokens += part.tokens
-        prefixes.append(Prefix(place, digest, tokens, part.kind, part.ending))
+        prefixes.append(PromptPrefix(place, digest, tokens, part.kind, part.ending))
     return tuple(prefixes)
 
 
-def _places_entered(previous: Place | None, current: Place) -> tuple[Place, ...]:
+def _places_entered(previous: PromptSection | None, current: PromptSection) -> tuple[PromptSection, ...]:
     start = _PLACES.index(previous) + 1 if previous else 0
     end = _PLACES.index(current) + 1
     if previous and end < start:

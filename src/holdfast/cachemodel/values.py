@@ -1,39 +1,118 @@
-"""Values of the cache model: calls as chains of prefixes, cache entries, outcomes."""
+"""Using an entry restarts its TTL, for free."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
 
-from holdfast.canonical.prompt import Mark, Place
-from holdfast.canonical.usage import Usage
+from holdfast.catalog.schema import CacheRules
+from holdfast.errors import UserError
+from holdfast.types.prompt import Breakpoint, PromptSection
+from holdfast.types.usage import Usage
 
-BlockKind = Literal["plain", "tool_use", "tool_result"]
-"""What the lookback counts: a run of tool calls, or of tool results, may count as one position."""
 
-
-class Scope(msgspec.Struct, frozen=True):
+class CacheScope(msgspec.Struct, frozen=True):
     """Whose cache it is; entries are never shared between scopes."""
 
     workspace: str
     model: str
 
 
-class Prefix(msgspec.Struct, frozen=True):
+class CacheEntry(msgspec.Struct, frozen=True):
+    """A cached prefix, readable by calls that start before `expires_at`.
+
+    `rests_on` is the digest of a shorter-lived entry inside this one, refreshed whenever this one is read.
+    Unless this one `outlives_it`, it cannot be read once that entry has expired.
+    """
+
+    scope: CacheScope
+    digest: str
+    tokens: int
+    ttl: str
+    expires_at: float
+    rests_on: str | None = None
+    outlives_it: bool = False
+
+
+EntryKey = tuple[CacheScope, str]
+
+
+class CacheEntries(msgspec.Struct, frozen=True):
+    """All cached entries, of all scopes; never changed in place."""
+
+    kept: Mapping[EntryKey, CacheEntry] = {}
+
+    def find(self, scope: CacheScope, digest: str, *, at: float) -> CacheEntry | None:
+        """The entry for this prefix that a call starting at `at` can read."""
+        entry = self._unexpired(scope, digest, at)
+        if entry is None or entry.outlives_it or entry.rests_on is None:
+            return entry
+        return entry if self.under(entry, at=at) else None
+
+    def under(self, entry: CacheEntry, *, at: float) -> CacheEntry | None:
+        """The shorter-lived entry that this one depends on, if there is one and it has not expired."""
+        return self._unexpired(entry.scope, entry.rests_on, at) if entry.rests_on is not None else None
+
+    def live(self, *, at: float) -> tuple[CacheEntry, ...]:
+        """The entries readable at `at`, in the order in which they were first written."""
+        return tuple(entry for entry in self.kept.values() if self.find(entry.scope, entry.digest, at=at))
+
+    def _unexpired(self, scope: CacheScope, digest: str, at: float) -> CacheEntry | None:
+        entry = self.kept.get((scope, digest))
+        return entry if entry is not None and at < entry.expires_at else None
+
+
+def refresh_entries(rules: CacheRules, entries: CacheEntries, used: Iterable[CacheEntry], *, at: float) -> CacheEntries:
+    """The entries after `used` were read at `at`; the entries that these depend on are refreshed with them."""
+    fresh: dict[EntryKey, CacheEntry] = {}
+    for entry in (refreshed for read in used for refreshed in (read, entries.under(read, at=at))):
+        if entry is not None and at + rules.ttls_seconds[entry.ttl] > entry.expires_at:
+            expires_at = at + rules.ttls_seconds[entry.ttl]
+            fresh[entry.scope, entry.digest] = msgspec.structs.replace(entry, expires_at=expires_at)
+    return CacheEntries({**entries.kept, **fresh}) if fresh else entries
+
+
+def requested_ttl(rules: CacheRules, ttl: str | None) -> str:
+    """The name of the TTL in effect: the requested one, else the first in the rules."""
+    name = next(iter(rules.ttls_seconds), "") if ttl is None else ttl
+    if name not in rules.ttls_seconds:
+        known = ", ".join(rules.ttls_seconds) or "none; add ttls_seconds to the cache rules"
+        raise UserError(f"unknown cache TTL {name!r}; known: {known}")
+    return name
+
+
+def cached_tokens_after(usage: Usage, rules: CacheRules) -> int:
+    """What the next call can read: the reported reads and writes, or the whole prompt where writes are not reported."""
+    match rules.kind:
+        case "marks" | "breakpoints":
+            return usage.cache_read + usage.cache_write
+        case "implicit":
+            return usage.tokens_sent if usage.tokens_sent >= rules.tokens_min else 0
+        case "none":
+            return 0
+
+
+BlockKind = Literal["plain", "tool_use", "tool_result"]
+
+
+"""What the lookback counts: a run of tool calls, or of tool results, may count as one position."""
+
+
+class PromptPrefix(msgspec.Struct, frozen=True):
     """A prompt up to and including one of its blocks.
 
     `digest` and `tokens` cover the whole prefix, so that no call has to walk its history again. `ending` says whether
     the block ends a message at which a cache of kind `breakpoints` looks up and writes without an explicit breakpoint.
     """
 
-    place: Place
+    place: PromptSection
     digest: str
     tokens: int
     kind: BlockKind = "plain"
     ending: bool = False
 
 
-class Call(msgspec.Struct, frozen=True):
+class CacheCall(msgspec.Struct, frozen=True):
     """One request: `prefixes` has one item per block in wire order, and `Mark.piece` is an index into it.
 
     `at` is when the request started, in seconds; TTLs count from there. `ttl` is the requested TTL of implicit entries
@@ -41,9 +120,9 @@ class Call(msgspec.Struct, frozen=True):
     tokens of an explicit cache that the request refers to.
     """
 
-    scope: Scope
-    prefixes: tuple[Prefix, ...]
-    marks: tuple[Mark, ...]
+    scope: CacheScope
+    prefixes: tuple[PromptPrefix, ...]
+    marks: tuple[Breakpoint, ...]
     at: float
     ttl: str | None = None
     only_marks: bool = False
@@ -54,54 +133,10 @@ class Call(msgspec.Struct, frozen=True):
         return self.prefixes[-1].tokens if self.prefixes else 0
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """A cached prefix, readable by calls that start before `expires_at`.
-
-    `rests_on` is the digest of a shorter-lived entry inside this one, refreshed whenever this one is read.
-    Unless this one `outlives_it`, it cannot be read once that entry has expired.
-    """
-
-    scope: Scope
-    digest: str
-    tokens: int
-    ttl: str
-    expires_at: float
-    rests_on: str | None = None
-    outlives_it: bool = False
-
-
-EntryKey = tuple[Scope, str]
-
-
-class Entries(msgspec.Struct, frozen=True):
-    """All cached entries, of all scopes; never changed in place."""
-
-    kept: Mapping[EntryKey, Entry] = {}
-
-    def find(self, scope: Scope, digest: str, *, at: float) -> Entry | None:
-        """The entry for this prefix that a call starting at `at` can read."""
-        entry = self._unexpired(scope, digest, at)
-        if entry is None or entry.outlives_it or entry.rests_on is None:
-            return entry
-        return entry if self.under(entry, at=at) else None
-
-    def under(self, entry: Entry, *, at: float) -> Entry | None:
-        """The shorter-lived entry that this one depends on, if there is one and it has not expired."""
-        return self._unexpired(entry.scope, entry.rests_on, at) if entry.rests_on is not None else None
-
-    def live(self, *, at: float) -> tuple[Entry, ...]:
-        """The entries readable at `at`, in the order in which they were first written."""
-        return tuple(entry for entry in self.kept.values() if self.find(entry.scope, entry.digest, at=at))
-
-    def _unexpired(self, scope: Scope, digest: str, at: float) -> Entry | None:
-        entry = self.kept.get((scope, digest))
-        return entry if entry is not None and at < entry.expires_at else None
-
-
-class Outcome(msgspec.Struct, frozen=True):
+class CacheOutcome(msgspec.Struct, frozen=True):
     """What a call reads, and the entries that others can read once its response has begun."""
 
     usage: Usage
     at: float
-    read: Entry | None = None
-    written: tuple[Entry, ...] = ()
+    read: CacheEntry | None = None
+    written: tuple[CacheEntry, ...] = ()

@@ -5,39 +5,52 @@ import difflib
 import functools
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 
 import msgspec
 
-from holdfast.canonical.encoding import canonical_json, digest
-from holdfast.catalog.rows import CatalogFile, Model, Price
+from holdfast.catalog.schema import CacheRules, CatalogFile, Model, Price
 from holdfast.errors import UserError
+from holdfast.types.json_encoding import canonical_json, sha256_hex
 
 Models = Mapping[str, Model]
+
+
 """Rows by id, `provider:name`."""
 
+
 NAME_CHARACTERS_MAX = 120
+
+
 NEAR_MATCHES_MAX = 3
 
+
 _SAME_MODELS = {"openai-chat": "openai", "claude-code": "anthropic"}
+
+
 """Providers without rows of their own, and the provider whose models they serve."""
 
+
 _EXTERNALLY_CACHED = ("claude-code",)
+
+
 """Providers where other software places the breakpoints: the Claude Code command builds its own requests."""
+
 
 # Dated snapshots and aliases, such as `claude-sonnet-4-5@20250929` or `gpt-4o-2024-11-20`.
 _SNAPSHOT = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
 
 
 @functools.cache
-def shipped() -> CatalogFile:
+def load_shipped_catalog() -> CatalogFile:
     """The catalog file of this release, loaded on first use."""
     return msgspec.json.decode(Path(__file__).with_name("models.json").read_bytes(), type=CatalogFile)
 
 
 @functools.cache
 def shipped_models() -> Models:
-    return {model.id: model for model in shipped().models}
+    return {model.id: model for model in load_shipped_catalog().models}
 
 
 def find_model(name: str, models: Models | None = None) -> Model:
@@ -47,18 +60,18 @@ def find_model(name: str, models: Models | None = None) -> Model:
     the shipped catalog is searched. Raises `UserError` with the nearest names.
     """
     catalog = shipped_models() if models is None else models
-    row = known_model(name, catalog)
+    row = find_model_or_none(name, catalog)
     if row is None:
         raise UserError(_unknown_model_message(name, catalog))
     return row
 
 
-def known_model(name: str, models: Models) -> Model | None:
+def find_model_or_none(name: str, models: Models) -> Model | None:
     """Like `find_model`, but None for an unknown name: for recorded names, which no user can correct any more."""
     return models.get(name) or _find_alias(name, models) or _find_via_other_provider(name, models)
 
 
-def cached_by_others(model: Model) -> bool:
+def is_externally_cached(model: Model) -> bool:
     """Whether other software decides what is cached, so that we cannot tell what should have been read."""
     return model.provider in _EXTERNALLY_CACHED
 
@@ -96,10 +109,10 @@ def pricing_version(models: Models | None = None) -> str:
     catalog = shipped_models() if models is None else models
     # Without `source`: rewording a citation does not change a price.
     rates = {name: [msgspec.structs.replace(row, source="") for row in model.prices] for name, model in catalog.items()}
-    return f"{shipped().dated}.{digest(canonical_json(rates))[:8]}"
+    return f"{load_shipped_catalog().dated}.{sha256_hex(canonical_json(rates))[:8]}"
 
 
-def near_names(name: str, models: Models) -> tuple[str, ...]:
+def find_similar_names(name: str, models: Models) -> tuple[str, ...]:
     """Ids that a user who typed `name` may have meant, nearest first, of any provider."""
     typed = name[:NAME_CHARACTERS_MAX].lower()
     by_bare_name = {model.name: model.id for model in models.values()}
@@ -126,12 +139,12 @@ def _find_via_other_provider(name: str, models: Models) -> Model | None:
     if row is None:
         return None
     model = msgspec.structs.replace(row, provider=provider)
-    supports_caching = row.supports_prompt_caching and not cached_by_others(model)
+    supports_caching = row.supports_prompt_caching and not is_externally_cached(model)
     return msgspec.structs.replace(model, supports_prompt_caching=supports_caching)
 
 
 def _unknown_model_message(name: str, models: Models) -> str:
-    near = near_names(name, models)
+    near = find_similar_names(name, models)
     hint = "" if ":" in name else " (a model is named provider:name)"
     if near:
         guess = f"did you mean {' or '.join(near)}?"
@@ -149,3 +162,76 @@ def _unknown_model_message(name: str, models: Models) -> str:
 def _bare_name(name: str) -> str:
     provider, colon, rest = name.partition(":")
     return rest if colon else provider
+
+
+_PATH = re.compile(r" - at `\$\.?(?P<field>.*)`$")
+
+
+_UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>.*)`$")
+
+
+def apply_model_overrides(models: Models, tables: Mapping[str, object]) -> Models:
+    """The catalog with the tables applied in their order.
+
+    A table corrects the row of its name, or copies the row named by `like`, or is a complete row. Fields of `cache` are
+    merged one by one; any other field replaces the previous value.
+    """
+    catalog = dict(models)
+    for name, table in tables.items():
+        catalog[name] = _row(name, table, catalog)
+    return catalog
+
+
+def _row(name: str, table: object, catalog: Models) -> Model:
+    provider, _, bare = name.partition(":")
+    if not (provider and bare):
+        raise UserError(f"model table {name!r} must be named provider:name, such as anthropic:my-model")
+    if not isinstance(table, Mapping):
+        raise UserError(f'{_describe(name)} must be a table, as in [models."{name}"]')
+    fields = dict(table)
+    like = fields.pop("like", None)
+    for field in ("provider", "name"):
+        if field in fields:
+            raise UserError(f"{_describe(name)}: field {field!r} is given by the name of the table; remove it")
+    if not (like is None or isinstance(like, str)):
+        raise UserError(f"{_describe(name)}: field 'like' must be the name of a model, provider:name")
+    base = _copy_fields(find_model(like, catalog), like) if like else _correct_fields(catalog.get(name))
+    base_cache, own_cache = base.get("cache"), fields.get("cache")
+    if isinstance(base_cache, Mapping) and isinstance(own_cache, Mapping):
+        fields["cache"] = {**base_cache, **own_cache}
+    try:
+        return msgspec.convert({**base, **fields, "provider": provider, "name": bare}, Model)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{_describe(name)}: {_reword(str(error))}") from error
+
+
+def _copy_fields(row: Model, like: str) -> dict[str, object]:
+    return _fields(row) | {"aliases": (), "released": None, "source": f"configuration, like {like}"}
+
+
+def _correct_fields(row: Model | None) -> dict[str, object]:
+    if row is None:
+        return {"source": "configuration"}
+    return _fields(row) | {"source": f"{row.source}; corrected by configuration"}
+
+
+def _fields(row: Model) -> dict[str, object]:
+    fields = msgspec.to_builtins(row, builtin_types=(Decimal, datetime.date))
+    assert isinstance(fields, dict)
+    return fields
+
+
+def _describe(name: str) -> str:
+    return f"model {name!r} in the configuration"
+
+
+def _reword(message: str) -> str:
+    """msgspec's message with the field first, and at the end the field that was probably meant."""
+    path = _PATH.search(message)
+    problem = message[: path.start()] if path else message
+    unknown = _UNKNOWN_FIELD.search(problem)
+    if unknown:
+        fields = [*Model.__struct_fields__, *CacheRules.__struct_fields__, *Price.__struct_fields__]
+        near = difflib.get_close_matches(unknown["field"], fields, n=1)
+        problem += f"; did you mean {near[0]!r}?" if near else ""
+    return f"field {path['field']!r}: {problem}" if path else problem

@@ -19,11 +19,15 @@ def command(as_json: bool, workspace: Path) -> None:
 
     import msgspec
 
-    from holdfast.runtime.config import SETTINGS, load_config, value_of
-    from holdfast.stores.shown import shown
+    from holdfast.runtime.config import SETTINGS, load_config, setting_value
+    from holdfast.stores.open import redact_address
 
     config = load_config(os.environ, workspace=workspace.resolve())
-    values = {"home": config.home} | {key: value_of(config, key) for key in SETTINGS} | {"db": shown(config.db_path)}
+    values = (
+        {"home": config.home}
+        | {key: setting_value(config, key) for key in SETTINGS}
+        | {"db": redact_address(config.db_path)}
+    )
     origins = {"home": "HOLDFAST_HOME" if os.environ.get("HOLDFAST_HOME") else "default"} | {
         key: config.origins.get(key, "default") for key in SETTINGS
     }
@@ -33,13 +37,13 @@ def command(as_json: bool, workspace: Path) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
         return
 
-    from holdfast.cli.tables import show_table
-    from holdfast.sources.text import one_line
+    from holdfast.cli.tables import print_table
+    from holdfast.sources.files import to_one_line
 
     rows = [(key, "none" if value is None else str(value), origins[key]) for key, value in values.items()]
     rows += [(f"models.{id}", "added or changed", config.origins[f"models.{id}"]) for id in config.models]
     rows += [
-        (f"project.{key}", one_line(text.encode()), config.origins[f"project.{key}"])
+        (f"project.{key}", to_one_line(text.encode()), config.origins[f"project.{key}"])
         for key, text in config.project.items()
     ]
-    show_table(("setting", "value", "from"), rows)
+    print_table(("setting", "value", "from"), rows)

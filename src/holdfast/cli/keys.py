@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.groups import Group
+from holdfast.cli.format import CommandGroup
 
 if TYPE_CHECKING:
-    from holdfast.events.access import KeyRow
+    from holdfast.events.records import KeyRow
 
 
-@click.group("keys", cls=Group)
+@click.group("keys", cls=CommandGroup)
 def command() -> None:
     """Create, list and revoke API keys of the service."""
 
@@ -28,7 +28,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--team", metavar="NAME", help="Team to charge its gateway calls to.")
 @_db
 @_json
-def create(
+def create_key(
     *,
     scope: str,
     name: str | None,
@@ -44,15 +44,15 @@ def create(
 
     import msgspec
 
-    from holdfast.cli.stores import open_records
+    from holdfast.cli.open_store import open_store_with_records
     from holdfast.clock import system_clock
-    from holdfast.service.access import make_key, on_account
+    from holdfast.service.auth.keys import assign_account, make_key
 
     now = system_clock()
-    expires_at = None if expires is None else expiry_of(expires, now)
+    expires_at = None if expires is None else parse_expiry(expires, now)
     created = make_key(scope, at=now, random_bytes=secrets.token_bytes, name=name, entity=entity, expires_at=expires_at)
-    row = on_account(created.row, user=user, team=team)
-    with open_records(db) as (_, records):
+    row = assign_account(created.row, user=user, team=team)
+    with open_store_with_records(db) as (_, records):
         records.add_key(row)
     if as_json:
         click.echo(msgspec.json.encode({"id": created.row.id, "key": created.key, "scope": scope}).decode())
@@ -68,18 +68,18 @@ def list_keys(db: str | None, as_json: bool) -> None:
     """List all keys ever created, oldest first, without the secrets."""
     import msgspec
 
-    from holdfast.cli.stores import open_records
+    from holdfast.cli.open_store import open_store_with_records
     from holdfast.clock import system_clock
-    from holdfast.service.access import state_of
+    from holdfast.service.auth.keys import get_key_state
 
     now = system_clock()
-    with open_records(db) as (_, records):
+    with open_store_with_records(db) as (_, records):
         rows = records.all_keys()
     if as_json:
         # The digest is left out: it identifies the key, and nothing outside the store needs it.
         document = [
             {name: value for name, value in msgspec.structs.asdict(row).items() if name != "digest"}
-            | {"state": state_of(row, now)}
+            | {"state": get_key_state(row, now)}
             for row in rows
         ]
         click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
@@ -87,34 +87,34 @@ def list_keys(db: str | None, as_json: bool) -> None:
     if not rows:
         click.echo("There are no keys yet; `holdfast keys create --scope admin` creates one.")
         return
-    from holdfast.cli.tables import show_table
+    from holdfast.cli.tables import print_table
 
     headings = ("id", "scope", "name", "created", "expires", "state")
-    show_table(headings, ((*_key_cells(row), state_of(row, now)) for row in rows))
+    print_table(headings, ((*_key_cells(row), get_key_state(row, now)) for row in rows))
 
 
 @command.command("revoke")
 @click.argument("key_id")
 @_db
-def revoke(key_id: str, db: str | None) -> None:
+def revoke_key(key_id: str, db: str | None) -> None:
     """Revoke a key with immediate effect."""
-    from holdfast.cli.stores import open_records
+    from holdfast.cli.open_store import open_store_with_records
     from holdfast.clock import system_clock
     from holdfast.errors import UserError
 
-    with open_records(db) as (_, records):
+    with open_store_with_records(db) as (_, records):
         if not records.revoke_key(key_id, at=system_clock()):
             raise UserError(f"no valid key has the id {key_id[:80]!r}; `holdfast keys list` shows all")
     click.echo(f"revoked key {key_id}")
 
 
-def expiry_of(expires: str, now: float) -> float:
+def parse_expiry(expires: str, now: float) -> float:
     """The time, as seconds since the epoch, that 30d, 12h, 2w (from now) or a date such as 2027-11-01 stands for."""
-    from holdfast.cli.report import seconds_of
+    from holdfast.cli.costs.report import parse_time_option
     from holdfast.errors import UserError
 
     try:
-        parsed = seconds_of(expires, now)
+        parsed = parse_time_option(expires, now)
     except UserError as error:
         raise UserError(f"--expires takes 30d, 12h, 2w or a date such as 2027-11-01, not {expires[:40]!r}") from error
     # seconds_of reads a duration as that long ago; mirror it around now. A date stays as it is.

@@ -7,7 +7,7 @@ import sys
 import click
 
 from holdfast import __version__
-from holdfast.cli.shown import visible
+from holdfast.cli.format import replace_unprintable
 from holdfast.errors import HoldfastError
 
 COMMANDS = {
@@ -38,17 +38,42 @@ COMMANDS = {
     "simulate": "Serve a provider simulator on a local port.",
     "skills": "List, check and search skills, and show the skill index that a prompt contains.",
 }
-"""Command name -> one line of help. `holdfast.cli.<name>` defines a click command called `command`."""
+"""Name and one line of help of each command."""
+
+MODULES = {
+    "audit": "costs.audit",
+    "certify": "sessions.certify",
+    "chat": "chat.command",
+    "compact": "sessions.compact",
+    "curation": "knowledge.curation",
+    "db": "db.command",
+    "demo": "demo.command",
+    "diff": "requests.diff",
+    "doctor": "requests.doctor",
+    "explain": "requests.explain",
+    "gateway": "costs.gateway",
+    "history": "sessions.history",
+    "instructions": "instructions.command",
+    "knowledge": "knowledge.harvest",
+    "learned": "costs.learned",
+    "rag": "knowledge.rag",
+    "recovery": "sessions.recovery",
+    "replay": "costs.replay",
+    "report": "costs.report",
+    "serve": "serve.command",
+    "sessions": "sessions.sessions",
+}
+"""Where each command's module is below `holdfast.cli`, if not under its own name; each defines a click `command`."""
 
 
-class LazyGroup(click.Group):
+class LazyCommandGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"holdfast.cli.{cmd_name}").command
+        command = importlib.import_module(f"holdfast.cli.{MODULES.get(cmd_name, cmd_name)}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -67,7 +92,7 @@ class LazyGroup(click.Group):
             formatter.write_dl(sorted(COMMANDS.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="holdfast")
 def command() -> None:
     """A context engine for LLM agents: it keeps the prompt cache warm, proves it, and prices every miss."""
@@ -88,7 +113,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except HoldfastError as error:
-        click.echo(f"holdfast: {visible(str(error))}", err=True)
+        click.echo(f"holdfast: {replace_unprintable(str(error))}", err=True)
         sys.exit(1)
     except BrokenPipeError:
         # The reader of the pipe (such as `head`) has closed it: nobody would see a message.
@@ -97,7 +122,7 @@ def main() -> None:
     except OSError as error:
         _discard_output()
         path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        click.echo(f"holdfast: {visible(f'{path}{error.strerror or error}')}", err=True)
+        click.echo(f"holdfast: {replace_unprintable(f'{path}{error.strerror or error}')}", err=True)
         sys.exit(1)
 
 

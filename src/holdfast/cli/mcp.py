@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.instructions_opened import agent_option, db_option
+from holdfast.cli.instructions.open import agent_option, db_option
 
 if TYPE_CHECKING:
-    from holdfast.events.records import Records
-    from holdfast.instructions.callers import Caller
+    from holdfast.events.records import StoreRecords
+    from holdfast.instructions.access import InstructionCaller
     from holdfast.sources.skills.store import SkillStore
 
 PORT = 8789
-KEY = "HOLDFAST_KEY"
+KEY_VARIABLE = "HOLDFAST_KEY"
 
 
 @click.command("mcp")
@@ -41,57 +41,59 @@ def command(
     import contextlib
     import os
 
-    from holdfast.cli.stores import open_records
+    from holdfast.cli.open_store import open_store_with_records
     from holdfast.errors import UserError
 
     try:
         import uvicorn
 
-        from holdfast.mcp.serving import PATH, http_app, make_server, serve_stdio
-        from holdfast.mcp.tools import Toolbox
-        from holdfast.service.serving import bind, url_of
+        from holdfast.mcp.server import MCP_PATH, make_mcp_http_app, make_mcp_server, serve_stdio
+        from holdfast.mcp.tools import McpToolbox
+        from holdfast.service.server import bind_socket, make_url
     except ImportError as error:
         raise UserError("MCP needs extra packages: pip install 'holdfast[mcp,server]'") from error
-    from holdfast.cli.instructions import library_of
-    from holdfast.service.hosts import is_loopback
+    from holdfast.cli.instructions.command import open_instruction_context
+    from holdfast.service.auth.origins import is_loopback
 
-    with open_records(db) as (log, records):
-        library = library_of(log, wanted=True)
+    with open_store_with_records(db) as (log, records):
+        library = open_instruction_context(log, wanted=True)
         assert library is not None
         keys_required = require_keys or (over_http and not is_loopback(host))
-        authorize = authorizer(records, agent=agent, require_keys=keys_required)
-        toolbox = Toolbox(library, _skills(), agent=agent)
-        server = make_server(toolbox, authorize, stdio_key=os.environ.get(KEY))
+        authorize = make_mcp_authorizer(records, agent=agent, require_keys=keys_required)
+        toolbox = McpToolbox(library, _skills(), agent=agent)
+        server = make_mcp_server(toolbox, authorize, stdio_key=os.environ.get(KEY_VARIABLE))
         if not over_http:
             asyncio.run(serve_stdio(server))
             return
         # Other Host headers are refused: a web page could otherwise reach a local server by DNS rebinding.
         names = ("127.0.0.1", "localhost", "[::1]") if is_loopback(host) else (host,)
-        app = http_app(server, authorize, hosts=(*names, *allowed))
-        with contextlib.closing(bind(host, port)) as bound:
-            click.echo(f"{url_of(bound, host)}{PATH}")
+        app = make_mcp_http_app(server, authorize, hosts=(*names, *allowed))
+        with contextlib.closing(bind_socket(host, port)) as bound:
+            click.echo(f"{make_url(bound, host)}{MCP_PATH}")
             config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="on")
             uvicorn.Server(config).run(sockets=[bound])
 
 
-def authorizer(records: "Records", *, agent: str, require_keys: bool) -> "Callable[[str | None], Caller]":
+def make_mcp_authorizer(
+    records: "StoreRecords", *, agent: str, require_keys: bool
+) -> "Callable[[str | None], InstructionCaller]":
     """Maps an Authorization header to a caller. While no key exists, a local caller without one is the agent itself."""
     from holdfast.clock import system_clock
-    from holdfast.instructions.callers import Caller
-    from holdfast.instructions.failures import InstructionError
-    from holdfast.service.access import holder_of
-    from holdfast.service.failures import RefusedError
+    from holdfast.instructions.access import InstructionCaller
+    from holdfast.instructions.errors import InstructionError
+    from holdfast.service.auth.keys import verify_key
+    from holdfast.service.http.errors import ApiError
 
-    def authorize(header: str | None) -> Caller:
+    def authorize(header: str | None) -> InstructionCaller:
         try:
-            row = holder_of(header, records.key, system_clock())
-        except RefusedError as error:
+            row = verify_key(header, records.key, system_clock())
+        except ApiError as error:
             raise InstructionError(error.reply.error.code, str(error)) from error
         if row is not None:
-            return Caller(row.scope, row.id, row.entity)
+            return InstructionCaller(row.scope, row.id, row.entity)
         if require_keys or records.has_keys():
-            raise InstructionError("key_required", f"a key is needed: send it as a bearer token, or in {KEY}")
-        return Caller(f"agent:{agent}", "local")
+            raise InstructionError("key_required", f"a key is needed: send it as a bearer token, or in {KEY_VARIABLE}")
+        return InstructionCaller(f"agent:{agent}", "local")
 
     return authorize
 
@@ -101,8 +103,8 @@ def _skills() -> "SkillStore":
     from pathlib import Path
 
     from holdfast.runtime.config import load_config
-    from holdfast.runtime.skill_folders import usual_roots
-    from holdfast.sources.skills.library import read_library
+    from holdfast.runtime.skills import default_skill_roots
+    from holdfast.sources.skills.library import read_skill_library
 
     config = load_config(os.environ, workspace=Path.cwd())
-    return read_library(usual_roots(config, os.environ, workspace=Path.cwd())).store
+    return read_skill_library(default_skill_roots(config, os.environ, workspace=Path.cwd())).store

@@ -35,18 +35,17 @@ def command(host: str, port: int, script: Path | None) -> None:
     import os
     import signal
 
-    from holdfast.catalog.lookup import shipped_models
-    from holdfast.catalog.overrides import with_overrides
+    from holdfast.catalog.lookup import apply_model_overrides, shipped_models
     from holdfast.runtime.config import load_config
-    from holdfast.simulator.http import serve
     from holdfast.simulator.provider import SimulatedProvider
     from holdfast.simulator.script import load_script
+    from holdfast.simulator.server import serve_simulator
 
-    models = with_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
+    models = apply_model_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
     provider = SimulatedProvider(models=models, script=load_script(script) if script else None)
 
     async def run() -> None:
-        server = await serve(provider, host=host, port=port)
+        server = await serve_simulator(provider, host=host, port=port)
         click.echo(server.url)
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.counts import counted
-from holdfast.cli.groups import Group
+from holdfast.cli.format import CommandGroup, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ ALL_MODES = "all"
 _MODES = ("seed", "strict", "lenient")
 
 
-@click.group("skills", cls=Group)
+@click.group("skills", cls=CommandGroup)
 def command() -> None:
     """List, check and search skills, and show the skill index that a prompt contains.
 
@@ -60,9 +59,9 @@ def list_skills(folder: str | None, mode: "SkillMode", also: tuple[str, ...], as
     if as_json:
         _print_json([_summary(skill) for skill in skills])
     elif skills:
-        from holdfast.cli.tables import show_table
+        from holdfast.cli.tables import print_table
 
-        show_table(
+        print_table(
             ("name", "source", "tokens", "description"),
             (
                 (skill.name, skill.source, str(skill.estimated_body_tokens), " ".join(skill.description.split()))
@@ -79,7 +78,7 @@ def list_skills(folder: str | None, mode: "SkillMode", also: tuple[str, ...], as
 @_mode("strict", ALL_MODES)
 @_also
 @_json
-def validate(folder: str | None, mode: str, also: tuple[str, ...], as_json: bool) -> None:
+def validate_skills(folder: str | None, mode: str, also: tuple[str, ...], as_json: bool) -> None:
     """Show problems per file, with line, rule and how to fix them; with --mode all, only how many skills load."""
     if mode == ALL_MODES:
         _show_counts(folder, also, as_json)
@@ -88,10 +87,10 @@ def validate(folder: str | None, mode: str, also: tuple[str, ...], as_json: bool
     if as_json:
         _print_json(_reports_json(reports))
     else:
-        from holdfast.cli.requests import printable
+        from holdfast.ledger.requests.format import strip_control_characters
 
         for finding in (finding for report in reports for finding in report.findings):
-            click.echo(printable(f"{finding.severity}: {finding}"))
+            click.echo(strip_control_characters(f"{finding.severity}: {finding}"))
         click.echo(f"{_count_text(reports)} under the {mode} rules")
     if not all(report.valid for report in reports):
         raise click.exceptions.Exit(1)
@@ -102,9 +101,9 @@ def validate(folder: str | None, mode: str, also: tuple[str, ...], as_json: bool
 @_mode("seed")
 @_also
 @_json
-def show(target: str, mode: "SkillMode", also: tuple[str, ...], as_json: bool) -> None:
+def show_skill(target: str, mode: "SkillMode", also: tuple[str, ...], as_json: bool) -> None:
     """Show one skill in full. TARGET is its folder or name."""
-    from holdfast.cli.requests import printable
+    from holdfast.ledger.requests.format import strip_control_characters
 
     skill = _find_skill(target, mode, also)
     if as_json:
@@ -112,10 +111,10 @@ def show(target: str, mode: "SkillMode", also: tuple[str, ...], as_json: bool) -
         return
     for key, value in (_summary(skill) | _details(skill)).items():
         if value not in (None, {}, []):
-            click.echo(f"{key}: {printable(str(value))}")
+            click.echo(f"{key}: {strip_control_characters(str(value))}")
     click.echo()
     for line in skill.body.splitlines():
-        click.echo(printable(line))
+        click.echo(strip_control_characters(line))
 
 
 @command.command("index")
@@ -124,16 +123,16 @@ def show(target: str, mode: "SkillMode", also: tuple[str, ...], as_json: bool) -
 @click.option("--tokens-max", type=click.IntRange(min=1), help="Maximum size of the index, in estimated tokens.")
 @_also
 @_json
-def index(
+def show_skill_index(
     folder: str | None, mode: "SkillMode", *, tokens_max: int | None, also: tuple[str, ...], as_json: bool
 ) -> None:
     """Show the skill index that a prompt contains."""
     import msgspec
 
-    from holdfast.sources.skills.index import INDEX_TOKENS_MAX, skill_index
+    from holdfast.sources.skills.index import INDEX_TOKENS_MAX, render_skill_index
 
     library = _library(folder, mode, also)
-    skill_list = skill_index(library.store.list_skills(), tokens_max=tokens_max or INDEX_TOKENS_MAX)
+    skill_list = render_skill_index(library.store.list_skills(), tokens_max=tokens_max or INDEX_TOKENS_MAX)
     if as_json:
         _print_json(msgspec.to_builtins(skill_list))
     elif skill_list.text:
@@ -149,7 +148,7 @@ def index(
 @_mode("seed")
 @_also
 @_json
-def search(
+def search_skills(
     query: str,
     folder: str | None,
     *,
@@ -172,14 +171,14 @@ def search(
     if as_json:
         _print_json([_summary(skill) for skill in matches])
     elif matches:
-        from holdfast.cli.tables import show_table
+        from holdfast.cli.tables import print_table
 
         rows = ((skill.name, skill.source, " ".join(skill.description.split())) for skill in matches)
-        show_table(("name", "source", "description"), rows)
+        print_table(("name", "source", "description"), rows)
     else:
-        from holdfast.cli.requests import printable
+        from holdfast.ledger.requests.format import strip_control_characters
 
-        click.echo(printable(f"No skills matched {query!r}."))
+        click.echo(strip_control_characters(f"No skills matched {query!r}."))
     _exit_if_invalid(library.reports)
 
 
@@ -189,19 +188,19 @@ def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "S
 
     from holdfast.errors import UserError
     from holdfast.runtime.config import load_config
-    from holdfast.runtime.skill_folders import usual_roots
-    from holdfast.sources.skills.library import library_at, read_library
+    from holdfast.runtime.skills import default_skill_roots
+    from holdfast.sources.skills.library import read_library_at, read_skill_library
 
     if folder is None:
         here = Path.cwd()
         config = load_config(os.environ, workspace=here, flags={"also_skills": also or None})
-        return read_library(usual_roots(config, os.environ, workspace=here), mode)
+        return read_skill_library(default_skill_roots(config, os.environ, workspace=here), mode)
     if also:
         raise UserError("--also applies only without DIR; leave out one of the two")
     # Accept the path of a SKILL.md for the folder that it is in.
     if os.path.basename(folder).lower() == "skill.md":
         folder = os.path.dirname(os.path.abspath(folder))
-    return library_at(folder, mode)
+    return read_library_at(folder, mode)
 
 
 def _find_skill(target: str, mode: "SkillMode", also: "Sequence[str]") -> "Skill":
@@ -213,7 +212,9 @@ def _find_skill(target: str, mode: "SkillMode", also: "Sequence[str]") -> "Skill
     if Path(target).exists():
         library = _library(target, mode, also)
         if len(library.reports) > 1:
-            raise UserError(f"{target!r} contains {counted(len(library.reports), 'skill')}; name the folder of one")
+            raise UserError(
+                f"{target!r} contains {format_count(len(library.reports), 'skill')}; name the folder of one"
+            )
         skills = library.store.list_skills()
         if not skills:
             errors = [finding for finding in library.reports[0].findings if finding.severity == "error"]
@@ -272,13 +273,13 @@ def _count_text(reports: "Sequence[SkillReport]") -> str:
 
 
 def _summary(skill: "Skill") -> dict[str, object]:
-    from holdfast.sources.text import path_text
+    from holdfast.sources.files import format_path
 
     return {
         "name": skill.name,
         "description": skill.description,
         "source": skill.source,
-        "path": path_text(skill.skill_dir),
+        "path": format_path(skill.skill_dir),
         "version": skill.version,
         "tokens": skill.estimated_body_tokens,
     }
@@ -295,11 +296,11 @@ def _details(skill: "Skill") -> dict[str, object]:
 
 def _exit_if_invalid(reports: "Sequence[SkillReport]") -> None:
     """Print the skills that do not load to stderr, and exit with status 1 if there are any."""
-    from holdfast.cli.requests import printable
+    from holdfast.ledger.requests.format import strip_control_characters
 
     invalid = [report for report in reports if not report.valid]
     for finding in (finding for report in invalid for finding in report.findings if finding.severity == "error"):
-        click.echo(printable(f"left out: {finding}"), err=True)
+        click.echo(strip_control_characters(f"left out: {finding}"), err=True)
     if invalid:
         raise click.exceptions.Exit(1)
 

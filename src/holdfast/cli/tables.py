@@ -1,22 +1,26 @@
 """Prints tables: fitted to the terminal, or at full width when the output goes to a file or pipe."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-WIDTH_UNSEEN = 400
+PIPED_WIDTH = 400
+
+
 """Table width when stdout is not a terminal: another program cannot parse truncated or folded lines."""
+
 
 _GAP_COLUMNS = 2
 
 
-def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, spare: Sequence[str] = ()) -> None:
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, spare: Sequence[str] = ()) -> None:
     """Print the table; where it is too wide, drop the columns named in `spare`, in that order, until it fits."""
-    headings, rows = fitted(headings, tuple(rows), spare, width=columns_shown())
+    headings, rows = drop_columns_to_fit(headings, tuple(rows), spare, width=get_table_width())
     table = Table(box=None, pad_edge=False)
     for heading in headings:
         table.add_column(heading, overflow="fold")
@@ -30,7 +34,7 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, spare:
         sys.stdout.write(line.rstrip() + "\n")
 
 
-def fitted(
+def drop_columns_to_fit(
     headings: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], *, width: int
 ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """The headings and rows without the `spare` columns that do not fit into `width`."""
@@ -43,15 +47,36 @@ def fitted(
     return [heading for heading, _ in columns], list(zip(*(cells for _, cells in columns), strict=True))
 
 
-def columns_shown() -> int:
+def get_table_width() -> int:
     """The width, in characters, that a table may have."""
     return _console().width
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else WIDTH_UNSEEN)
+    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
 
 
 def _plain(cell: str) -> str:
     # Names come from outside; escape sequences in them must not move the cursor or colour the rest of the screen.
     return "".join(character if character.isprintable() else " " for character in cell)
+
+
+Item = TypeVar("Item")
+
+
+def track_progress(items: Iterable[Item], noun: str, total: int | None = None) -> Iterator[Item]:
+    """Yield the items unchanged, showing a bar if `total` is known and a counter otherwise."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    count_text = "{task.completed} " if total is None else "{task.completed} of {task.total} "
+    indicator = BarColumn() if total is not None else SpinnerColumn()
+    columns = (indicator, TextColumn(count_text + noun), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        for item in items:
+            yield item
+            progress.advance(task)

@@ -4,49 +4,50 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.canonical.blocks import Block, Text, ToolResult
-from holdfast.canonical.prompt import Passage, without_thinking
-from holdfast.compaction.groups import RECORD_LAYER, is_record
-from holdfast.events.payloads_compaction import ContextCompacted
+from holdfast.compaction.models import CompactionCut, ExchangeGroup
+from holdfast.events.payloads.compaction import ContextCompacted
+from holdfast.types.blocks import Block, Message, Text, ToolResult
+from holdfast.types.prompt import HistoryEntry, drop_thinking
+from holdfast.types.transcript import split_into_exchanges
 
 
-def compacted(entries: Sequence[Passage], event: ContextCompacted) -> tuple[Passage, ...]:
+def apply_compaction(entries: Sequence[HistoryEntry], event: ContextCompacted) -> tuple[HistoryEntry, ...]:
     """The summary and the kept entries, or for strategy `clear` the same entries with old tool results replaced."""
     if event.strategy == "clear":
         kept = _clear_results(entries, {result.tool_use_id: result.text for result in event.cleared})
     else:
-        kept = tuple(entry for entry in entries if entry.number > event.last and not is_record(entry))
+        kept = tuple(entry for entry in entries if entry.number > event.last and not is_summary(entry))
     # Providers sign thinking together with the prefix it was made for and reject it behind another one (decision 0014).
     if event.thinking_dropped:
-        kept = tuple(remaining for entry in kept if (remaining := without_thinking(entry)) is not None)
-    return kept if event.strategy == "clear" else (record_passage(event), *kept)
+        kept = tuple(remaining for entry in kept if (remaining := drop_thinking(entry)) is not None)
+    return kept if event.strategy == "clear" else (make_summary_entry(event), *kept)
 
 
-def compacted_newest(entries: Sequence[Passage], event: ContextCompacted) -> tuple[Passage, ...]:
+def apply_compaction_to_unsent(entries: Sequence[HistoryEntry], event: ContextCompacted) -> tuple[HistoryEntry, ...]:
     """Unsent entries are never covered; only their thinking is dropped if the event says so."""
     return tuple(
         remaining
         for entry in entries
-        if (remaining := without_thinking(entry) if event.thinking_dropped else entry) is not None
+        if (remaining := drop_thinking(entry) if event.thinking_dropped else entry) is not None
     )
 
 
-def told_by_the_user(entries: tuple[Passage, ...]) -> tuple[Passage, ...]:
+def summary_as_user_message(entries: tuple[HistoryEntry, ...]) -> tuple[HistoryEntry, ...]:
     """Give the summary the role `user`, for a provider that does not accept system messages in the history."""
-    if not entries or not is_record(entries[0]) or entries[0].role != "system":
+    if not entries or not is_summary(entries[0]) or entries[0].role != "system":
         return entries
     return (msgspec.structs.replace(entries[0], role="user"), *entries[1:])
 
 
-def record_passage(event: ContextCompacted) -> Passage:
-    return Passage(event.role, tuple(Text(part.text) for part in event.segments), layer=RECORD_LAYER)
+def make_summary_entry(event: ContextCompacted) -> HistoryEntry:
+    return HistoryEntry(event.role, tuple(Text(part.text) for part in event.segments), layer=SUMMARY_LAYER)
 
 
-def _clear_results(entries: Sequence[Passage], texts: dict[str, str]) -> tuple[Passage, ...]:
+def _clear_results(entries: Sequence[HistoryEntry], texts: dict[str, str]) -> tuple[HistoryEntry, ...]:
     return tuple(_clear_entry(entry, texts) for entry in entries)
 
 
-def _clear_entry(entry: Passage, texts: dict[str, str]) -> Passage:
+def _clear_entry(entry: HistoryEntry, texts: dict[str, str]) -> HistoryEntry:
     if not any(isinstance(block, ToolResult) and block.tool_use_id in texts for block in entry.content):
         return entry
     return msgspec.structs.replace(entry, content=tuple(_clear_block(block, texts) for block in entry.content))
@@ -56,3 +57,91 @@ def _clear_block(block: Block, texts: dict[str, str]) -> Block:
     if not isinstance(block, ToolResult) or block.tool_use_id not in texts:
         return block
     return msgspec.structs.replace(block, content=(Text(texts[block.tool_use_id]),))
+
+
+SUMMARY_LAYER = "record"
+
+
+def is_summary(entry: HistoryEntry) -> bool:
+    return entry.layer == SUMMARY_LAYER
+
+
+def count_leading_summaries(entries: Sequence[HistoryEntry]) -> int:
+    """How many leading entries are summaries from earlier compactions."""
+    return next((index for index, entry in enumerate(entries) if not is_summary(entry)), len(entries))
+
+
+def group_exchanges(entries: Sequence[HistoryEntry], tokens: Sequence[int] = ()) -> tuple[ExchangeGroup, ...]:
+    """Partition the history. Injected context belongs to the user message after it, or else to the group before."""
+    spans = [list(span) for span in split_into_exchanges([Message(entry.role, entry.content) for entry in entries])]
+    joined: list[list[int]] = []
+    injected_start: int | None = None
+    for start, stop in spans:
+        if all(entry.injected for entry in entries[start:stop]):
+            injected_start = start if injected_start is None else injected_start
+        elif injected_start is not None and not _has_user_text(entries[start:stop]) and joined:
+            joined[-1][1] = start
+            joined.append([start, stop])
+            injected_start = None
+        else:
+            joined.append([start if injected_start is None else injected_start, stop])
+            injected_start = None
+    if injected_start is not None:
+        if joined:
+            joined[-1][1] = len(entries)
+        else:
+            joined.append([injected_start, len(entries)])
+    return tuple(ExchangeGroup(start, stop, sum(tokens[start:stop])) for start, stop in joined)
+
+
+def _has_user_text(entries: Sequence[HistoryEntry]) -> bool:
+    """Whether these entries contain user text, and not only tool results."""
+    user_entries = (entry for entry in entries if entry.role == "user" and not entry.injected)
+    return any(isinstance(block, Text) for entry in user_entries for block in entry.content)
+
+
+def choose_cut(
+    entries: Sequence[HistoryEntry], tokens: Sequence[int], *, tail_tokens_max: int, unsent: int
+) -> CompactionCut | None:
+    """The cut that keeps as many of the newest groups as fit `tail_tokens_max`, and always the newest one.
+
+    Unsent entries, from index `unsent` on, are never covered. The kept part preferably starts with a user message, if
+    that drops no more than a quarter of the tail. None if there is nothing to cover.
+    """
+    front = count_leading_summaries(entries)
+    groups = [group for group in group_exchanges(entries, tokens) if group.stop > front]
+    if not groups:
+        return None
+    first = len(groups) - 1
+    # A group that is partly unsent is kept whole: covering a message before it was sent would lose it.
+    while first > 0 and groups[first - 1].stop > unsent:
+        first -= 1
+    room = tail_tokens_max - sum(group.tokens for group in groups[first:])
+    while first > 0 and groups[first - 1].tokens <= room:
+        first -= 1
+        room -= groups[first].tokens
+    first = _advance_to_request(entries, groups, first, spare=tail_tokens_max // 4, unsent=unsent)
+    start, stop = max(front, groups[0].start), groups[first].start
+    if stop <= start:
+        return None
+    # Number 0 means that an entry is not a message of the log.
+    numbers = [entry.number for entry in entries[start:stop] if entry.number]
+    if not numbers:
+        return None
+    kept_tokens = sum(group.tokens for group in groups[first:])
+    return CompactionCut(start, stop, numbers[0], numbers[-1], sum(tokens[start:stop]), kept_tokens)
+
+
+def _advance_to_request(
+    entries: Sequence[HistoryEntry], groups: Sequence[ExchangeGroup], first: int, *, spare: int, unsent: int
+) -> int:
+    """The next group with user text, if at most `spare` tokens come before it."""
+    skipped_tokens = 0
+    for index in range(first, len(groups)):
+        group = groups[index]
+        if _has_user_text(entries[group.start : group.stop]):
+            return index
+        skipped_tokens += group.tokens
+        if skipped_tokens > spare or group.stop > unsent:
+            break
+    return first

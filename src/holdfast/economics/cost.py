@@ -4,13 +4,13 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.canonical.usage import Usage
-from holdfast.catalog.rows import Price
+from holdfast.catalog.schema import Price
+from holdfast.types.usage import Usage
 
 _MILLION = Decimal(1_000_000)
 
 
-class Multipliers(msgspec.Struct, frozen=True):
+class PriceMultipliers(msgspec.Struct, frozen=True):
     """Cost of a prompt token relative to an uncached one; all 0 where uncached input is free."""
 
     read: Decimal
@@ -41,13 +41,43 @@ def storage_usd(tokens: int, seconds: float, price: Price) -> Decimal:
     return tokens * price.storage_per_hour * Decimal(str(seconds)) / 3600 / _MILLION
 
 
-def multipliers(price: Price) -> Multipliers:
+def price_multipliers(price: Price) -> PriceMultipliers:
     def relative(rate: Decimal) -> Decimal:
         return rate / price.input if price.input else Decimal(0)
 
-    return Multipliers(
+    return PriceMultipliers(
         read=relative(price.cache_read),
         write_5m=relative(price.cache_write_5m),
         write_1h=relative(price.cache_write_1h),
         write_other=relative(price.cache_write_other),
     )
+
+
+Amount = Decimal | float
+
+
+"""A count, a share or an expected value; not necessarily whole."""
+
+
+class CostComparison(msgspec.Struct, frozen=True):
+    """Costs of two alternatives, in uncached input tokens unless stated otherwise; truthy if the first is cheaper."""
+
+    first_units: Decimal
+    second_units: Decimal
+
+    def __bool__(self) -> bool:
+        return self.first_units < self.second_units
+
+    @property
+    def saved_units(self) -> Decimal:
+        """What the first alternative saves over the second; negative if it costs more."""
+        return self.second_units - self.first_units
+
+
+def to_decimal(amount: Amount) -> Decimal:
+    return amount if isinstance(amount, Decimal) else Decimal(amount)
+
+
+def arithmetic_sum(start: int, stop: int) -> int:
+    """start + (start + 1) + ... + (stop - 1); 0 for an empty range."""
+    return (start + stop - 1) * (stop - start) // 2 if stop > start else 0

@@ -4,17 +4,18 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from holdfast.canonical.encoding import ENCODING
-from holdfast.canonical.pieces import shared_links
 from holdfast.catalog.lookup import Models, find_model
-from holdfast.engine.draft import Draft
-from holdfast.engine.state import State, apply
-from holdfast.engine.views import sent_view
-from holdfast.events.envelope import Event
-from holdfast.events.payloads import LlmCallCompleted, LlmCallFailed, ModelSwitched, RequestPrepared, SessionStarted
-from holdfast.layers.assemble import assemble
-from holdfast.ledger.verdicts import DROP_TOKENS_MIN
-from holdfast.providers.registry import adapter_for
+from holdfast.engine.reducer import apply_event
+from holdfast.engine.request_draft import RequestDraft, build_sent_view
+from holdfast.engine.state import SessionState
+from holdfast.events.log import Event
+from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, ModelSwitched, RequestPrepared
+from holdfast.events.payloads.session import SessionStarted
+from holdfast.layers.assemble import assemble_prompt
+from holdfast.ledger.cache.verdicts import DROP_TOKENS_MIN
+from holdfast.providers.registry import get_adapter
+from holdfast.types.json_encoding import JSON_ENCODING_VERSION
+from holdfast.types.request_buffer import count_shared_blocks
 
 
 class Certificate(msgspec.Struct, frozen=True):
@@ -37,8 +38,8 @@ def certify(
     events: Iterable[Event], session_id: str, models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN
 ) -> Iterator[Certificate]:
     """One certificate per request, in order: its bytes are rebuilt from the log and compared."""
-    state = State(session_id)
-    draft: Draft | None = None
+    state = SessionState(session_id)
+    draft: RequestDraft | None = None
     pending: Certificate | None = None
     call_number = 0
     simulated = False
@@ -50,8 +51,8 @@ def certify(
                 if pending is not None:
                     yield pending
                 call_number += 1
-                draft = draft or Draft(adapter_for(find_model(state.model, models).provider), len)
-                draft.update(assemble(sent_view(state)))
+                draft = draft or RequestDraft(get_adapter(find_model(state.model, models).provider), len)
+                draft.update(assemble_prompt(build_sent_view(state)))
                 pending = _certify_bytes(state, payload, draft, call_number)
             case ModelSwitched():
                 draft = None
@@ -63,12 +64,14 @@ def certify(
                 pending = None
             case _:
                 pass
-        state = apply(state, event)
+        state = apply_event(state, event)
     if pending is not None:
         yield pending
 
 
-def _certify_bytes(state: State, prepared: RequestPrepared, draft: Draft, call_number: int) -> Certificate:
+def _certify_bytes(
+    state: SessionState, prepared: RequestPrepared, draft: RequestDraft, call_number: int
+) -> Certificate:
     previous_digests = state.links
     # A log that was tampered with may hold any number.
     shared_blocks = min(max(prepared.shared_blocks, 0), len(previous_digests))
@@ -84,12 +87,12 @@ def _certify_bytes(state: State, prepared: RequestPrepared, draft: Draft, call_n
             certificate,
             f"it claims {prepared.shared_blocks} shared blocks, but the previous call has {len(previous_digests)}",
         )
-    if prepared.encoding != ENCODING:
+    if prepared.encoding != JSON_ENCODING_VERSION:
         return _with_violation(
             certificate, f"it was encoded with {prepared.encoding}, which this version does not support"
         )
     rebuilt = draft.scroll.links
-    equal_blocks = shared_links(recorded, rebuilt)
+    equal_blocks = count_shared_blocks(recorded, rebuilt)
     if equal_blocks < max(len(recorded), len(rebuilt)):
         changed = (recorded if equal_blocks < len(recorded) else rebuilt)[equal_blocks]
         where = f"block {equal_blocks}, layer {changed.layer!r}, from byte {changed.start} on"

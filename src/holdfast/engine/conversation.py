@@ -8,43 +8,42 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.canonical.prompt import Parameters
-from holdfast.canonical.view import LayerText
 from holdfast.catalog.lookup import price_at, utc_date
-from holdfast.catalog.rows import Model, Price
-from holdfast.catalog.tokens import count_block
+from holdfast.catalog.schema import Model, Price
+from holdfast.catalog.token_count import count_block_tokens
 from holdfast.clock import Clock, NewId, Sleep
-from holdfast.compaction.values import DEFAULT_CONFIG, CompactionConfig
-from holdfast.engine.completions import Completions
-from holdfast.engine.dispatch import Toolbox
-from holdfast.engine.draft import Draft
-from holdfast.engine.gate import Gate
-from holdfast.engine.history import Said
-from holdfast.engine.state import State, apply
+from holdfast.compaction.models import DEFAULT_CONFIG, CompactionConfig
+from holdfast.engine.cache.response_cache import ResponseCacheConfig
+from holdfast.engine.cache.single_flight import SingleFlight
+from holdfast.engine.compaction.history import LoggedMessages
+from holdfast.engine.reducer import apply_event
+from holdfast.engine.request_draft import RequestDraft
+from holdfast.engine.state import SessionState
+from holdfast.engine.tools.dispatch import Toolbox
 from holdfast.errors import BudgetError
-from holdfast.events.bus import Bus
-from holdfast.events.controls import Controls
-from holdfast.events.envelope import Actor, Event
-from holdfast.events.log import Log
-from holdfast.events.payloads import AnyPayload, LlmCallCompleted, LlmCallFailed, TurnStarted
-from holdfast.events.payloads_controls import CacheControlled
-from holdfast.planning.explicit import Keeping
-from holdfast.planning.lessons import Scene
-from holdfast.planning.memory import NOTHING_LEARNED, Learned
+from holdfast.events.cache_controls import CacheControls
+from holdfast.events.log import Actor, Event, EventBus, EventLog
+from holdfast.events.payloads.cache import CacheControlsApplied
+from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed
+from holdfast.events.payloads.session import TurnStarted
+from holdfast.events.payloads.union import AnyPayload
+from holdfast.planning.explicit_cache import ExplicitCacheConfig
+from holdfast.planning.learned import NOTHING_LEARNED, LearnedParameters, LearningScope
 from holdfast.providers.adapter import Adapter
-from holdfast.providers.wire import Wire
+from holdfast.providers.wire_request import Transport
 from holdfast.recovery.scenarios import StepName
+from holdfast.types.prompt import LayerText, Parameters
 
-VolatileTexts = Callable[[], Awaitable[tuple[LayerText, ...]]]
+VolatileSource = Callable[[], Awaitable[tuple[LayerText, ...]]]
 """The current text of the volatile layers."""
 
-MakesSmaller = Callable[["Conversation"], Awaitable[str]]
+OverflowStep = Callable[["Conversation"], Awaitable[str]]
 """Shrinks a conversation's view by recording events, and returns what it did."""
 
-NewerPins = Callable[[tuple[LayerText, ...]], tuple[LayerText, ...] | None]
+FindNewerPins = Callable[[tuple[LayerText, ...]], tuple[LayerText, ...] | None]
 """The texts that a new epoch would pin instead of the given ones; None if they are the same."""
 
-LookUpControls = Callable[[str], Awaitable[Controls]]
+LookUpControls = Callable[[str], Awaitable[CacheControls]]
 """Looks up the cache settings of a session and the global ones."""
 
 STEPS_MAX = 50
@@ -54,10 +53,10 @@ ESTIMATE_MARGIN = 1.2
 """Token counts are local estimates; a spending limit must hold even if a prompt is this much larger."""
 
 
-class Adopting(msgspec.Struct, frozen=True):
+class PrefixRefresh(msgspec.Struct, frozen=True):
     """How a session detects that its pinned texts have changed, and whether it checks before every turn."""
 
-    newer_pins: NewerPins
+    newer_pins: FindNewerPins
     each_turn: bool = False
 
 
@@ -68,7 +67,7 @@ class KeepAlive(msgspec.Struct, frozen=True):
     sleep: Sleep
 
 
-class Parts(msgspec.Struct, frozen=True):
+class Dependencies(msgspec.Struct, frozen=True):
     """Everything that a conversation is given from outside.
 
     `asks_for_diagnosis` lets it ask the provider for the reason of a cache miss. `learned` are the parameters that
@@ -77,35 +76,35 @@ class Parts(msgspec.Struct, frozen=True):
     order when a prompt does not fit the context window.
     """
 
-    log: Log
-    wire: Wire
+    log: EventLog
+    wire: Transport
     adapter: Adapter
     model: Model
     pricing_version: str
     toolbox: Toolbox
-    volatile: VolatileTexts
+    volatile: VolatileSource
     parameters: Parameters
     clock: Clock
     new_id: NewId
-    bus: Bus
+    bus: EventBus
     steps_max: int = STEPS_MAX
-    keeping: Keeping = Keeping()
+    keeping: ExplicitCacheConfig = ExplicitCacheConfig()
     spend_max_usd: Decimal | None = None
-    learned: Learned = NOTHING_LEARNED
-    scene: Scene = Scene("", "")
+    learned: LearnedParameters = NOTHING_LEARNED
+    scene: LearningScope = LearningScope("", "")
     keep_alive: KeepAlive | None = None
-    gate: Gate | None = None
+    gate: SingleFlight | None = None
     account: str = ""
     asks_for_diagnosis: bool = True
-    completions: Completions | None = None
-    overflow_steps: Mapping[StepName, MakesSmaller] = {}
+    completions: ResponseCacheConfig | None = None
+    overflow_steps: Mapping[StepName, OverflowStep] = {}
     simulated: bool = False
     controls: LookUpControls | None = None
     compaction: CompactionConfig = DEFAULT_CONFIG
-    adopting: Adopting | None = None
+    adopting: PrefixRefresh | None = None
 
 
-def controlled(deps: Parts, control: CacheControlled) -> Parts:
+def apply_cache_settings(deps: Dependencies, control: CacheControlsApplied) -> Dependencies:
     """The dependencies with the user's cache settings applied; a model with caching off counts as unable to cache."""
     model, keeping = deps.model, deps.keeping
     if not control.enabled:
@@ -122,16 +121,16 @@ class Conversation:
     conversations that spend this one's budget; `promised_usd` is reserved for the call in progress.
     """
 
-    def __init__(self, deps: Parts, state: State, *, parent: "Conversation | None" = None) -> None:
+    def __init__(self, deps: Dependencies, state: SessionState, *, parent: "Conversation | None" = None) -> None:
         self.given = deps
-        self.parts = controlled(deps, state.control)
+        self.parts = apply_cache_settings(deps, state.control)
         self.state = state
         self.parent = parent
         self.children: list[Conversation] = []
         self.promised_usd = Decimal(0)
         self.opened_at = deps.clock()
         self._recording = asyncio.Lock()
-        self.said = Said(lambda after: self.parts.log.read(self.state.session_id, after=after))
+        self.said = LoggedMessages(lambda after: self.parts.log.read(self.state.session_id, after=after))
         self.draft = self.new_draft()
 
     @property
@@ -142,16 +141,16 @@ class Conversation:
         fields = self.parts.adapter.session_fields(self.parts.model, owner)
         return msgspec.structs.replace(base, extra=(*base.extra, *fields)) if fields else base
 
-    def speak_through(self, deps: Parts) -> None:
+    def speak_through(self, deps: Dependencies) -> None:
         """Continue with other dependencies; the encoded draft is discarded."""
         self.given = deps
-        self.parts = controlled(deps, self.state.control)
+        self.parts = apply_cache_settings(deps, self.state.control)
         self.draft = self.new_draft()
 
-    def new_draft(self) -> Draft:
+    def new_draft(self) -> RequestDraft:
         """An empty request draft for the current provider."""
         factor = self.parts.model.tokens_factor
-        return Draft(self.parts.adapter, lambda data: count_block(data, factor))
+        return RequestDraft(self.parts.adapter, lambda data: count_block_tokens(data, factor))
 
     async def record(self, actor: Actor, *payloads: AnyPayload) -> None:
         """Append events to the log and apply them; a cancellation is raised only once log and state agree."""
@@ -172,9 +171,9 @@ class Conversation:
             events = self._events(actor, payloads)
             await asyncio.wrap_future(self.parts.log.append(events))
             for event in events:
-                self.state = apply(self.state, event)
-                if isinstance(event.payload, CacheControlled):
-                    self.parts = controlled(self.given, event.payload)
+                self.state = apply_event(self.state, event)
+                if isinstance(event.payload, CacheControlsApplied):
+                    self.parts = apply_cache_settings(self.given, event.payload)
                 if isinstance(event.payload, LlmCallCompleted | LlmCallFailed):
                     # The call is now part of `state.cost_usd`.
                     self.promised_usd = Decimal(0)

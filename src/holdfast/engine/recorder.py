@@ -9,32 +9,26 @@ from threading import RLock
 
 import msgspec
 
-from holdfast.canonical.blocks import THINKING_KINDS, ToolUse
-from holdfast.canonical.encoding import ENCODING
-from holdfast.canonical.moves import Move
-from holdfast.canonical.pieces import Link, shared_links
-from holdfast.canonical.prompt import Plan, Ttl
-from holdfast.canonical.reply import Reply
-from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models, find_model, price_at, pricing_version, utc_date
-from holdfast.catalog.rows import Model
+from holdfast.catalog.schema import Model
 from holdfast.clock import Clock, NewId
 from holdfast.economics.cost import cost_usd
-from holdfast.engine.billing import by_lifetime
-from holdfast.engine.harmless import Warnings
+from holdfast.engine.call_record import split_writes_by_ttl
+from holdfast.engine.guard import WarningLog
 from holdfast.errors import FailureKind, UserError
-from holdfast.events.envelope import Event
-from holdfast.events.log import Log
-from holdfast.events.payloads import (
-    AnyPayload,
-    CachePinged,
-    LlmCallCompleted,
-    LlmCallFailed,
-    LlmCallStarted,
-    RequestPrepared,
-    SessionStarted,
-)
-from holdfast.ledger.calls import Bill, CallRecord, bill, calls
+from holdfast.events.log import Event, EventLog
+from holdfast.events.payloads.cache import CachePinged
+from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted, RequestPrepared
+from holdfast.events.payloads.session import SessionStarted
+from holdfast.events.payloads.union import AnyPayload
+from holdfast.ledger.accounting import CallRecord
+from holdfast.ledger.calls import Bill, compute_bill, iter_calls
+from holdfast.types.blocks import THINKING_TYPES, ToolUse
+from holdfast.types.json_encoding import JSON_ENCODING_VERSION
+from holdfast.types.prompt import Plan, PrefixChange, Ttl
+from holdfast.types.reply import Reply
+from holdfast.types.request_buffer import PrefixDigest, count_shared_blocks
+from holdfast.types.usage import Usage
 
 UNPRICED = "unpriced"
 """The pricing version of calls whose model is not in the catalog: they are recorded with a cost of 0."""
@@ -42,7 +36,7 @@ UNPRICED = "unpriced"
 _NOT_RECORDED = "a call is not recorded"
 
 
-class Prepared(msgspec.Struct, frozen=True):
+class ObservedRequest(msgspec.Struct, frozen=True):
     """A request in our encoding; `row` is None if the model is not in the catalog.
 
     `compares`: the caller has asked the provider for a cache diagnosis against an earlier request.
@@ -52,50 +46,50 @@ class Prepared(msgspec.Struct, frozen=True):
     provider: str
     row: Model | None
     plan: Plan
-    links: tuple[Link, ...]
+    links: tuple[PrefixDigest, ...]
     parameters_digest: str
     body_bytes: int
     tokens: int
     compares: bool = False
     settings: tuple[tuple[str, str], ...] = ()
-    move: Move | None = None
+    move: PrefixChange | None = None
 
 
-class Call(msgspec.Struct, frozen=True):
+class ObservedCall(msgspec.Struct, frozen=True):
     """A call in progress."""
 
     request_id: str
-    prepared: Prepared
+    prepared: ObservedRequest
     started_at: float
 
 
-def billed(call: Call, usage: Usage) -> Usage:
+def bill_usage(call: ObservedCall, usage: Usage) -> Usage:
     """The usage of a call, with its cache writes split by the TTLs that it requested."""
     prepared = call.prepared
-    return by_lifetime(usage, prepared.provider, prepared.plan.marks, prepared.links)
+    return split_writes_by_ttl(usage, prepared.provider, prepared.plan.marks, prepared.links)
 
 
-class Resumed(msgspec.Struct, frozen=True):
+class ResumedSession(msgspec.Struct, frozen=True):
     """A session that an earlier process recorded: the digests of its last request, and its last event."""
 
     session_id: str
-    links: tuple[Link, ...]
+    links: tuple[PrefixDigest, ...]
     last_event_id: str
 
 
-class Recorder:
+class CallRecorder:
     """Thread-safe. No method raises because of a client's or a store's behaviour."""
 
     def __init__(
         self,
-        log: Log,
+        log: EventLog,
         *,
         models: Models,
         clock: Clock,
         new_id: NewId,
-        warnings: Warnings,
+        warnings: WarningLog,
         session_started: Callable[[str], SessionStarted] = SessionStarted,
-        resumed: Resumed | None = None,
+        resumed: ResumedSession | None = None,
     ) -> None:
         self._log = log
         self._models = models
@@ -104,23 +98,23 @@ class Recorder:
         self._warnings = warnings
         self._session_started = session_started
         self._lock = RLock()
-        self._links: tuple[Link, ...] = resumed.links if resumed else ()
+        self._links: tuple[PrefixDigest, ...] = resumed.links if resumed else ()
         self._last_event_id: str | None = resumed.last_event_id if resumed else None
         self._written: Future[None] | None = None
         self._open: set[str] = set()
-        self._dropped: deque[tuple[Call, Reply | None]] = deque()
+        self._dropped: deque[tuple[ObservedCall, Reply | None]] = deque()
         self._pricing_version = pricing_version(models)
         self.session_id = resumed.session_id if resumed else new_id(clock())
 
     @property
-    def log(self) -> Log:
+    def log(self) -> EventLog:
         """The event log; `log.read(recorder.session_id)` has this recorder's events."""
         return self._log
 
     @property
     def calls(self) -> tuple[CallRecord, ...]:
         """The completed calls, oldest first."""
-        return tuple(calls(self._events()))
+        return tuple(iter_calls(self._events()))
 
     def bill(self) -> Bill:
         """Usage and cost of all calls; models without a price count as free."""
@@ -138,7 +132,7 @@ class Recorder:
     def _bill_of(self, model: str, records: Iterator[CallRecord]) -> Bill:
         row = self.row_of(model)
         if row is not None:
-            return bill(records, row)
+            return compute_bill(records, row)
         all_records = list(records)
         return Bill(len(all_records), sum((record.usage for record in all_records), Usage()), Decimal(0), Decimal(0))
 
@@ -148,23 +142,23 @@ class Recorder:
         except UserError:
             return None
 
-    def shared(self, digests: Sequence[Link]) -> int:
+    def shared(self, digests: Sequence[PrefixDigest]) -> int:
         """How many leading blocks a request shares with the previous one."""
         with self._lock:
-            return shared_links(self._links, digests)
+            return count_shared_blocks(self._links, digests)
 
-    def begin(self, prepared: Prepared, *also: AnyPayload) -> Call | None:
+    def begin(self, prepared: ObservedRequest, *also: AnyPayload) -> ObservedCall | None:
         """Record the start of a call, with the events `also` before it; None if recording failed."""
         with self._lock, self._warnings.harmless(_NOT_RECORDED):
             self._flush_dropped()
             at = self._clock()
-            shared_blocks = shared_links(self._links, prepared.links)
-            call = Call(self._new_id(at), prepared, at)
+            shared_blocks = count_shared_blocks(self._links, prepared.links)
+            call = ObservedCall(self._new_id(at), prepared, at)
             self._write(
                 *also,
                 RequestPrepared(
                     plan=prepared.plan,
-                    encoding=ENCODING,
+                    encoding=JSON_ENCODING_VERSION,
                     shared_blocks=shared_blocks,
                     links=prepared.links[shared_blocks:],
                     parameters_digest=prepared.parameters_digest,
@@ -179,8 +173,8 @@ class Recorder:
             return call
         return None
 
-    def complete(self, call: Call, reply: Reply) -> None:
-        prepared, usage = call.prepared, billed(call, reply.usage)
+    def complete(self, call: ObservedCall, reply: Reply) -> None:
+        prepared, usage = call.prepared, bill_usage(call, reply.usage)
         completed = LlmCallCompleted(
             model=prepared.model,
             provider=prepared.provider,
@@ -190,7 +184,7 @@ class Recorder:
             latency_ms=self._since(call),
             stop_reason=reply.stop_reason,
             produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
-            produced_thinking_blocks=sum(isinstance(block, THINKING_KINDS) for block in reply.content),
+            produced_thinking_blocks=sum(isinstance(block, THINKING_TYPES) for block in reply.content),
             request_id=call.request_id,
             compacting=reply.compacting,
             response_id=reply.id,
@@ -198,8 +192,8 @@ class Recorder:
         )
         self._end(call, completed)
 
-    def fail(self, call: Call, kind: FailureKind, message: str, partial: Reply | None = None) -> None:
-        usage = billed(call, partial.usage) if partial else Usage()
+    def fail(self, call: ObservedCall, kind: FailureKind, message: str, partial: Reply | None = None) -> None:
+        usage = bill_usage(call, partial.usage) if partial else Usage()
         failed = LlmCallFailed(
             model=call.prepared.model,
             provider=call.prepared.provider,
@@ -213,7 +207,7 @@ class Recorder:
         )
         self._end(call, failed)
 
-    def ping(self, call: Call, usage: Usage, *, ttl: Ttl, block: int) -> Decimal:
+    def ping(self, call: ObservedCall, usage: Usage, *, ttl: Ttl, block: int) -> Decimal:
         """Record a keep-alive ping that repeated a call; returns its cost."""
         prepared, cost = call.prepared, self.cost_of(call, usage)
         pinged = CachePinged(
@@ -233,7 +227,7 @@ class Recorder:
             self._write(pinged)
         return cost
 
-    def drop(self, call: Call, partial: Reply | None) -> None:
+    def drop(self, call: ObservedCall, partial: Reply | None) -> None:
         """The caller dropped a stream without closing it.
 
         This runs in a finalizer, possibly in the middle of a store's work, so it only queues the call.
@@ -245,7 +239,7 @@ class Recorder:
             call, partial = self._dropped.popleft()
             self.fail(call, "cancelled", "the stream was not read to its end", partial)
 
-    def _end(self, call: Call, payload: AnyPayload) -> None:
+    def _end(self, call: ObservedCall, payload: AnyPayload) -> None:
         with self._lock, self._warnings.harmless(_NOT_RECORDED):
             if call.request_id in self._open:
                 self._open.discard(call.request_id)
@@ -279,12 +273,12 @@ class Recorder:
             written.exception()
         return self._log.read(self.session_id)
 
-    def cost_of(self, call: Call, usage: Usage) -> Decimal:
+    def cost_of(self, call: ObservedCall, usage: Usage) -> Decimal:
         """The cost of a call with this usage, as returned by `billed`."""
         row = call.prepared.row
         if row is None or not row.prices:
             return Decimal(0)
         return cost_usd(usage, price_at(row, utc_date(call.started_at), usage.tokens_sent))
 
-    def _since(self, call: Call) -> int:
+    def _since(self, call: ObservedCall) -> int:
         return round((self._clock() - call.started_at) * 1000)

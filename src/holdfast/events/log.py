@@ -1,12 +1,32 @@
 """The append-only event log as seen by everything but a store."""
 
-from collections.abc import Iterator, Sequence
+import enum
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
-from holdfast.events.envelope import Event
+from holdfast.events.payloads.calls import LlmCallStarted
+from holdfast.events.payloads.compaction import ContextCompacted
+from holdfast.events.payloads.recovery import RecoveryPayload, ViewRepair
+from holdfast.events.payloads.session import (
+    ContextInjected,
+    EpochOpened,
+    MemoryEviction,
+    MemoryUpdated,
+    MessageAppended,
+    TurnStarted,
+)
+from holdfast.events.payloads.tools import (
+    ToolCalled,
+    ToolCompleted,
+    ToolConfirmationRequested,
+    ToolConfirmationResolved,
+    ToolFailed,
+)
+from holdfast.events.payloads.union import AnyPayload
 
 
 class SessionRow(msgspec.Struct, frozen=True, gc=False):
@@ -21,7 +41,26 @@ class SessionRow(msgspec.Struct, frozen=True, gc=False):
     parent_session_id: str | None = None
 
 
-class Log(Protocol):
+Actor = Literal["user", "agent", "system", "tool", "worker"]
+
+
+SCHEMA_VERSION = 1
+
+
+class Event(msgspec.Struct, frozen=True):
+    """`at` is in seconds since the epoch. Ids are ordered by time, so the order of ids is the order of events."""
+
+    id: str
+    at: float
+    session_id: str
+    actor: Actor
+    payload: AnyPayload
+    turn_id: str | None = None
+    parent_event_id: str | None = None
+    version: int = SCHEMA_VERSION
+
+
+class EventLog(Protocol):
     """An append is durable, complete and in order once its future is done; every later read sees it."""
 
     def append(self, events: Sequence[Event]) -> Future[None]: ...
@@ -40,3 +79,72 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Writes what is queued, then releases all resources."""
+
+
+EventListener = Callable[[Event], None]
+
+
+logger = logging.getLogger(__name__)
+
+
+class EventBus:
+    def __init__(self) -> None:
+        self._listeners: list[EventListener] = []
+
+    def subscribe(self, listener: EventListener) -> Callable[[], None]:
+        """Calls `listener` with every event from now on; call the returned function to unsubscribe."""
+        self._listeners.append(listener)
+
+        def stop() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+        return stop
+
+    def publish(self, events: Sequence[Event]) -> None:
+        for event in events:
+            for listener in tuple(self._listeners):
+                try:
+                    listener(event)
+                except Exception as error:  # noqa: BLE001 - an error of a listener must not reach the loop
+                    # The error message could quote a prompt; its type cannot.
+                    logger.warning("a listener failed on %s: %s", event_type_of(event.payload), type(error).__name__)
+
+
+class Sensitivity(enum.StrEnum):
+    PRIVATE = "private"
+    PSEUDONYMOUS = "pseudonymous"
+
+
+# Payloads that contain conversation content, or can.
+_PRIVATE: frozenset[type[msgspec.Struct]] = frozenset(
+    (
+        ContextCompacted,
+        ContextInjected,
+        EpochOpened,
+        LlmCallStarted,
+        MemoryEviction,
+        MemoryUpdated,
+        ViewRepair,
+        MessageAppended,
+        RecoveryPayload,
+        ToolCalled,
+        ToolCompleted,
+        ToolConfirmationRequested,
+        ToolConfirmationResolved,
+        ToolFailed,
+        TurnStarted,
+    )
+)
+
+
+def event_type_of(payload: AnyPayload) -> str:
+    """The event's type, such as `turn.started`."""
+    tag = type(payload).__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
+
+
+def sensitivity_of(payload: AnyPayload) -> Sensitivity:
+    """The minimum sensitivity with which events of this type must be treated."""
+    return Sensitivity.PRIVATE if type(payload) in _PRIVATE else Sensitivity.PSEUDONYMOUS

@@ -4,27 +4,63 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from holdfast.events.access import KeepsKeys
-from holdfast.events.controls import KeepsControls
-from holdfast.events.envelope import Event
+from holdfast.events.cache_controls import ControlStore
+from holdfast.events.log import Event
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PositionedEvent(msgspec.Struct, frozen=True):
     """An event and its position among the events of all sessions; None where this version cannot read it."""
 
     place: int
     event: Event | None
 
 
-class Feed(Protocol):
+class EventFeed(Protocol):
     def newest_place(self) -> int:
         """The position of the newest event; 0 if there is none."""
 
-    def behind(self, position: int, *, limit: int) -> tuple[Placed, ...]:
+    def behind(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:
         """Events after a position, in order. Positions increase, with gaps."""
 
 
-class Records(KeepsControls, KeepsKeys, Feed, Protocol):
+class KeyRow(msgspec.Struct, frozen=True):
+    """`digest` is that of the secret part; the key itself is shown once and never stored.
+
+    `entity` is the URI with which the holder signs, if one was given. Requests made with the key are charged to its
+    user and team.
+    """
+
+    id: str
+    digest: str
+    scope: str
+    created_at: float
+    name: str | None = None
+    entity: str | None = None
+    expires_at: float | None = None
+    revoked_at: float | None = None
+    user_id: str | None = None
+    team_id: str | None = None
+
+
+class KeyStore(Protocol):
+    def add_key(self, row: KeyRow) -> None: ...
+
+    def key(self, key_id: str) -> KeyRow | None: ...
+
+    def all_keys(self) -> tuple[KeyRow, ...]:
+        """All keys ever created, oldest first."""
+
+    def has_keys(self) -> bool:
+        """Whether a key was ever created.
+
+        Revoked keys count, so that revoking the last one does not disable authentication.
+        """
+
+    def revoke_key(self, key_id: str, *, at: float) -> bool:
+        """Revokes a key; False if there is no such key or it was already revoked."""
+
+
+class StoreRecords(ControlStore, KeyStore, EventFeed, Protocol):
     """Everything beside the log that a service needs from a store."""
 
 
@@ -33,4 +69,8 @@ class HasRecords(Protocol):
     """A store that has records beside the log."""
 
     @property
-    def records(self) -> Records: ...
+    def records(self) -> StoreRecords: ...
+
+
+# The cookie in which the dashboard sends a key.
+KEY_COOKIE = "holdfast_key"

@@ -11,11 +11,20 @@ from typing import Literal
 import msgspec
 
 EntityKind = Literal["path", "url", "id", "symbol", "command", "error", "value"]
+
+
 KINDS: tuple[EntityKind, ...] = ("path", "url", "id", "symbol", "command", "error", "value")
 
+
 ENTITY_CHARACTERS_MAX = 160
+
+
 WORD_CHARACTERS_MAX = 300
+
+
 TEXT_CHARACTERS_MAX = 400_000
+
+
 """How much of one text is scanned; the rest of a longer one is still in the log."""
 
 
@@ -25,21 +34,41 @@ class Entity(msgspec.Struct, frozen=True, array_like=True):
 
 
 _URL = r"(?P<url>https?://[^\s\"'`<>()\[\]{}]+)"
+
+
 _PATH = r"(?P<path>(?<![\w/.@-])(?:~|\.{1,2})?/?(?:[\w@+.-]+/)+[\w@+.-]*[\w@+-]|(?<![\w/.@-])/[\w@+.-]{2,}\b)"
+
+
 _FILE = r"(?P<file>(?<![\w/.@-])[\w-]+\.(?:[a-z][a-z0-9]{0,4}|[A-Z]{1,4})\b(?![\w(/]))"
+
+
 _UUID = r"(?P<uuid>\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b)"
+
+
 _HEX = r"(?P<hex>\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{7,64}\b)"
+
+
 _TICKET = r"(?P<ticket>(?<![\w#])#\d{1,7}\b|\b[A-Z][A-Z0-9]{1,9}-\d{1,7}\b)"
+
+
 _CODE = r"(?P<code>\b(?=[A-Z0-9]*[A-Z])(?=[A-Z0-9]*[0-9])[A-Z0-9]{5,12}\b)"
+
+
 _VALUE = (
     r"(?P<value>(?<![\w.])v?\d+(?:\.\d+){2,3}(?:-[a-z0-9.]+)?\b|\b\d{4}-\d\d-\d\d\b"
     r"|(?<![\w.])[$€£]\d[\d,]*(?:\.\d+)?\b|(?<![\w.-])\d+(?:\.\d+)?(?:ms|KB|MB|GB|kB|KiB|MiB|GiB|%)(?!\w))"
 )
+
+
 _SYMBOL = (
     r"(?P<symbol>\b[A-Za-z_]\w*(?:(?:\.|::)[A-Za-z_]\w*)+\b|\b[a-z]+(?:[A-Z][a-z0-9]*)+\w*\b"
     r"|\b[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+\w*\b|\b_*[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+_*\b)"
 )
+
+
 _ENTITY = re.compile("|".join((_URL, _UUID, _PATH, _FILE, _VALUE, _TICKET, _HEX, _CODE, _SYMBOL)))
+
+
 _KIND_OF: dict[str, EntityKind] = {
     "url": "url",
     "uuid": "id",
@@ -51,15 +80,25 @@ _KIND_OF: dict[str, EntityKind] = {
     "code": "id",
     "symbol": "symbol",
 }
+
+
 _WORD = re.compile(r"[^\s\"'`<>()\[\]{},;|*=]+")
+
+
 _MEASURED = re.compile(r"(?<![\w.-])\d+(?:\.\d+)? (?:ms|seconds?|minutes?|hours?|days?|KB|MB|GB|bytes|tokens)\b")
+
+
 _ERROR = re.compile(r"[a-z](?:Error|Exception)\b|\berror(?:\[\w+\])?:|\bfatal:|\bpanic:|\bFAILED\b|--- FAIL:")
+
+
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\b\d[\d.,:]*\b")
+
+
 # Abbreviations that look like a file name with a suffix.
 _NO_FILE = ("e.g", "i.e", "etc.", "vs.")
 
 
-def entities_in(text: str) -> Iterator[Entity]:
+def find_entities(text: str) -> Iterator[Entity]:
     """Every mention; a word that occurs twice is returned twice."""
     scanned = text[:TEXT_CHARACTERS_MAX]
     for word in _WORD.findall(scanned):
@@ -67,8 +106,8 @@ def entities_in(text: str) -> Iterator[Entity]:
             yield from _entities_in_word(word[:WORD_CHARACTERS_MAX])
     for match in _MEASURED.finditer(scanned):
         yield Entity("value", match.group())
-    for line in error_lines(scanned):
-        yield Entity("error", signature(line))
+    for line in find_error_lines(scanned):
+        yield Entity("error", error_signature(line))
 
 
 @functools.lru_cache(maxsize=65_536)
@@ -89,7 +128,7 @@ def _is_plausible(group: str, word: str) -> bool:
     return True
 
 
-def error_lines(text: str) -> list[str]:
+def find_error_lines(text: str) -> list[str]:
     """Lines that report an error, each once and verbatim, except overlong ones."""
     lines: dict[str, None] = {}
     end = 0
@@ -102,6 +141,45 @@ def error_lines(text: str) -> list[str]:
     return list(lines)
 
 
-def signature(line: str) -> str:
+def error_signature(line: str) -> str:
     """The error without its numbers, so that repetitions of it compare equal."""
     return _NUMBERS.sub("N", " ".join(line.split()))[:ENTITY_CHARACTERS_MAX]
+
+
+ELLIPSIS = "…"
+
+
+_SPACES = re.compile(r"\s+")
+
+
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+
+
+def collapse_whitespace(text: str) -> str:
+    """The text on one line, with every run of white space as one space."""
+    return _SPACES.sub(" ", text).strip()
+
+
+def truncate_words(text: str, characters_max: int) -> str:
+    """The text on one line; a longer one is cut after a whole word and gets an ellipsis."""
+    line = collapse_whitespace(text[: characters_max * 4 + 1_000])
+    if len(line) <= characters_max:
+        return line
+    beginning = line[:characters_max]
+    whole_words = beginning if line[characters_max] == " " else beginning[: beginning.rfind(" ") + 1]
+    return f"{whole_words.rstrip()} {ELLIPSIS}".strip()
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences and lines of a text, stripped."""
+    return [part.strip() for part in _SENTENCE.split(text) if part.strip()]
+
+
+def find_last_line(text: str, characters_max: int) -> str:
+    """The last line that is not blank."""
+    tail = text[-4_000:] if len(text) > 4_000 else text
+    lines = [line for line in tail.splitlines() if line.strip()]
+    if len(text) > 4_000 and len(lines) > 1:
+        # The first line may be the truncated end of a longer one.
+        lines = lines[1:]
+    return truncate_words(lines[-1], characters_max) if lines else ""

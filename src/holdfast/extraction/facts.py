@@ -6,26 +6,40 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.canonical.blocks import Block, Image, ToolResult, ToolUse, text_of
-from holdfast.canonical.encoding import digest
-from holdfast.canonical.prompt import Passage
-from holdfast.extraction.calls import Action, Task, action_of, failed, failing_tests, result_text
-from holdfast.extraction.entities import Entity, entities_in, error_lines, signature
-from holdfast.extraction.texts import folded, last_line, sentences
+from holdfast.extraction.entities import (
+    Entity,
+    collapse_whitespace,
+    error_signature,
+    find_entities,
+    find_error_lines,
+    find_last_line,
+    split_sentences,
+)
+from holdfast.extraction.tool_calls import (
+    CallAction,
+    PlannedTask,
+    find_failing_tests,
+    interpret_call,
+    is_failed_result,
+    result_text,
+)
+from holdfast.types.blocks import Block, Image, ToolResult, ToolUse, join_text_blocks
+from holdfast.types.json_encoding import sha256_hex
+from holdfast.types.prompt import HistoryEntry
 
-HALF_LIFE_PASSAGES = 30.0
+HALF_LIFE_ENTRIES = 30.0
 """After this many messages a mention's weight has halved."""
 
 SPOKEN_WEIGHT = 3.0
 """The weight of a mention in user text, model text or tool arguments, relative to one in a tool result."""
 
 MENTIONS_MAX = 10_000
-REMEMBERED_MAX = 500
+FACTS_MAX = 500
 """Bounds the reader's memory in a long conversation: this many files, commands, errors, requests and steps each."""
 
 CONSTRAINT_CHARACTERS_MAX = 400
 DECISION_CHARACTERS_MAX = 300
-DONE = ("completed", "done", "cancelled", "canceled", "deleted")
+DONE_STATUSES = ("completed", "done", "cancelled", "canceled", "deleted")
 
 _Value = TypeVar("_Value")
 
@@ -41,7 +55,7 @@ _DECISION = re.compile(
 _COMMIT = re.compile(r"\bgit (commit|push)\b")
 
 
-class Ask(msgspec.Struct, frozen=True):
+class UserRequest(msgspec.Struct, frozen=True):
     """A user request; `answered` once the model has ended a turn after it."""
 
     number: int
@@ -50,7 +64,7 @@ class Ask(msgspec.Struct, frozen=True):
     others: int = 0
 
 
-class Noted(msgspec.Struct, frozen=True):
+class CitedText(msgspec.Struct, frozen=True):
     """A piece of text and the number of its message."""
 
     text: str
@@ -71,7 +85,7 @@ class FileState(msgspec.Struct, frozen=True):
     at: int = 0
 
 
-class Ran(msgspec.Struct, frozen=True):
+class CommandRun(msgspec.Struct, frozen=True):
     command: str
     times: int = 0
     failed: bool = False
@@ -80,7 +94,7 @@ class Ran(msgspec.Struct, frozen=True):
     number: int = 0
 
 
-class ErrorSeen(msgspec.Struct, frozen=True):
+class ErrorOccurrence(msgspec.Struct, frozen=True):
     """`resolved` is the message in which the same call succeeded, 0 if there is none."""
 
     line: str
@@ -97,26 +111,26 @@ class Mention(msgspec.Struct, frozen=True):
     at: int
 
 
-class Facts(msgspec.Struct, frozen=True):
-    asks: tuple[Ask, ...] = ()
-    constraints: tuple[Noted, ...] = ()
-    decisions: tuple[Noted, ...] = ()
-    questions: tuple[Noted, ...] = ()
-    tasks: tuple[tuple[Task, int], ...] = ()
-    open_calls: tuple[tuple[Action, int], ...] = ()
+class ConversationFacts(msgspec.Struct, frozen=True):
+    asks: tuple[UserRequest, ...] = ()
+    constraints: tuple[CitedText, ...] = ()
+    decisions: tuple[CitedText, ...] = ()
+    questions: tuple[CitedText, ...] = ()
+    tasks: tuple[tuple[PlannedTask, int], ...] = ()
+    open_calls: tuple[tuple[CallAction, int], ...] = ()
     files: tuple[FileState, ...] = ()
-    commands: tuple[Ran, ...] = ()
-    failing: tuple[Noted, ...] = ()
+    commands: tuple[CommandRun, ...] = ()
+    failing: tuple[CitedText, ...] = ()
     mended: int = 0
-    errors: tuple[ErrorSeen, ...] = ()
+    errors: tuple[ErrorOccurrence, ...] = ()
     mentions: tuple[Mention, ...] = ()
-    steps: tuple[Noted, ...] = ()
+    steps: tuple[CitedText, ...] = ()
     tools: tuple[tuple[str, int], ...] = ()
-    current: Noted | None = None
+    current: CitedText | None = None
     messages: tuple[tuple[str, int], ...] = ()
 
 
-def facts_of(entries: Sequence[Passage]) -> Facts:
+def extract_facts(entries: Sequence[HistoryEntry]) -> ConversationFacts:
     """Facts from user, model and tool text; injected context and thinking are ignored."""
     reader = FactsReader()
     for entry in entries:
@@ -134,22 +148,22 @@ class FactsReader:
         self.at = -1
         self.waiting = 0
         self.number = 0
-        self.asks: list[Ask] = []
-        self.constraints: dict[str, Noted] = {}
-        self.decisions: dict[str, Noted] = {}
-        self.question: Noted | None = None
-        self.tasks: dict[str, tuple[Task, int]] = {}
-        self.calls: dict[str, tuple[Action, int]] = {}
+        self.asks: list[UserRequest] = []
+        self.constraints: dict[str, CitedText] = {}
+        self.decisions: dict[str, CitedText] = {}
+        self.question: CitedText | None = None
+        self.tasks: dict[str, tuple[PlannedTask, int]] = {}
+        self.calls: dict[str, tuple[CallAction, int]] = {}
         self.files: dict[str, FileState] = {}
-        self.commands: dict[str, Ran] = {}
-        self.failing: dict[str, Noted] = {}
+        self.commands: dict[str, CommandRun] = {}
+        self.failing: dict[str, CitedText] = {}
         self.failed_once: set[str] = set()
-        self.errors: dict[str, ErrorSeen] = {}
+        self.errors: dict[str, ErrorOccurrence] = {}
         self.errors_of: dict[tuple[str, str, str], set[str]] = {}
         self.mentions: dict[Entity, Mention] = {}
-        self.steps: list[Noted] = []
+        self.steps: list[CitedText] = []
         self.tools: dict[str, int] = {}
-        self.current: Noted | None = None
+        self.current: CitedText | None = None
         self.messages: dict[str, int] = {}
 
     def copy(self) -> "FactsReader":
@@ -160,7 +174,7 @@ class FactsReader:
         other.errors_of = {key: signs.copy() for key, signs in self.errors_of.items()}
         return other
 
-    def read(self, entry: Passage) -> None:
+    def read(self, entry: HistoryEntry) -> None:
         self.at += 1
         if entry.injected:
             return
@@ -171,7 +185,7 @@ class FactsReader:
         for result in results:
             self._read_result(result)
             self.number = entry.number
-        text = text_of(entry.content)
+        text = join_text_blocks(entry.content)
         if entry.role == "assistant":
             self._read_reply(text, entry.content)
         elif text.strip() or not results:
@@ -189,59 +203,59 @@ class FactsReader:
         if _drop_oldest(self.errors):
             remaining = {key: {sign for sign in signs if sign in self.errors} for key, signs in self.errors_of.items()}
             self.errors_of = {key: signs for key, signs in remaining.items() if signs}
-        if len(self.steps) > 2 * REMEMBERED_MAX:
-            del self.steps[:-REMEMBERED_MAX]
+        if len(self.steps) > 2 * FACTS_MAX:
+            del self.steps[:-FACTS_MAX]
         # The first request is the goal and is never dropped.
-        if self.waiting > 2 * REMEMBERED_MAX:
-            del self.asks[1 : self.waiting - REMEMBERED_MAX]
-            self.waiting = REMEMBERED_MAX + 1
+        if self.waiting > 2 * FACTS_MAX:
+            del self.asks[1 : self.waiting - FACTS_MAX]
+            self.waiting = FACTS_MAX + 1
         if len(self.mentions) > 2 * MENTIONS_MAX:
             ranked = sorted(self.mentions.values(), key=self._rank)
             self.mentions = {mention.entity: mention for mention in ranked[:MENTIONS_MAX]}
 
     def _read_request(self, text: str, content: Sequence[Block]) -> None:
         others = sum(isinstance(block, Image) for block in content)
-        self.asks.append(Ask(self.number, text, others=others))
+        self.asks.append(UserRequest(self.number, text, others=others))
         # Whatever the model asked last, the user has now replied.
         self.question = None
-        for sentence in sentences(text):
+        for sentence in split_sentences(text):
             if len(sentence) <= CONSTRAINT_CHARACTERS_MAX and _CONSTRAINT.search(sentence):
-                self.constraints.setdefault(folded(sentence).lower(), Noted(sentence, self.number))
+                self.constraints.setdefault(collapse_whitespace(sentence).lower(), CitedText(sentence, self.number))
         self._add_mentions(text, SPOKEN_WEIGHT)
 
     def _read_reply(self, text: str, content: Sequence[Block]) -> None:
         calls = [block for block in content if isinstance(block, ToolUse)]
         if text.strip():
-            self.current = Noted(text, self.number)
+            self.current = CitedText(text, self.number)
             self._add_mentions(text, SPOKEN_WEIGHT)
-            for sentence in sentences(text):
+            for sentence in split_sentences(text):
                 if len(sentence) <= DECISION_CHARACTERS_MAX and _DECISION.search(sentence):
-                    self.decisions.pop(folded(sentence).lower(), None)
-                    self.decisions[folded(sentence).lower()] = Noted(sentence, self.number)
+                    self.decisions.pop(collapse_whitespace(sentence).lower(), None)
+                    self.decisions[collapse_whitespace(sentence).lower()] = CitedText(sentence, self.number)
         for call in calls:
             self._read_call(call)
         if not calls:
             for index in range(self.waiting, len(self.asks)):
                 self.asks[index] = msgspec.structs.replace(self.asks[index], answered=True)
             self.waiting = len(self.asks)
-            questions = [sentence_text for sentence_text in sentences(text)[-3:] if sentence_text.endswith("?")]
-            self.question = Noted(questions[-1], self.number) if questions else None
-        self.steps.append(Noted(_step(text, calls), self.number))
+            questions = [sentence_text for sentence_text in split_sentences(text)[-3:] if sentence_text.endswith("?")]
+            self.question = CitedText(questions[-1], self.number) if questions else None
+        self.steps.append(CitedText(_step(text, calls), self.number))
 
     def _read_call(self, call: ToolUse) -> None:
-        action = action_of(call)
+        action = interpret_call(call)
         self.tools[call.name] = self.tools.get(call.name, 0) + 1
         self.calls[call.id] = action, self.number
         for text in action.texts:
             self._add_mentions(text, SPOKEN_WEIGHT)
         if action.kind == "run" and action.command:
-            self._add_mention(Entity("command", folded(action.command)[:160]), SPOKEN_WEIGHT)
-            before = self.commands.pop(action.command, Ran(action.command))
+            self._add_mention(Entity("command", collapse_whitespace(action.command)[:160]), SPOKEN_WEIGHT)
+            before = self.commands.pop(action.command, CommandRun(action.command))
             self.commands[action.command] = msgspec.structs.replace(before, times=before.times + 1, number=self.number)
         if action.kind == "plan":
             self._update_tasks(action)
 
-    def _update_tasks(self, action: Action) -> None:
+    def _update_tasks(self, action: CallAction) -> None:
         if len(action.tasks) != 1 or not action.task_id:
             if len(action.tasks) > 1:
                 self.tasks.clear()
@@ -254,31 +268,31 @@ class FactsReader:
         position = int(action.task_id) - 1 if action.task_id.isdigit() else -1
         name = listed[position] if not task.text and 0 <= position < len(listed) else task.text
         if name:
-            existing = self.tasks.get(name, (Task(name), 0))[0]
-            self.tasks[name] = Task(existing.text or name, task.status or existing.status), self.number
+            existing = self.tasks.get(name, (PlannedTask(name), 0))[0]
+            self.tasks[name] = PlannedTask(existing.text or name, task.status or existing.status), self.number
 
     def _read_result(self, result: ToolResult) -> None:
         text = result_text(result)
         # Attribute a result to the message of its call: both are one group, and the call says what it is.
-        action, self.number = self.calls.pop(result.tool_use_id, (Action("other", result.name), self.number))
-        is_failed = failed(result)
+        action, self.number = self.calls.pop(result.tool_use_id, (CallAction("other", result.name), self.number))
+        is_failed = is_failed_result(result)
         self._add_mentions(text, 1.0)
         if action.path:
             self._update_file(action, text, is_failed)
         if action.command in self.commands:
             run = self.commands[action.command]
             self.commands[action.command] = msgspec.structs.replace(
-                run, failed=is_failed, answered=True, last_line=last_line(text, 120), number=self.number
+                run, failed=is_failed, answered=True, last_line=find_last_line(text, 120), number=self.number
             )
         self._update_tests(action, text, is_failed)
         self._update_errors(action, text, is_failed)
 
-    def _update_file(self, action: Action, text: str, is_failed: bool) -> None:
+    def _update_file(self, action: CallAction, text: str, is_failed: bool) -> None:
         before = self.files.pop(action.path, FileState(action.path))
         touched = msgspec.structs.replace(before, numbers=(*before.numbers[-2:], self.number), at=self.at)
         if not is_failed and action.kind == "read":
             lines = touched.lines if action.lines is None else (*touched.lines[-3:], action.lines)
-            sha = digest(text.encode("utf-8", "surrogatepass"))[:8] if action.lines is None else touched.sha
+            sha = sha256_hex(text.encode("utf-8", "surrogatepass"))[:8] if action.lines is None else touched.sha
             touched = msgspec.structs.replace(
                 touched, reads=touched.reads + 1, sha=sha, lines=lines, written_since_read=False, deleted=False
             )
@@ -290,21 +304,21 @@ class FactsReader:
             touched = msgspec.structs.replace(touched, deleted=True)
         self.files[action.path] = touched
 
-    def _update_tests(self, action: Action, text: str, is_failed: bool) -> None:
+    def _update_tests(self, action: CallAction, text: str, is_failed: bool) -> None:
         if action.kind != "run":
             return
-        names = failing_tests(text)
+        names = find_failing_tests(text)
         for name in names:
-            self.failing.setdefault(name, Noted(name, self.number))
+            self.failing.setdefault(name, CitedText(name, self.number))
         self.failed_once.update(names)
         # A test run that succeeds without naming a failure means that everything that failed before passes now.
         if not names and not is_failed and re.search(r"\btest", action.command):
             self.failing.clear()
 
-    def _update_errors(self, action: Action, text: str, is_failed: bool) -> None:
-        lines = error_lines(text) if is_failed or action.kind == "run" else []
+    def _update_errors(self, action: CallAction, text: str, is_failed: bool) -> None:
+        lines = find_error_lines(text) if is_failed or action.kind == "run" else []
         if not lines and is_failed:
-            lines = [line for line in [last_line(text, 200)] if line]
+            lines = [line for line in [find_last_line(text, 200)] if line]
         # The same call succeeded: every error that it reported before counts as resolved.
         if not is_failed and not lines:
             for resolved_sign in self.errors_of.pop(action.key, ()):
@@ -314,13 +328,13 @@ class FactsReader:
                     )
         # One noisy result must not push out the errors of all others.
         for line in lines[:8]:
-            sign = signature(line)
+            sign = error_signature(line)
             before = self.errors.pop(sign, None)
-            self.errors[sign] = ErrorSeen(line, before.times + 1 if before else 1, self.number)
+            self.errors[sign] = ErrorOccurrence(line, before.times + 1 if before else 1, self.number)
             self.errors_of.setdefault(action.key, set()).add(sign)
 
     def _add_mentions(self, text: str, weight: float) -> None:
-        for entity in dict.fromkeys(entities_in(text)):
+        for entity in dict.fromkeys(find_entities(text)):
             self._add_mention(entity, weight)
 
     def _add_mention(self, entity: Entity, weight: float) -> None:
@@ -334,15 +348,15 @@ class FactsReader:
 
     def _score(self, mention: Mention) -> float:
         """The mention's score with the decay since it was last seen: score * 0.5 ** (age / half-life)."""
-        return mention.score * float(0.5 ** ((self.at - mention.at) / HALF_LIFE_PASSAGES))
+        return mention.score * float(0.5 ** ((self.at - mention.at) / HALF_LIFE_ENTRIES))
 
     def _rank(self, mention: Mention) -> tuple[float, str, str]:
         return -self._score(mention), mention.entity.kind, mention.entity.text
 
-    def facts(self) -> Facts:
+    def facts(self) -> ConversationFacts:
         ranked = sorted(self.mentions.values(), key=self._rank)
         mentions = (msgspec.structs.replace(mention, score=self._score(mention)) for mention in ranked)
-        return Facts(
+        return ConversationFacts(
             asks=tuple(self.asks),
             constraints=tuple(self.constraints.values()),
             decisions=tuple(self.decisions.values()),
@@ -364,9 +378,9 @@ class FactsReader:
 
 def _drop_oldest(values: dict[str, _Value], *, keep_first: int = 0) -> bool:
     """Trim to REMEMBERED_MAX once there are twice as many; whether it did."""
-    if len(values) <= 2 * REMEMBERED_MAX:
+    if len(values) <= 2 * FACTS_MAX:
         return False
-    for key in list(values)[keep_first : len(values) - REMEMBERED_MAX]:
+    for key in list(values)[keep_first : len(values) - FACTS_MAX]:
         del values[key]
     return True
 
@@ -375,6 +389,6 @@ def _step(text: str, calls: Sequence[ToolUse]) -> str:
     """One line on what the model did: its tool calls, or else its text."""
     actions = []
     for call in calls:
-        action = action_of(call)
-        actions.append(folded(f"{call.name} {action.path or action.command or action.pattern}"[:300]))
-    return "; ".join(actions) if actions else folded(text[:600])
+        action = interpret_call(call)
+        actions.append(collapse_whitespace(f"{call.name} {action.path or action.command or action.pattern}"[:300]))
+    return "; ".join(actions) if actions else collapse_whitespace(text[:600])

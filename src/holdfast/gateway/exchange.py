@@ -1,21 +1,27 @@
 """One request through the gateway and its response, buffered for the recorder."""
 
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Literal, Protocol
 
 import msgspec
 
-from holdfast.events.payloads_gateway import Change
-from holdfast.gateway.headers import CREDENTIALS, OUR_PREFIX, header
-from holdfast.gateway.reply import Headers
-from holdfast.gateway.routing import Target
+from holdfast.events.payloads.calls import RequestChange
+from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, OWN_HEADER_PREFIX, get_header_value
+from holdfast.gateway.http.response_parser import Headers
+from holdfast.gateway.rewrite.rewriter import RequestAnalysis, RequestRewriter, analyze_request
+from holdfast.gateway.routes import Target
 
 # Larger bodies are forwarded but not recorded.
-KEPT_BYTES_MAX = 32 * 1024 * 1024
-
-End = Literal["whole", "cut", "cancelled", "unreachable"]
+BUFFERED_BYTES_MAX = 32 * 1024 * 1024
 
 
-class Caller(msgspec.Struct, frozen=True):
+ExchangeEnd = Literal["whole", "cut", "cancelled", "unreachable"]
+
+
+class GatewayCaller(msgspec.Struct, frozen=True):
     """Who sent the request, without any credential.
 
     `account` is equal for requests that share a provider's caches. `key_id`, `label`, `user_id` and `team_id`
@@ -36,21 +42,21 @@ class Exchange:
     `original` is the request body as received, if a rewritten one was sent.
     """
 
-    def __init__(self, target: Target, headers: Headers, caller: Caller, at: float) -> None:
+    def __init__(self, target: Target, headers: Headers, caller: GatewayCaller, at: float) -> None:
         self.target = target
         self.caller = caller
-        self.headers = without_credentials(headers)
+        self.headers = drop_credentials(headers)
         self.asked_at = at
         self.ended_at = at
         self.status = 0
         self.reply_headers: Headers = []
-        self.end: End = "cancelled"
-        self.changes: tuple[Change, ...] = ()
+        self.end: ExchangeEnd = "cancelled"
+        self.changes: tuple[RequestChange, ...] = ()
         self.record: object = None
         self.waiting = 0
         self.original: bytes | None = None
-        self._request = Kept(is_too_large=is_too_large(headers))
-        self._reply = Kept()
+        self._request = BoundedBuffer(is_too_large=exceeds_buffer_limit(headers))
+        self._reply = BoundedBuffer()
 
     @property
     def request_body(self) -> bytes | None:
@@ -73,14 +79,14 @@ class Exchange:
 
     def request_was_read(self) -> None:
         """Frees the buffered request."""
-        self._request = Kept()
+        self._request = BoundedBuffer()
         self.original = None
 
     def reply_was_read(self) -> None:
-        self._reply = Kept()
+        self._reply = BoundedBuffer()
 
 
-class Kept:
+class BoundedBuffer:
     """Collects chunks up to KEPT_BYTES_MAX; drops all of them when the limit is exceeded."""
 
     def __init__(self, *, is_too_large: bool = False) -> None:
@@ -90,7 +96,7 @@ class Kept:
     def add(self, part: bytes) -> None:
         if self._parts is None:
             return
-        if self.size_bytes + len(part) > KEPT_BYTES_MAX:
+        if self.size_bytes + len(part) > BUFFERED_BYTES_MAX:
             self._parts, self.size_bytes = None, 0
             return
         self._parts.append(part)
@@ -100,19 +106,19 @@ class Kept:
         return None if self._parts is None else b"".join(self._parts)
 
 
-def is_too_large(headers: Headers) -> bool:
+def exceeds_buffer_limit(headers: Headers) -> bool:
     """Whether the declared content length exceeds the buffer limit."""
-    length = header(headers, b"content-length") or b""
-    return length.isdigit() and int(length[:20]) > KEPT_BYTES_MAX
+    length = get_header_value(headers, b"content-length") or b""
+    return length.isdigit() and int(length[:20]) > BUFFERED_BYTES_MAX
 
 
-def without_credentials(headers: Headers) -> Headers:
+def drop_credentials(headers: Headers) -> Headers:
     """Drops credentials, cookies and the headers addressed to the gateway itself."""
-    hidden = (*CREDENTIALS, b"cookie", b"set-cookie")
-    return [(name, value) for name, value in headers if name not in hidden and not name.startswith(OUR_PREFIX)]
+    hidden = (*CREDENTIAL_HEADERS, b"cookie", b"set-cookie")
+    return [(name, value) for name, value in headers if name not in hidden and not name.startswith(OWN_HEADER_PREFIX)]
 
 
-class Watcher(Protocol):
+class ExchangeWatcher(Protocol):
     """Observes exchanges. Must return at once (it only enqueues); whatever it raises is ignored."""
 
     def asked(self, exchange: Exchange) -> None:
@@ -120,3 +126,84 @@ class Watcher(Protocol):
 
     def ended(self, exchange: Exchange) -> None:
         """The response ended, complete or not."""
+
+
+logger = logging.getLogger(__name__)
+
+
+Message = MutableMapping[str, object]
+
+
+Receive = Callable[[], Awaitable[Message]]
+
+
+class ForwardRequest(msgspec.Struct, frozen=True):
+    """The request to forward: its headers, the source of its body, and the rewrite, if any."""
+
+    headers: Headers
+    receive: Receive
+    reading: RequestAnalysis | None = None
+
+    @property
+    def changes(self) -> tuple[RequestChange, ...]:
+        return self.reading.improved.changes if self.reading else ()
+
+
+async def prepare_request(
+    improver: RequestRewriter, exchange: Exchange, headers: Headers, receive: Receive
+) -> ForwardRequest:
+    """Never raises: if anything goes wrong, the request is forwarded unchanged."""
+    target = exchange.target
+    if exceeds_buffer_limit(headers) or target.speaks is None:
+        return ForwardRequest(headers, receive)
+    messages, body = await _collect(receive)
+    if body is None or get_header_value(headers, b"content-encoding") not in (None, b"identity"):
+        return ForwardRequest(headers, _replay(messages, receive))
+    reading: RequestAnalysis | None = None
+    analyze = functools.partial(analyze_request, improver, target.speaks, body, path=target.path)
+    try:
+        reading = await asyncio.to_thread(analyze, account=exchange.caller.account, at=exchange.asked_at)
+    except Exception as error:  # noqa: BLE001 - a failing rewrite must not break the client's call
+        # Log the type only: the message could quote the prompt.
+        logger.info("a request is forwarded unchanged: %s", type(error).__name__)
+    if reading is None or reading.improved.body is None:
+        return ForwardRequest(headers, _replay(messages, receive), reading)
+    rewritten = reading.improved.body
+    exchange.original = body
+    whole: Message = {"type": "http.request", "body": rewritten, "more_body": False}
+    return ForwardRequest(_with_content_length(headers, len(rewritten)), _replay([whole], receive), reading)
+
+
+async def _collect(receive: Receive) -> tuple[list[Message], bytes | None]:
+    """The messages received, and the body if it is complete and not too large."""
+    messages: list[Message] = []
+    parts: list[bytes] = []
+    size_bytes = 0
+    while True:
+        message = await receive()
+        messages.append(message)
+        part = message.get("body", b"")
+        if message["type"] != "http.request" or not isinstance(part, bytes):
+            return messages, None
+        parts.append(part)
+        size_bytes += len(part)
+        if size_bytes > BUFFERED_BYTES_MAX:
+            return messages, None
+        if not message.get("more_body", False):
+            return messages, b"".join(parts)
+
+
+def _replay(messages: list[Message], receive: Receive) -> Receive:
+    """A receive function that returns the collected messages first."""
+    collected = iter(messages)
+
+    async def replayed() -> Message:
+        message = next(collected, None)
+        return await receive() if message is None else message
+
+    return replayed
+
+
+def _with_content_length(headers: Headers, size_bytes: int) -> Headers:
+    """Corrects an existing content-length; a chunked body stays chunked."""
+    return [(name, b"%d" % size_bytes if name == b"content-length" else value) for name, value in headers]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.instructions.values import WAKE_REASONS
-from holdfast.instructions.wake import WakeTrust
+from holdfast.instructions.models import WAKE_REASONS
+from holdfast.instructions.recall.wake_token import WakeIssuer
 
 
 class InstructionSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +16,7 @@ class InstructionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     deployment: str = "local"
     root: Path | None = None
-    wake: WakeTrust | None = None
+    wake: WakeIssuer | None = None
     wake_reasons: tuple[str, ...] = WAKE_REASONS
     encoder: str | None = None
     use_floor: bool = True

@@ -8,29 +8,29 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import cast
 
-from holdfast.canonical.encoding import plain_json
-from holdfast.engine.marking.dialect import Dialect, Rewritten, as_bare_event
-from holdfast.engine.marking.plain import plain
-from holdfast.integrations.methods import Client, begin
-from holdfast.integrations.preparing import Desk
-from holdfast.integrations.proxy import Look, Proxy
-from holdfast.integrations.watching import Watch
+from holdfast.engine.inject.client_method import ClientMethod, RewrittenRequest, encode_bare_event, to_json
+from holdfast.integrations.client_methods import CallPreparer, WrappedClient, begin_call
+from holdfast.integrations.proxy import Proxy, ReplaceAttribute
+from holdfast.integrations.response_capture import CallWatcher
 from holdfast.providers.gemini import gemini
-from holdfast.providers.streaming import written_event
+from holdfast.providers.sse import encode_event
+from holdfast.types.json_encoding import encode_json
 
-GENERATE = Dialect(gemini, lambda arguments, request: Rewritten(arguments, request.wire), as_bare_event)
+GENERATE_METHOD = ClientMethod(
+    gemini, lambda arguments, request: RewrittenRequest(arguments, request.wire), encode_bare_event
+)
 
 _GENERATE_PATH = re.compile(r".*(models/[^/:]+:(?:generateContent|streamGenerateContent))(?:\?.*)?")
 
-Send = Callable[..., object]
+SendRequest = Callable[..., object]
 
 
-def wrapped_gemini(client: object, desk: Desk) -> Proxy:
+def wrap_gemini(client: object, desk: CallPreparer) -> Proxy:
     """A client whose `models`, `chats` and `aio` record the requests they send."""
-    return Client(client, _client_attributes(desk), desk)
+    return WrappedClient(client, _client_attributes(desk), desk)
 
 
-def _client_attributes(desk: Desk) -> Look:
+def _client_attributes(desk: CallPreparer) -> ReplaceAttribute:
     def look(name: str, value: object) -> object:
         # `client.aio` is the asynchronous client, with `models` and `chats` of its own.
         if name == "aio":
@@ -48,14 +48,14 @@ def _client_attributes(desk: Desk) -> Look:
     return look
 
 
-def _watched_models(models: object, desk: Desk) -> object:
+def _watched_models(models: object, desk: CallPreparer) -> object:
     """A copy of the client's models object that sends through a recording connection."""
     watched = copy.copy(models)
     _set(watched, "_api_client", Proxy(_get(models, "_api_client"), _connection_attributes(desk)))
     return watched
 
 
-def _connection_attributes(desk: Desk) -> Look:
+def _connection_attributes(desk: CallPreparer) -> ReplaceAttribute:
     senders = {
         "request": _send,
         "request_streamed": _stream,
@@ -79,17 +79,17 @@ def _connection_attributes(desk: Desk) -> Look:
     return look
 
 
-def _watch(desk: Desk, path: str, body: object) -> Callable[[], Watch]:
-    def start() -> Watch:
+def _watch(desk: CallPreparer, path: str, body: object) -> Callable[[], CallWatcher]:
+    def start() -> CallWatcher:
         prepared = None
         with desk.warnings.harmless("a call is not recorded"):
-            prepared = desk.read(gemini, plain_json(plain(body)), f"/v1/{path}")
-        return begin(GENERATE, desk, prepared)
+            prepared = desk.read(gemini, encode_json(to_json(body)), f"/v1/{path}")
+        return begin_call(GENERATE_METHOD, desk, prepared)
 
     return start
 
 
-def _send(send: Callable[[], object], start: Callable[[], Watch]) -> object:
+def _send(send: Callable[[], object], start: Callable[[], CallWatcher]) -> object:
     watch = start()
     try:
         response = send()
@@ -100,11 +100,11 @@ def _send(send: Callable[[], object], start: Callable[[], Watch]) -> object:
     return response
 
 
-def _stream(send: Callable[[], object], start: Callable[[], Watch]) -> Iterator[object]:
+def _stream(send: Callable[[], object], start: Callable[[], CallWatcher]) -> Iterator[object]:
     watch = start()
     try:
         for chunk in cast("Iterator[object]", send()):  # The client iterates over it too.
-            watch.feed(written_event(_body_of(chunk)))
+            watch.feed(encode_event(_body_of(chunk)))
             yield chunk
     except GeneratorExit:
         watch.dropped()
@@ -115,7 +115,7 @@ def _stream(send: Callable[[], object], start: Callable[[], Watch]) -> Iterator[
     watch.ended()
 
 
-async def _send_async(send: Callable[[], object], start: Callable[[], Watch]) -> object:
+async def _send_async(send: Callable[[], object], start: Callable[[], CallWatcher]) -> object:
     watch = start()
     try:
         response = await cast("Awaitable[object]", send())  # The client awaits it too.
@@ -126,7 +126,7 @@ async def _send_async(send: Callable[[], object], start: Callable[[], Watch]) ->
     return response
 
 
-async def _stream_async(send: Callable[[], object], start: Callable[[], Watch]) -> AsyncIterator[object]:
+async def _stream_async(send: Callable[[], object], start: Callable[[], CallWatcher]) -> AsyncIterator[object]:
     watch = start()
     try:
         chunks = await cast("Awaitable[AsyncIterator[object]]", send())  # As above.
@@ -136,10 +136,10 @@ async def _stream_async(send: Callable[[], object], start: Callable[[], Watch]) 
     return _forward_chunks(chunks, watch)
 
 
-async def _forward_chunks(chunks: AsyncIterator[object], watch: Watch) -> AsyncIterator[object]:
+async def _forward_chunks(chunks: AsyncIterator[object], watch: CallWatcher) -> AsyncIterator[object]:
     try:
         async for chunk in chunks:
-            watch.feed(written_event(_body_of(chunk)))
+            watch.feed(encode_event(_body_of(chunk)))
             yield chunk
     except GeneratorExit:
         watch.dropped()

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import cast
 
-from holdfast.engine.harmless import Warnings
-from holdfast.integrations.proxy import Proxy, awaited, next_of, next_of_async, special
-from holdfast.integrations.watching import Watch
+from holdfast.engine.guard import WarningLog
+from holdfast.integrations.proxy import Proxy, await_value, next_item, next_item_async, special_method
+from holdfast.integrations.response_capture import CallWatcher
 
 _CLOSE_METHODS = frozenset({"close", "aclose"})
 
@@ -13,7 +13,7 @@ _CLOSE_METHODS = frozenset({"close", "aclose"})
 class WatchedStream(Proxy):
     """A stream of a blocking or an asynchronous client; only one of the two ways to iterate is used."""
 
-    def __init__(self, target: object, watch: Watch) -> None:
+    def __init__(self, target: object, watch: CallWatcher) -> None:
         def look(name: str, value: object) -> object:
             return watched_close(value) if name in _CLOSE_METHODS else value
 
@@ -36,7 +36,7 @@ class WatchedStream(Proxy):
         watch = _watch_of(self)
         while True:
             try:
-                item = next_of(self)
+                item = next_item(self)
             except StopIteration:
                 watch.ended()
                 raise
@@ -53,7 +53,7 @@ class WatchedStream(Proxy):
         watch = _watch_of(self)
         while True:
             try:
-                item = await next_of_async(self)
+                item = await next_item_async(self)
             except StopAsyncIteration:
                 watch.ended()
                 raise
@@ -76,10 +76,10 @@ class WatchedStream(Proxy):
         _watch_of(self).dropped()
 
 
-class WatchedOpening(Proxy):
+class WatchedStreamManager(Proxy):
     """The context manager of `client.messages.stream(...)`: the client's own stream object reads a watched stream."""
 
-    def __init__(self, target: object, begin: Callable[[], Watch], warnings: Warnings) -> None:
+    def __init__(self, target: object, begin: Callable[[], CallWatcher], warnings: WarningLog) -> None:
         super().__init__(target, lambda name, value: value)
         object.__setattr__(self, "_holdfast_begin", begin)
         object.__setattr__(self, "_holdfast_warnings", warnings)
@@ -87,7 +87,7 @@ class WatchedOpening(Proxy):
     def __enter__(self) -> object:
         watch = self._begin()
         try:
-            stream = special(self, "__enter__")()
+            stream = special_method(self, "__enter__")()
         except BaseException as error:
             watch.failed(error)
             raise
@@ -101,7 +101,7 @@ class WatchedOpening(Proxy):
     async def __aenter__(self) -> object:
         watch = self._begin()
         try:
-            stream = await awaited(special(self, "__aenter__")())
+            stream = await await_value(special_method(self, "__aenter__")())
         except BaseException as error:
             watch.failed(error)
             raise
@@ -112,19 +112,21 @@ class WatchedOpening(Proxy):
         _watch_of(self).closed()
         return await super().__aexit__(*failure)
 
-    def _begin(self) -> Watch:
-        begin = cast("Callable[[], Watch]", object.__getattribute__(self, "_holdfast_begin"))  # Set above.
+    def _begin(self) -> CallWatcher:
+        begin = cast("Callable[[], CallWatcher]", object.__getattribute__(self, "_holdfast_begin"))  # Set above.
         watch = begin()
         object.__setattr__(self, "_holdfast_watch", watch)
         return watch
 
-    def _attach(self, stream: object, watch: Watch) -> None:
-        warnings = cast("Warnings", object.__getattribute__(self, "_holdfast_warnings"))  # Set above.
+    def _attach(self, stream: object, watch: CallWatcher) -> None:
+        warnings = cast("WarningLog", object.__getattribute__(self, "_holdfast_warnings"))  # Set above.
         # A private field of the SDK: if a new version renames it, the stream works and only the record is missing.
         with warnings.harmless("a stream is not recorded"):
             raw = getattr(stream, "_raw_stream")  # noqa: B009 - the client's own field, which no type here knows
             setattr(stream, "_raw_stream", WatchedStream(raw, watch))  # noqa: B010 - as above
 
 
-def _watch_of(proxy: Proxy) -> Watch:
-    return cast("Watch", object.__getattribute__(proxy, "_holdfast_watch"))  # Set when the proxy was made or entered.
+def _watch_of(proxy: Proxy) -> CallWatcher:
+    return cast(
+        "CallWatcher", object.__getattribute__(proxy, "_holdfast_watch")
+    )  # Set when the proxy was made or entered.

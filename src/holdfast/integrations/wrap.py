@@ -8,45 +8,44 @@ from typing import TypeVar, cast
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
-from holdfast.engine.harmless import Warnings
-from holdfast.engine.marking import anthropic, openai
-from holdfast.engine.recorder import Recorder
+from holdfast.engine.guard import WarningLog
+from holdfast.engine.inject import anthropic, openai
+from holdfast.engine.recorder import CallRecorder
 from holdfast.errors import UserError
-from holdfast.events.log import Log
+from holdfast.events.log import EventLog
 from holdfast.events.records import HasRecords
-from holdfast.integrations.gemini import wrapped_gemini
-from holdfast.integrations.methods import Client, Method, desk_of, wrapped_client
-from holdfast.integrations.preparing import Desk
+from holdfast.integrations.client_methods import CallPreparer, ClientCall, WrappedClient, preparer_of, wrap_client
+from holdfast.integrations.gemini import wrap_gemini
 from holdfast.integrations.proxy import Proxy
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
 
 AnyClient = TypeVar("AnyClient")
 
-Wrapping = Callable[[object, Desk], Proxy]
+WrapClient = Callable[[object, CallPreparer], Proxy]
 
 _ANTHROPIC = partial(
-    wrapped_client,
+    wrap_client,
     methods={
-        "messages.create": Method(anthropic.MESSAGES),
-        "messages.stream": Method(anthropic.MESSAGES, opens=True),
+        "messages.create": ClientCall(anthropic.MESSAGES_METHOD),
+        "messages.stream": ClientCall(anthropic.MESSAGES_METHOD, opens=True),
     },
 )
 _OPENAI = partial(
-    wrapped_client,
+    wrap_client,
     methods={
-        "chat.completions.create": Method(openai.CHAT),
-        "responses.create": Method(openai.RESPONSES),
-        "responses.stream": Method(openai.RESPONSES, opens=True),
+        "chat.completions.create": ClientCall(openai.CHAT_METHOD),
+        "responses.create": ClientCall(openai.RESPONSES_METHOD),
+        "responses.stream": ClientCall(openai.RESPONSES_METHOD, opens=True),
     },
 )
 
-_WRAPPINGS: dict[tuple[str, str], Wrapping] = {
+_WRAPPINGS: dict[tuple[str, str], WrapClient] = {
     ("anthropic", "Anthropic"): _ANTHROPIC,
     ("anthropic", "AsyncAnthropic"): _ANTHROPIC,
     ("openai", "OpenAI"): _OPENAI,
     ("openai", "AsyncOpenAI"): _OPENAI,
-    ("google.genai", "Client"): wrapped_gemini,
+    ("google.genai", "Client"): wrap_gemini,
 }
 """By package and class of the client. The SDKs are optional, so they are not imported here."""
 
@@ -54,7 +53,7 @@ _WRAPPINGS: dict[tuple[str, str], Wrapping] = {
 def wrap(
     client: AnyClient,
     *,
-    store: Log | str | Path | None = None,
+    store: EventLog | str | Path | None = None,
     session: str | None = None,
     models: Models | None = None,
     clock: Clock = system_clock,
@@ -68,34 +67,34 @@ def wrap(
     changed.
     """
     wrapping = _wrapping_of(client)
-    warnings = Warnings()
+    warnings = WarningLog()
     catalog = shipped_models() if models is None else models
     log, owns_log = _log_of(store, catalog)
-    recorder = Recorder(log, models=catalog, clock=clock, new_id=new_id, warnings=warnings)
+    recorder = CallRecorder(log, models=catalog, clock=clock, new_id=new_id, warnings=warnings)
     if owns_log:
         # Closing writes the queued events; a finalizer also runs at the end of the process.
         weakref.finalize(recorder, log.close)
     controls = log.records.controls if isinstance(log, HasRecords) else None
-    wrapped = wrapping(client, Desk(recorder, warnings, session=session, controls=controls))
+    wrapped = wrapping(client, CallPreparer(recorder, warnings, session=session, controls=controls))
     return cast("AnyClient", wrapped)  # The proxy has every attribute of the client.
 
 
-def _log_of(store: Log | str | Path | None, models: Models) -> tuple[Log, bool]:
+def _log_of(store: EventLog | str | Path | None, models: Models) -> tuple[EventLog, bool]:
     """The log to write to, and whether it has to be closed by the wrapper."""
     if store is None:
         return MemoryStore(models=models), False
     return (open_store(store, models=models), True) if isinstance(store, str | Path) else (store, False)
 
 
-def recorder_of(client: object) -> Recorder:
+def recorder_of(client: object) -> CallRecorder:
     """The record of a wrapped client's calls."""
-    if not issubclass(type(client), Client):
+    if not issubclass(type(client), WrappedClient):
         raise UserError(f"this {type(client).__name__} is not wrapped: use the client that `wrap` returned")
-    return desk_of(cast("Client", client)).recorder  # Checked above.
+    return preparer_of(cast("WrappedClient", client)).recorder  # Checked above.
 
 
-def _wrapping_of(client: object) -> Wrapping:
-    if issubclass(type(client), Client):
+def _wrapping_of(client: object) -> WrapClient:
+    if issubclass(type(client), WrappedClient):
         raise UserError("this client is wrapped already")
     package, name = _origin(client)
     if (package, name) not in _WRAPPINGS:

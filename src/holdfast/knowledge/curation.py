@@ -8,21 +8,21 @@ from pathlib import Path
 import msgspec
 
 from holdfast.errors import UserError
-from holdfast.knowledge.folder import Disk
-from holdfast.sources.project import FileText, read_project_file
-from holdfast.sources.text import cut_utf8, read_text
+from holdfast.knowledge.folder import KnowledgeFiles
+from holdfast.sources.files import cut_utf8, decode_text
+from holdfast.sources.project_files import ProjectText, read_project_file
 
-ACTIVE = "active"
+ACTIVE_FILE = "active"
 FILE_BYTES_MAX = 2_000_000
 SLICE_BYTES_MAX = 8_000
-TOLD_BYTES_MAX = 24_000
+PRESET_BYTES_MAX = 24_000
 SLICES_MAX = 100
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 
 
-class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FileSlice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole file, or only `lines` such as "10-40", or only the definition of `symbol`."""
 
     path: str
@@ -30,27 +30,27 @@ class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     symbol: str = ""
 
 
-class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    files: tuple[str | Slice, ...] = ()
+class FilePreset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    files: tuple[str | FileSlice, ...] = ()
 
     @property
-    def slices(self) -> tuple[Slice, ...]:
-        return tuple(Slice(file) if isinstance(file, str) else file for file in self.files[:SLICES_MAX])
+    def slices(self) -> tuple[FileSlice, ...]:
+        return tuple(FileSlice(file) if isinstance(file, str) else file for file in self.files[:SLICES_MAX])
 
 
-def preset_names(disk: Disk) -> tuple[str, ...]:
+def list_preset_names(disk: KnowledgeFiles) -> tuple[str, ...]:
     return tuple(name[:-5] for name in disk.names(".") if name.endswith(".toml") and _NAME.fullmatch(name[:-5]))
 
 
-def read_preset(disk: Disk, name: str) -> Preset:
+def read_preset(disk: KnowledgeFiles, name: str) -> FilePreset:
     """Raises UserError for a preset that does not exist or is invalid."""
     raw = disk.read(f"{name}.toml") if _NAME.fullmatch(name) else None
     if raw is None:
-        known = ", ".join(preset_names(disk))
+        known = ", ".join(list_preset_names(disk))
         hint = f"known: {known}" if known else "there are none yet"
         raise UserError(f"there is no file preset {name[:80]!r}; {hint} (files .holdfast/curation/<name>.toml)")
     try:
-        preset = msgspec.convert(tomllib.loads(read_text(raw)), Preset)
+        preset = msgspec.convert(tomllib.loads(decode_text(raw)), FilePreset)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise UserError(f"the file preset {name!r} cannot be read: {error}") from error
     if bad := next(
@@ -61,27 +61,27 @@ def read_preset(disk: Disk, name: str) -> Preset:
     return preset
 
 
-def active_preset(disk: Disk) -> str:
+def read_active_preset(disk: KnowledgeFiles) -> str:
     """The name of the preset that was last chosen; empty if none is."""
-    return read_text(disk.read(ACTIVE) or b"").strip()
+    return decode_text(disk.read(ACTIVE_FILE) or b"").strip()
 
 
-def choose_preset(disk: Disk, name: str) -> None:
+def choose_preset(disk: KnowledgeFiles, name: str) -> None:
     """Make a preset active from the next message on; an empty name clears it."""
     if not name:
-        disk.remove(ACTIVE)
+        disk.remove(ACTIVE_FILE)
         return
     read_preset(disk, name)
-    disk.replace(ACTIVE, f"{name}\n".encode())
+    disk.replace(ACTIVE_FILE, f"{name}\n".encode())
 
 
-def render_preset(root: Path, name: str, slices: Sequence[Slice]) -> str:
+def render_preset(root: Path, name: str, slices: Sequence[FileSlice]) -> str:
     """Every slice with its path, lines and file digest, within the limits per slice and in total."""
     parts = [f"# Files chosen for this work ({name})"]
     size, left_out = len(parts[0]), 0
     for part in _render_slices(root, slices):
         size += len(part.encode()) + 2
-        if size > TOLD_BYTES_MAX:
+        if size > PRESET_BYTES_MAX:
             left_out += 1
         else:
             parts.append(part)
@@ -90,7 +90,7 @@ def render_preset(root: Path, name: str, slices: Sequence[Slice]) -> str:
     return "\n\n".join(parts)
 
 
-def _render_slices(root: Path, slices: Sequence[Slice]) -> Iterator[str]:
+def _render_slices(root: Path, slices: Sequence[FileSlice]) -> Iterator[str]:
     for file_slice in slices:
         file = read_project_file(root, file_slice.path, FILE_BYTES_MAX)
         if file is None:
@@ -107,16 +107,16 @@ def _render_slices(root: Path, slices: Sequence[Slice]) -> Iterator[str]:
         yield f"## {file_slice.path} lines {first}-{last} of {len(lines)} (sha256 {file.sha256[:12]})\n{text}{note}"
 
 
-def _line_range(file_slice: Slice, file: FileText, lines: Sequence[str]) -> tuple[int, int] | None:
+def _line_range(file_slice: FileSlice, file: ProjectText, lines: Sequence[str]) -> tuple[int, int] | None:
     if file_slice.lines and (match := _RANGE.fullmatch(file_slice.lines)):
         first = max(1, min(int(match[1]), len(lines)))
         return first, max(first, min(int(match[2]), len(lines)))
     if file_slice.symbol:
-        return definition(lines, file_slice.symbol)
+        return find_definition(lines, file_slice.symbol)
     return 1, len(lines)
 
 
-def definition(lines: Sequence[str], symbol: str) -> tuple[int, int] | None:
+def find_definition(lines: Sequence[str], symbol: str) -> tuple[int, int] | None:
     """First and last line of a definition, found by keyword and indentation; language-independent."""
     pattern = re.compile(
         r"\s*(?:(?:export|default|public|private|protected|static|abstract|async|pub|final)\s+)*"

@@ -8,30 +8,30 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.errors import UserError
-from holdfast.sources.confined import (
+from holdfast.sources.confined_paths import (
     EscapeError,
-    Located,
+    LocatedPath,
     PathError,
-    opened_folder,
-    opened_place,
-    read_regular,
+    open_folder,
+    open_parent,
+    read_regular_at,
     write_atomically,
 )
 
 FILE_BYTES_MAX = 64_000_000
 NAMES_MAX = 20_000
 
-LEDGER = "ledger.jsonl"
-QUARANTINE = "ledger.quarantine.jsonl"
-DIGEST = "digest.md"
-DISABLED = "disabled"
-FILES = "files"
+LEDGER_FILE = "ledger.jsonl"
+QUARANTINE_FILE = "ledger.quarantine.jsonl"
+DIGEST_FILE = "digest.md"
+DISABLED_FILE = "disabled"
+NOTES_FOLDER = "files"
 
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _APPEND_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Disk(Protocol):
+class KnowledgeFiles(Protocol):
     """The file operations of a harvest; each is atomic, except that an append may be cut short by a crash."""
 
     def read(self, name: str) -> bytes | None:
@@ -68,9 +68,9 @@ class KnowledgeFolder:
 
     def read(self, name: str) -> bytes | None:
         try:
-            with opened_place(self._locate(name)) as (folder, last):
+            with open_parent(self._locate(name)) as (folder, last):
                 try:
-                    return read_regular(folder, last, FILE_BYTES_MAX)
+                    return read_regular_at(folder, last, FILE_BYTES_MAX)
                 except FileNotFoundError:
                     return None
         except EscapeError as error:
@@ -84,7 +84,7 @@ class KnowledgeFolder:
 
     def names(self, folder: str) -> tuple[str, ...]:
         try:
-            with opened_place(self._locate(folder)) as (parent, name), opened_folder(parent, name) as descriptor:
+            with open_parent(self._locate(folder)) as (parent, name), open_folder(parent, name) as descriptor:
                 names = sorted(os.listdir(descriptor))
         except (EscapeError, PathError):
             return ()
@@ -100,7 +100,7 @@ class KnowledgeFolder:
             def is_unchanged() -> bool:
                 try:
                     # One byte more than `read` returns: a longer file was not read whole and must not be truncated.
-                    return read_regular(folder, last, FILE_BYTES_MAX + 1) == before
+                    return read_regular_at(folder, last, FILE_BYTES_MAX + 1) == before
                 except FileNotFoundError:
                     return before is None
 
@@ -140,19 +140,19 @@ class KnowledgeFolder:
     def _open_for_writing(self, name: str) -> Iterator[tuple[int, str]]:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with opened_place(self._locate(name), make_folders=True) as place:
+            with open_parent(self._locate(name), make_folders=True) as place:
                 yield place
         except EscapeError as error:
             raise UserError(f"knowledge is not written: {error}") from None
         except PathError as error:
             raise UserError(f"knowledge cannot be written: {error}") from None
 
-    def _locate(self, name: str) -> Located:
+    def _locate(self, name: str) -> LocatedPath:
         steps = (*self._steps, *name.split("/"))
-        return Located(self._root, steps, "/".join(steps))
+        return LocatedPath(self._root, steps, "/".join(steps))
 
 
-def knowledge_folder(workspace: Path | None, home: Path) -> KnowledgeFolder:
+def open_knowledge_folder(workspace: Path | None, home: Path) -> KnowledgeFolder:
     """The workspace's folder, or without a workspace the user's."""
     if workspace is None:
         return KnowledgeFolder(home, ("knowledge",), "$HOLDFAST_HOME/knowledge")

@@ -5,22 +5,22 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.canonical.encoding import digest
-from holdfast.extraction.texts import folded
+from holdfast.extraction.entities import collapse_whitespace
+from holdfast.types.json_encoding import sha256_hex
 
 Category = Literal["facts", "decisions", "tasks", "questions", "playbooks", "files"]
 CATEGORIES: tuple[Category, ...] = ("facts", "decisions", "tasks", "questions", "playbooks")
 """Each has one page; `files` are notes on single files, with one page per file."""
 
-Origin = Literal["user", "model", "tool"]
-Status = Literal["active", "superseded", "retracted"]
+SourceOrigin = Literal["user", "model", "tool"]
+ItemStatus = Literal["active", "superseded", "retracted"]
 
 TEXT_CHARACTERS_MAX = 300
 SOURCES_MAX = 8
 ID_CHARACTERS = 12
 
-PROJECT = "project"
-GLOBAL = "global"
+PROJECT_SCOPE = "project"
+GLOBAL_SCOPE = "global"
 
 # Control characters, and characters that are invisible, change the writing direction, or are half of a surrogate pair.
 _CONTROL = re.compile(
@@ -30,12 +30,12 @@ _TAG = re.compile(r"<(?=[A-Za-z/!?|])")
 _PUNCTUATION = re.compile(r"[\s`*_\"'.,;:!?()\[\]]+")
 
 
-class Source(msgspec.Struct, frozen=True, order=True, gc=False):
+class ItemSource(msgspec.Struct, frozen=True, order=True, gc=False):
     """The session and message that an item comes from, and whose message it was."""
 
     session: str
     number: int
-    origin: Origin
+    origin: SourceOrigin
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
@@ -52,10 +52,10 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     done: bool = False
     first_seen: str = ""
     last_seen: str = ""
-    sources: tuple[Source, ...] = ()
-    status: Status = "active"
+    sources: tuple[ItemSource, ...] = ()
+    status: ItemStatus = "active"
     superseded_by: str = ""
-    scope: str = PROJECT
+    scope: str = PROJECT_SCOPE
     key: str = ""
     approved: bool = False
     flagged: str = ""
@@ -63,7 +63,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     @property
     def edited(self) -> bool:
         """Whether a person has changed the text since it was harvested."""
-        return bool(self.sources) and self.id != item_id(self.category, self.text, self.key)
+        return bool(self.sources) and self.id != make_item_id(self.category, self.text, self.key)
 
     @property
     def vouched(self) -> bool:
@@ -94,17 +94,17 @@ class Item(msgspec.Struct, frozen=True, gc=False):
         return "from tool results only: needs a second source or a person's approval"
 
 
-def normalised(text: str) -> str:
+def normalize_item_text(text: str) -> str:
     """The comparison form of a text: case-folded, without punctuation."""
     return _PUNCTUATION.sub(" ", text.casefold()).strip()
 
 
-def item_id(category: Category, text: str, key: str = "") -> str:
-    raw = f"{category}\n{key}\n{normalised(text)}".encode("utf-8", "surrogatepass")
-    return digest(raw)[:ID_CHARACTERS]
+def make_item_id(category: Category, text: str, key: str = "") -> str:
+    raw = f"{category}\n{key}\n{normalize_item_text(text)}".encode("utf-8", "surrogatepass")
+    return sha256_hex(raw)[:ID_CHARACTERS]
 
 
-def merged(existing: Item, harvested: Item) -> Item:
+def merge_items(existing: Item, harvested: Item) -> Item:
     """Merge two equal items: text, approval and status of the first, sources of both.
 
     An open task is done once a session has done it; a task that is done stays done.
@@ -118,7 +118,7 @@ def merged(existing: Item, harvested: Item) -> Item:
     )
     return msgspec.structs.replace(
         existing,
-        sources=kept_sources(tuple(sorted({*existing.sources, *harvested.sources}))),
+        sources=limit_sources(tuple(sorted({*existing.sources, *harvested.sources}))),
         first_seen=days[0] if days else "",
         last_seen=days[-1] if days else "",
         done=done,
@@ -126,7 +126,7 @@ def merged(existing: Item, harvested: Item) -> Item:
     )
 
 
-def kept_sources(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+def limit_sources(sources: tuple[ItemSource, ...]) -> tuple[ItemSource, ...]:
     """At most SOURCES_MAX sources, including one not from a tool and two sessions, on which `held_back` depends."""
     if len(sources) <= SOURCES_MAX:
         return sources
@@ -136,9 +136,9 @@ def kept_sources(sources: tuple[Source, ...]) -> tuple[Source, ...]:
     return tuple(sorted(list(chosen)[:SOURCES_MAX]))
 
 
-def as_told(text: str) -> str:
+def sanitize_item_text(text: str) -> str:
     """One line of limited length that cannot open a tag or an HTML comment, whatever the text contains."""
-    line = folded(_CONTROL.sub(" ", text))
+    line = collapse_whitespace(_CONTROL.sub(" ", text))
     if len(line) > TEXT_CHARACTERS_MAX:
         line = line[: TEXT_CHARACTERS_MAX - 1].rstrip() + "…"
     return _TAG.sub("&lt;", line).replace("-->", "--&gt;")

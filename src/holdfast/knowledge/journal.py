@@ -5,12 +5,12 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.canonical.encoding import canonical_json
-from holdfast.knowledge.folder import LEDGER, QUARANTINE, Disk
+from holdfast.knowledge.folder import LEDGER_FILE, QUARANTINE_FILE, KnowledgeFiles
 from holdfast.knowledge.items import Item
+from holdfast.types.json_encoding import canonical_json
 
 
-class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+class HarvestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """`started` has all items that a run will add, already screened; `harvested` says that they are in the pages.
 
     `source` is the digest of the session's messages. A session whose number of `events` is unchanged is not read
@@ -28,16 +28,16 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
 
 
-class Journal(msgspec.Struct, frozen=True):
+class HarvestLedger(msgspec.Struct, frozen=True):
     """The records in order with their raw lines, and the lines that cannot be parsed."""
 
-    records: tuple[Record, ...] = ()
+    records: tuple[HarvestRecord, ...] = ()
     lines: tuple[bytes, ...] = ()
     corrupt: tuple[bytes, ...] = ()
     cut_short: bool = False
 
     @property
-    def pending(self) -> tuple[Record, ...]:
+    def pending(self) -> tuple[HarvestRecord, ...]:
         """Records that were started and not finished, one per source."""
         finished = self.settled
         started = {
@@ -71,14 +71,14 @@ class Journal(msgspec.Struct, frozen=True):
         return frozenset(item_id for record in self.records if record.kind == "harvested" for item_id in record.ids)
 
 
-_decode = msgspec.json.Decoder(Record).decode
+_decode = msgspec.json.Decoder(HarvestRecord).decode
 
 
-def read_journal(disk: Disk) -> Journal:
+def read_ledger(disk: KnowledgeFiles) -> HarvestLedger:
     """Parse the ledger; unreadable lines are collected, so that a damaged ledger is never taken for an empty one."""
-    raw = disk.read(LEDGER)
+    raw = disk.read(LEDGER_FILE)
     if not raw:
-        return Journal()
+        return HarvestLedger()
     lines = raw.split(b"\n")
     records, parsed_lines, corrupt = [], [], []
     for line in lines:
@@ -89,24 +89,24 @@ def read_journal(disk: Disk) -> Journal:
             parsed_lines.append(line)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             corrupt.append(line)
-    return Journal(tuple(records), tuple(parsed_lines), tuple(corrupt), cut_short=bool(lines[-1]))
+    return HarvestLedger(tuple(records), tuple(parsed_lines), tuple(corrupt), cut_short=bool(lines[-1]))
 
 
-def mend_journal(disk: Disk, ledger: Journal) -> None:
+def repair_ledger(disk: KnowledgeFiles, ledger: HarvestLedger) -> None:
     """Move unreadable lines to the quarantine file, and terminate a line that was cut short."""
     if ledger.corrupt:
-        quarantined = disk.read(QUARANTINE) or b""
+        quarantined = disk.read(QUARANTINE_FILE) or b""
         new_lines = [line for line in ledger.corrupt if line not in quarantined.split(b"\n")]
         if new_lines:
             disk.append(
-                QUARANTINE,
+                QUARANTINE_FILE,
                 (b"" if not quarantined or quarantined.endswith(b"\n") else b"\n") + b"\n".join(new_lines) + b"\n",
             )
     # An append after a line that was cut short by a crash would corrupt the new record as well.
     if ledger.corrupt or ledger.cut_short:
-        disk.replace(LEDGER, b"".join(line + b"\n" for line in ledger.lines))
+        disk.replace(LEDGER_FILE, b"".join(line + b"\n" for line in ledger.lines))
 
 
-def write_records(disk: Disk, records: Sequence[Record]) -> None:
+def append_ledger_records(disk: KnowledgeFiles, records: Sequence[HarvestRecord]) -> None:
     if records:
-        disk.append(LEDGER, b"".join(canonical_json(record) + b"\n" for record in records))
+        disk.append(LEDGER_FILE, b"".join(canonical_json(record) + b"\n" for record in records))

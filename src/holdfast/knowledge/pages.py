@@ -3,28 +3,32 @@
 An item is a list line; its metadata is an HTML comment at the end. All other lines belong to the user.
 """
 
+import codecs
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from holdfast.errors import UserError
+from holdfast.knowledge.folder import KnowledgeFiles
 from holdfast.knowledge.items import (
     CATEGORIES,
     ID_CHARACTERS,
-    PROJECT,
+    PROJECT_SCOPE,
     TEXT_CHARACTERS_MAX,
     Category,
     Item,
-    Origin,
-    Source,
-    Status,
-    as_told,
-    item_id,
-    merged,
-    normalised,
+    ItemSource,
+    ItemStatus,
+    SourceOrigin,
+    make_item_id,
+    merge_items,
+    normalize_item_text,
+    sanitize_item_text,
 )
+from holdfast.sources.files import decode_text
 
-HEADINGS: dict[Category, str] = {
+PAGE_HEADINGS: dict[Category, str] = {
     "facts": "Facts",
     "decisions": "Decisions",
     "tasks": "Tasks",
@@ -32,25 +36,38 @@ HEADINGS: dict[Category, str] = {
     "playbooks": "Playbooks",
 }
 
+
 _COMMENT = " <!-- k "
+
+
 _BOXES = ("[ ] ", "[x] ", "[X] ")
-_ORIGINS: dict[str, Origin] = {"user": "user", "model": "model", "tool": "tool"}
+
+
+_ORIGINS: dict[str, SourceOrigin] = {"user": "user", "model": "model", "tool": "tool"}
+
+
 _DAYS = re.compile(r"\d{4}-\d\d-\d\d(?:\.\.\d{4}-\d\d-\d\d)?")
+
+
 _SAFE = re.compile(r"[^0-9A-Za-z_.-]")
+
+
 _USUAL_LINE = re.compile(
     rf"[-*] (?:\[([ xX])\] )?+([!-;=-~][ -;=-~]{{,{TEXT_CHARACTERS_MAX - 1}}}) <!-- k ([0-9a-f]{{{ID_CHARACTERS}}}) "
     r"(20\d\d-\d\d-\d\d)(?:\.\.(\d{4}-\d\d-\d\d))? ([0-9A-Za-z_.-]+)/m([0-9]{1,9})/(user|model|tool) -->"
 )
+
+
 """Fast path that matches almost every line of a long page: plain text with one source."""
 
 
-class Page(msgspec.Struct, frozen=True):
+class KnowledgePage(msgspec.Struct, frozen=True):
     """The lines of a page, and its items with their line numbers."""
 
     category: Category
     lines: tuple[str, ...]
     items: tuple[tuple[int, Item], ...]
-    scope: str = PROJECT
+    scope: str = PROJECT_SCOPE
     key: str = ""
 
     @property
@@ -62,64 +79,64 @@ def page_name(category: Category) -> str:
     return f"{category}.md"
 
 
-def read_page(category: Category, text: str, *, scope: str = PROJECT, key: str = "") -> Page:
+def parse_page(category: Category, text: str, *, scope: str = PROJECT_SCOPE, key: str = "") -> KnowledgePage:
     """Parse a page; never fails, because a line that is not an item is kept as plain text."""
-    lines = lines_of(text)
+    lines = split_lines(text)
     items = []
     for number, line in enumerate(lines):
         if line.startswith(("- ", "* ")) and (item := _item(category, line, scope, key)) is not None:
             items.append((number, item))
-    return Page(category, lines, tuple(items), scope, key)
+    return KnowledgePage(category, lines, tuple(items), scope, key)
 
 
-def lines_of(text: str) -> tuple[str, ...]:
+def split_lines(text: str) -> tuple[str, ...]:
     return tuple(text.removesuffix("\n").split("\n")) if text else ()
 
 
-def page_text(page: Page) -> str:
+def render_page(page: KnowledgePage) -> str:
     return "".join(f"{line}\n" for line in page.lines)
 
 
-def with_items(page: Page, harvested: Iterable[Item]) -> Page:
+def merge_page_items(page: KnowledgePage, harvested: Iterable[Item]) -> KnowledgePage:
     """Merge harvested items into the page: known items get the new sources, new ones are appended in order."""
     lines = list(page.lines) or _heading_lines(page.category)
     by_key: dict[str, tuple[int, Item]] = {}
     for number, item in page.items:
         by_key.setdefault(item.id, (number, item))
-        by_key.setdefault(normalised(item.text), (number, item))
+        by_key.setdefault(normalize_item_text(item.text), (number, item))
     added: dict[str, Item] = {}
     for item in harvested:
         # By id, which survives a person's edits, or by text, which finds a line that a person wrote.
-        existing = by_key.get(item.id) or by_key.get(normalised(item.text))
+        existing = by_key.get(item.id) or by_key.get(normalize_item_text(item.text))
         if existing is None:
             before = added.get(item.id)
-            added[item.id] = merged(before, item) if before else item
+            added[item.id] = merge_items(before, item) if before else item
             continue
         number, before = existing
-        after = merged(before, item)
+        after = merge_items(before, item)
         if after != before:
-            lines[number] = spelled(after)
-            by_key.update({before.id: (number, after), normalised(before.text): (number, after)})
-    lines += [spelled(item) for item in added.values()]
-    return read_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
+            lines[number] = encode_item(after)
+            by_key.update({before.id: (number, after), normalize_item_text(before.text): (number, after)})
+    lines += [encode_item(item) for item in added.values()]
+    return parse_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
 
 
-def with_item(page: Page, item: Item) -> Page:
+def replace_page_item(page: KnowledgePage, item: Item) -> KnowledgePage:
     """The page with this item in place of the one with the same id."""
     lines = tuple(
-        spelled(item) if any(number == at and other.id == item.id for at, other in page.items) else line
+        encode_item(item) if any(number == at and other.id == item.id for at, other in page.items) else line
         for number, line in enumerate(page.lines)
     )
-    return read_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
+    return parse_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
 
 
-def without_item(page: Page, wanted_id: str) -> Page:
+def remove_page_item(page: KnowledgePage, wanted_id: str) -> KnowledgePage:
     removed_lines = {number for number, item in page.items if item.id == wanted_id}
     lines = [line for number, line in enumerate(page.lines) if number not in removed_lines]
-    return read_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
+    return parse_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
 
 
-def spelled(item: Item) -> str:
+def encode_item(item: Item) -> str:
     """The line of an item; an item written by a person gets a comment only once it has metadata."""
     box = ("[x] " if item.done else "[ ] ") if item.category == "tasks" else ""
     metadata = _metadata(item)
@@ -128,7 +145,7 @@ def spelled(item: Item) -> str:
 
 def _metadata(item: Item) -> str:
     has_no_metadata = not item.sources and not item.approved and item.status == "active"
-    if has_no_metadata and item.id == item_id(item.category, item.text, item.key):
+    if has_no_metadata and item.id == make_item_id(item.category, item.text, item.key):
         return ""
     parts = [item.id]
     if item.first_seen:
@@ -152,7 +169,7 @@ def _item(category: Category, line: str, scope: str, key: str) -> Item | None:
     box, text, id_, first, last, session, number, origin = match.groups()
     if "  " in text or "-->" in text:
         return _unusual_item(category, line, scope, key)
-    sources = (Source(session, int(number), _ORIGINS[origin]),)
+    sources = (ItemSource(session, int(number), _ORIGINS[origin]),)
     done = box is not None and box != " "
     return Item(id_, category, text.rstrip(), done, first, last or first, sources, "active", "", scope, key)
 
@@ -165,11 +182,11 @@ def _unusual_item(category: Category, line: str, scope: str, key: str) -> Item |
     text = _item_text(body[len(box) :] if words or not comment else line[2 + len(box) :])
     if not text:
         return None
-    id_ = words[0] if words and _is_id(words[0]) else item_id(category, text, key)
+    id_ = words[0] if words and _is_id(words[0]) else make_item_id(category, text, key)
     done = box in ("[x] ", "[X] ")
     first = last = superseded_by = flagged = ""
-    sources: list[Source] = []
-    status: Status = "active"
+    sources: list[ItemSource] = []
+    status: ItemStatus = "active"
     approved = False
     for part in words[1:]:
         if part[:2] == "20" and _DAYS.fullmatch(part):
@@ -177,7 +194,7 @@ def _unusual_item(category: Category, line: str, scope: str, key: str) -> Item |
         elif (origin := _ORIGINS.get(part.rpartition("/")[2])) is not None:
             session, _, number = part[: -len(origin) - 1].rpartition("/m")
             if session and number.isascii() and number.isdigit() and len(number) < 10:
-                sources.append(Source(session, int(number), origin))
+                sources.append(ItemSource(session, int(number), origin))
         elif part == "approved":
             approved = True
         elif part == "retracted":
@@ -194,7 +211,7 @@ def _unusual_item(category: Category, line: str, scope: str, key: str) -> Item |
 
 def _item_text(text: str) -> str:
     plain = len(text) <= TEXT_CHARACTERS_MAX and text.isascii() and text.isprintable() and "  " not in text
-    return text.strip() if plain and "<" not in text and "-->" not in text else as_told(text)
+    return text.strip() if plain and "<" not in text and "-->" not in text else sanitize_item_text(text)
 
 
 def _is_id(word: str) -> bool:
@@ -202,8 +219,58 @@ def _is_id(word: str) -> bool:
 
 
 def _heading_lines(category: Category) -> list[str]:
-    return [f"# {HEADINGS[category]}", ""] if category in CATEGORIES else []
+    return [f"# {PAGE_HEADINGS[category]}", ""] if category in CATEGORIES else []
 
 
-def all_items(pages: Sequence[Page]) -> tuple[Item, ...]:
+def list_page_items(pages: Sequence[KnowledgePage]) -> tuple[Item, ...]:
     return tuple(item for page in pages for _, item in page.items)
+
+
+ATTEMPTS_MAX = 10
+
+
+def edit_file(disk: KnowledgeFiles, name: str, changed: Callable[[bytes], bytes]) -> None:
+    """Apply `changed` to the file; retry on the new content if it is edited at the same time."""
+    for _ in range(ATTEMPTS_MAX):
+        before = disk.read(name)
+        after = changed(before or b"")
+        if after == (before or b"") or disk.replace_unless_changed(name, after, before):
+            return
+    raise file_in_use_error(name)
+
+
+def file_in_use_error(name: str) -> UserError:
+    return UserError(f"{name} keeps changing or is too long; nothing was written to it, try again later")
+
+
+def rewrite_lines(raw: bytes, lines: Sequence[str]) -> bytes:
+    """The page's bytes with these lines; unchanged lines keep their bytes and line endings, others use the page's.
+
+    Lines may have been changed in place, appended, or removed, but only one of these in one call.
+    """
+    bom = codecs.BOM_UTF8 if raw.startswith(codecs.BOM_UTF8) else b""
+    # The same line endings as in `read_text`.
+    existing = list(zip(split_lines(decode_text(raw)), raw[len(bom) :].splitlines(keepends=True), strict=True))
+    line_ending = (_line_ending(existing[0][1]) if existing else b"") or b"\n"
+    written: list[bytes] = []
+    index = 0
+    for line in lines:
+        # Lines were removed: skip to the one that is kept.
+        while len(lines) < len(existing) and index < len(existing) and existing[index][0] != line:
+            index += 1
+        text, raw_line = existing[index] if index < len(existing) else ("", b"")
+        index += 1
+        if written and not _line_ending(written[-1]):
+            written[-1] += line_ending
+        written.append(
+            raw_line if raw_line and text == line else _encode_line(line) + (_line_ending(raw_line) or line_ending)
+        )
+    return bom + b"".join(written)
+
+
+def _line_ending(line: bytes) -> bytes:
+    return line[len(line.rstrip(b"\r\n")) :]
+
+
+def _encode_line(line: str) -> bytes:
+    return line.encode("utf-8", "replace")

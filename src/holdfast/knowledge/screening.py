@@ -3,7 +3,7 @@
 import re
 from itertools import pairwise
 
-from holdfast.canonical.redaction import redacted
+from holdfast.types.redaction import redact_secrets
 
 _LONG_WORD = re.compile(r"[A-Za-z0-9+/_=-]{20,}")
 _NAMED_SECRET = re.compile(
@@ -45,14 +45,14 @@ _INJECTIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 
 
-def holds_secret(text: str) -> bool:
+def contains_secret(text: str) -> bool:
     """Whether something in the text looks like a credential; prefers false positives over leaks."""
-    if redacted(text) != text or _NAMED_SECRET.search(text):
+    if redact_secrets(text) != text or _NAMED_SECRET.search(text):
         return True
     return any(_looks_random(word) for word in _LONG_WORD.findall(text))
 
 
-def injection_in(text: str) -> str:
+def detect_injection(text: str) -> str:
     """What kind of prompt injection the text looks like; empty if none."""
     return next((name for name, pattern in _INJECTIONS if pattern.search(text)), "")
 

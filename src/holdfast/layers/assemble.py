@@ -3,32 +3,38 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from holdfast.canonical.blocks import Text
-from holdfast.canonical.prompt import Place, Prompt, Segment, Stability
-from holdfast.canonical.view import LayerText, View
 from holdfast.errors import OrderError
-from holdfast.layers.standard import CHANGING, SEED_CHANGING, STABLE, VOLATILE, Layer, emission_of
+from holdfast.layers.standard import (
+    CHANGING_LAYERS,
+    PREFIX_LAYERS,
+    SEED_CHANGING_LAYERS,
+    VOLATILE_LAYERS,
+    Layer,
+    changed_volatile_text,
+)
+from holdfast.types.blocks import Text
+from holdfast.types.prompt import LayerText, Prompt, PromptSection, Segment, Stability, View
 
 NONCE = "nonce"
 
 # Providers form the cache prefix in this order: tools, then system, then messages.
-_WIRE_ORDER: dict[Place, int] = {"tools": 0, "system": 1, "messages": 2}
+_WIRE_ORDER: dict[PromptSection, int] = {"tools": 0, "system": 1, "messages": 2}
 
 
-def assemble(view: View, layers: Sequence[Layer] | None = None) -> Prompt:
+def assemble_prompt(view: View, layers: Sequence[Layer] | None = None) -> Prompt:
     """The segments of all layers in their order; the standard layers by default. Raises OrderError."""
     if layers is not None:
         segments = _render(view, layers)
     else:
-        head = head_of(view) if view.head is None else view.head
-        segments = head + _render(view, CHANGING if view.layout == "default" else SEED_CHANGING)
-    check_order(segments)
+        head = stable_segments(view) if view.head is None else view.head
+        segments = head + _render(view, CHANGING_LAYERS if view.layout == "default" else SEED_CHANGING_LAYERS)
+    check_layer_order(segments)
     return Prompt(segments)
 
 
-def head_of(view: View) -> tuple[Segment, ...]:
+def stable_segments(view: View) -> tuple[Segment, ...]:
     """The segments of the stable layers, which are rendered once per epoch."""
-    return _render(view, STABLE)
+    return _render(view, PREFIX_LAYERS)
 
 
 def with_nonce(prefix: tuple[Segment, ...], nonce: str) -> tuple[Segment, ...]:
@@ -48,13 +54,13 @@ def _render(view: View, layers: Sequence[Layer]) -> tuple[Segment, ...]:
     return tuple(segment for layer in layers if (segment := layer(view)) is not None)
 
 
-def emissions(view: View) -> tuple[LayerText, ...]:
+def changed_volatile_texts(view: View) -> tuple[LayerText, ...]:
     """The texts of volatile layers that changed since they were last sent, in wire order, exactly as sent."""
-    emitted = (emission_of(name, view) for name in VOLATILE)
+    emitted = (changed_volatile_text(name, view) for name in VOLATILE_LAYERS)
     return tuple(emission for emission in emitted if emission is not None)
 
 
-def check_order(segments: Sequence[Segment]) -> None:
+def check_layer_order(segments: Sequence[Segment]) -> None:
     """Raises OrderError if the segments are not in wire order, or a changing one comes before a stable one."""
     for before, after in pairwise(segments):
         if _WIRE_ORDER[before.place] > _WIRE_ORDER[after.place]:

@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.canonical.tools import ToolSpec
-from holdfast.canonical.view import LayerText
 from holdfast.layers.operating_guide import GUIDE_PARTS
+from holdfast.types.prompt import LayerText
+from holdfast.types.tool_spec import ToolSpec
 
 Padding = Literal["auto", "always", "never"]
 """`auto`: where it saves money. `always`: up to `MIN_CACHEABLE_PREFIX_TOKENS`, whatever it costs."""
@@ -17,12 +17,12 @@ MIN_CACHEABLE_PREFIX_TOKENS = 4500
 MAX_CACHEABLE_PREFIX_TOKENS = 5500
 """Bounds of seed 000, in heuristic tokens of four characters; all other token counts come from a tokenizer."""
 
-LAYER = "padding"
+PADDING_LAYER = "padding"
 
 _SKILL_HEADING = re.compile(r"^# Skill: (\S+)$", re.MULTILINE)
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class PaddingBounds(msgspec.Struct, frozen=True):
     """The minimum and maximum length of the padded prefix."""
 
     tokens_min: int
@@ -31,10 +31,10 @@ class Bounds(msgspec.Struct, frozen=True):
 
 # One below the maximum: prefix and padding are each rounded down to whole tokens of four characters, and the two
 # remainders can add up to one more token.
-HEURISTIC_BOUNDS = Bounds(MIN_CACHEABLE_PREFIX_TOKENS, MAX_CACHEABLE_PREFIX_TOKENS - 1)
+HEURISTIC_BOUNDS = PaddingBounds(MIN_CACHEABLE_PREFIX_TOKENS, MAX_CACHEABLE_PREFIX_TOKENS - 1)
 
 
-class Filling(msgspec.Struct, frozen=True):
+class PaddingText(msgspec.Struct, frozen=True):
     """Padding for the end of the stable prefix, the names of the skills in it, and the tokens of the whole prefix."""
 
     text: str
@@ -52,20 +52,20 @@ def heuristic_prefix_tokens(tools: Sequence[ToolSpec], system: Sequence[LayerTex
     return (sum(map(len, definitions)) + sum(len(layer.text) for layer in system)) // 4
 
 
-def fill(
+def select_padding(
     prefix_tokens: int,
-    bounds: Bounds,
+    bounds: PaddingBounds,
     bodies: Sequence[tuple[str, str]] = (),
     *,
     count: Callable[[str], int] = heuristic_tokens,
     index_note: str = "",
-) -> Filling:
+) -> PaddingText:
     """Add whole skill bodies in the order of their names, then rules of the operating guide, up to the minimum.
 
     A body that would exceed the maximum is left out, so the result never exceeds it. The same inputs give the same
     text. `index_note` is the note that the skill index adds for every preloaded body, and counts towards the prefix.
     """
-    filling = Filling("", (), prefix_tokens)
+    filling = PaddingText("", (), prefix_tokens)
     note_tokens = count(index_note) if index_note else 0
     for name, body in sorted(bodies):
         if filling.prefix_tokens >= bounds.tokens_min:
@@ -73,18 +73,20 @@ def fill(
         text = _append(filling.text, f"# Skill: {name}\n\n{body}")
         tokens = prefix_tokens + note_tokens * (len(filling.names) + 1) + count(text)
         if tokens <= bounds.tokens_max:
-            filling = Filling(text, (*filling.names, name), tokens)
+            filling = PaddingText(text, (*filling.names, name), tokens)
     if filling.prefix_tokens >= bounds.tokens_min:
         return filling
     return _with_guide(filling, prefix_tokens + note_tokens * len(filling.names), bounds, count)
 
 
-def _with_guide(filling: Filling, prefix_tokens: int, bounds: Bounds, count: Callable[[str], int]) -> Filling:
+def _with_guide(
+    filling: PaddingText, prefix_tokens: int, bounds: PaddingBounds, count: Callable[[str], int]
+) -> PaddingText:
     """Add as few rules of the guide as reach the minimum; if none do, as many as stay within the maximum."""
 
-    def with_parts(parts: int) -> Filling:
+    def with_parts(parts: int) -> PaddingText:
         text = _append(filling.text, "".join(GUIDE_PARTS[:parts]))
-        return Filling(text, filling.names, prefix_tokens + count(text))
+        return PaddingText(text, filling.names, prefix_tokens + count(text))
 
     # Binary search for the smallest number of parts: the token count grows with every part.
     low, high = 1, len(GUIDE_PARTS)
@@ -99,7 +101,7 @@ def _with_guide(filling: Filling, prefix_tokens: int, bounds: Bounds, count: Cal
     return with_parts(low) if low else filling
 
 
-class Padded(msgspec.Struct, frozen=True):
+class DetectedPadding(msgspec.Struct, frozen=True):
     """The padding of a text: the text before it, the skills in it, and whether it has the operating guide."""
 
     before: str
@@ -112,14 +114,14 @@ class Padded(msgspec.Struct, frozen=True):
         return " and ".join(parts)
 
 
-def padding_in(text: str) -> Padded | None:
+def detect_padding(text: str) -> DetectedPadding | None:
     """The padding at the end of a stable system prompt, if `fill` added any."""
     guide = text.find(GUIDE_PARTS[0])
     headings = [heading for heading in _SKILL_HEADING.finditer(text) if guide < 0 or heading.start() < guide]
     starts = [heading.start() for heading in headings] + ([guide] if guide >= 0 else [])
     if not starts:
         return None
-    return Padded(text[: min(starts)].rstrip(), tuple(heading[1] for heading in headings), guide >= 0)
+    return DetectedPadding(text[: min(starts)].rstrip(), tuple(heading[1] for heading in headings), guide >= 0)
 
 
 def _append(before: str, text: str) -> str:

@@ -3,28 +3,28 @@
 from collections.abc import Iterable, Mapping
 
 from holdfast.sources.environment import Environment
+from holdfast.sources.files import to_one_line
 from holdfast.sources.git import GitState
-from holdfast.sources.instructions import Instructions
-from holdfast.sources.text import one_line
+from holdfast.sources.instruction_files import InstructionFiles
 
-TRUNCATED = "[truncated]"
+TRUNCATION_NOTE = "[truncated]"
 
 
-def section(title: str, *paragraphs: str) -> str:
+def render_section(title: str, *paragraphs: str) -> str:
     """A heading and its paragraphs; a list follows the heading without a blank line."""
     first, *rest = paragraphs
     separator = "\n" if first.startswith(" - ") else "\n\n"
     return f"# {title}{separator}" + "\n\n".join((first, *rest))
 
 
-def bullets(items: Iterable[str]) -> str:
+def render_bullets(items: Iterable[str]) -> str:
     return "\n".join(f" - {item}" for item in items)
 
 
 def render_environment(environment: Environment) -> str:
-    return section(
+    return render_section(
         "Environment context",
-        bullets(
+        render_bullets(
             (
                 f"Model: {environment.model}",
                 f"Working directory: {environment.cwd}",
@@ -43,7 +43,7 @@ def render_project_context(git: GitState | None) -> str:
         return ""
     paragraphs = []
     if git.branch is not None:
-        paragraphs.append(bullets((f"Branch: {git.branch}",)))
+        paragraphs.append(render_bullets((f"Branch: {git.branch}",)))
     if git.status is not None:
         status = _with_truncation_note("\n".join(git.status), git.status_truncated)
         paragraphs.append(f"Git status:\n{status}" if status else "Git status: clean")
@@ -52,23 +52,23 @@ def render_project_context(git: GitState | None) -> str:
         paragraphs.append(f"Git diff:\n{diff}")
     if git.commits:
         paragraphs.append("Recent commits:\n" + "\n".join(git.commits))
-    return section("Project context", *paragraphs) if paragraphs else ""
+    return render_section("Project context", *paragraphs) if paragraphs else ""
 
 
 def render_session(name: str) -> str:
     """The session's name."""
-    return section("Session", bullets((f"Name: {one_line(name.encode('utf-8', 'replace'))}",)))
+    return render_section("Session", render_bullets((f"Name: {to_one_line(name.encode('utf-8', 'replace'))}",)))
 
 
 def render_settings(project: Mapping[str, str]) -> str:
     """The `[project]` settings, single lines first; empty if there are none."""
     short = [f"{key}: {text}" for key, text in project.items() if "\n" not in text]
-    paragraphs = [bullets(short)] if short else []
+    paragraphs = [render_bullets(short)] if short else []
     paragraphs += [f"## {key}\n\n{text}" for key, text in project.items() if "\n" in text]
-    return section("Project", *paragraphs) if paragraphs else ""
+    return render_section("Project", *paragraphs) if paragraphs else ""
 
 
-def render_instructions(instructions: Instructions) -> str:
+def render_instructions(instructions: InstructionFiles) -> str:
     """Every file below its path, then the number of files left out for size; empty if there are none."""
     paragraphs = []
     for file in instructions.files:
@@ -76,8 +76,8 @@ def render_instructions(instructions: Instructions) -> str:
     if instructions.omitted:
         files = "file" if instructions.omitted == 1 else "files"
         paragraphs.append(f"[{instructions.omitted} more instruction {files} omitted]")
-    return section("Project instructions", *paragraphs) if paragraphs else ""
+    return render_section("Project instructions", *paragraphs) if paragraphs else ""
 
 
 def _with_truncation_note(text: str, truncated: bool) -> str:
-    return f"{text}\n\n{TRUNCATED}" if truncated else text
+    return f"{text}\n\n{TRUNCATION_NOTE}" if truncated else text

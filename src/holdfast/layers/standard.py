@@ -19,14 +19,13 @@
 
 from collections.abc import Callable
 
-from holdfast.canonical.blocks import Text, ToolResult
-from holdfast.canonical.prompt import Passage, Segment, Stability
-from holdfast.canonical.tools import sorted_tools
-from holdfast.canonical.view import LayerText, View, said_by
+from holdfast.types.blocks import Text, ToolResult
+from holdfast.types.prompt import HistoryEntry, LayerText, Segment, Stability, View, find_layer_text
+from holdfast.types.tool_spec import sort_tool_specs
 
 Layer = Callable[[View], Segment | None]
 
-PINNED = {
+PINNED_LAYERS = {
     "role": Stability.FROZEN,
     "schema": Stability.FROZEN,
     "preset": Stability.FROZEN,
@@ -38,7 +37,7 @@ PINNED = {
 }
 """System layers that an epoch pins, in wire order."""
 
-VOLATILE = (
+VOLATILE_LAYERS = (
     "metadata",
     "active_files",
     "file_details",
@@ -51,21 +50,21 @@ VOLATILE = (
 )
 """Layers whose text may change on every call, in wire order; `volatile` is the caller's own text."""
 
-SYSTEM_TAIL = "volatile"
+SYSTEM_SUFFIX = "volatile"
 """The single block of volatile text at the end of the system prompt in the seed layout."""
 
 
-def tools(view: View) -> Segment | None:
+def tools_layer(view: View) -> Segment | None:
     if not view.tools:
         return None
-    return Segment("tools", Stability.FROZEN, "tools", tools=sorted_tools(view.tools))
+    return Segment("tools", Stability.FROZEN, "tools", tools=sort_tool_specs(view.tools))
 
 
-def pinned(name: str, stability: Stability) -> Layer:
+def pinned_layer(name: str, stability: Stability) -> Layer:
     """A system layer with the text that its epoch pinned, in one block."""
 
     def layer(view: View) -> Segment | None:
-        text = said_by(name, view.pinned)
+        text = find_layer_text(name, view.pinned)
         if text is None or not text.text.strip():
             return None
         return Segment(name, stability, "system", system=(Text(text.text),))
@@ -73,7 +72,7 @@ def pinned(name: str, stability: Stability) -> Layer:
     return layer
 
 
-def history(view: View) -> Segment | None:
+def history_layer(view: View) -> Segment | None:
     if not view.history:
         return None
     # In the seed layout volatile text comes before the history, so any change of it invalidates the history too.
@@ -81,17 +80,17 @@ def history(view: View) -> Segment | None:
     return Segment("history", stability, "messages", passages=view.history)
 
 
-def tool_results(view: View) -> Segment | None:
+def tool_results_layer(view: View) -> Segment | None:
     """The results of the last message's tool calls. Providers require them directly after the calls."""
     entries = tuple(entry for entry in view.newest if _has_tool_results(entry))
     return Segment("tool_results", Stability.VOLATILE, "messages", passages=entries) if entries else None
 
 
-def volatile(name: str) -> Layer:
+def volatile_layer(name: str) -> Layer:
     """A layer that is sent only when its text changed since it was last sent."""
 
     def layer(view: View) -> Segment | None:
-        emission = emission_of(name, view)
+        emission = changed_volatile_text(name, view)
         # Ephemeral text has a layer of its own, after the user's message.
         if emission is None or emission.ephemeral:
             return None
@@ -100,16 +99,16 @@ def volatile(name: str) -> Layer:
     return layer
 
 
-def user_message(view: View) -> Segment | None:
+def user_message_layer(view: View) -> Segment | None:
     entries = tuple(entry for entry in view.newest if not _has_tool_results(entry))
     return Segment("user_message", Stability.VOLATILE, "messages", passages=entries) if entries else None
 
 
-def ephemeral(name: str) -> Layer:
+def ephemeral_layer(name: str) -> Layer:
     """A layer that is dropped after its turn. It comes last, so that dropping it invalidates as little as possible."""
 
     def layer(view: View) -> Segment | None:
-        emission = emission_of(name, view)
+        emission = changed_volatile_text(name, view)
         if emission is None or not emission.ephemeral:
             return None
         return _injection(emission)
@@ -117,22 +116,22 @@ def ephemeral(name: str) -> Layer:
     return layer
 
 
-def system_tail(view: View) -> Segment | None:
+def system_suffix_layer(view: View) -> Segment | None:
     """All volatile text as one block at the end of the system prompt: the seed layout."""
-    text = system_tail_text(view.current)
+    text = system_suffix_text(view.current)
     if not text:
         return None
-    return Segment(SYSTEM_TAIL, Stability.VOLATILE, "system", system=(Text(text),))
+    return Segment(SYSTEM_SUFFIX, Stability.VOLATILE, "system", system=(Text(text),))
 
 
-def system_tail_text(current: tuple[LayerText, ...]) -> str:
-    texts = (said_by(name, current) for name in VOLATILE)
+def system_suffix_text(current: tuple[LayerText, ...]) -> str:
+    texts = (find_layer_text(name, current) for name in VOLATILE_LAYERS)
     return "\n\n".join(text.text for text in texts if text and text.text.strip())
 
 
-def emission_of(name: str, view: View) -> LayerText | None:
+def changed_volatile_text(name: str, view: View) -> LayerText | None:
     """The text of a volatile layer exactly as it will be sent, or None if it was sent already."""
-    layer, before = said_by(name, view.current), said_by(name, view.emitted)
+    layer, before = find_layer_text(name, view.current), find_layer_text(name, view.emitted)
     if layer is None:
         return None
     if layer.text.strip():
@@ -147,26 +146,29 @@ def emission_of(name: str, view: View) -> LayerText | None:
     return LayerText(name, text, layer.ephemeral)
 
 
-STABLE: tuple[Layer, ...] = (tools, *(pinned(name, stability) for name, stability in PINNED.items()))
+PREFIX_LAYERS: tuple[Layer, ...] = (
+    tools_layer,
+    *(pinned_layer(name, stability) for name, stability in PINNED_LAYERS.items()),
+)
 """The layers whose text is fixed for an epoch."""
 
-CHANGING: tuple[Layer, ...] = (
-    history,
-    tool_results,
-    *(volatile(name) for name in VOLATILE),
-    user_message,
-    *(ephemeral(name) for name in VOLATILE),
+CHANGING_LAYERS: tuple[Layer, ...] = (
+    history_layer,
+    tool_results_layer,
+    *(volatile_layer(name) for name in VOLATILE_LAYERS),
+    user_message_layer,
+    *(ephemeral_layer(name) for name in VOLATILE_LAYERS),
 )
 """All other layers in wire order, with volatile text after the history."""
 
-SEED_CHANGING: tuple[Layer, ...] = (system_tail, history, tool_results, user_message)
+SEED_CHANGING_LAYERS: tuple[Layer, ...] = (system_suffix_layer, history_layer, tool_results_layer, user_message_layer)
 """All other layers in wire order, with volatile text at the end of the system prompt."""
 
-STANDARD = STABLE + CHANGING
+STANDARD_LAYERS = PREFIX_LAYERS + CHANGING_LAYERS
 
 
 def _injection(emission: LayerText) -> Segment:
-    entry = Passage(
+    entry = HistoryEntry(
         "user",
         (Text(emission.text),),
         layer=emission.layer,
@@ -176,7 +178,7 @@ def _injection(emission: LayerText) -> Segment:
     return Segment(emission.layer, Stability.VOLATILE, "messages", passages=(entry,))
 
 
-def _has_tool_results(entry: Passage) -> bool:
+def _has_tool_results(entry: HistoryEntry) -> bool:
     return any(isinstance(block, ToolResult) for block in entry.content)
 
 

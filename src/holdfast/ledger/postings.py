@@ -7,22 +7,32 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models
-from holdfast.events.envelope import Event, type_of
-from holdfast.events.payloads import AnyPayload, CacheKept, CachePinged, LlmCallFailed, MessageAppended
-from holdfast.ledger.books import ENTERED, Books, Entry, entered, has_image
-from holdfast.ledger.money import NAME_CHARACTERS_MAX, bounded, day_of, picodollars
-from holdfast.ledger.shares import Payer
+from holdfast.events.log import Event, event_type_of
+from holdfast.events.payloads.cache import CachePinged, ExplicitCacheChanged
+from holdfast.events.payloads.calls import LlmCallFailed
+from holdfast.events.payloads.session import MessageAppended
+from holdfast.events.payloads.union import AnyPayload
+from holdfast.ledger.accounting import ACCOUNTED_PAYLOADS, AccountingState, LedgerEntry, has_image, record_event
+from holdfast.ledger.attribution import NO_PAYER, Payer
+from holdfast.ledger.money import NAME_CHARACTERS_MAX, clamp_event, format_utc_day, to_picodollars
+from holdfast.types.usage import Usage
 
 # Increase it when the same events lead to different verdicts or amounts: tables of an older version are rebuilt.
 LEDGER_VERSION = 3
 
-POSTED = (*ENTERED, CacheKept)
-_NOT_CALLS: frozenset[type[msgspec.Struct]] = frozenset((LlmCallFailed, CachePinged, CacheKept))
-_POSTED_SET: frozenset[type[msgspec.Struct]] = frozenset(POSTED)
-POSTED_TYPES = tuple(
-    sorted(kind.__struct_config__.tag for kind in POSTED if isinstance(kind.__struct_config__.tag, str))
+
+POSTED_PAYLOADS = (*ACCOUNTED_PAYLOADS, ExplicitCacheChanged)
+
+
+_NOT_CALLS: frozenset[type[msgspec.Struct]] = frozenset((LlmCallFailed, CachePinged, ExplicitCacheChanged))
+
+
+_POSTED_SET: frozenset[type[msgspec.Struct]] = frozenset(POSTED_PAYLOADS)
+
+
+POSTED_EVENT_TYPES = tuple(
+    sorted(kind.__struct_config__.tag for kind in POSTED_PAYLOADS if isinstance(kind.__struct_config__.tag, str))
 )
 
 
@@ -45,12 +55,16 @@ class Sums(msgspec.Struct, frozen=True):
     stable_written: int = 0
 
     def __add__(self, other: "Sums") -> "Sums":
-        return Sums(*(left + right for left, right in zip(cells(self), cells(other), strict=True)))
+        return Sums(*(left + right for left, right in zip(struct_values(self), struct_values(other), strict=True)))
 
     @property
     def usage(self) -> Usage:
         # Fields 3 to 8, input to output, are in the order of the fields of `Usage`.
-        return Usage(*cells(self)[3:9])
+        return Usage(*struct_values(self)[3:9])
+
+
+def struct_values(struct: msgspec.Struct) -> tuple[int, ...]:
+    return msgspec.structs.astuple(struct)
 
 
 class Posting(msgspec.Struct, frozen=True):
@@ -64,7 +78,7 @@ class Posting(msgspec.Struct, frozen=True):
     model: str
     type: str
     sums: Sums = Sums()
-    entry: Entry | None = None
+    entry: LedgerEntry | None = None
     outcome: str | None = None
     latency_ms: int = 0
     retries: int = 0
@@ -72,48 +86,44 @@ class Posting(msgspec.Struct, frozen=True):
     payer: Payer = Payer()
 
 
-def cells(struct: msgspec.Struct) -> tuple[int, ...]:
-    return msgspec.structs.astuple(struct)
-
-
-def matters(payload: AnyPayload) -> bool:
+def affects_ledger(payload: AnyPayload) -> bool:
     """Whether an event changes the accounting state or is posted; all others can be skipped."""
     if isinstance(payload, MessageAppended):
         return any(map(has_image, payload.message.content))
     return type(payload) in _POSTED_SET
 
 
-def posted(state: Books, event: Event, models: Models) -> tuple[Books, Posting | None]:
+def post_event(state: AccountingState, event: Event, models: Models) -> tuple[AccountingState, Posting | None]:
     """The state after one more event, and what the event adds to the tables, if anything. Never raises."""
-    state, entry = entered(state, event, models)
+    state, entry = record_event(state, event, models)
     if entry is not None:
         # A reply from the completion cache cost nothing and is not a provider call.
         return state, _post_call(state, event, entry) if entry.source != "completion-cache" else None
     if type(event.payload) not in _NOT_CALLS:
         return state, None
-    event = bounded(event)
+    event = clamp_event(event)
     match event.payload:
         case LlmCallFailed() as failure:
             return state, _post_failure(state, event, failure)
         case CachePinged(model=model, cost_usd=cost):
-            return state, _post_charge(state, event, model, picodollars(cost))
-        case CacheKept(model=model, cost_usd=cost, storage_cost_usd=storage):
-            return state, _post_charge(state, event, model, picodollars(cost) + picodollars(storage))
+            return state, _post_charge(state, event, model, to_picodollars(cost))
+        case ExplicitCacheChanged(model=model, cost_usd=cost, storage_cost_usd=storage):
+            return state, _post_charge(state, event, model, to_picodollars(cost) + to_picodollars(storage))
         case _:
             return state, None
 
 
-def postings(events: Iterable[Event], models: Models) -> Iterator[Posting]:
+def iter_postings(events: Iterable[Event], models: Models) -> Iterator[Posting]:
     """What a session adds to the tables, from its first event on."""
-    state = Books()
+    state = AccountingState()
     for event in events:
-        if isinstance(event.payload, POSTED):
-            state, posting = posted(state, event, models)
+        if isinstance(event.payload, POSTED_PAYLOADS):
+            state, posting = post_event(state, event, models)
             if posting is not None:
                 yield posting
 
 
-def _post_call(state: Books, event: Event, entry: Entry) -> Posting:
+def _post_call(state: AccountingState, event: Event, entry: LedgerEntry) -> Posting:
     if entry.completion_key or entry.completion_kept:
         # The tables hold amounts only, not whether the reply was stored in the completion cache.
         entry = msgspec.structs.replace(entry, completion_key="", completion_kept=False)
@@ -129,9 +139,9 @@ def _post_call(state: Books, event: Event, entry: Entry) -> Posting:
         cache_write_1h=usage.cache_write_1h,
         cache_write_other=usage.cache_write_other,
         output=usage.output,
-        spent=picodollars(call.cost_usd),
-        uncached=picodollars(entry.uncached_usd),
-        lost=picodollars(entry.verdict.lost_usd) if entry.verdict and entry.verdict.lost_usd else 0,
+        spent=to_picodollars(call.cost_usd),
+        uncached=to_picodollars(entry.uncached_usd),
+        lost=to_picodollars(entry.verdict.lost_usd) if entry.verdict and entry.verdict.lost_usd else 0,
         latency_ms=call.latency_ms,
         stable_written=entry.stable_written,
     )
@@ -139,10 +149,10 @@ def _post_call(state: Books, event: Event, entry: Entry) -> Posting:
         event_id=event.id,
         session_id=event.session_id,
         at=call.at,
-        day=day_of(call.at),
+        day=format_utc_day(call.at),
         provider=entry.provider,
         model=call.model,
-        type=type_of(event.payload),
+        type=event_type_of(event.payload),
         sums=sums,
         entry=entry,
         outcome="completed" if call.completed else entry.stop_reason,
@@ -153,32 +163,32 @@ def _post_call(state: Books, event: Event, entry: Entry) -> Posting:
     )
 
 
-def _post_charge(state: Books, event: Event, model: str, spent: int) -> Posting:
+def _post_charge(state: AccountingState, event: Event, model: str, spent: int) -> Posting:
     """A charge that is not a call: it kept a cache alive, and would not exist without caching."""
     return Posting(
         event_id=event.id,
         session_id=event.session_id,
         at=event.at,
-        day=day_of(event.at),
+        day=format_utc_day(event.at),
         provider=model.partition(":")[0],
         model=model,
-        type=type_of(event.payload),
+        type=event_type_of(event.payload),
         sums=Sums(entries=1, spent=spent),
         simulated=state.simulated,
         payer=state.payer,
     )
 
 
-def _post_failure(state: Books, event: Event, failure: LlmCallFailed) -> Posting:
+def _post_failure(state: AccountingState, event: Event, failure: LlmCallFailed) -> Posting:
     """A call that failed at no cost."""
     return Posting(
         event_id=event.id,
         session_id=event.session_id,
         at=event.at,
-        day=day_of(event.at),
+        day=format_utc_day(event.at),
         provider=failure.provider,
         model=failure.model,
-        type=type_of(failure),
+        type=event_type_of(failure),
         outcome=failure.error_class,
         latency_ms=failure.latency_ms,
         retries=failure.retry_count,
@@ -186,6 +196,115 @@ def _post_failure(state: Books, event: Event, failure: LlmCallFailed) -> Posting
     )
 
 
-def at_fault(component: str | None) -> str:
+def component_key(component: str | None) -> str:
     """The component that caused a miss, as a table key; empty if there is none."""
     return (component or "")[:NAME_CHARACTERS_MAX]
+
+
+Cell = str | int
+
+
+Key = tuple[Cell, ...]
+
+
+Addition = tuple[str, Key, tuple[int, ...]]
+
+
+class VerdictSums(msgspec.Struct, frozen=True):
+    """How often a verdict was given, how often it meant a loss, and what was lost."""
+
+    calls: int = 0
+    losses: int = 0
+    tokens: int = 0
+    lost: int = 0
+
+
+class OutcomeSums(msgspec.Struct, frozen=True):
+    """Calls with one outcome, and their total latency and retries."""
+
+    calls: int = 0
+    latency_ms: int = 0
+    retries: int = 0
+
+
+class RollUp(msgspec.Struct, frozen=True):
+    """One row per key; a row whose first sum has dropped to 0 is deleted."""
+
+    name: str
+    keys: tuple[str, ...]
+    sums: tuple[str, ...]
+
+
+DAYS = RollUp("days", ("day", "provider", "model", "simulated"), Sums.__struct_fields__)
+
+
+SESSION_DAYS = RollUp("session_days", ("session_id", "day", "simulated"), Sums.__struct_fields__)
+
+
+VERDICT_DAYS = RollUp("verdict_days", ("day", "kind", "component", "simulated"), VerdictSums.__struct_fields__)
+
+
+# A latency of n bits is under 2**n ms. Counts per n can be subtracted when a session is deleted; a maximum cannot.
+OUTCOME_DAYS = RollUp(
+    "outcome_days", ("day", "provider", "model", "outcome", "latency_bits", "simulated"), OutcomeSums.__struct_fields__
+)
+
+
+# Postings without a payer are not stored: they are the difference to the totals of `DAYS`.
+ACCOUNT_DAYS = RollUp("account_days", ("day", "key_id", "user_id", "team_id", "simulated"), Sums.__struct_fields__)
+
+
+ROLLUPS = (DAYS, SESSION_DAYS, VERDICT_DAYS, OUTCOME_DAYS, ACCOUNT_DAYS)
+
+
+# Additions to one key that are collected before they are summed: bounds memory, and sums 1,000 at a time.
+PENDING_ADDITIONS_MAX = 1_000
+
+
+def iter_additions(posting: Posting) -> Iterator[Addition]:
+    day, simulated = posting.day, int(posting.simulated)
+    if posting.sums.entries:
+        sums = struct_values(posting.sums)
+        yield DAYS.name, (day, posting.provider, posting.model, simulated), sums
+        yield SESSION_DAYS.name, (posting.session_id, day, simulated), sums
+        if posting.payer != NO_PAYER:
+            payer = posting.payer
+            yield ACCOUNT_DAYS.name, (day, payer.key_id, payer.user_id, payer.team_id, simulated), sums
+    verdict = posting.entry.verdict if posting.entry else None
+    if verdict is not None:
+        lost = posting.sums.lost
+        verdict_sums = (1, int(lost > 0), verdict.lost_tokens if lost else 0, lost)
+        yield VERDICT_DAYS.name, (day, verdict.kind, component_key(verdict.component), simulated), verdict_sums
+    if posting.outcome is not None:
+        key = (day, posting.provider, posting.model, posting.outcome, posting.latency_ms.bit_length(), simulated)
+        yield OUTCOME_DAYS.name, key, (1, posting.latency_ms, posting.retries)
+
+
+class RollUpTotals:
+    """Collects additions and sums them when they are read."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, dict[Key, list[tuple[int, ...]]]] = {table.name: {} for table in ROLLUPS}
+
+    def add(self, table: str, key: Key, amounts: tuple[int, ...]) -> None:
+        parts = self._parts[table].setdefault(key, [])
+        parts.append(amounts)
+        # Adding tuples one by one would build a new tuple per posting; summing many at once is faster.
+        if len(parts) >= PENDING_ADDITIONS_MAX:
+            parts[:] = [_sum(parts)]
+
+    def rows(self, table: RollUp) -> dict[Key, tuple[int, ...]]:
+        return {key: _sum(parts) for key, parts in self._parts[table.name].items()}
+
+    def clear(self) -> None:
+        for parts in self._parts.values():
+            parts.clear()
+
+    def post(self, postings: Iterable[Posting]) -> None:
+        for posting in postings:
+            for addition in iter_additions(posting):
+                self.add(*addition)
+
+
+def _sum(parts: list[tuple[int, ...]]) -> tuple[int, ...]:
+    return parts[0] if len(parts) == 1 else tuple(map(sum, zip(*parts, strict=True)))

@@ -6,33 +6,41 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.ledger.tables import PAGE_MAX, Amounts, Cause, DayAmounts, Scope, SessionAmounts, Tables
+from holdfast.ledger.analytics.queries import (
+    PAGE_MAX,
+    Amounts,
+    CostQueries,
+    DayAmounts,
+    LedgerScope,
+    MissCause,
+    SessionAmounts,
+)
 
 # Up to this many days (ten years), days without calls are filled in; a longer range means that a clock was wrong.
 DAYS_MAX = 3_660
 
 
-class Day(msgspec.Struct, frozen=True):
+class DaySpending(msgspec.Struct, frozen=True):
     date: datetime.date
     spent_usd: Decimal
 
 
-class Report(msgspec.Struct, frozen=True):
+class CostReport(msgspec.Struct, frozen=True):
     """Sessions and causes with the largest loss first; days in order, including those without calls."""
 
     total: Amounts
-    causes: tuple[Cause, ...]
+    causes: tuple[MissCause, ...]
     sessions: tuple[SessionAmounts, ...]
-    days: tuple[Day, ...]
+    days: tuple[DaySpending, ...]
 
 
-def report_of(queries: Tables, scope: Scope) -> Report:
+def build_report(queries: CostQueries, scope: LedgerScope) -> CostReport:
     """Everything in the scope. Earlier calls still influence verdicts but are not counted."""
     days = tuple(_fill_days(queries.days(scope)))
-    return Report(queries.totals(scope), queries.causes(scope), tuple(all_sessions(queries, scope)), days)
+    return CostReport(queries.totals(scope), queries.causes(scope), tuple(iter_session_amounts(queries, scope)), days)
 
 
-def all_sessions(queries: Tables, scope: Scope) -> Iterable[SessionAmounts]:
+def iter_session_amounts(queries: CostQueries, scope: LedgerScope) -> Iterable[SessionAmounts]:
     """Sessions with the largest loss first, read page by page."""
     offset = 0
     while page := queries.session_amounts(scope, order="lost", limit=PAGE_MAX, offset=offset):
@@ -40,11 +48,11 @@ def all_sessions(queries: Tables, scope: Scope) -> Iterable[SessionAmounts]:
         offset += len(page)
 
 
-def _fill_days(day_amounts: tuple[DayAmounts, ...]) -> Iterable[Day]:
+def _fill_days(day_amounts: tuple[DayAmounts, ...]) -> Iterable[DaySpending]:
     """Every day from the first to the last, unless the range exceeds `DAYS_MAX`."""
     spent = {day.date: day.amounts.spent_usd for day in day_amounts}
     first, last = (day_amounts[0].date, day_amounts[-1].date) if day_amounts else (datetime.date.max, datetime.date.min)
     if (last - first).days < DAYS_MAX:
         for number in range((last - first).days + 1):
             spent.setdefault(first + datetime.timedelta(days=number), Decimal(0))
-    return (Day(date, spent[date]) for date in sorted(spent))
+    return (DaySpending(date, spent[date]) for date in sorted(spent))

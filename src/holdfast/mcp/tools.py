@@ -9,15 +9,14 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from holdfast.instructions.asking import Answered, ask, close
-from holdfast.instructions.callers import Caller, check_may_recall, denied
-from holdfast.instructions.failures import InstructionError
-from holdfast.instructions.index_lines import index_line, index_text
-from holdfast.instructions.library import Library
-from holdfast.instructions.recall import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET, Question
-from holdfast.instructions.stub import RECALL_TOOL_SCHEMA
-from holdfast.instructions.times import maybe_told_time
-from holdfast.instructions.told import recalled_text
+from holdfast.instructions.access import InstructionCaller, access_denied_error, check_recall_access
+from holdfast.instructions.context import InstructionContext
+from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.models import format_optional_time
+from holdfast.instructions.recall.answer import RecallAnswer, answer_recall, close_audit_record, render_recall
+from holdfast.instructions.recall.boot_stub import RECALL_TOOL_SCHEMA
+from holdfast.instructions.recall.index_text import instruction_index_line, render_index
+from holdfast.instructions.recall.ranking import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET, RecallQuery
 from holdfast.sources.skills.store import SEARCH_LIMIT, SkillStore
 
 INTENT_CHARACTERS_MAX = 8_000
@@ -29,18 +28,18 @@ Text = Annotated[str, msgspec.Meta(max_length=INTENT_CHARACTERS_MAX)]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=400)], ...], msgspec.Meta(max_length=NAMES_MAX)]
 
 
-class ToolAnswer(msgspec.Struct, frozen=True):
+class McpToolResult(msgspec.Struct, frozen=True):
     """`text` is for the model, `told` is the structured content for programs."""
 
     text: str
     told: dict[str, object]
 
 
-class ToolFunction(msgspec.Struct, frozen=True):
+class McpTool(msgspec.Struct, frozen=True):
     name: str
     description: str
     input_schema: Mapping[str, object]
-    run: Callable[[Caller, Mapping[str, object]], ToolAnswer]
+    run: Callable[[InstructionCaller, Mapping[str, object]], McpToolResult]
 
 
 class _Recall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,10 +68,10 @@ class _Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Text
 
 
-class Toolbox:
+class McpToolbox:
     """The tools over one library; `agent` is used when the caller's key names no agent."""
 
-    def __init__(self, library: Library, skills: SkillStore, *, agent: str) -> None:
+    def __init__(self, library: InstructionContext, skills: SkillStore, *, agent: str) -> None:
         self._library = library
         self._skills = skills
         self._agent = agent
@@ -97,27 +96,27 @@ class Toolbox:
         )
         self.tools = {tool.name: tool for tool in tools}
 
-    def _recall(self, caller: Caller, request: _Recall) -> ToolAnswer:
+    def _recall(self, caller: InstructionCaller, request: _Recall) -> McpToolResult:
         if not request.intent.strip():
             raise InstructionError("intent_required", "say in `intent` what you are about to do")
         agent_id = caller.agent_name or self._agent
         agent = self._library.records.agent(agent_id)
-        check_may_recall(caller, agent_id, agent)
+        check_recall_access(caller, agent_id, agent)
         agent, instruction_set = self._library.shelf(agent_id, agent)
-        question = Question(
+        question = RecallQuery(
             intent=request.intent,
             max_chunks=request.max_chunks,
             token_budget=request.token_budget,
             manifest_hint=request.manifest_hint,
             use_floor=self._library.settings.use_floor,
         )
-        result = ask(self._library, agent, instruction_set, question, caller=caller, heartbeat_id=None)
-        return ToolAnswer(recalled_text(result), _recall_json(result))
+        result = answer_recall(self._library, agent, instruction_set, question, caller=caller, heartbeat_id=None)
+        return McpToolResult(render_recall(result), _recall_json(result))
 
-    def _list(self, caller: Caller, request: _List) -> ToolAnswer:
+    def _list(self, caller: InstructionCaller, request: _List) -> McpToolResult:
         agent_id = caller.agent_name or self._agent
         agent = self._library.records.agent(agent_id)
-        check_may_recall(caller, agent_id, agent)
+        check_recall_access(caller, agent_id, agent)
         _, instruction_set = self._library.shelf(agent_id, agent)
         manifest = instruction_set.manifest
         entries = manifest.body
@@ -127,37 +126,41 @@ class Toolbox:
                 near = _near(request.name, [entry.name for entry in manifest.body])
                 raise InstructionError("unit_not_found", f"there is no unit {request.name[:80]!a}{near}")
         document = {"manifest_version": manifest.version, "entries": msgspec.to_builtins(entries)}
-        return ToolAnswer(index_text(entries) if request.name is None else index_line(entries[0]), document)
+        return McpToolResult(
+            render_index(entries) if request.name is None else instruction_index_line(entries[0]), document
+        )
 
-    def _close(self, caller: Caller, request: _Usage) -> ToolAnswer:
+    def _close(self, caller: InstructionCaller, request: _Usage) -> McpToolResult:
         if not caller.is_admin and caller.agent_name is None:
-            raise denied()
-        close(self._library, request.audit_token, caller, used=request.used_chunks, missed=request.missed_chunks)
-        return ToolAnswer("on record", {"closed": True})
+            raise access_denied_error()
+        close_audit_record(
+            self._library, request.audit_token, caller, used=request.used_chunks, missed=request.missed_chunks
+        )
+        return McpToolResult("on record", {"closed": True})
 
-    def _search(self, caller: Caller, request: _Search) -> ToolAnswer:
+    def _search(self, caller: InstructionCaller, request: _Search) -> McpToolResult:
         skills = self._skills.search(request.query, limit=request.limit)
         lines = "".join(f"- {skill.name}: {' '.join(skill.description.split())}\n" for skill in skills)
         document: dict[str, object] = {
             "skills": [{"name": skill.name, "description": skill.description} for skill in skills]
         }
-        return ToolAnswer(lines or "no skill matches", document)
+        return McpToolResult(lines or "no skill matches", document)
 
-    def _load(self, caller: Caller, request: _Load) -> ToolAnswer:
+    def _load(self, caller: InstructionCaller, request: _Load) -> McpToolResult:
         skill = self._skills.get(request.name)
         if skill is None:
             near = _near(request.name, [name for name, _ in self._skills.discovery_index()])
             raise InstructionError("skill_not_found", f"there is no skill {request.name[:80]!a}{near}")
         text = f"# Skill: {skill.name} (source: {skill.source})\n\n{skill.body}"
-        return ToolAnswer(text, {"name": skill.name, "body": skill.body})
+        return McpToolResult(text, {"name": skill.name, "body": skill.body})
 
 
 def _make_tool(
-    name: str, description: str, request: type[Request], run: Callable[[Caller, Request], ToolAnswer]
-) -> ToolFunction:
+    name: str, description: str, request: type[Request], run: Callable[[InstructionCaller, Request], McpToolResult]
+) -> McpTool:
     """A tool that validates its arguments against `request` before it runs; invalid ones give a one-line error."""
 
-    def convert_and_run(caller: Caller, arguments: Mapping[str, object]) -> ToolAnswer:
+    def convert_and_run(caller: InstructionCaller, arguments: Mapping[str, object]) -> McpToolResult:
         try:
             converted = msgspec.convert(arguments, request)
         except msgspec.ValidationError as error:
@@ -167,10 +170,10 @@ def _make_tool(
     _, components = msgspec.json.schema_components((request,))
     # The title would be the name of a private struct.
     schema = {field: value for field, value in components[request.__name__].items() if field != "title"}
-    return ToolFunction(name, description, schema, convert_and_run)
+    return McpTool(name, description, schema, convert_and_run)
 
 
-def _recall_json(result: Answered) -> dict[str, object]:
+def _recall_json(result: RecallAnswer) -> dict[str, object]:
     recalled = result.recalled
     return {
         "chunks": [
@@ -179,7 +182,7 @@ def _recall_json(result: Answered) -> dict[str, object]:
                 "fact_uri": chunk.content.fact_uri,
                 "content": chunk.content.text,
                 "tokens": chunk.content.tokens,
-                "valid_until": maybe_told_time(chunk.content.valid_until),
+                "valid_until": format_optional_time(chunk.content.valid_until),
                 "version": chunk.content.version,
                 "score": chunk.score,
                 "source": chunk.content.source,

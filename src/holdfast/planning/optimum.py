@@ -15,13 +15,13 @@ from typing import Final
 
 import msgspec
 
-from holdfast.catalog.rows import CacheRules, Price
+from holdfast.catalog.schema import CacheRules, Price
 
-SHORT: Final = "5m"
-LONG: Final = "1h"
+SHORT_TTL_NAME: Final = "5m"
+LONG_TTL_NAME: Final = "1h"
 
 
-class Step(msgspec.Struct, frozen=True):
+class CallStep(msgspec.Struct, frozen=True):
     """One call: its prompt's size, how much of it the previous call sent too, and the size of the reply before it.
 
     `gap_seconds` is the time between the starts of the two requests; None for the first call.
@@ -33,7 +33,7 @@ class Step(msgspec.Struct, frozen=True):
     replied_tokens: int = 0
 
 
-class Rates(msgspec.Struct, frozen=True):
+class TokenRates(msgspec.Struct, frozen=True):
     """The price of a token in each bucket, and the two TTLs."""
 
     plain: float
@@ -44,19 +44,19 @@ class Rates(msgspec.Struct, frozen=True):
     long_seconds: float = 3600.0
 
 
-def rates_of(price: Price, rules: CacheRules) -> Rates:
+def token_rates(price: Price, rules: CacheRules) -> TokenRates:
     """In dollars per token."""
-    return Rates(
+    return TokenRates(
         plain=float(price.input) / 1e6,
         read=float(price.cache_read) / 1e6,
         short=float(price.cache_write_5m) / 1e6,
         long=float(price.cache_write_1h) / 1e6,
-        short_seconds=float(rules.ttls_seconds[SHORT]),
-        long_seconds=float(rules.ttls_seconds[LONG]),
+        short_seconds=float(rules.ttls_seconds[SHORT_TTL_NAME]),
+        long_seconds=float(rules.ttls_seconds[LONG_TTL_NAME]),
     )
 
 
-def bound(steps: Sequence[Step], rates: Rates) -> float:
+def one_ttl_bound(steps: Sequence[CallStep], rates: TokenRates) -> float:
     """The cheaper of two schedules made with hindsight: every entry for five minutes, or every entry for an hour.
 
     In either, every idle time that outlasts the TTL is bridged by plain pings or followed by a rewrite, whichever is
@@ -69,7 +69,7 @@ def bound(steps: Sequence[Step], rates: Rates) -> float:
     )
 
 
-def _one_ttl_cost(steps: Sequence[Step], read: float, write: float, seconds: float) -> float:
+def _one_ttl_cost(steps: Sequence[CallStep], read: float, write: float, seconds: float) -> float:
     total = 0.0
     previous_tokens = 0
     for step in steps:
@@ -92,7 +92,7 @@ class _State(msgspec.Struct, frozen=True):
     long: int
 
 
-def optimum(steps: Sequence[Step], rates: Rates, *, upgrades: bool) -> float:
+def optimal_cost(steps: Sequence[CallStep], rates: TokenRates, *, upgrades: bool) -> float:
     """The minimum cost of these calls over all sequences of TTLs, plain pings and upgrade pings.
 
     A dynamic programme over what is cached with which TTL. After each call `short` tokens are cached for five minutes
@@ -122,14 +122,14 @@ def optimum(steps: Sequence[Step], rates: Rates, *, upgrades: bool) -> float:
     return min(state.cost for state in states)
 
 
-def _may_send_uncached(step: Step, next_step: Step | None, rates: Rates) -> bool:
+def _may_send_uncached(step: CallStep, next_step: CallStep | None, rates: TokenRates) -> bool:
     if next_step is None or next_step.gap_seconds is None:
         return True
     is_read_next = next_step.gap_seconds < rates.short_seconds and next_step.shared_tokens >= step.prompt_tokens
     return not is_read_next or rates.short + rates.read > 2 * rates.plain
 
 
-def _after_gap(state: _State, step: Step, rates: Rates, *, upgrades: bool) -> Iterator[_State]:
+def _after_gap(state: _State, step: CallStep, rates: TokenRates, *, upgrades: bool) -> Iterator[_State]:
     """The possible cache states when the call begins, with the pings paid for; letting everything expire is one."""
     gap = step.gap_seconds
     if gap is None:
@@ -151,7 +151,7 @@ def _after_gap(state: _State, step: Step, rates: Rates, *, upgrades: bool) -> It
             yield from _after_upgrade_ping(state, step, gap, rates)
 
 
-def _after_upgrade_ping(state: _State, step: Step, gap: float, rates: Rates) -> Iterator[_State]:
+def _after_upgrade_ping(state: _State, step: CallStep, gap: float, rates: TokenRates) -> Iterator[_State]:
     """Plain pings, the upgrade ping, then hourly pings.
 
     Minutes left over are bridged by plain pings at the start, where there is no reply to read yet.
@@ -165,7 +165,9 @@ def _after_upgrade_ping(state: _State, step: Step, gap: float, rates: Rates) -> 
         yield _State(state.cost + ping_cost + rates.long * step.replied_tokens, held_tokens, held_tokens)
 
 
-def _after_call(state: _State, step: Step, rates: Rates, *, upgrades: bool, uncached_allowed: bool) -> Iterator[_State]:
+def _after_call(
+    state: _State, step: CallStep, rates: TokenRates, *, upgrades: bool, uncached_allowed: bool
+) -> Iterator[_State]:
     readable = step.shared_tokens + step.replied_tokens
     read, long = min(state.short, readable), min(state.long, readable)
     rest_tokens, prompt_tokens = step.prompt_tokens - read, step.prompt_tokens

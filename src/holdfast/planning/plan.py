@@ -1,22 +1,26 @@
 """The cache plan of a call, for every kind of provider cache."""
 
+from collections.abc import Sequence
+from decimal import Decimal
+
 import msgspec
 
-from holdfast.canonical.prompt import Mark, Plan, Ttl
-from holdfast.planning.gaps import expected
-from holdfast.planning.marks import Profile, plan_marks
-from holdfast.planning.memory import NOTHING_LEARNED, Learned, Memory, sure_read
-from holdfast.planning.ours import plan_call
-from holdfast.planning.policy import Moment
-from holdfast.planning.savings import Warmth, with_savings
+from holdfast.catalog.schema import CacheRules, Price
+from holdfast.planning.adaptive_policy import plan_adaptive_call
+from holdfast.planning.breakpoints import CacheProfile, place_breakpoints
+from holdfast.planning.idle_times import IdleTimes, expected_idle_times
+from holdfast.planning.learned import NOTHING_LEARNED, CacheMemory, LearnedParameters, guaranteed_read_tokens
+from holdfast.planning.policy import PlanningMoment
+from holdfast.types.prompt import Breakpoint, Plan, Ttl
+from holdfast.types.request_buffer import RequestBuffer
 
 
-def plan(
-    moment: Moment,
-    memory: Memory,
-    learned: Learned = NOTHING_LEARNED,
+def plan_cache(
+    moment: PlanningMoment,
+    memory: CacheMemory,
+    learned: LearnedParameters = NOTHING_LEARNED,
     *,
-    profile: Profile = "default",
+    profile: CacheProfile = "default",
     keep_small: bool = False,
     ttl: Ttl | None = None,
 ) -> Plan:
@@ -27,22 +31,94 @@ def plan(
     """
     rules, buffer = moment.rules, moment.scroll
     if rules.kind == "marks" and profile == "default" and {"5m", "1h"} <= rules.ttls_seconds.keys():
-        planned = plan_call(moment, memory, learned, keep_small=keep_small)
+        planned = plan_adaptive_call(moment, memory, learned, keep_small=keep_small)
         base_plan, stakes = planned.plan, planned.stakes
-        warmth = Warmth(stakes.prompt, stakes.prompt - stakes.written)
+        warmth = PromptWarmth(stakes.prompt, stakes.prompt - stakes.written)
     else:
-        base_plan = plan_marks(buffer, rules, profile=profile)
+        base_plan = place_breakpoints(buffer, rules, profile=profile)
         # The size of the last prompt as reported, plus our estimate for the blocks added since.
         continues = bool(memory.pieces) and memory.pieces <= len(buffer.tokens)
         prompt = memory.tail_tokens + sum(buffer.tokens[memory.pieces :]) if continues else buffer.tokens_total
-        warmth = Warmth(prompt, min(memory.tail_tokens, prompt) if continues else 0)
+        warmth = PromptWarmth(prompt, min(memory.tail_tokens, prompt) if continues else 0)
     if ttl is not None and ttl in rules.ttls_seconds:
         forced = tuple(_with_ttl(ttl, breakpoint) for breakpoint in base_plan.marks)
         base_plan = msgspec.structs.replace(base_plan, marks=forced)
-    idle_times = expected(memory.gaps.all, learned.gaps.all)
-    priced = with_savings(base_plan.marks, buffer, warmth, idle_times, rules=rules, price=moment.price)
-    return msgspec.structs.replace(base_plan, marks=priced, expected_read_tokens=sure_read(memory, moment.at))
+    idle_times = expected_idle_times(memory.gaps.all, learned.gaps.all)
+    priced = add_savings(base_plan.marks, buffer, warmth, idle_times, rules=rules, price=moment.price)
+    return msgspec.structs.replace(
+        base_plan, marks=priced, expected_read_tokens=guaranteed_read_tokens(memory, moment.at)
+    )
 
 
-def _with_ttl(ttl: Ttl, breakpoint: Mark) -> Mark:
+def _with_ttl(ttl: Ttl, breakpoint: Breakpoint) -> Breakpoint:
     return msgspec.structs.replace(breakpoint, ttl=ttl, reason=f"{breakpoint.reason}; the TTL is set to {ttl}")
+
+
+_MILLION = Decimal(1_000_000)
+
+
+_STEP = Decimal("0.00000001")
+
+
+class PromptWarmth(msgspec.Struct, frozen=True):
+    """The size of a prompt, and how much of it this call will read from cache."""
+
+    prompt_tokens: int
+    hit_tokens: int
+
+
+def add_savings(
+    breakpoints: Sequence[Breakpoint],
+    buffer: RequestBuffer,
+    warmth: PromptWarmth,
+    idle_times: IdleTimes,
+    *,
+    rules: CacheRules,
+    price: Price,
+) -> tuple[Breakpoint, ...]:
+    """The breakpoints, each with what it saves in addition to those before it."""
+    priced: list[Breakpoint] = []
+    tokens_before = 0
+    all_tokens = _tokens_upto(breakpoints, buffer, warmth.prompt_tokens)
+    for breakpoint, tokens_upto in zip(breakpoints, all_tokens, strict=True):
+        # q = probability that the next call comes within the TTL, i/r/w = input, read and write price. The next call
+        # then reads the tokens between the previous breakpoint and this one instead of paying the input price:
+        #   q (i - r) (tokens_upto - tokens_before).
+        # Those not cached yet cost w - i more now. The sum over all breakpoints is the saving of the plan.
+        return_probability = idle_times.chance(0.0, float(rules.ttls_seconds.get(breakpoint.ttl, 0)))
+        written_tokens = max(0, tokens_upto - max(tokens_before, warmth.hit_tokens))
+        gain = Decimal(return_probability) * (price.input - price.cache_read) * (tokens_upto - tokens_before)
+        write_premium = (cache_write_rate(breakpoint.ttl, price) - price.input) * written_tokens
+        saving = ((gain - write_premium) / _MILLION).quantize(_STEP)
+        priced.append(msgspec.structs.replace(breakpoint, saving_usd=saving))
+        tokens_before = tokens_upto
+    return tuple(priced)
+
+
+def cache_write_rate(ttl: Ttl, price: Price) -> Decimal:
+    match ttl:
+        case "5m":
+            return price.cache_write_5m
+        case "1h":
+            return price.cache_write_1h
+        case "30m" | "12h":
+            return price.cache_write_other
+
+
+def _tokens_upto(breakpoints: Sequence[Breakpoint], buffer: RequestBuffer, prompt_tokens: int) -> list[int]:
+    """The tokens up to each breakpoint, scaled from our estimates to the size that the provider reports.
+
+    Counts from the nearer end of the prompt, so that a breakpoint at the end of a long history is cheap.
+    """
+    estimated_total = buffer.tokens_total
+    scale = prompt_tokens / estimated_total if estimated_total else 1.0
+    all_tokens: list[int] = []
+    last_block, last_tokens = -1, 0
+    for breakpoint in breakpoints:
+        if breakpoint.piece - last_block <= len(buffer.tokens) - breakpoint.piece:
+            last_tokens += sum(buffer.tokens[last_block + 1 : breakpoint.piece + 1])
+        else:
+            last_tokens = estimated_total - sum(buffer.tokens[breakpoint.piece + 1 :])
+        last_block = breakpoint.piece
+        all_tokens.append(min(prompt_tokens, round(last_tokens * scale)))
+    return all_tokens

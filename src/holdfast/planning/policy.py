@@ -4,24 +4,24 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from holdfast.canonical.prompt import Mark, Ttl
-from holdfast.canonical.scroll import Scroll
-from holdfast.canonical.usage import Usage
-from holdfast.catalog.rows import CacheRules, Price
-from holdfast.planning.gaps import Awaited
+from holdfast.catalog.schema import CacheRules, Price
+from holdfast.planning.idle_times import WaitsFor
+from holdfast.types.prompt import Breakpoint, Ttl
+from holdfast.types.request_buffer import RequestBuffer
+from holdfast.types.usage import Usage
 
 WaitedFor = Literal["start", "tool", "person"]
 """What the session waited for since the call before: nothing yet (first call), a tool, or a person."""
 
 
-class Moment(msgspec.Struct, frozen=True):
+class PlanningMoment(msgspec.Struct, frozen=True):
     """Everything a policy may look at when a call is about to be made.
 
     `scroll` holds the prompt as it will be sent; it must not be changed. `idle_seconds` is the time since the previous
     call started, None for the first call.
     """
 
-    scroll: Scroll
+    scroll: RequestBuffer
     rules: CacheRules
     price: Price
     at: float
@@ -29,7 +29,7 @@ class Moment(msgspec.Struct, frozen=True):
     waited_for: WaitedFor = "start"
 
 
-class Pinged(msgspec.Struct, frozen=True):
+class PingResult(msgspec.Struct, frozen=True):
     """A ping that was sent: when, with which TTL, and the reported usage.
 
     `piece` is the block of its last breakpoint and `pieces` the number of blocks in its prompt: those of the last
@@ -53,20 +53,20 @@ class Ping(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Policy(Protocol):
+class CachePolicy(Protocol):
     """One instance per session; its state comes from these calls alone."""
 
     @property
     def name(self) -> str: ...
 
-    def marks(self, moment: Moment) -> tuple[Mark, ...]:
+    def marks(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
         """The breakpoints of this request; legal for the provider."""
 
-    def heard(self, moment: Moment, usage: Usage) -> None:
+    def heard(self, moment: PlanningMoment, usage: Usage) -> None:
         """Take the usage that the provider reported for the call made at this moment."""
 
-    def ping(self, moment: Moment, pings_so_far: int, waits_for: Awaited) -> Ping | None:
+    def ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
         """The next ping, if one is worth it; called after every call and every ping."""
 
-    def pinged(self, ping: Pinged) -> None:
+    def pinged(self, ping: PingResult) -> None:
         """Take the result of a ping."""

@@ -1,18 +1,19 @@
 """The adapter protocol: encodes our values into a provider's exact wire bytes, and decodes them."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from holdfast.canonical.pieces import Piece
-from holdfast.canonical.prompt import Parameters, Passage, Plan, Prompt, Segment
-from holdfast.canonical.reply import Delta, Reply
-from holdfast.canonical.scroll import Spelling
-from holdfast.catalog.rows import Model
+from holdfast.catalog.schema import Model
 from holdfast.errors import FailureKind, ProviderError
+from holdfast.types.prompt import HistoryEntry, Parameters, Plan, Prompt, Segment
+from holdfast.types.reply import Delta, Reply
+from holdfast.types.request_buffer import EncodedBlock, WireEncoder
 
-PATH = ":path"
+PATH_HEADER = ":path"
+
+
 """The pseudo header that holds a request's path."""
 
 
@@ -32,7 +33,7 @@ class WireRequest(msgspec.Struct, frozen=True):
     parameters: Parameters
 
 
-class StreamReader(Protocol):
+class StreamDecoder(Protocol):
     """Decodes one streamed response. The last delta of a complete one is `ReplyFinished`."""
 
     def feed(self, chunk: bytes) -> Iterator[Delta]:
@@ -42,20 +43,20 @@ class StreamReader(Protocol):
         """What has arrived of an interrupted stream, as a valid message; None if nothing has."""
 
 
-class Adapter(Spelling, Protocol):
+class Adapter(WireEncoder, Protocol):
     """Pure functions in pairs: the engine uses one half, the simulator and wrapped clients the other."""
 
     @property
     def name(self) -> str: ...
 
-    def lower(self, entry: Passage) -> Passage | None:
+    def lower(self, entry: HistoryEntry) -> HistoryEntry | None:
         """The entry reduced to what this provider can represent: other blocks are dropped or replaced by text.
 
         Encoding an entry and encoding its lowered form give the same bytes. None if nothing is left. Opaque blocks are
         assumed to be the provider's own.
         """
 
-    def spell(self, segment: Segment) -> tuple[Piece, ...]:
+    def spell(self, segment: Segment) -> tuple[EncodedBlock, ...]:
         """One encoded block per tool, system text or message block; a function of the segment alone."""
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
@@ -84,9 +85,124 @@ class Adapter(Spelling, Protocol):
     def write_stream(self, reply: Reply) -> Iterable[bytes]:
         """The response as the provider would stream it, one server-sent event per chunk."""
 
-    def stream_reader(self) -> StreamReader: ...
+    def stream_reader(self) -> StreamDecoder: ...
 
     def write_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
         """Status and body with which the provider reports such a failure."""
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError: ...
+
+
+CachingKind = Literal["marks", "prefix", "none"]
+
+
+"""`marks`: we place cache breakpoints. `prefix`: the provider caches repeated prefixes, and we keep them unchanged."""
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """`explicit_caches`: a prefix can be stored under a name, for as long as the storage is paid for."""
+
+    caching: CachingKind
+    explicit_caches: bool
+
+    @property
+    def supports_prompt_caching(self) -> bool:
+        return self.caching != "none"
+
+
+def model_capabilities(model: Model) -> Capabilities:
+    """A model with caching turned off, or whose requests may reach any cache, has none."""
+    if not model.supports_prompt_caching:
+        return Capabilities("none", explicit_caches=False)
+    return Capabilities(_caching(model), explicit_caches=model.cache.explicit_tokens_min > 0)
+
+
+def _caching(model: Model) -> CachingKind:
+    match model.cache.kind:
+        case "marks" | "breakpoints":
+            return "marks"
+        case "implicit":
+            return "prefix"
+        case "none":
+            return "none"
+
+
+ABSENT_DIAGNOSIS = msgspec.Raw(b"")
+
+
+"""The value of a missing diagnosis field in a decoded response."""
+
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class CacheDiagnosticsAdapter(Protocol):
+    """Implemented in addition to `Adapter`. Asking for a diagnosis does not change what is cached."""
+
+    def asked_to_diagnose(self, parameters: Parameters, previous_response_id: str | None) -> Parameters:
+        """The parameters with a request to compare with an earlier response, if there was one.
+
+        Parameters in which the caller already asks for a diagnosis are returned unchanged.
+        """
+
+    def compares(self, parameters: Parameters) -> bool:
+        """Whether the parameters name an earlier response; without one the response has no diagnosis."""
+
+    def refuses_diagnosis(self, error: ProviderError) -> bool:
+        """Whether a request failed because it asked for a diagnosis."""
+
+
+def expects_diagnosis(adapter: Adapter, parameters: Parameters) -> bool:
+    """Whether the response to these parameters can hold a diagnosis; in any other the field is meaningless."""
+    return isinstance(adapter, CacheDiagnosticsAdapter) and adapter.compares(parameters)
+
+
+def decode_or_none(decode: Callable[[bytes], T], raw: bytes) -> T | None:
+    """None if absent or unreadable: the response is paid for and must not be lost because of a diagnosis."""
+    try:
+        return decode(raw) if raw else None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+@runtime_checkable
+class PingAdapter(Protocol):
+    """Implemented in addition to `Adapter`. Such a ping refreshes what it reads and writes at its breakpoints."""
+
+    def emptied(self, parameters: Parameters) -> Parameters:
+        """The parameters for a ping: no output, not streamed. What the cache key depends on stays."""
+
+    def conflict_with_empty(self, parameters: Parameters) -> str | None:
+        """The parameter that makes the provider refuse such a ping, or None."""
+
+
+class ExplicitCacheEntry(msgspec.Struct, frozen=True):
+    """An explicit cache as the provider describes it; `expires_at` is a Unix timestamp."""
+
+    name: str
+    model: str
+    tokens: int
+    expires_at: float
+    display_name: str = ""
+
+
+@runtime_checkable
+class ExplicitCacheAdapter(Protocol):
+    """Implemented in addition to `Adapter`; each request is an endpoint and a body."""
+
+    def create_cache(self, parameters: Parameters, head: bytes, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
+        """`head` holds the cacheable bytes of the request's stable prefix."""
+
+    def extend_cache(self, name: str, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
+        """Set the remaining TTL, counted from now."""
+
+    def delete_cache(self, name: str) -> tuple[Endpoint, bytes]: ...
+
+    def read_cache(self, body: bytes) -> ExplicitCacheEntry: ...
+
+    def refer_to(self, parameters: Parameters, name: str) -> Parameters:
+        """The parameters of a request that names a cache instead of sending the stable prefix."""
+
+    def is_lost(self, error: ProviderError) -> bool:
+        """Whether a request failed because the cache it named no longer exists."""

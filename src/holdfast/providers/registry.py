@@ -2,23 +2,14 @@
 
 import functools
 import importlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import msgspec
 
+from holdfast.catalog.lookup import Models, find_model
 from holdfast.errors import UserError
 from holdfast.providers.adapter import Adapter
-
-if TYPE_CHECKING:
-    from holdfast.providers.anthropic import anthropic
-    from holdfast.providers.claude_code import claude_code
-    from holdfast.providers.gemini import gemini
-    from holdfast.providers.openai_chat import openai_chat
-    from holdfast.providers.openai_responses import openai_responses
-    from holdfast.providers.openrouter import openrouter
-
-    _all: tuple[Adapter, ...] = (anthropic, claude_code, gemini, openai_chat, openai_responses, openrouter)
 
 
 class Provider(msgspec.Struct, frozen=True):
@@ -50,6 +41,14 @@ class Provider(msgspec.Struct, frozen=True):
 
 _OPENAI = ("https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY")
 
+
+# Imported on first use: a process that talks to one provider should not pay for the import of all.
+@functools.cache
+def _adapter_in(home: str) -> Adapter:
+    adapter: Adapter = getattr(importlib.import_module(f"holdfast.providers.{home}"), home)
+    return adapter
+
+
 # Anthropic's and Gemini's SDKs put the version into each path, OpenAI's and OpenRouter's into the base URL.
 PROVIDERS = {
     provider.name: provider
@@ -68,18 +67,81 @@ PROVIDERS = {
 }
 
 
-def provider_named(name: str) -> Provider:
+def get_provider(name: str) -> Provider:
     if name not in PROVIDERS:
         raise UserError(f"unknown provider {name!r}; known providers: {', '.join(PROVIDERS)}")
     return PROVIDERS[name]
 
 
-def adapter_for(provider: str) -> Adapter:
-    return provider_named(provider).adapter
+def get_adapter(provider: str) -> Adapter:
+    return get_provider(provider).adapter
 
 
-# Imported on first use: a process that talks to one provider should not pay for the import of all.
-@functools.cache
-def _adapter_in(home: str) -> Adapter:
-    adapter: Adapter = getattr(importlib.import_module(f"holdfast.providers.{home}"), home)
-    return adapter
+# Fields and roles that only this API has.
+_ANTHROPIC_FIELDS = frozenset({"system", "stop_sequences", "thinking", "cache_control", "anthropic_version", "top_k"})
+
+
+_CHAT_FIELDS = frozenset(
+    {"max_completion_tokens", "stream_options", "response_format", "reasoning_effort", "prompt_cache_key", "stop"}
+)
+
+
+_CHAT_ROLES = frozenset({"system", "developer", "tool"})
+
+
+class DetectedApi(msgspec.Struct, frozen=True):
+    """`model` is the bare name, empty if the body has none; `reason` says what identified the provider."""
+
+    provider: str
+    model: str
+    because: str
+
+
+def detect_api(body: Mapping[str, object], *, model: str | None = None, models: Models | None = None) -> DetectedApi:
+    """An explicit `provider:name` beats detection; a model named in the body is kept."""
+    body_model = body.get("model")
+    name = body_model.removeprefix("models/") if isinstance(body_model, str) else ""
+    if model is not None:
+        provider, colon, default_name = model.partition(":")
+        if not (colon and default_name) or provider not in PROVIDERS or PROVIDERS[provider].is_command:
+            names = ", ".join(option.name for option in PROVIDERS.values() if not option.is_command)
+            raise UserError(f"model {model[:120]!r} names no provider; write provider:name with one of {names}")
+        return DetectedApi(provider, name or default_name, "as specified")
+    if "contents" in body:
+        return DetectedApi("gemini", name, "it has `contents`")
+    if "input" in body or "instructions" in body:
+        return DetectedApi("openai", name, "it has `input`" if "input" in body else "it has `instructions`")
+    if not isinstance(body.get("messages"), list):
+        raise UserError("the body has no prompt: a request has `messages`, `input` or `contents`")
+    return _by_messages(body, name, models)
+
+
+def _by_messages(body: Mapping[str, object], name: str, models: Models | None) -> DetectedApi:
+    for provider in ("anthropic", "openai-chat", "openrouter"):
+        if name and _is_known(f"{provider}:{name}", models):
+            return DetectedApi(provider, name, f"the model is one of {provider}'s")
+    if "/" in name:
+        return DetectedApi("openrouter", name, "the model's name starts with a vendor")
+    for provider, members in (("anthropic", _ANTHROPIC_FIELDS), ("openai-chat", _CHAT_FIELDS)):
+        if matching := members & body.keys():
+            return DetectedApi(provider, name, f"it has `{min(matching)}`")
+    if roles := _CHAT_ROLES & _roles(body["messages"]):
+        return DetectedApi("openai-chat", name, f"it has messages of the role {min(roles)}")
+    if name.startswith("claude"):
+        return DetectedApi("anthropic", name, "the model is called claude")
+    if "max_tokens" in body:
+        return DetectedApi("anthropic", name, "it has `max_tokens`, and no field of another provider")
+    return DetectedApi("openai-chat", name, "it has `messages`, and no field of another provider")
+
+
+def _is_known(id: str, models: Models | None) -> bool:
+    try:
+        find_model(id, models)
+    except UserError:
+        return False
+    return True
+
+
+def _roles(messages: object) -> set[str]:
+    entries = messages if isinstance(messages, list) else []
+    return {str(message.get("role")) for message in entries if isinstance(message, dict)}

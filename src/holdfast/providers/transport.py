@@ -9,22 +9,22 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from holdfast.canonical.encoding import digest
-from holdfast.clock import Chance, system_chance
+from holdfast.clock import RandomSource, system_random
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter, Endpoint
-from holdfast.providers.pool import Host, give_back_host, take_host
-from holdfast.providers.retry import ATTEMPTS_MAX, retry_delay
-from holdfast.providers.wire import REQUESTS_MAX, OnRetry
+from holdfast.providers.connection_pool import PooledHost, acquire_host, release_host
+from holdfast.providers.retry import RETRY_ATTEMPTS_MAX, retry_delay
+from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX, OnRetry
+from holdfast.types.json_encoding import sha256_hex
 
 ERROR_BYTES_MAX = 64 * 1024
 REPLY_BYTES_MAX = 64 * 1024 * 1024
 
-KEY_CHARS_MIN = 8
+REDACTED_KEY_CHARS_MIN = 8
 """A shorter key, as in tests, is not removed from error messages: the removal would only garble them."""
 
 Sleep = Callable[[float], Awaitable[None]]
-Refusal = Callable[[int, Mapping[str, str], bytes], ProviderError]
+ErrorDecoder = Callable[[int, Mapping[str, str], bytes], ProviderError]
 """Turns status, headers and body of a response other than 200 into an error."""
 
 Result = TypeVar("Result")
@@ -38,7 +38,7 @@ class Timeouts(msgspec.Struct, frozen=True):
     idle_seconds: float = 120.0
 
 
-class Request(msgspec.Struct, frozen=True):
+class HttpRequest(msgspec.Struct, frozen=True):
     """The headers include the API key: never log or show them."""
 
     method: str
@@ -47,12 +47,12 @@ class Request(msgspec.Struct, frozen=True):
     body: bytes
 
 
-async def receive(
+async def stream_response(
     connections: aiohttp.ClientSession,
-    request: Request,
+    request: HttpRequest,
     *,
     timeouts: Timeouts,
-    refusal: Refusal,
+    refusal: ErrorDecoder,
 ) -> AsyncGenerator[bytes, None]:
     """The chunks of a 200 response as they arrive, at least one; raises `ProviderError` for any other outcome."""
     host = urlsplit(request.url).netloc.rpartition("@")[2] or "the provider"
@@ -135,7 +135,7 @@ def _connection_advice(error: aiohttp.ClientConnectionError) -> str:
             return type(error).__name__
 
 
-class HttpWire:
+class HttpTransport:
     """Sends one provider's requests to one base URL with one key.
 
     All transports of the event loop to the same host share their connections and the limit of `requests_max` concurrent
@@ -149,10 +149,10 @@ class HttpWire:
         api_key: str,
         *,
         timeouts: Timeouts = Timeouts(),  # noqa: B008 - a frozen value
-        attempts_max: int = ATTEMPTS_MAX,
-        requests_max: int = REQUESTS_MAX,
+        attempts_max: int = RETRY_ATTEMPTS_MAX,
+        requests_max: int = CONCURRENT_REQUESTS_MAX,
         sleep: Sleep = asyncio.sleep,
-        chance: Chance = system_chance,
+        chance: RandomSource = system_random,
     ) -> None:
         self._adapter = adapter
         self._base_url = _validate_url(base_url)
@@ -162,24 +162,24 @@ class HttpWire:
         self._chance = chance
         self._timeouts = timeouts
         self._requests_max = requests_max
-        self._host: Host | None = None
+        self._host: PooledHost | None = None
         self._closed = False
 
     @property
     def account(self) -> str:
         """Identifies the provider's cache namespace: one key at one address, hashed so that it reveals neither."""
-        return digest(f"{self._base_url}\n{self._api_key}".encode())
+        return sha256_hex(f"{self._base_url}\n{self._api_key}".encode())
 
     async def send(
         self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
     ) -> AsyncGenerator[bytes, None]:
         headers = dict(endpoint.headers) | dict(self._adapter.credentials(self._api_key))
-        request = Request(endpoint.method, self._base_url + endpoint.path, headers, body)
+        request = HttpRequest(endpoint.method, self._base_url + endpoint.path, headers, body)
         attempt = 0
         while True:
             attempt += 1
             host = self._open()
-            response = receive(host.connections, request, timeouts=self._timeouts, refusal=self._refusal)
+            response = stream_response(host.connections, request, timeouts=self._timeouts, refusal=self._refusal)
             async with host.lane.place(self._requests_max), aclosing(response) as chunks:
                 try:
                     first = await anext(chunks)
@@ -202,19 +202,19 @@ class HttpWire:
         self._closed = True
         if self._host is not None:
             self._host = None
-            await give_back_host(self._base_url)
+            await release_host(self._base_url)
 
-    def _open(self) -> Host:
+    def _open(self) -> PooledHost:
         if self._closed:
             raise UserError("the connection to the provider is closed; open a new one")
         if self._host is None:
-            self._host = take_host(self._base_url)
+            self._host = acquire_host(self._base_url)
         return self._host
 
     def _refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         """Decode an error response, without the API key: some servers quote the key they refuse."""
         key = self._api_key.encode()
-        if len(key) >= KEY_CHARS_MIN:
+        if len(key) >= REDACTED_KEY_CHARS_MIN:
             body = body.replace(key, b"[removed]")
         return self._adapter.read_error(status, headers, body)
 

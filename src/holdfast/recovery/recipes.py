@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from holdfast.events.payloads_recovery import FollowUp
+from holdfast.events.payloads.recovery import FollowUp
 from holdfast.recovery.scenarios import EscalationPolicy, FailureScenario, StepName
 
 STEP_SECONDS_MAX = 300.0
@@ -48,7 +48,7 @@ SEED_RULES = RecoveryRules(success_resets=False, escalates_at_once=False, health
 """As in seed 002: attempts, also successful ones, count for the whole session; a failed first step escalates."""
 
 
-def rules_of(profile: str) -> RecoveryRules:
+def select_rules(profile: str) -> RecoveryRules:
     return SEED_RULES if profile == "seed" else DEFAULT_RULES
 
 
@@ -120,12 +120,12 @@ _FOLLOW_UPS: dict[EscalationPolicy, FollowUp] = {
 }
 
 
-def follow_up_of(recipe: RecoveryRecipe) -> FollowUp:
+def choose_follow_up(recipe: RecoveryRecipe) -> FollowUp:
     """What happens with the recipe once its failure is reported."""
     return _FOLLOW_UPS[recipe.escalation]
 
 
-def runnable(recipe: RecoveryRecipe, available: AbstractSet[StepName]) -> RecoveryRecipe:
+def keep_runnable_steps(recipe: RecoveryRecipe, available: AbstractSet[StepName]) -> RecoveryRecipe:
     """The recipe with the available steps only; a retry is dropped unless a step before it changed something."""
     steps: list[RecoveryStep] = []
     has_changed = False

@@ -89,10 +89,10 @@ _WORKER_SCENARIO: dict[WorkerFailure, FailureScenario] = {
 }
 
 
-def scenario_of_worker(failure: WorkerFailure) -> FailureScenario:
+def classify_worker_failure(failure: WorkerFailure) -> FailureScenario:
     return _WORKER_SCENARIO[failure]
 
 
-def failure_of_completion(finish: str, output_tokens: int) -> WorkerFailure | None:
+def classify_completion(finish: str, output_tokens: int) -> WorkerFailure | None:
     """The failure that a worker's completion shows: an error, or an unknown finish without output."""
     return "provider" if finish == "error" or (finish == "unknown" and output_tokens == 0) else None

@@ -5,27 +5,26 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.canonical.prompt import Ttl
-from holdfast.canonical.usage import Usage
 from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
-from holdfast.catalog.rows import Model, Price
+from holdfast.catalog.schema import Model, Price
 from holdfast.economics.cost import cost_usd
 from holdfast.errors import UserError
-from holdfast.planning.memory import NOTHING_LEARNED, Learned
-from holdfast.planning.ours import OurPolicy
-from holdfast.replay.colds import Around
-from holdfast.replay.losses import Loss, lifetimes_of, loss_of
+from holdfast.planning.adaptive_policy import AdaptivePolicy
+from holdfast.planning.learned import NOTHING_LEARNED, LearnedParameters
+from holdfast.replay.cache_misses import CallContext, MissCost, infer_ttls_or_default, price_miss
+from holdfast.replay.comparison import PolicyRow
 from holdfast.replay.recording import RecordedCall, Transcript
-from holdfast.replay.sized import Paid, optimum_usd, planned_usd, sized
-from holdfast.replay.totals import PolicyRow
-from holdfast.replay.traces import BrokenLine
+from holdfast.replay.size_estimate import PaidCall, price_optimum, price_plans, reduce_to_sizes
+from holdfast.replay.trace_files import BrokenLine
+from holdfast.types.prompt import Ttl
+from holdfast.types.usage import Usage
 
-BROKEN_TOLD_MAX = 100  # The report counts all broken lines and lists this many.
+BROKEN_LINES_REPORTED_MAX = 100  # The report counts all broken lines and lists this many.
 
 _ZERO = Decimal(0)
 
 
-class CauseRow(msgspec.Struct, frozen=True):
+class MissCauseTotals(msgspec.Struct, frozen=True):
     """Cache misses with one cause, and what sending their tokens again cost above reading them.
 
     A call is a miss if it read less than half of the tokens that it shares with the previous call.
@@ -37,7 +36,7 @@ class CauseRow(msgspec.Struct, frozen=True):
     lost_usd: float
 
 
-class ModelRow(msgspec.Struct, frozen=True):
+class AuditedModel(msgspec.Struct, frozen=True):
     """`spent_usd` is None if the catalog has no price; without `takes_breakpoints` there is nothing to plan."""
 
     model: str
@@ -47,7 +46,7 @@ class ModelRow(msgspec.Struct, frozen=True):
     judged: bool
 
 
-class SessionRow(msgspec.Struct, frozen=True):
+class AuditedSession(msgspec.Struct, frozen=True):
     """`planned_usd` (low, high) and `optimum_usd` are estimates for the same prompts and replies."""
 
     session: str
@@ -63,7 +62,7 @@ class SessionRow(msgspec.Struct, frozen=True):
     lost_usd: float
     planned_usd: tuple[float, float]
     optimum_usd: float
-    causes: tuple[CauseRow, ...]
+    causes: tuple[MissCauseTotals, ...]
 
     @property
     def main_cause(self) -> str:
@@ -73,7 +72,7 @@ class SessionRow(msgspec.Struct, frozen=True):
 class AuditReport(msgspec.Struct, frozen=True):
     """All amounts are dollars, replies included; sessions and causes are sorted by what they lost."""
 
-    sessions: tuple[SessionRow, ...]
+    sessions: tuple[AuditedSession, ...]
     conversations: int
     calls: int
     cold_calls: int
@@ -85,8 +84,8 @@ class AuditReport(msgspec.Struct, frozen=True):
     lost_usd: float
     planned_usd: tuple[float, float]
     optimum_usd: float
-    causes: tuple[CauseRow, ...]
-    models: tuple[ModelRow, ...]
+    causes: tuple[MissCauseTotals, ...]
+    models: tuple[AuditedModel, ...]
     broken_lines: int
     broken: tuple[BrokenLine, ...]
     rivals: tuple[PolicyRow, ...] = ()
@@ -101,7 +100,7 @@ class _AuditedCall(msgspec.Struct, frozen=True):
     row: Model | None = None
     price: Price | None = None
     spent_usd: Decimal = _ZERO
-    loss: Loss | None = None
+    loss: MissCost | None = None
 
     @property
     def model(self) -> str:
@@ -118,12 +117,12 @@ class _Causes:
     def __init__(self) -> None:
         self._rows: dict[str, tuple[int, int, Decimal]] = {}
 
-    def add(self, loss: Loss) -> None:
+    def add(self, loss: MissCost) -> None:
         calls, tokens, usd = self._rows.get(loss.cause, (0, 0, _ZERO))
         self._rows[loss.cause] = calls + 1, tokens + loss.tokens, usd + loss.usd
 
-    def rows(self) -> tuple[CauseRow, ...]:
-        rows = (CauseRow(cause, calls, tokens, float(usd)) for cause, (calls, tokens, usd) in self._rows.items())
+    def rows(self) -> tuple[MissCauseTotals, ...]:
+        rows = (MissCauseTotals(cause, calls, tokens, float(usd)) for cause, (calls, tokens, usd) in self._rows.items())
         return tuple(sorted(rows, key=lambda row: (-row.lost_usd, -row.calls, row.cause)))
 
 
@@ -179,9 +178,9 @@ class _Session:
         self.total = _Totals()
         self.models: dict[str, int] = {}
 
-    def row(self, id: str) -> SessionRow:
+    def row(self, id: str) -> AuditedSession:
         total = self.total
-        return SessionRow(
+        return AuditedSession(
             session=id,
             project=self.project,
             started_at=self.started_at,
@@ -209,7 +208,7 @@ class Audit:
     def __init__(self, models: Models) -> None:
         self._models = models
         self._rows: dict[str, Model | None] = {}
-        self._learned: dict[str, tuple[Learned, Learned]] = {}
+        self._learned: dict[str, tuple[LearnedParameters, LearnedParameters]] = {}
         self._sessions: dict[str, _Session] = {}
         self._by_model: dict[str, _Totals] = {}
         self._total = _Totals()
@@ -230,7 +229,7 @@ class Audit:
 
     def pass_over(self, line: BrokenLine) -> None:
         self._broken_count += 1
-        if len(self._broken) < BROKEN_TOLD_MAX:
+        if len(self._broken) < BROKEN_LINES_REPORTED_MAX:
             self._broken.append(line)
 
     def add(self, transcript: Transcript) -> None:
@@ -259,7 +258,7 @@ class Audit:
     def _audit_calls(self, transcript: Transcript) -> Iterator[_AuditedCall]:
         calls, before = transcript.recording.calls, transcript.before
         all_calls = calls if before is None else (before, *calls)
-        ttls = lifetimes_of(all_calls)
+        ttls = infer_ttls_or_default(all_calls)
         for index, call in enumerate(all_calls):
             if call is before:
                 continue
@@ -269,26 +268,28 @@ class Audit:
                 continue
             price = price_at(row, utc_date(call.at), usage.tokens_sent)
             loss = None
-            if index and takes_marks(row):
+            if index and has_plannable_cache(row):
                 around = _around(all_calls, index)
-                loss = loss_of(all_calls[index - 1], call, ttls[index - 1], rules=row.cache, price=price, around=around)
+                loss = price_miss(
+                    all_calls[index - 1], call, ttls[index - 1], rules=row.cache, price=price, around=around
+                )
             yield _AuditedCall(call, usage, ttls[index], row, price, cost_usd(usage, price), loss)
 
     def _plan(self, name: str, model_calls: Sequence[_AuditedCall]) -> _Plan:
         """What our plan and the best plan cost; what was really paid if the model takes no breakpoints."""
         row = self.row_of(name)
-        if row is None or not takes_marks(row):
+        if row is None or not has_plannable_cache(row):
             return _Plan.of(sum((audited.spent_usd for audited in model_calls), _ZERO))
         rule_sets = tuple(msgspec.structs.replace(row.cache, ttl_upgrade=upgrade) for upgrade in (True, False))
         learned = self._learned.get(name, (NOTHING_LEARNED, NOTHING_LEARNED))
-        policies = tuple(OurPolicy(parameters) for parameters in learned)
-        prompts = sized(
-            (Paid(audited.call, audited.price, audited.ttl) for audited in model_calls if audited.price), row.cache
+        policies = tuple(AdaptivePolicy(parameters) for parameters in learned)
+        prompts = reduce_to_sizes(
+            (PaidCall(audited.call, audited.price, audited.ttl) for audited in model_calls if audited.price), row.cache
         )
-        costs = planned_usd(prompts, row, zip(rule_sets, policies, strict=True))
+        costs = price_plans(prompts, row, zip(rule_sets, policies, strict=True))
         self._learned[name] = policies[0].learned(), policies[1].learned()
         replies = sum((audited.reply_usd for audited in model_calls), _ZERO)
-        optimum = optimum_usd(prompts, row, rule_sets[0]) + float(replies)
+        optimum = price_optimum(prompts, row, rule_sets[0]) + float(replies)
         return _Plan(costs[0] + replies, costs[1] + replies, optimum)
 
     def report(self) -> AuditReport:
@@ -313,19 +314,19 @@ class Audit:
             broken=tuple(self._broken),
         )
 
-    def _model_row(self, name: str, total: _Totals) -> ModelRow:
+    def _model_row(self, name: str, total: _Totals) -> AuditedModel:
         row = self.row_of(name)
         spent = float(total.spent_usd) if row is not None else None
-        return ModelRow(name, total.calls, total.usage, spent, judged=row is not None and takes_marks(row))
+        return AuditedModel(name, total.calls, total.usage, spent, judged=row is not None and has_plannable_cache(row))
 
 
-def takes_marks(row: Model) -> bool:
+def has_plannable_cache(row: Model) -> bool:
     """Whether there is something to plan: the model takes breakpoints and offers both TTLs."""
     return row.cache.kind == "marks" and {"5m", "1h"} <= row.cache.ttls_seconds.keys()
 
 
-def _around(calls: Sequence[RecordedCall], index: int) -> Around:
+def _around(calls: Sequence[RecordedCall], index: int) -> CallContext:
     """The sizes of the other calls that help to explain this one."""
     first = calls[0].usage
     following = calls[index + 1].usage if index + 1 < len(calls) else None
-    return Around(first.tokens_sent if first else None, read_next=following.cache_read if following else None)
+    return CallContext(first.tokens_sent if first else None, read_next=following.cache_read if following else None)

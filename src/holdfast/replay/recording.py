@@ -1,16 +1,23 @@
 """A recorded conversation: what each call added to the prompt, when it was made, and its reported usage."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 
 import msgspec
 
-from holdfast.canonical.blocks import ToolUse
-from holdfast.canonical.prompt import Passage
-from holdfast.canonical.tools import ToolSpec
-from holdfast.canonical.usage import Usage, larger_of
-from holdfast.planning.gaps import Awaited
+from holdfast.cachemodel.values import BlockKind, PromptPrefix
+from holdfast.catalog.token_count import count_block_tokens
+from holdfast.layers.assemble import stable_segments
+from holdfast.planning.idle_times import WaitsFor
+from holdfast.planning.keep_alive import closing_entry
 from holdfast.planning.policy import WaitedFor
+from holdfast.providers.adapter import Adapter
+from holdfast.types.blocks import Text, ToolResult, ToolUse
+from holdfast.types.prompt import Breakpoint, HistoryEntry, LayerText, Segment, Stability, View
+from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
+from holdfast.types.tool_spec import ToolSpec
+from holdfast.types.usage import Usage, merge_usage_reports
 
 
 class RecordedCall(msgspec.Struct, frozen=True):
@@ -24,15 +31,15 @@ class RecordedCall(msgspec.Struct, frozen=True):
     at: float
     replied_at: float
     waited_for: WaitedFor
-    added: tuple[Passage, ...]
-    reply: Passage | None = None
+    added: tuple[HistoryEntry, ...]
+    reply: HistoryEntry | None = None
     usage: Usage | None = None
     model: str | None = None
     kept: int | None = None
     system_tail: str = ""
 
     @property
-    def waits_for(self) -> Awaited:
+    def waits_for(self) -> WaitsFor:
         """What the next call waits for: the tools that the reply calls, or the user who reads it."""
         calls_tools = self.reply is not None and any(isinstance(block, ToolUse) for block in self.reply.content)
         return "tool" if calls_tools else "person"
@@ -70,7 +77,7 @@ class Transcript(msgspec.Struct, frozen=True):
     keeping_usd: Decimal = Decimal(0)
 
 
-def counted_once(transcripts: Iterable[Transcript], *, since: float = 0.0) -> list[Transcript]:
+def deduplicate_transcripts(transcripts: Iterable[Transcript], *, since: float = 0.0) -> list[Transcript]:
     """Remove calls that another transcript has too, and calls before `since`; oldest transcript first.
 
     A resumed or forked conversation repeats the calls it continues from. The transcript that ended first keeps such a
@@ -81,7 +88,7 @@ def counted_once(transcripts: Iterable[Transcript], *, since: float = 0.0) -> li
     for transcript in by_end:
         for id, call in zip(transcript.call_ids, transcript.recording.calls, strict=True):
             usage = call.usage or Usage()
-            usage_by_id[id] = larger_of(usage_by_id[id], usage) if id in usage_by_id else usage
+            usage_by_id[id] = merge_usage_reports(usage_by_id[id], usage) if id in usage_by_id else usage
     unique, seen = [], set[str]()
     for transcript in by_end:
         calls = [
@@ -96,3 +103,154 @@ def counted_once(transcripts: Iterable[Transcript], *, since: float = 0.0) -> li
             recording = msgspec.structs.replace(transcript.recording, calls=kept_calls)
             unique.append(msgspec.structs.replace(transcript, recording=recording, call_ids=ids, before=before))
     return sorted(unique, key=lambda transcript: (transcript.recording.started_at, transcript.recording.id))
+
+
+class ReplayPrompt:
+    """The prompt of the newest call as one growing request buffer, with the prefixes that a cache sees.
+
+    `shared_tokens` is how much of it the previous call had sent too, `reply_tokens` how much the previous reply adds.
+    """
+
+    def __init__(self, recording: Recording, adapter: Adapter, tokens_factor: float) -> None:
+        self._adapter = adapter
+        self._counts: dict[bytes, int] = {}
+        self._factor = tokens_factor
+        self._encoded: dict[HistoryEntry, tuple[EncodedBlock, ...]] = {}
+        self.scroll = RequestBuffer(adapter, self._count)
+        self.prefixes: list[PromptPrefix] = []
+        self.passages: list[HistoryEntry] = []
+        self._starts: list[int] = []
+        self._system_tail = ""
+        self._reply: HistoryEntry | None = None
+        self._sent_blocks = 0
+        self.shared_tokens = 0
+        self.replied_tokens = 0
+        self._add_head(recording)
+        self._head_blocks = len(self.scroll.pieces)
+
+    def _add_head(self, recording: Recording) -> None:
+        first_entries = recording.calls[0].added if recording.calls else ()
+        head = stable_segments(View(tools=recording.tools, pinned=(LayerText("preset", recording.system),)))
+        blocks = [block for segment in head for block in self._adapter.spell(segment)]
+        encoded = [*blocks, *(block for entry in first_entries for block in self._encode_entry(entry))]
+        estimated = sum(self._count(block.opens + block.data) for block in encoded)
+        missing = (recording.first_prompt_tokens or estimated) - estimated
+        # The reported size is exact: if the estimate is too high, scale it down; if it is too low, the recording lacks
+        # part of the system prompt, and a placeholder takes its tokens.
+        if missing < 0:
+            self._factor *= (estimated + missing) / estimated
+            self._counts.clear()
+        elif missing > 0:
+            text = f"[{missing} tokens of the system prompt were not recorded]"
+            placeholder = self._adapter.spell(Segment("role", Stability.FROZEN, "system", system=(Text(text),)))
+            self._counts[placeholder[0].data] = missing
+            tools = sum(block.place == "tools" for block in blocks)
+            blocks[tools:tools] = placeholder
+        self._extend(blocks)
+
+    def calls(self, recording: Recording) -> Iterator[RecordedCall]:
+        """Each call, with the buffer in the state in which its request was sent."""
+        for call in recording.calls:
+            self._enter(call)
+            yield call
+
+    def _enter(self, call: RecordedCall) -> None:
+        shared = self._sent_blocks
+        self.enter_reply()
+        self.replied_tokens = self._tokens_at(len(self.prefixes)) - self._tokens_at(shared)
+        if call.system_tail != self._system_tail:
+            shared = min(shared, self._head_blocks)
+            self._change_tail(call.system_tail)
+        if call.kept is not None and call.kept < len(self.passages):
+            shared = min(shared, self._starts[call.kept])
+            self._cut(call.kept)
+        if shared < self._sent_blocks:
+            self.replied_tokens = 0
+        self.shared_tokens = self._tokens_at(shared) if self._sent_blocks else 0
+        for entry in call.added:
+            self._add(entry)
+        self._reply = call.reply
+        self._sent_blocks = len(self.prefixes)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The index of the block at which each history entry starts."""
+        return tuple(self._starts)
+
+    def _tokens_at(self, block_count: int) -> int:
+        return self.prefixes[block_count - 1].tokens if block_count else 0
+
+    def enter_reply(self) -> None:
+        """Append the reply to the last call, unless that was already done."""
+        if self._reply is not None:
+            self._add(self._reply)
+            self._reply = None
+
+    def _change_tail(self, text: str) -> None:
+        entries = list(self.passages)
+        self._system_tail = text
+        self._cut(0)
+        self._cut_blocks(self._head_blocks)
+        if text:
+            self._extend(self._adapter.spell(Segment("volatile", Stability.VOLATILE, "system", system=(Text(text),))))
+        for entry in entries:
+            self._add(entry)
+
+    def _cut(self, entry_count: int) -> None:
+        if entry_count < len(self._starts):
+            self._cut_blocks(self._starts[entry_count])
+        del self.passages[entry_count:], self._starts[entry_count:]
+
+    def _cut_blocks(self, block_count: int) -> None:
+        self.scroll.cut(block_count)
+        del self.prefixes[block_count:]
+
+    def _add(self, entry: HistoryEntry) -> None:
+        self.passages.append(entry)
+        self._starts.append(len(self.scroll.pieces))
+        self._extend(self._encode_entry(entry), tuple(_kind_of(block) for block in entry.content))
+
+    def _extend(self, blocks: Sequence[EncodedBlock], kinds: tuple[BlockKind, ...] = ()) -> None:
+        before = len(self.scroll.pieces)
+        self.scroll.extend(blocks)
+        tokens = self.prefixes[-1].tokens if self.prefixes else 0
+        for index, block in enumerate(blocks):
+            tokens += self.scroll.tokens[before + index]
+            kind: BlockKind = kinds[index] if index < len(kinds) else "plain"
+            self.prefixes.append(PromptPrefix(block.place, self.scroll.links[before + index].digest, tokens, kind))
+
+    def _encode_entry(self, entry: HistoryEntry) -> tuple[EncodedBlock, ...]:
+        if entry not in self._encoded:
+            segment = Segment("history", Stability.GROWING, "messages", passages=(entry,))
+            self._encoded[entry] = self._adapter.spell(segment)
+        return self._encoded[entry]
+
+    def _count(self, data: bytes) -> int:
+        if data not in self._counts:
+            self._counts[data] = math.ceil(count_block_tokens(data) * self._factor)
+        return self._counts[data]
+
+    def closing(self) -> HistoryEntry:
+        """The message that must follow the reply in a request: a short text, or a result for every open tool call."""
+        return closing_entry(self.passages[-1] if self.passages else None)
+
+    def closed(self, breakpoints: Sequence[Breakpoint]) -> bytes:
+        """The body of a ping request after its head: the prompt with the closing message at its end."""
+        keep = len(self.scroll.pieces)
+        self.scroll.extend(self._encode_entry(self.closing()))
+        body = self.scroll.render(b"", breakpoints)
+        self.scroll.cut(keep)
+        return body
+
+    def closing_tokens(self) -> int:
+        return sum(self._count(block.opens + block.data) for block in self._encode_entry(self.closing()))
+
+
+def _kind_of(block: object) -> BlockKind:
+    match block:
+        case ToolUse():
+            return "tool_use"
+        case ToolResult():
+            return "tool_result"
+        case _:
+            return "plain"

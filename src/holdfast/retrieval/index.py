@@ -2,26 +2,34 @@
 
 import hashlib
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median_low
 
 import msgspec
 
-from holdfast.retrieval.fusion import DECIMALS, Weights, spread
-from holdfast.retrieval.graph import GraphStage
-from holdfast.retrieval.lexical import LexicalStage
-from holdfast.retrieval.meaning import NO_MODEL, MeaningStage
-from holdfast.retrieval.units import Unit, whole_text
-from holdfast.retrieval.words import counted_terms
+from holdfast.errors import UserError
+from holdfast.retrieval.bm25 import LexicalStage, count_terms, make_trigger_keys
+from holdfast.retrieval.encoders.registry import NO_MODEL, SemanticStage
+from holdfast.retrieval.units import SearchUnit, join_unit_text
 
-LIMIT = 10
+SEARCH_LIMIT_DEFAULT = 10
+
+
 QUERY_CHARACTERS_MAX = 8_000  # Bounds the time of one search.
+
+
 FLOOR_LEXICAL = 0.035
+
+
 """Calibrated: 49 of 50 right answers are more relevant, on nine query sets in which every query has an answer."""
+
+
 _DIGEST_MODULUS = 1 << 256
 
 
-class Share(msgspec.Struct, frozen=True):
+class StageContribution(msgspec.Struct, frozen=True):
     """The contribution of one stage: its own score (0 to 1 among the units), and what that adds to the total."""
 
     stage: str
@@ -29,28 +37,55 @@ class Share(msgspec.Struct, frozen=True):
     added: float
 
 
-class Found(msgspec.Struct, frozen=True):
+class SearchHit(msgspec.Struct, frozen=True):
     """`score` (0 to 1) orders within one result; `relevance` (0 to 1) is comparable between queries; floors use it."""
 
     id: str
     score: float
     relevance: float
-    shares: tuple[Share, ...] = ()
+    shares: tuple[StageContribution, ...] = ()
     matched_terms: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
 
 
-class Answer(msgspec.Struct, frozen=True):
+class StageWeights(msgspec.Struct, frozen=True):
+    """The weight of each stage; they sum to 1."""
+
+    # The defaults of seed 003.
+    lexical: float = 0.35
+    semantic: float = 0.50
+    graph: float = 0.15
+
+    def __post_init__(self) -> None:
+        values = (self.lexical, self.semantic, self.graph)
+        if not all(math.isfinite(value) and value >= 0 for value in values):
+            raise UserError("weights must be numbers from 0 to 1")
+        if abs(sum(values) - 1) > SUM_TOLERANCE:
+            raise UserError(f"the weights lexical, semantic and graph must sum to 1, not to {sum(values):.3f}")
+
+    def with_words_at(self, share: float) -> "StageWeights":
+        """The lexical stage keeps a share of its weight, the semantic one gets the rest; no change if either is 0."""
+        if not (self.lexical and self.semantic):
+            return self
+        return StageWeights(self.lexical * share, self.semantic + self.lexical * (1 - share), self.graph)
+
+    def without_semantic(self) -> "StageWeights":
+        """The other two in the same proportion; lexical alone if both are 0."""
+        rest = self.lexical + self.graph
+        return StageWeights(self.lexical / rest, 0.0, self.graph / rest) if rest > 0 else StageWeights(1.0, 0.0, 0.0)
+
+
+class SearchResult(msgspec.Struct, frozen=True):
     """The best units, best first; `dropped` would be among them if they were not below the floor."""
 
-    found: tuple[Found, ...]
-    dropped: tuple[Found, ...]
+    found: tuple[SearchHit, ...]
+    dropped: tuple[SearchHit, ...]
     floor: float
-    weights: Weights
+    weights: StageWeights
     embedding_model_version: str
 
 
-class Place(msgspec.Struct, frozen=True):
+class RankedUnit(msgspec.Struct, frozen=True):
     """A unit's position in a ranking, without the explanation."""
 
     id: str
@@ -61,32 +96,32 @@ class Place(msgspec.Struct, frozen=True):
 class Ranking(msgspec.Struct, frozen=True):
     """All units, best first; `explain` computes the explanation of one unit on request."""
 
-    places: tuple[Place, ...]
-    why: Callable[[str], Found]
+    places: tuple[RankedUnit, ...]
+    why: Callable[[str], SearchHit]
 
 
 class _QueryScores(msgspec.Struct, frozen=True):
     """The scores of all units for one query: per stage, fused, and as relevance."""
 
     terms: tuple[str, ...]
-    weights: Weights
+    weights: StageWeights
     slots: list[int]
     stages: tuple[list[float], list[float], list[float]]
     score: list[float]
     relevance: list[float]
 
 
-class Index:
+class SearchIndex:
     """Units by id. Updates are incremental, and results do not depend on the order of updates."""
 
-    def __init__(self, units: Iterable[Unit] = (), *, meaning: MeaningStage | None = None) -> None:
+    def __init__(self, units: Iterable[SearchUnit] = (), *, meaning: SemanticStage | None = None) -> None:
         self._meaning = meaning
         self._lexical = LexicalStage()
         self._graph = GraphStage()
         self._slots: dict[str, int] = {}
         self._ids: list[str | None] = []
         self._free: list[int] = []
-        self._units: dict[str, Unit] = {}
+        self._units: dict[str, SearchUnit] = {}
         self._digest = 0
         self.add(units)
 
@@ -111,7 +146,7 @@ class Index:
     def __contains__(self, unit_id: object) -> bool:
         return unit_id in self._slots
 
-    def add(self, units: Iterable[Unit]) -> None:
+    def add(self, units: Iterable[SearchUnit]) -> None:
         """Add units; a unit with an existing id replaces the old one."""
         for unit in units:
             if self._units.get(unit.id) == unit:
@@ -124,7 +159,7 @@ class Index:
             self._slots[unit.id] = slot
             self._units[unit.id] = unit
             self._digest = (self._digest + _unit_number(unit)) % _DIGEST_MODULUS
-            self._lexical.add(slot, whole_text(unit))
+            self._lexical.add(slot, join_unit_text(unit))
             self._graph.add(slot, unit)
             if self._meaning is not None:
                 self._meaning.add(slot, unit)
@@ -143,15 +178,20 @@ class Index:
                 self._meaning.remove(slot)
 
     def search(
-        self, query: str, *, limit: int = LIMIT, weights: Weights | None = None, floor: float | None = None
-    ) -> Answer:
+        self,
+        query: str,
+        *,
+        limit: int = SEARCH_LIMIT_DEFAULT,
+        weights: StageWeights | None = None,
+        floor: float | None = None,
+    ) -> SearchResult:
         """The best `limit` units; a `floor` of 0 accepts everything, None uses the calibrated one."""
         floor_used = self.floor if floor is None else floor
         scores = self._score_units(query, weights)
         passing = [position for position, relevance in enumerate(scores.relevance) if relevance >= floor_used]
         best = self._best_positions(scores.score, passing, max(0, limit))
         unfiltered = self._best_positions(scores.score, range(len(scores.slots)), max(0, limit))
-        return Answer(
+        return SearchResult(
             tuple(self._explain(scores, position) for position in best),
             tuple(
                 self._explain(scores, position) for position in unfiltered if scores.relevance[position] < floor_used
@@ -161,32 +201,34 @@ class Index:
             self.embedding_model_version,
         )
 
-    def rank(self, query: str, *, weights: Weights | None = None) -> Ranking:
+    def rank(self, query: str, *, weights: StageWeights | None = None) -> Ranking:
         """All units in the order of `search`, without a floor; `explain` is valid until a unit changes."""
         scores = self._score_units(query, weights)
         ids = list(self._slots)
         order = self._best_positions(scores.score, range(len(ids)), len(ids))
         places = (
-            Place(ids[position], round(scores.score[position], DECIMALS), round(scores.relevance[position], DECIMALS))
+            RankedUnit(
+                ids[position], round(scores.score[position], DECIMALS), round(scores.relevance[position], DECIMALS)
+            )
             for position in order
         )
         return Ranking(tuple(places), lambda unit_id: self._explain(scores, ids.index(unit_id)))
 
-    def _score_units(self, query: str, weights: Weights | None) -> _QueryScores:
-        weights = weights if weights is not None else Weights()
+    def _score_units(self, query: str, weights: StageWeights | None) -> _QueryScores:
+        weights = weights if weights is not None else StageWeights()
         if self._meaning is None:
             weights = weights.without_semantic()
         else:
             weights = weights.with_words_at(self._meaning.words_share)
         query = query[:QUERY_CHARACTERS_MAX]
         slots = list(self._slots.values())
-        terms = counted_terms(query)
+        terms = count_terms(query)
         match = self._lexical.match(terms)
         word_scores = [match.scores.get(slot, 0.0) for slot in slots]
         similarities = self._semantic_scores(query, slots)
-        lexical = spread(word_scores, lowest=0.0)
+        lexical = scale_scores(word_scores, lowest=0.0)
         # Similarities are spread from the median up: the less similar half carries no information about the rest.
-        semantic = spread(similarities, lowest=median_low(similarities) if similarities else None)
+        semantic = scale_scores(similarities, lowest=median_low(similarities) if similarities else None)
         graph = self._graph_scores(slots, lexical, semantic, weights)
         score = [
             weights.lexical * word_score + weights.semantic * similarity + weights.graph * link_score
@@ -218,7 +260,7 @@ class Index:
         return [similarities[slot] for slot in slots]
 
     def _graph_scores(
-        self, slots: list[int], lexical: list[float], semantic: list[float], weights: Weights
+        self, slots: list[int], lexical: list[float], semantic: list[float], weights: StageWeights
     ) -> list[float]:
         if not weights.graph:
             return [0.0] * len(slots)
@@ -232,18 +274,18 @@ class Index:
         )
         return [reached.get(slot, 0.0) for slot in slots]
 
-    def _explain(self, scores: _QueryScores, position: int) -> Found:
+    def _explain(self, scores: _QueryScores, position: int) -> SearchHit:
         slot = scores.slots[position]
         unit_id = self._ids[slot]
         assert unit_id is not None, "a slot in use has no unit"
         shares = (
-            Share(stage, stage_scores[position], weight * stage_scores[position])
+            StageContribution(stage, stage_scores[position], weight * stage_scores[position])
             for stage, weight, stage_scores in zip(
                 scores.weights.__struct_fields__, msgspec.structs.astuple(scores.weights), scores.stages, strict=True
             )
             if stage != "semantic" or self._meaning is not None
         )
-        return Found(
+        return SearchHit(
             unit_id,
             round(scores.score[position], DECIMALS),
             round(scores.relevance[position], DECIMALS),
@@ -253,11 +295,102 @@ class Index:
         )
 
 
-def _unit_number(unit: Unit) -> int:
+def _unit_number(unit: SearchUnit) -> int:
     # Summed over all units, so that the digest of the index does not depend on the order of updates.
     return int.from_bytes(hashlib.sha256(msgspec.msgpack.encode(_unit_bytes(unit))).digest())
 
 
-def _unit_bytes(unit: Unit) -> tuple[bytes, ...]:
+def _unit_bytes(unit: SearchUnit) -> tuple[bytes, ...]:
     texts = (unit.id, unit.name, unit.description, unit.content, *unit.triggers)
     return tuple(text.encode(errors="surrogatepass") for text in texts)
+
+
+DECIMALS = 6  # Scores are rounded before sorting, so that rounding noise cannot change the order.
+
+
+SUM_TOLERANCE = 0.001
+
+
+def scale_scores(scores: Sequence[float], *, lowest: float | None = None) -> list[float]:
+    """Scale scores to 0 for the worst (or `lowest` and below) and 1 for the best, if that is above 0."""
+    best = max(scores, default=0.0)
+    worst = min(scores, default=0.0) if lowest is None else lowest
+    if best <= worst:
+        return [1.0 if score >= best > 0 else 0.0 for score in scores]
+    width = best - worst
+    return [max(0.0, score - worst) / width for score in scores]
+
+
+# `name`, [[name]], [text](name) and addresses such as instruction:local/agent/name/v1. A bare word is no reference.
+# Lengths are bounded, so that a text full of brackets cannot slow the match down.
+_REFERENCE = re.compile(
+    r"`([^`\s]{1,400})`|\[\[([^\]\n]{1,400})\]\]|\]\(([^)\s]{1,400})\)|\b([a-z]+:[^\s`\])>\"']{1,600})"
+)
+
+
+class GraphStage:
+    """A unit gets the score of its best neighbour, damped by the number of units that share the link."""
+
+    def __init__(self) -> None:
+        self._by_trigger: dict[str, set[int]] = {}
+        self._by_name: dict[str, set[int]] = {}
+        self._by_reference: dict[str, set[int]] = {}
+        self._keys: dict[int, tuple[frozenset[str], frozenset[str], frozenset[str]]] = {}
+
+    def add(self, slot: int, unit: SearchUnit) -> None:
+        names_of_unit = frozenset(name for name in (unit.id, unit.name) if name)
+        keys = (
+            make_trigger_keys(unit.triggers),
+            names_of_unit,
+            find_references(f"{unit.description}\n{unit.content}") - names_of_unit,
+        )
+        self._keys[slot] = keys
+        for table, names in zip(self._tables(), keys, strict=True):
+            for name in names:
+                table.setdefault(name, set()).add(slot)
+
+    def remove(self, slot: int) -> None:
+        for table, names in zip(self._tables(), self._keys.pop(slot), strict=True):
+            for name in names:
+                table[name].discard(slot)
+                if not table[name]:
+                    del table[name]
+
+    def reach(self, fits: Mapping[int, float]) -> dict[int, float]:
+        """For each unit with neighbours, the score of the best one, damped by how many there are."""
+        reached: dict[int, float] = {}
+        for members in self._by_trigger.values():
+            if len(members) > 1:
+                _propagate(reached, fits, members, members)
+        for name in self._by_reference.keys() & self._by_name.keys():
+            _propagate(reached, fits, self._by_reference[name], self._by_name[name])
+            _propagate(reached, fits, self._by_name[name], self._by_reference[name])
+        return reached
+
+    def links(self, slot: int) -> tuple[str, ...]:
+        """The shared triggers and names that link a unit to others, sorted."""
+        triggers, names, referenced = self._keys[slot]
+        keys = [key for key in triggers if len(self._by_trigger[key]) > 1]
+        keys += [name for name in names if name in self._by_reference] + [
+            name for name in referenced if name in self._by_name
+        ]
+        return tuple(sorted(set(keys)))
+
+    def _tables(self) -> tuple[dict[str, set[int]], dict[str, set[int]], dict[str, set[int]]]:
+        return self._by_trigger, self._by_name, self._by_reference
+
+
+def find_references(text: str) -> frozenset[str]:
+    names = (next(part for part in match if part) for match in _REFERENCE.findall(text))
+    return frozenset(name.rstrip(".,;") for name in names)
+
+
+def _propagate(reached: dict[int, float], fits: Mapping[int, float], sources: set[int], targets: set[int]) -> None:
+    """Each target gets the best score among the other sources; the two best sources suffice for that."""
+    # 1 / (1 + ln n), with n the number of sources other than the target itself.
+    damping = 1 / (1 + math.log(max(1, len(sources - targets) or len(sources) - 1)))
+    best = sorted(sources, key=fits.__getitem__, reverse=True)[:2]
+    for target in targets:
+        source = next((slot for slot in best if slot != target), None)
+        if source is not None:
+            reached[target] = max(reached.get(target, 0.0), fits[source] * damping)

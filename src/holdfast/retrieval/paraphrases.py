@@ -6,8 +6,8 @@ Only the trigger is used, never a unit's text, and nothing is random: the same t
 import re
 from collections.abc import Iterator
 
-from holdfast.retrieval.synonyms import alternatives, is_order
-from holdfast.retrieval.words import STOP_WORDS
+from holdfast.retrieval.bm25 import STOP_WORDS
+from holdfast.retrieval.synonyms import find_synonyms, is_imperative
 
 COUNT = 5
 COUNT_MAX = 40
@@ -81,7 +81,7 @@ _TOPICS = (
 )
 
 
-def paraphrases(intent: str, count: int = COUNT) -> tuple[str, ...]:
+def generate_paraphrases(intent: str, count: int = COUNT) -> tuple[str, ...]:
     """At most `count` different paraphrases, without the intent itself; none for a blank intent."""
     normalized = " ".join(intent[:INTENT_CHARACTERS_MAX].split())
     if not normalized:
@@ -95,9 +95,9 @@ def paraphrases(intent: str, count: int = COUNT) -> tuple[str, ...]:
     return tuple(paraphrase for paraphrase in unique.values() if paraphrase)
 
 
-def probes(intents: tuple[str, ...], description: str = "", *, count: int) -> tuple[str, ...]:
+def generate_probes(intents: tuple[str, ...], description: str = "", *, count: int) -> tuple[str, ...]:
     """At most `count` paraphrases in total, from each intent and the description in turn."""
-    lists = [paraphrases(text, COUNT_MAX) for text in (*intents, description)]
+    lists = [generate_paraphrases(text, COUNT_MAX) for text in (*intents, description)]
     interleaved = (
         paraphrase_list[turn] for turn in range(COUNT_MAX) for paraphrase_list in lists if turn < len(paraphrase_list)
     )
@@ -126,7 +126,7 @@ def _frames(core: str) -> tuple[str, ...]:
     if _SITUATION.search(core):
         return _SITUATIONS
     words = core.lower().split()
-    return _ORDERS if is_order(words[0]) or is_order(" ".join(words[:2])) else _TOPICS
+    return _ORDERS if is_imperative(words[0]) or is_imperative(" ".join(words[:2])) else _TOPICS
 
 
 def _strip_opening(intent: str) -> str:
@@ -145,7 +145,7 @@ def _replace_synonyms(core: str, turn: int) -> str:
     for index, word in enumerate(words):
         bare = word.strip(",;:").lower()
         as_order = is_imperative and (index == 0 or words[index - 1].lower() in ("and", "or", "to", "then"))
-        if bare and (synonyms := alternatives(bare, as_order=as_order)):
+        if bare and (synonyms := find_synonyms(bare, as_order=as_order)):
             words[index] = word.lower().replace(bare, synonyms[(turn + index) % len(synonyms)])
             changed = True
     return " ".join(words) if changed else ""

@@ -71,7 +71,7 @@ VERBS: tuple[tuple[str, ...], ...] = (
     ("pay", "settle", "transfer"),
     ("block", "stop", "hold up"),
 )
-OTHERS: tuple[tuple[str, ...], ...] = (
+OTHER_WORDS: tuple[tuple[str, ...], ...] = (
     ("bug", "defect", "fault"),
     ("error", "failure", "problem"),
     ("issue", "ticket", "problem"),
@@ -134,17 +134,17 @@ def _synonym_table(groups: tuple[tuple[str, ...], ...]) -> dict[str, tuple[str, 
 
 
 _VERB_SYNONYMS = _synonym_table(VERBS)
-_WORD_SYNONYMS = _synonym_table(OTHERS)
+_WORD_SYNONYMS = _synonym_table(OTHER_WORDS)
 _GERUND_SYNONYMS: dict[str, tuple[str, ...]] = {}
 _DOUBLES_CONSONANT = re.compile(r"[^aeiou]*[aeiou][^aeiouwxy]")
 
 
-def is_order(word: str) -> bool:
+def is_imperative(word: str) -> bool:
     """Whether these one or two lower-case words can start an imperative request."""
     return word in _VERB_SYNONYMS
 
 
-def alternatives(word: str, *, as_order: bool) -> tuple[str, ...]:
+def find_synonyms(word: str, *, as_order: bool) -> tuple[str, ...]:
     """Synonyms of a lower-case word in the same form; verbs have them only in imperative position."""
     if as_order and word in _VERB_SYNONYMS:
         return _VERB_SYNONYMS[word]

@@ -13,7 +13,7 @@ _BETWEEN_PARTS = re.compile(
 )
 
 
-class Unit(msgspec.Struct, frozen=True):
+class SearchUnit(msgspec.Struct, frozen=True):
     """`triggers` are phrases that should find the unit. The id is unique and breaks ties."""
 
     id: str
@@ -23,32 +23,32 @@ class Unit(msgspec.Struct, frozen=True):
     content: str = ""
 
 
-def spelled_out(name: str) -> str:
+def split_name(name: str) -> str:
     """A name as words: `readPdf_file2` is `read Pdf file 2`."""
     return " ".join(part for part in _BETWEEN_PARTS.split(name) if part)
 
 
-def head(unit: Unit) -> str:
+def describe_unit(unit: SearchUnit) -> str:
     """Name, description and triggers of a unit."""
-    return " ".join(part for part in (spelled_out(unit.name), unit.description, *unit.triggers) if part)
+    return " ".join(part for part in (split_name(unit.name), unit.description, *unit.triggers) if part)
 
 
-def whole_text(unit: Unit) -> str:
-    return f"{head(unit)}\n{unit.content}"
+def join_unit_text(unit: SearchUnit) -> str:
+    return f"{describe_unit(unit)}\n{unit.content}"
 
 
-def described(unit: Unit) -> str:
+def describe_without_name(unit: SearchUnit) -> str:
     """Description and triggers of a unit."""
     return " ".join(part for part in (unit.description, *unit.triggers) if part)
 
 
-def pieces(unit: Unit) -> list[str]:
+def split_content(unit: SearchUnit) -> list[str]:
     """The content in passages of `PASSAGE_WORDS` words."""
     words = unit.content.split(maxsplit=PASSAGE_WORDS * PASSAGES_MAX)[: PASSAGE_WORDS * PASSAGES_MAX]
     return [" ".join(words[start : start + PASSAGE_WORDS]) for start in range(0, len(words), PASSAGE_WORDS)]
 
 
-def passages(unit: Unit) -> tuple[str, ...]:
+def list_passages(unit: SearchUnit) -> tuple[str, ...]:
     """The texts that represent a unit's meaning: its head, its name, the passages of its content; never empty."""
-    texts = (head(unit), spelled_out(unit.name), *pieces(unit))
+    texts = (describe_unit(unit), split_name(unit.name), *split_content(unit))
     return tuple(dict.fromkeys(text for text in texts if text)) or ("",)

@@ -11,13 +11,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.retrieval.units import Unit, described, passages, pieces, spelled_out
+from holdfast.retrieval.units import SearchUnit, describe_without_name, list_passages, split_content, split_name
 
 VECTOR_LENGTH = 4000  # 4000**2 = 16,000,000 is below 2**24 = 16,777,216.
 QUERY_CHARACTERS_MAX = 8_000
 NAME_SHARE = 0.3
 """The weight of a name relative to the description, for sentence encoders."""
-TEXTS_KNOWN_MAX = 512
+TEXTS_CACHED_MAX = 512
 _ROWS_AT_FIRST = 64
 _NO_SLOT = 0
 
@@ -34,19 +34,19 @@ class Encoder(Protocol):
         """One row per text; only its direction matters, and a text without words may be all zeros."""
 
 
-class Remembering:
+class CachingEncoder:
     """Caches the vectors of recent texts, because agents often repeat their queries."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.model_version = encoder.model_version
         self.dimensions = encoder.dimensions
-        self._row = lru_cache(TEXTS_KNOWN_MAX)(lambda text: encoder.encode([text])[0])
+        self._row = lru_cache(TEXTS_CACHED_MAX)(lambda text: encoder.encode([text])[0])
 
     def encode(self, texts: Sequence[str]) -> Sums:
         return np.stack([self._row(text) for text in texts]) if texts else np.zeros((0, self.dimensions))
 
 
-Reading = Callable[[Encoder, Unit], Sums]
+UnitEncoding = Callable[[Encoder, SearchUnit], Sums]
 """Computes the vectors of a unit, at least one."""
 
 
@@ -58,7 +58,7 @@ class VectorStage:
     """
 
     def __init__(
-        self, encoder: Encoder, reading: Reading, *, query_encoder: Encoder | None = None, zero: float = 0.0
+        self, encoder: Encoder, reading: UnitEncoding, *, query_encoder: Encoder | None = None, zero: float = 0.0
     ) -> None:
         self._encoder = encoder
         self._query_encoder = query_encoder or encoder
@@ -73,8 +73,8 @@ class VectorStage:
     def model_version(self) -> str:
         return self._encoder.model_version
 
-    def add(self, slot: int, unit: Unit) -> None:
-        vectors = whole_numbers(self._reading(self._encoder, unit))
+    def add(self, slot: int, unit: SearchUnit) -> None:
+        vectors = quantize(self._reading(self._encoder, unit))
         while len(self._free) < len(vectors):
             self._grow()
         rows = [self._free.pop() for _ in vectors]
@@ -89,7 +89,7 @@ class VectorStage:
         self._free += freed
 
     def near(self, query: str, *, slots: int) -> Sums:
-        query_vector = whole_numbers(self._query_encoder.encode([query[:QUERY_CHARACTERS_MAX]]))[0]
+        query_vector = quantize(self._query_encoder.encode([query[:QUERY_CHARACTERS_MAX]]))[0]
         products = self._rows @ query_vector
         best_by_slot = np.zeros(slots + 1, np.float32)
         np.maximum.at(best_by_slot, self._owners, products)
@@ -104,29 +104,29 @@ class VectorStage:
         self._free += range(count, 2 * count)
 
 
-def by_words(encoder: Encoder, unit: Unit) -> Sums:
+def encode_by_words(encoder: Encoder, unit: SearchUnit) -> Sums:
     """For encoders that sum word vectors: each passage is one vector."""
-    return encoder.encode(passages(unit))
+    return encoder.encode(list_passages(unit))
 
 
-def by_sentences(encoder: Encoder, unit: Unit) -> Sums:
+def encode_by_sentences(encoder: Encoder, unit: SearchUnit) -> Sums:
     """For sentence encoders: a name is no sentence, so it is encoded separately and added with a fixed weight."""
-    name, description = spelled_out(unit.name), described(unit)
+    name, description = split_name(unit.name), describe_without_name(unit)
     texts = [text for text in (description, name) if text] or [""]
-    rows = directions(encoder.encode(texts))
+    rows = normalize_rows(encoder.encode(texts))
     shares = (1.0, NAME_SHARE)[: len(texts)]
     head_vector = sum(share * row for share, row in zip(shares, rows, strict=True))
-    content_pieces = pieces(unit)
+    content_pieces = split_content(unit)
     return np.vstack([[head_vector], encoder.encode(content_pieces)]) if content_pieces else np.asarray([head_vector])
 
 
-def whole_numbers(sums: Sums) -> Vectors:
+def quantize(sums: Sums) -> Vectors:
     """The directions, scaled to about `VECTOR_LENGTH` and rounded to integers."""
-    whole: Vectors = np.rint(directions(sums) * VECTOR_LENGTH).astype(np.float32)
+    whole: Vectors = np.rint(normalize_rows(sums) * VECTOR_LENGTH).astype(np.float32)
     return whole
 
 
-def directions(sums: Sums) -> Sums:
+def normalize_rows(sums: Sums) -> Sums:
     """Rows scaled to length 1; a row of zeros stays zero."""
     lengths = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
     rows: Sums = sums / np.maximum(lengths, 1e-12)

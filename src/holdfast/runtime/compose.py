@@ -10,46 +10,56 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.canonical.encoding import digest
-from holdfast.canonical.view import LayerText, View
-from holdfast.catalog.lookup import Models, find_model, price_at, pricing_version, shipped_models, utc_date
-from holdfast.catalog.overrides import with_overrides
-from holdfast.catalog.rows import Model
+from holdfast.catalog.lookup import (
+    Models,
+    apply_model_overrides,
+    find_model,
+    price_at,
+    pricing_version,
+    shipped_models,
+    utc_date,
+)
+from holdfast.catalog.schema import Model
 from holdfast.clock import new_ulid, system_clock
-from holdfast.economics.padding import Outlook
-from holdfast.engine.builtin.recalling import recall_tool
-from holdfast.engine.conversation import KeepAlive, Parts, VolatileTexts
-from holdfast.engine.delegating import Delegation
-from holdfast.engine.dispatch import Toolbox
-from holdfast.engine.state import State
+from holdfast.economics.breakeven import PaddingOutlook
+from holdfast.engine.conversation import Dependencies, KeepAlive, VolatileSource
+from holdfast.engine.state import SessionState
+from holdfast.engine.tools.builtin.history import recall_tool
+from holdfast.engine.tools.delegate import Delegation
+from holdfast.engine.tools.dispatch import Toolbox
 from holdfast.errors import UserError
-from holdfast.events.bus import Bus
-from holdfast.events.log import Log
-from holdfast.events.payloads import AnyPayload, EpochOpened, SessionStarted, SkillLoaded
-from holdfast.layers.builder import sendable, split_at_boundary
+from holdfast.events.log import EventBus, EventLog
+from holdfast.events.payloads.session import EpochOpened, SessionStarted, SkillLoaded
+from holdfast.events.payloads.union import AnyPayload
 from holdfast.layers.render import render_instructions, render_settings
-from holdfast.planning.explicit import Keeping
-from holdfast.planning.lessons import Scene
-from holdfast.providers.capabilities import capabilities_of
-from holdfast.providers.claude_code.command import CommandWire, split_command
-from holdfast.providers.registry import Provider, provider_named
-from holdfast.providers.transport import HttpWire
-from holdfast.providers.wire import REQUESTS_MAX, Wire
-from holdfast.runtime.compacting import compaction_of, overflow_steps_of
+from holdfast.layers.system_prompt import clean_text, split_at_boundary
+from holdfast.planning.explicit_cache import ExplicitCacheConfig
+from holdfast.planning.learned import LearningScope
+from holdfast.providers.adapter import model_capabilities
+from holdfast.providers.claude_code.subprocess import CommandTransport, split_command
+from holdfast.providers.registry import Provider, get_provider
+from holdfast.providers.transport import HttpTransport
+from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX, Transport
+from holdfast.runtime.compaction import compaction_config, overflow_steps
 from holdfast.runtime.config import Config, load_config
-from holdfast.runtime.controls import controls_of
-from holdfast.runtime.dimensions import MemoryDimensions
-from holdfast.runtime.gates import account_of, completions_of, gate_of
-from holdfast.runtime.knowing import adopting_of, knowledge_layer
-from holdfast.runtime.learning import learned_in, route_of, with_learned_floor
-from holdfast.runtime.options import Options, ProvidesWire
-from holdfast.runtime.padding import CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED, Decision, Occasion, decide_padding
-from holdfast.runtime.parameters import parameters_of
-from holdfast.runtime.skills import SessionSkills, session_skills
-from holdfast.runtime.toolbox import Where, delegation_of, missing_tools_hint, toolbox_of
-from holdfast.runtime.volatile import volatile_texts
-from holdfast.sources.instructions import read_instructions
-from holdfast.sources.named_texts import named_text
+from holdfast.runtime.knowledge import knowledge_layer, knowledge_refresh
+from holdfast.runtime.learned import load_learned, provider_route, with_learned_floor
+from holdfast.runtime.options import Options, TransportProvider, request_parameters
+from holdfast.runtime.padding import (
+    CALLS_EXPECTED,
+    GROWTH_TOKENS_EXPECTED,
+    PaddingDecision,
+    PaddingInputs,
+    decide_padding,
+)
+from holdfast.runtime.shared import account_name, controls_reader, response_cache_of, single_flight_of
+from holdfast.runtime.skills import SessionSkills, load_session_skills
+from holdfast.runtime.tools import SessionPaths, build_toolbox, missing_tools_hint, session_delegation
+from holdfast.runtime.volatile_context import KnowledgeLayers, volatile_source
+from holdfast.sources.instruction_files import read_instructions
+from holdfast.sources.preset_files import read_named_text
+from holdfast.types.json_encoding import sha256_hex
+from holdfast.types.prompt import LayerText, View
 
 logger = logging.getLogger(__name__)
 
@@ -76,64 +86,66 @@ EXAMPLE_TOKENS = 10_000
 _LOOPBACK_URLS = ("http://127.0.0.1", "http://localhost", "http://[::1]")
 
 
-class Pieces(msgspec.Struct, frozen=True):
+class Composition(msgspec.Struct, frozen=True):
     """The composed session: its dependencies, the pinned layers of its first epoch, and what it has to close."""
 
-    parts: Parts
+    parts: Dependencies
     config: Config
     pinned: tuple[LayerText, ...]
     padding: str | None
     skills: tuple[str, ...]
     preloaded: tuple[SkillLoaded, ...]
-    volatile_for: Callable[[Model], VolatileTexts]
+    volatile_for: Callable[[Model], VolatileSource]
     owns_wire: bool
     owns_log: bool
-    dimensions: MemoryDimensions
+    dimensions: KnowledgeLayers
     delegation: Delegation | None = None
 
 
-def config_of(options: Options, *, workspace: str | None = None) -> Config:
+def load_session_config(options: Options, *, workspace: str | None = None) -> Config:
     """The configuration, with the session's options as its flags."""
     flags: dict[str, object] = {key: options.get(key) for key in _SETTINGS}
     folder = options.get("workspace") or workspace
     return load_config(os.environ, workspace=Path(folder) if folder else None, flags=flags)
 
 
-def models_of(config: Config) -> Models:
+def load_models(config: Config) -> Models:
     """The catalog with the configured overrides."""
-    return with_overrides(shipped_models(), config.models)
+    return apply_model_overrides(shipped_models(), config.models)
 
 
-def bus_of(options: Options) -> Bus:
+def new_event_bus(options: Options) -> EventBus:
     """A new event bus, with the listener of the session's instructions if they have one."""
-    bus = Bus()
+    bus = EventBus()
     if "instructions" in options and (listener := options["instructions"].listener) is not None:
         bus.subscribe(listener)
     return bus
 
 
-def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: bool) -> Pieces:
+def compose_session(
+    options: Options, state: SessionState, *, log: EventLog, bus: EventBus, owns_log: bool
+) -> Composition:
     """Compose a new session, or a stored one if `state` holds its events."""
-    config = config_of(options, workspace=state.workspace_path)
-    models = models_of(config)
+    config = load_session_config(options, workspace=state.workspace_path)
+    models = load_models(config)
     model = _checked_model(options, state, find_model(state.model or config.model, models))
-    provider = provider_named(model.provider)
+    provider = get_provider(model.provider)
     stable_prompt, volatile_prompt = split_at_boundary(options.get("system_prompt", ""))
     # A stored session continues in its own workspace unless the caller names another one.
     folder = options.get("workspace") or state.workspace_path
     workspace, home = Path(folder) if folder else None, Path(config.home)
-    skills = session_skills(options, config, state, workspace=workspace)
-    delegation = delegation_of(options)
+    skills = load_session_skills(options, config, state, workspace=workspace)
+    delegation = session_delegation(options)
     toolbox = _checked_toolbox(
-        options, state, Where(state.session_id, workspace, home), skills=skills, delegation=delegation, log=log
+        options, state, SessionPaths(state.session_id, workspace, home), skills=skills, delegation=delegation, log=log
     )
-    scene = Scene(model.id, route_of(options, config, provider), workspace_hash(workspace))
-    learned = learned_in(log, scene, session_id=state.session_id)
+    scene = LearningScope(model.id, provider_route(options, config, provider), workspace_hash(workspace))
+    learned = load_learned(log, scene, session_id=state.session_id)
     model = with_learned_floor(model, learned)
-    dimensions = MemoryDimensions(options, config, workspace)
+    dimensions = KnowledgeLayers(options, config, workspace)
     volatile_for = _volatile_for(options, volatile_prompt, state, workspace=workspace, home=home, knowledge=dimensions)
     wire, owns_wire = _choose_wire(options, config, models, provider)
-    parts = Parts(
+    parts = Dependencies(
         log=log,
         wire=wire,
         adapter=provider.adapter,
@@ -141,31 +153,33 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
         pricing_version=pricing_version(models),
         toolbox=toolbox,
         volatile=volatile_for(model),
-        parameters=parameters_of(options, config, model, adapter=provider.adapter, stored=state.parameters),
+        parameters=request_parameters(options, config, model, adapter=provider.adapter, stored=state.parameters),
         clock=options.get("clock", system_clock),
         new_id=options.get("new_id", new_ulid),
         bus=bus,
         steps_max=config.steps_max,
-        keeping=Keeping(config.cache_ttl_seconds, always=(state.profile if state.model else config.profile) == "seed"),
+        keeping=ExplicitCacheConfig(
+            config.cache_ttl_seconds, always=(state.profile if state.model else config.profile) == "seed"
+        ),
         spend_max_usd=_spend_max(options, config, state),
         learned=learned,
         scene=scene,
         keep_alive=_keep_alive(options, config),
-        gate=gate_of(options),
-        account=account_of(wire),
+        gate=single_flight_of(options),
+        account=account_name(wire),
         asks_for_diagnosis=config.diagnostics == "auto",
-        completions=completions_of(options),
+        completions=response_cache_of(options),
         simulated=state.simulated if state.model else options.get("simulated", False),
-        controls=controls_of(log),
-        compaction=compaction_of(options),
-        overflow_steps=overflow_steps_of(options),
-        adopting=adopting_of(options, config, state, workspace=workspace),
+        controls=controls_reader(log),
+        compaction=compaction_config(options),
+        overflow_steps=overflow_steps(options),
+        adopting=knowledge_refresh(options, config, state, workspace=workspace),
     )
     # A stored session keeps the layers that its epoch pinned: rendering them again could change the cached prefix.
     pinned, padding = (
         ((), None) if state.model else _first_epoch(options, config, parts, stable=stable_prompt, skills=skills)
     )
-    return Pieces(
+    return Composition(
         parts,
         config,
         pinned,
@@ -183,37 +197,43 @@ def compose(options: Options, state: State, *, log: Log, bus: Bus, owns_log: boo
 def _volatile_for(
     options: Options,
     volatile_prompt: str,
-    state: State,
+    state: SessionState,
     *,
     workspace: Path | None,
     home: Path,
-    knowledge: MemoryDimensions,
-) -> Callable[[Model], VolatileTexts]:
-    name = state.name if state.model else sendable(options.get("name", ""))
+    knowledge: KnowledgeLayers,
+) -> Callable[[Model], VolatileSource]:
+    name = state.name if state.model else clean_text(options.get("name", ""))
     return partial(
-        volatile_texts, options, volatile_prompt, workspace=workspace, home=home, name=name, knowledge=knowledge
+        volatile_source, options, volatile_prompt, workspace=workspace, home=home, name=name, knowledge=knowledge
     )
 
 
-def _choose_wire(options: Options, config: Config, models: Models, provider: Provider) -> tuple[Wire, bool]:
+def _choose_wire(options: Options, config: Config, models: Models, provider: Provider) -> tuple[Transport, bool]:
     """The wire that requests are sent through, and whether the session has to close it."""
     wire = options.get("wire")
     if wire is None:
-        return network(options, config, provider), True
-    return (wire.wire(models, provider=provider.adapter.name) if isinstance(wire, ProvidesWire) else wire), False
+        return open_transport(options, config, provider), True
+    return (wire.wire(models, provider=provider.adapter.name) if isinstance(wire, TransportProvider) else wire), False
 
 
 def _checked_toolbox(
-    options: Options, state: State, where: Where, *, skills: SessionSkills, delegation: Delegation | None, log: Log
+    options: Options,
+    state: SessionState,
+    where: SessionPaths,
+    *,
+    skills: SessionSkills,
+    delegation: Delegation | None,
+    log: EventLog,
 ) -> Toolbox:
     """All tools of a session. Raises UserError if a stored session lacks the function of one of its tools."""
     extra = ((delegation.tool,) if delegation else ()) + ((recall_tool(log),) if options.get("recall_history") else ())
-    toolbox = toolbox_of(options, where, skills=skills, extra=extra)
+    toolbox = build_toolbox(options, where, skills=skills, extra=extra)
     _check_tools(state, toolbox)
     return toolbox
 
 
-def _checked_model(options: Options, state: State, model: Model) -> Model:
+def _checked_model(options: Options, state: SessionState, model: Model) -> Model:
     if state.model:
         _check_unchanged(options, state)
         _check_workspace(options, state)
@@ -222,7 +242,7 @@ def _checked_model(options: Options, state: State, model: Model) -> Model:
     return model
 
 
-def first_events(options: Options, composition: Pieces) -> tuple[AnyPayload, ...]:
+def first_events(options: Options, composition: Composition) -> tuple[AnyPayload, ...]:
     """The events with which the log of a new session starts."""
     config, parts = composition.config, composition.parts
     workspace = options.get("workspace")
@@ -230,7 +250,7 @@ def first_events(options: Options, composition: Pieces) -> tuple[AnyPayload, ...
         model=parts.model.id,
         workspace_path=str(Path(workspace).resolve()) if workspace else None,
         workspace_hash=parts.scene.workspace_hash,
-        name=sendable(options["name"]) if "name" in options else None,
+        name=clean_text(options["name"]) if "name" in options else None,
         profile=config.profile,
         # The seed profile implies the seed layout.
         layout="seed" if config.profile == "seed" else config.layout,
@@ -247,15 +267,15 @@ def first_events(options: Options, composition: Pieces) -> tuple[AnyPayload, ...
 
 
 def _sendable_name(name: str | None) -> str | None:
-    return None if name is None else sendable(name)
+    return None if name is None else clean_text(name)
 
 
 def workspace_hash(workspace: Path | None) -> str | None:
     """A digest of the workspace's path, by which learned parameters are looked up."""
-    return digest(str(workspace.resolve()).encode()) if workspace else None
+    return sha256_hex(str(workspace.resolve()).encode()) if workspace else None
 
 
-def _check_unchanged(options: Options, state: State) -> None:
+def _check_unchanged(options: Options, state: SessionState) -> None:
     """Refuse a changed value of an option that is fixed at creation; passing the same value again is fine."""
     pinned = {text.layer: text.text for text in state.pinned}
     fixed: dict[str, object] = {
@@ -272,14 +292,14 @@ def _check_unchanged(options: Options, state: State) -> None:
         passed = options.get(key, stored)
         # Compared in the form in which they were pinned: cleaned, and without the volatile part of the prompt.
         if key in ("system_prompt", "persona") and isinstance(passed, str):
-            passed = sendable(split_at_boundary(passed)[0] if key == "system_prompt" else passed)
+            passed = clean_text(split_at_boundary(passed)[0] if key == "system_prompt" else passed)
         if passed != stored:
             # Prompts are not quoted: they are long, and an error may end up in a log.
             detail = f": this one has {stored!r}" if key in ("model", "layout", "profile", "name") else ""
             raise UserError(f"{key} is fixed when a session is created{detail}; leave it out to resume")
 
 
-def _check_workspace(options: Options, state: State) -> None:
+def _check_workspace(options: Options, state: SessionState) -> None:
     """Refuse another workspace unless the caller confirms it: the history describes files of the first one."""
     folder = options.get("workspace")
     if folder is None or options.get("another_workspace"):
@@ -295,7 +315,7 @@ def _check_workspace(options: Options, state: State) -> None:
 
 def check_caching(model: Model, at: float) -> None:
     """Refuse a model without prompt caching, which is expensive in a way that is easily overlooked."""
-    if capabilities_of(model).supports_prompt_caching:
+    if model_capabilities(model).supports_prompt_caching:
         return
     price = price_at(model, utc_date(at), EXAMPLE_TOKENS)
     dollars = price.input * EXAMPLE_TOKENS / 1_000_000
@@ -310,7 +330,7 @@ def check_caching(model: Model, at: float) -> None:
     )
 
 
-def _check_tools(state: State, toolbox: Toolbox) -> None:
+def _check_tools(state: SessionState, toolbox: Toolbox) -> None:
     """Check that every tool of a stored session has a function.
 
     The stored definitions stay in the prompt even if the code changed: tools are the first bytes of the prefix.
@@ -338,9 +358,9 @@ def _pinned_layers(
     home = Path(config.home)
     persona = options.get("persona", "")
     if "preset_name" in options:
-        system_prompt = named_text("presets", options["preset_name"], workspace=workspace, home=home)
+        system_prompt = read_named_text("presets", options["preset_name"], workspace=workspace, home=home)
     if "persona_name" in options:
-        persona = named_text("personas", options["persona_name"], workspace=workspace, home=home)
+        persona = read_named_text("personas", options["persona_name"], workspace=workspace, home=home)
     project = [options["instructions"].text if "instructions" in options else "", render_settings(config.project)]
     if workspace is not None:
         project.append(render_instructions(read_instructions(workspace, home=home)))
@@ -350,12 +370,12 @@ def _pinned_layers(
         LayerText("project", "\n\n".join(part for part in project if part)),
         *knowledge_layer(options, config, workspace=workspace),
     ]
-    return tuple(LayerText(text.layer, sendable(text.text)) for text in texts if sendable(text.text).strip())
+    return tuple(LayerText(text.layer, clean_text(text.text)) for text in texts if clean_text(text.text).strip())
 
 
 def _first_epoch(
-    options: Options, config: Config, parts: Parts, *, stable: str, skills: SessionSkills
-) -> tuple[tuple[LayerText, ...], Decision]:
+    options: Options, config: Config, parts: Dependencies, *, stable: str, skills: SessionSkills
+) -> tuple[tuple[LayerText, ...], PaddingDecision]:
     """The layers that a new session pins for its first epoch, and the padding decision."""
     folder = options.get("workspace")
     pinned = _pinned_layers(options, stable, Path(folder) if folder else None, config)
@@ -364,15 +384,15 @@ def _first_epoch(
 
 
 def _padding(
-    options: Options, config: Config, parts: Parts, *, pinned: tuple[LayerText, ...], skills: SessionSkills
-) -> Decision:
-    models = models_of(config)
+    options: Options, config: Config, parts: Dependencies, *, pinned: tuple[LayerText, ...], skills: SessionSkills
+) -> PaddingDecision:
+    models = load_models(config)
     other_models = tuple(find_model(name, models) for name in options.get("models", ()))
     # The seed profile places no breakpoint after the stable prefix, so the cached part does not grow.
     growth_tokens = 0 if config.profile == "seed" else GROWTH_TOKENS_EXPECTED
-    occasion = Occasion(
+    occasion = PaddingInputs(
         models=(parts.model, *(model for model in other_models if model.id != parts.model.id)),
-        ahead=Outlook(options.get("calls_expected", CALLS_EXPECTED), growth_tokens),
+        ahead=PaddingOutlook(options.get("calls_expected", CALLS_EXPECTED), growth_tokens),
         at=parts.clock(),
     )
     view = View(tools=parts.toolbox.specs, pinned=pinned + skills.index())
@@ -385,17 +405,17 @@ def _keep_alive(options: Options, config: Config) -> KeepAlive | None:
     return KeepAlive(config.keep_alive_usd_max, options.get("sleep", asyncio.sleep))
 
 
-def _spend_max(options: Options, config: Config, state: State) -> Decimal | None:
+def _spend_max(options: Options, config: Config, state: SessionState) -> Decimal | None:
     """The caller's limit; else the stored session's; else the configured one."""
     return state.spend_max_usd if state.model and "spend_max_usd" not in options else config.spend_max_usd
 
 
-def network(options: Options, config: Config, provider: Provider) -> Wire:
+def open_transport(options: Options, config: Config, provider: Provider) -> Transport:
     """A wire to the provider, over HTTP or through its command. Raises UserError if there is no API key."""
     name = provider.adapter.name
-    requests_max = config.requests_max.get(name, REQUESTS_MAX)
+    requests_max = config.requests_max.get(name, CONCURRENT_REQUESTS_MAX)
     if provider.is_command:
-        return CommandWire(provider.adapter, split_command(config.claude_code_command), requests_max=requests_max)
+        return CommandTransport(provider.adapter, split_command(config.claude_code_command), requests_max=requests_max)
     base_url = options.get("base_url") or config.base_urls.get(name, provider.base_url)
     api_key = options.get("api_key") or os.environ.get(provider.key_variable)
     if not api_key:
@@ -406,4 +426,4 @@ def network(options: Options, config: Config, provider: Provider) -> Wire:
             )
         # A local simulator accepts any key.
         api_key = "simulated"
-    return HttpWire(provider.adapter, base_url, api_key, requests_max=requests_max)
+    return HttpTransport(provider.adapter, base_url, api_key, requests_max=requests_max)

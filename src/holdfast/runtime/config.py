@@ -12,18 +12,18 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.canonical.view import Layout
-from holdfast.engine.activation import STANDARD_LIMITS
+from holdfast.engine.tools.skill_budget import DEFAULT_LIMITS
 from holdfast.errors import UserError
-from holdfast.knowledge.switches import DIGEST_REFRESHES, DigestRefresh, Setting
-from holdfast.knowledge.switches import SETTINGS as SWITCH_SETTINGS
+from holdfast.knowledge.flags import DIGEST_REFRESHES, DigestRefresh, Setting
+from holdfast.knowledge.flags import SETTINGS as SWITCH_SETTINGS
 from holdfast.layers.padding import Padding
-from holdfast.planning.marks import Profile
+from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.registry import PROVIDERS
-from holdfast.providers.wire import REQUESTS_MAX
-from holdfast.sources.home import holdfast_home
+from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX
+from holdfast.sources.directories import holdfast_home
 from holdfast.sources.skills.library import OPTIONAL_FOLDERS
 from holdfast.sources.skills.store import SKILL_RANKINGS, SkillRanking
+from holdfast.types.prompt import Layout
 
 CONFIG_BYTES_MAX = 1_000_000
 PROJECT_CHARS_MAX = 4_000
@@ -43,7 +43,7 @@ class Config(msgspec.Struct, frozen=True):
     model: str = "anthropic:claude-sonnet-5-5"
     db: str = ""
     layout: Layout = "default"
-    profile: Profile = "default"
+    profile: CacheProfile = "default"
     padding: Padding = "auto"
     diagnostics: Diagnostics = "auto"
     output_tokens_max: int = 8192
@@ -56,9 +56,9 @@ class Config(msgspec.Struct, frozen=True):
     also_skills: tuple[str, ...] = ()
     skill_ranking: SkillRanking = "lexical"
     retention_days: int = 0
-    skill_loads_max: int = STANDARD_LIMITS.loads_max
-    skill_tokens_warn: int = STANDARD_LIMITS.tokens_warn
-    skill_tokens_max: int = STANDARD_LIMITS.tokens_max
+    skill_loads_max: int = DEFAULT_LIMITS.loads_max
+    skill_tokens_warn: int = DEFAULT_LIMITS.tokens_warn
+    skill_tokens_max: int = DEFAULT_LIMITS.tokens_max
     knowledge: Setting = "auto"
     rag: Setting = "auto"
     curation: str = ""
@@ -110,7 +110,7 @@ SETTINGS = {
 }
 """Every setting with a single value, and its environment variable."""
 
-HOME_ONLY = (
+HOME_ONLY_SETTINGS = (
     *(
         "db",
         "spend_max_usd",
@@ -199,13 +199,13 @@ def load_config(
     return config
 
 
-def value_of(config: Config, key: str) -> object:
+def setting_value(config: Config, key: str) -> object:
     """The value of a setting, by its name in `SETTINGS`."""
     table, _, provider = key.partition(".")
     if table == "base_urls":
         return config.base_urls.get(provider, PROVIDERS[provider].base_url)
     if table == "requests_max":
-        return config.requests_max.get(provider, REQUESTS_MAX)
+        return config.requests_max.get(provider, CONCURRENT_REQUESTS_MAX)
     value: object = getattr(config, key)
     return value
 
@@ -257,7 +257,7 @@ def _project(table: object, file: Path) -> dict[str, str]:
 
 def _check_workspace_settings(settings: Mapping[str, object], file: Path) -> None:
     """A workspace is untrusted: it must not redirect keys and prompts, or raise spending limits."""
-    for key in HOME_ONLY:
+    for key in HOME_ONLY_SETTINGS:
         if key in settings:
             raise UserError(
                 f"{file}: {key} cannot be set by a workspace, which may come from anywhere; set it in the home "

@@ -1,42 +1,49 @@
 """The options of a session, checked by name and type before anything is opened."""
 
 import difflib
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Protocol, TypedDict, cast, runtime_checkable
 
-from holdfast.canonical.blocks import Json
-from holdfast.canonical.view import LayerText, Layout
+import msgspec
+
 from holdfast.catalog.lookup import Models
+from holdfast.catalog.schema import Model
 from holdfast.clock import Clock, NewId, Sleep
-from holdfast.compaction.values import CompactionConfig
-from holdfast.engine.confirm import Allowed, Confirm
-from holdfast.engine.gate import Gate
-from holdfast.engine.recovering import StepFunction
-from holdfast.engine.tools import Tool, ToolFunction
+from holdfast.compaction.models import CompactionConfig
+from holdfast.engine.cache.single_flight import SingleFlight
+from holdfast.engine.recovery.runner import StepFunction
+from holdfast.engine.tools.definition import Tool, ToolFunction
+from holdfast.engine.tools.permissions import Allowed, Confirm
 from holdfast.errors import UserError
-from holdfast.events.log import Log
-from holdfast.events.payloads import SideEffects
-from holdfast.knowledge.switches import DigestRefresh
+from holdfast.events.log import EventLog
+from holdfast.events.payloads.tools import SideEffects
+from holdfast.knowledge.flags import DigestRefresh
 from holdfast.layers.padding import Padding
-from holdfast.planning.marks import Profile
-from holdfast.providers.wire import Wire
-from holdfast.runtime.config import Diagnostics
-from holdfast.runtime.instructed import Instructed
+from holdfast.planning.breakpoints import CacheProfile
+from holdfast.providers.adapter import Adapter
+from holdfast.providers.wire_request import Transport
+from holdfast.runtime.config import Config, Diagnostics
+from holdfast.runtime.instructions.session_tools import SessionInstructions
 from holdfast.sources.skills.skill import SkillMode
 from holdfast.sources.skills.store import SkillRanking, SkillStore
+from holdfast.types.blocks import Json, replace_surrogates
+from holdfast.types.prompt import LayerText, Layout, Parameters
 
 VolatileText = str | Callable[[], str | Awaitable[str]]
+
+
 VolatileLayers = Sequence[LayerText] | Callable[[], Sequence[LayerText] | Awaitable[Sequence[LayerText]]]
 
 
 # Checked by isinstance, because a plain wire is accepted in the same option.
 @runtime_checkable
-class ProvidesWire(Protocol):
+class TransportProvider(Protocol):
     """A substitute for any provider, such as the simulator."""
 
-    def wire(self, models: Models, *, provider: str) -> Wire: ...
+    def wire(self, models: Models, *, provider: str) -> Transport: ...
 
 
 class Options(TypedDict, total=False):
@@ -94,7 +101,7 @@ class Options(TypedDict, total=False):
     persona: str
     persona_name: str
     volatile: VolatileLayers
-    instructions: Instructed
+    instructions: SessionInstructions
     tools: Sequence[Tool | ToolFunction]
     builtin_tools: bool | Sequence[str]
     memory: bool
@@ -119,7 +126,7 @@ class Options(TypedDict, total=False):
     workspace: str | Path
     another_workspace: bool
     name: str
-    profile: Profile
+    profile: CacheProfile
     layout: Layout
     allow_uncached: bool
     spend_max_usd: Decimal | str | float
@@ -139,14 +146,14 @@ class Options(TypedDict, total=False):
     request_fields: Mapping[str, Json]
     betas: Sequence[str]
     stop_sequences: Sequence[str]
-    store: Log | str | Path
-    wire: Wire | ProvidesWire
+    store: EventLog | str | Path
+    wire: Transport | TransportProvider
     simulated: bool
     user_id: str
     team_id: str
     base_url: str
     api_key: str
-    gate: Gate | bool
+    gate: SingleFlight | bool
     completion_cache: bool
     completion_cache_seconds: float
     prewarm: bool
@@ -156,24 +163,31 @@ class Options(TypedDict, total=False):
     recovery_steps: Mapping[str, StepFunction]
 
 
-CONFIGURED = ("requests_max", "base_urls", "claude_code_command", "db")
+CONFIG_ONLY_NAMES = ("requests_max", "base_urls", "claude_code_command", "db")
+
+
 """Names that a caller might try as options, but that are settings of config.toml."""
+
 
 _TEXT_OPTIONS = (
     *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
     *("user_id", "team_id", "skill_ranking", "digest_refresh", "curation"),
     *("profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
 )
+
+
 _TEXT_LIST_OPTIONS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")
+
+
 _LIST_OPTIONS = ("tools", "read_roots", *_TEXT_LIST_OPTIONS)
 
 
-def checked(options: Options) -> Options:
+def check_options(options: Options) -> Options:
     """The options without those that are None. Raises UserError for an unknown name or a wrong type."""
     passed = {key: value for key, value in options.items() if value is not None}
     for key, value in passed.items():
         if key not in Options.__annotations__:
-            if key in CONFIGURED:
+            if key in CONFIG_ONLY_NAMES:
                 raise UserError(f"{key} is not an option of a session; set it in config.toml, see `holdfast config`")
             similar = difflib.get_close_matches(key, Options.__annotations__, n=1)
             hint = (
@@ -222,7 +236,7 @@ def _expected_type(key: str, value: object) -> str | None:
         "store": (isinstance(value, str | Path) or hasattr(value, "append"), "a path, a URL or a store"),
         "wire": (_is_wire(value), "a wire or a simulated provider"),
         "calls_expected": (_is_count(value), "a whole number of at least 1"),
-        "gate": (isinstance(value, Gate | bool), "a Gate, True or False"),
+        "gate": (isinstance(value, SingleFlight | bool), "a Gate, True or False"),
         "completion_cache": (isinstance(value, bool), "True or False"),
         "completion_cache_seconds": (_is_duration(value), "a number of seconds above 0"),
         "prewarm": (isinstance(value, bool), "True or False"),
@@ -238,7 +252,7 @@ def _expected_type(key: str, value: object) -> str | None:
         "compaction": (isinstance(value, bool | CompactionConfig), "True, False or a CompactionConfig"),
         "recall_history": (isinstance(value, bool), "True or False"),
         "skills": (_are_skills(value), "True, False, a folder, a list of folders or a SkillStore"),
-        "instructions": (isinstance(value, Instructed), "the result of Library.for_session"),
+        "instructions": (isinstance(value, SessionInstructions), "the result of Library.for_session"),
         "enforce_allowed_tools": (isinstance(value, bool), "True or False"),
         "delegate": (isinstance(value, bool) or _is_count(value), "True, False or a whole number of at least 1"),
         "delegation_depth_max": (_is_count(value), "a whole number of at least 1"),
@@ -254,7 +268,7 @@ def _expected_type(key: str, value: object) -> str | None:
 
 
 def _is_wire(value: object) -> bool:
-    return not isinstance(value, type) and (hasattr(value, "send") or isinstance(value, ProvidesWire))
+    return not isinstance(value, type) and (hasattr(value, "send") or isinstance(value, TransportProvider))
 
 
 def _is_count(value: object) -> bool:
@@ -295,3 +309,56 @@ def _are_functions(value: object) -> bool:
 
 def _are_layers(value: object) -> bool:
     return isinstance(value, Sequence) and all(isinstance(item, LayerText) for item in value)
+
+
+# Fields that the cache planner sets itself.
+_RESERVED_FIELDS = re.compile(r"cache_control|cachedContent|diagnostics|prompt_cache_.*|session_id|stream_options")
+
+
+def request_parameters(
+    options: Options, config: Config, model: Model, *, adapter: Adapter, stored: Parameters | None
+) -> Parameters:
+    """The parameters of the options. A stored session keeps its own, because some of them are part of the cache key.
+
+    Raises UserError for parameters that the provider's API cannot express, before anything is sent.
+    """
+    base = stored or Parameters(model.name, min(config.output_tokens_max, model.output_tokens_max), stream=True)
+    changes: dict[str, object] = {}
+    if "output_tokens_max" in options:
+        changes["output_tokens_max"] = min(config.output_tokens_max, model.output_tokens_max)
+    if "temperature" in options:
+        changes["temperature"] = float(options["temperature"])
+    if "thinking" in options:
+        changes["thinking_json"] = _json("thinking", options["thinking"])
+    if "tool_choice" in options:
+        changes["tool_choice_json"] = _json("tool_choice", options["tool_choice"])
+    if "betas" in options:
+        changes["betas"] = tuple(options["betas"])
+    if "stop_sequences" in options:
+        changes["stop_sequences"] = tuple(_checked_stop_sequence(text) for text in options["stop_sequences"])
+    if "request_fields" in options:
+        changes["extra"] = tuple(_field(name, value) for name, value in options["request_fields"].items())
+    parameters: Parameters = msgspec.structs.replace(base, **changes)
+    if changes:
+        # Encoding them once here raises for a parameter that the provider does not support.
+        adapter.opening(parameters)
+    return parameters
+
+
+def _field(name: str, value: Json) -> tuple[str, str]:
+    if _RESERVED_FIELDS.fullmatch(name):
+        raise UserError(f"request_fields: {name!r} is set by the session, which manages the cache; leave it out")
+    return name, _json(f"request_fields: {name!r}", value)
+
+
+def _checked_stop_sequence(text: str) -> str:
+    if not text or text != replace_surrogates(text):
+        raise UserError("stop_sequences must be non-empty texts in valid Unicode")
+    return text
+
+
+def _json(name: str, value: object) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise UserError(f"{name} cannot be written as JSON: use texts, numbers, lists and mappings") from error

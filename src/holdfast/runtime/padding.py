@@ -6,50 +6,54 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.canonical.scroll import Scroll
-from holdfast.canonical.view import LayerText, View
 from holdfast.catalog.lookup import price_at, utc_date
-from holdfast.catalog.rows import Model
-from holdfast.catalog.tokens import count_block, count_tokens
-from holdfast.economics.comparison import Comparison
-from holdfast.economics.padding import Outlook, padding_pays
-from holdfast.engine.switch import first_rate
-from holdfast.layers.assemble import head_of
+from holdfast.catalog.schema import Model
+from holdfast.catalog.token_count import count_block_tokens, count_tokens
+from holdfast.economics.breakeven import PaddingOutlook, padding_pays
+from holdfast.economics.cost import CostComparison
+from holdfast.engine.model_switch import first_send_rate
+from holdfast.layers.assemble import stable_segments
 from holdfast.layers.padding import (
     HEURISTIC_BOUNDS,
-    LAYER,
     MAX_CACHEABLE_PREFIX_TOKENS,
     MIN_CACHEABLE_PREFIX_TOKENS,
-    Bounds,
-    Filling,
+    PADDING_LAYER,
     Padding,
-    fill,
+    PaddingBounds,
+    PaddingText,
+    detect_padding,
     heuristic_prefix_tokens,
+    select_padding,
 )
-from holdfast.providers.adapter import Adapter
-from holdfast.providers.capabilities import capabilities_of
-from holdfast.sources.skills.index import PRELOADED
+from holdfast.ledger.requests.parse import ParsedRequest
+from holdfast.providers.adapter import Adapter, model_capabilities
+from holdfast.providers.registry import get_adapter
+from holdfast.sources.skills.index import PRELOADED_SUFFIX
+from holdfast.types.prompt import LayerText, Stability, View
+from holdfast.types.request_buffer import RequestBuffer
 
 CALLS_EXPECTED = 20
+
 
 # What a call adds to the conversation, about the mean of recorded agents. It is cached with the prefix, so a natural
 # prefix below the floor reaches the floor by itself after (floor - natural) / 500 calls.
 GROWTH_TOKENS_EXPECTED = 500
+
 
 # The target is 10 % above the floor, because token counts are estimates: a padded prefix that ends up below the floor
 # is not cached, and the padding is billed for nothing.
 FLOOR_MARGIN = 1.1
 
 
-class Occasion(msgspec.Struct, frozen=True):
+class PaddingInputs(msgspec.Struct, frozen=True):
     """The models that a session may use, its own first; its expected calls and growth; and its start time."""
 
     models: tuple[Model, ...]
-    ahead: Outlook
+    ahead: PaddingOutlook
     at: float
 
 
-class Decision(msgspec.Struct, frozen=True):
+class PaddingDecision(msgspec.Struct, frozen=True):
     """The added padding layer, the skills in it by name, and the reason for the decision."""
 
     reason: str
@@ -58,65 +62,73 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def decide_padding(
-    mode: Padding, head: View, occasion: Occasion, *, adapter: Adapter, bodies: Sequence[tuple[str, str]] = ()
-) -> Decision:
+    mode: Padding, head: View, occasion: PaddingInputs, *, adapter: Adapter, bodies: Sequence[tuple[str, str]] = ()
+) -> PaddingDecision:
     """Decide on the padding of a new session's stable prefix."""
     match mode:
         case "never":
-            return Decision("not padded: padding is turned off")
+            return PaddingDecision("not padded: padding is turned off")
         case "always":
             return _pad_always(head, bodies)
         case "auto":
             return _pad_if_worthwhile(head, occasion, adapter, bodies)
 
 
-def _pad_always(head: View, bodies: Sequence[tuple[str, str]]) -> Decision:
+def _pad_always(head: View, bodies: Sequence[tuple[str, str]]) -> PaddingDecision:
     natural = heuristic_prefix_tokens(head.tools, head.pinned)
     if natural >= MIN_CACHEABLE_PREFIX_TOKENS:
-        return Decision(f"not padded: {natural} tokens (characters / 4) reach {MIN_CACHEABLE_PREFIX_TOKENS} already")
-    filling = fill(natural, HEURISTIC_BOUNDS, bodies, index_note=PRELOADED)
+        return PaddingDecision(
+            f"not padded: {natural} tokens (characters / 4) reach {MIN_CACHEABLE_PREFIX_TOKENS} already"
+        )
+    filling = select_padding(natural, HEURISTIC_BOUNDS, bodies, index_note=PRELOADED_SUFFIX)
     growth = f"from {natural} to {filling.prefix_tokens} tokens (characters / 4)"
     return _padded(filling, f"padded {growth}, as always up to {MIN_CACHEABLE_PREFIX_TOKENS}")
 
 
-def _pad_if_worthwhile(head: View, occasion: Occasion, adapter: Adapter, bodies: Sequence[tuple[str, str]]) -> Decision:
-    caching = [model for model in occasion.models if capabilities_of(model).supports_prompt_caching]
+def _pad_if_worthwhile(
+    head: View, occasion: PaddingInputs, adapter: Adapter, bodies: Sequence[tuple[str, str]]
+) -> PaddingDecision:
+    caching = [model for model in occasion.models if model_capabilities(model).supports_prompt_caching]
     if not caching:
-        return Decision("not padded: no model of this session caches prompts")
+        return PaddingDecision("not padded: no model of this session caches prompts")
     # The highest floor among the models: a prefix that reaches it is cached by all of them.
     highest = max(caching, key=_target)
-    natural, target = prefix_tokens(head, adapter), _target(highest)
+    natural, target = count_prefix_tokens(head, adapter), _target(highest)
     floor = f"the floor of {highest.cache.tokens_min} tokens of {highest.id}"
     if natural >= target:
-        return Decision(f"not padded: about {_model_tokens(highest, natural)} tokens reach {floor}")
+        return PaddingDecision(f"not padded: about {_model_tokens(highest, natural)} tokens reach {floor}")
     calls = f"{occasion.ahead.calls} calls"
     # First for the shortest padding that would do: if that does not pay, no real text will.
     cost_at_target = _compare_cost(natural, target, caching, occasion)
     if not cost_at_target:
-        return Decision(f"not padded: to reach {floor} does not pay in {calls}: {_describe_cost(cost_at_target)}")
+        return PaddingDecision(
+            f"not padded: to reach {floor} does not pay in {calls}: {_describe_cost(cost_at_target)}"
+        )
     # The same proportion of maximum to minimum as the seed's bounds.
     maximum = target * MAX_CACHEABLE_PREFIX_TOKENS // MIN_CACHEABLE_PREFIX_TOKENS
-    filling = fill(natural, Bounds(target, maximum), bodies, count=count_tokens, index_note=PRELOADED)
+    filling = select_padding(
+        natural, PaddingBounds(target, maximum), bodies, count=count_tokens, index_note=PRELOADED_SUFFIX
+    )
     if filling.prefix_tokens < target:
-        return Decision(f"not padded: there is not enough padding text to reach {floor}")
+        return PaddingDecision(f"not padded: there is not enough padding text to reach {floor}")
     # Whole skill bodies may overshoot the target, so the decision is made again with the real length.
     cost_as_filled = _compare_cost(natural, filling.prefix_tokens, caching, occasion)
     if not cost_as_filled:
-        return Decision(
+        return PaddingDecision(
             f"not padded: the available padding text does not pay in {calls}: {_describe_cost(cost_as_filled)}"
         )
     growth = f"from about {_model_tokens(highest, natural)} to {_model_tokens(highest, filling.prefix_tokens)} tokens"
     return _padded(filling, f"padded {growth}, past {floor}: it pays in {calls}: {_describe_cost(cost_as_filled)}")
 
 
-def _padded(filling: Filling, reason: str) -> Decision:
-    return Decision(reason, (LayerText(LAYER, filling.text),), filling.names)
+def _padded(filling: PaddingText, reason: str) -> PaddingDecision:
+    return PaddingDecision(reason, (LayerText(PADDING_LAYER, filling.text),), filling.names)
 
 
-def prefix_tokens(head: View, adapter: Adapter) -> int:
+def count_prefix_tokens(head: View, adapter: Adapter) -> int:
     """Tokens of the encoded stable prefix, before a model's `tokens_factor` is applied."""
-    buffer = Scroll(adapter, count_block)
-    for segment in head_of(head):
+    buffer = RequestBuffer(adapter, count_block_tokens)
+    for segment in stable_segments(head):
         buffer.extend(adapter.spell(segment))
     return buffer.tokens_total
 
@@ -130,7 +142,7 @@ def _model_tokens(model: Model, tokens: int) -> int:
     return math.ceil(tokens * model.tokens_factor)
 
 
-def _compare_cost(natural: int, padded: int, models: Sequence[Model], occasion: Occasion) -> Comparison:
+def _compare_cost(natural: int, padded: int, models: Sequence[Model], occasion: PaddingInputs) -> CostComparison:
     """Compare the padded prefix with the natural one, in millionths of a US dollar.
 
     Which of the models will be used is unknown, so each is assumed to be used equally often: their costs are summed.
@@ -147,14 +159,44 @@ def _compare_cost(natural: int, padded: int, models: Sequence[Model], occasion: 
             floor_tokens=model.cache.tokens_min,
             ahead=occasion.ahead,
             read=price.cache_read / price.input,
-            write=first_rate(model, price) / price.input,
+            write=first_send_rate(model, price) / price.input,
         )
         # padding_pays counts in units of one uncached input token; times price.input gives millionths of a dollar.
         first += comparison.first_units * price.input
         second += comparison.second_units * price.input
-    return Comparison(first, second)
+    return CostComparison(first, second)
 
 
-def _describe_cost(dollars: Comparison) -> str:
+def _describe_cost(dollars: CostComparison) -> str:
     padded, natural = (amount / 1_000_000 for amount in (dollars.first_units, dollars.second_units))
     return f"${padded:.6f} against ${natural:.6f} as it is"
+
+
+def explain_padding(request: ParsedRequest, *, at: float) -> str | None:
+    """Assumes a session that starts with this prefix and makes the default number of calls; None without a price."""
+    row = request.row
+    if row is None or not row.prices:
+        return None
+    texts = _stable_texts(request)
+    padding = detect_padding("\n\n".join(texts))
+    adapter = get_adapter(request.told.provider)
+    natural = _view(request, (padding.before,) if padding else texts)
+    occasion = PaddingInputs((row,), PaddingOutlook(CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED), at)
+    reason = decide_padding("auto", natural, occasion, adapter=adapter).reason
+    tokens, floor = request.tokens_before(request.scroll.stable_count), row.cache.tokens_min
+    relation = f"{'below' if tokens < floor else 'not below'} the floor of {floor}"
+    text = f"tools and stable system prompt have about {tokens} tokens, {relation}"
+    if padding is not None:
+        natural_tokens = math.ceil(count_prefix_tokens(natural, adapter) * row.tokens_factor)
+        text += f"; {padding.told} is padding, without it they have about {natural_tokens}"
+    return f'{text}; padding="auto" decides: {reason}'
+
+
+def _stable_texts(request: ParsedRequest) -> tuple[str, ...]:
+    stable = (segment for segment in request.wire.prompt.segments if segment.stability <= Stability.EPOCH)
+    return tuple(text.text for segment in stable for text in segment.system)
+
+
+def _view(request: ParsedRequest, texts: tuple[str, ...]) -> View:
+    pinned = tuple(LayerText("preset", text) for text in texts if text.strip())
+    return View(tools=request.wire.prompt.tools, pinned=pinned)

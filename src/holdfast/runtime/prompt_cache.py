@@ -10,29 +10,31 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.canonical.reply import Reply
-from holdfast.canonical.usage import Usage
 from holdfast.clock import Clock, system_clock
-from holdfast.engine.completions import is_worth_keeping
+from holdfast.engine.cache.response_cache import is_storable_reply
 from holdfast.errors import UserError
-from holdfast.ledger.prompt_cache import (
+from holdfast.ledger.cache.prompt_cache import (
     FINGERPRINT_VERSION,
+    CacheBreakEvent,
     PromptCacheConfig,
-    Request,
+    PromptCacheStats,
+    RequestMembers,
     TrackedPrompt,
+    compute_request_key,
+    count_cache_break,
     detect_cache_break,
-    folder_name,
-    request_key,
-    tracked,
+    session_folder_name,
+    track_prompt,
 )
-from holdfast.ledger.stats import CacheBreakEvent, PromptCacheStats, broken
-from holdfast.planning.marks import Profile
+from holdfast.planning.breakpoints import CacheProfile
+from holdfast.types.reply import Reply
+from holdfast.types.usage import Usage
 
 # Bounds of what one session keeps on disk or in memory: replies are only useful for seconds.
 COMPLETIONS_MAX = 256
 FILE_BYTES_MAX = 16_000_000
 
-STATS, STATE, COMPLETIONS = "stats.json", "session-state.json", "completions"
+STATS_FILE, STATE_FILE, COMPLETIONS_FOLDER = "stats.json", "session-state.json", "completions"
 
 _Decoded = TypeVar("_Decoded")
 
@@ -65,19 +67,19 @@ class PromptCache:
         self,
         config: PromptCacheConfig,
         *,
-        profile: Profile = "default",
+        profile: CacheProfile = "default",
         folder: Path | None = None,
         clock: Clock = system_clock,
     ) -> None:
         if not config.session_id:
             raise UserError("a prompt cache needs a session_id")
         self._config = config
-        self._profile: Profile = profile
+        self._profile: CacheProfile = profile
         self._clock = clock
-        self._files = _Files(folder / folder_name(config.session_id, profile) if folder is not None else None)
+        self._files = _Files(folder / session_folder_name(config.session_id, profile) if folder is not None else None)
         self._lock = threading.Lock()
-        self._stats = _decode_file(self._files.read(STATS), PromptCacheStats) or PromptCacheStats()
-        state = _decode_file(self._files.read(STATE), _State)
+        self._stats = _decode_file(self._files.read(STATS_FILE), PromptCacheStats) or PromptCacheStats()
+        state = _decode_file(self._files.read(STATE_FILE), _State)
         self._previous = state.previous if state is not None else None
 
     @property
@@ -89,9 +91,9 @@ class PromptCache:
         """The folder with this session's files; None if its state is in memory."""
         return self._files.folder
 
-    def lookup_completion(self, request: Request) -> Reply | None:
+    def lookup_completion(self, request: RequestMembers) -> Reply | None:
         """The reply to an equal request, if it was recorded within `completion_ttl`."""
-        key = request_key(request, self._profile)
+        key = compute_request_key(request, self._profile)
         with self._lock:
             reply = self._fresh_reply(key)
             self._stats = msgspec.structs.replace(
@@ -104,25 +106,25 @@ class PromptCache:
             # not billed again.
             if reply is not None and self._profile == "seed":
                 self._count(reply.usage, key, "completion-cache")
-                self._previous = tracked(request, reply.usage, self._clock(), self._profile)
+                self._previous = track_prompt(request, reply.usage, self._clock(), self._profile)
             elif reply is not None:
                 self._stats = msgspec.structs.replace(self._stats, last_cache_source="completion-cache")
                 reply = msgspec.structs.replace(reply, usage=Usage())
             self._persist()
             return reply
 
-    def record_response(self, request: Request, reply: Reply) -> PromptCacheRecord:
+    def record_response(self, request: RequestMembers, reply: Reply) -> PromptCacheRecord:
         """Record a reply, and store it for equal requests."""
         return self._record(request, reply.usage, reply)
 
-    def record_usage(self, request: Request, usage: Usage) -> PromptCacheRecord:
+    def record_usage(self, request: RequestMembers, usage: Usage) -> PromptCacheRecord:
         """Record the usage of a streamed reply; the reply itself is not stored."""
         return self._record(request, usage, None)
 
-    def _record(self, request: Request, usage: Usage, reply: Reply | None) -> PromptCacheRecord:
-        key, at = request_key(request, self._profile), self._clock()
-        current = tracked(request, usage, at, self._profile)
-        is_stored = reply is not None and (self._profile == "seed" or is_worth_keeping(reply))
+    def _record(self, request: RequestMembers, usage: Usage, reply: Reply | None) -> PromptCacheRecord:
+        key, at = compute_request_key(request, self._profile), self._clock()
+        current = track_prompt(request, usage, at, self._profile)
+        is_stored = reply is not None and (self._profile == "seed" or is_storable_reply(reply))
         with self._lock:
             cache_break = detect_cache_break(self._config, self._previous, current)
             self._count(usage, key, "api-response" if self._profile == "seed" else "provider")
@@ -131,7 +133,7 @@ class PromptCache:
                 tracked_requests=self._stats.tracked_requests + 1,
                 completion_cache_writes=self._stats.completion_cache_writes + is_stored,
             )
-            self._stats = self._stats if cache_break is None else broken(self._stats, cache_break)
+            self._stats = self._stats if cache_break is None else count_cache_break(self._stats, cache_break)
             self._previous = current
             if reply is not None and is_stored:
                 self._files.write(_completion_file(key), msgspec.json.encode(_Completion(at, reply)))
@@ -164,9 +166,9 @@ class PromptCache:
         )
 
     def _persist(self) -> None:
-        self._files.write(STATS, msgspec.json.encode(self._stats))
+        self._files.write(STATS_FILE, msgspec.json.encode(self._stats))
         if self._previous is not None:
-            self._files.write(STATE, msgspec.json.encode(_State(self._previous)))
+            self._files.write(STATE_FILE, msgspec.json.encode(_State(self._previous)))
 
 
 class _Files:
@@ -209,12 +211,12 @@ class _Files:
 
     def trim(self) -> None:
         """Delete the oldest completions beyond `COMPLETIONS_MAX`."""
-        for name in [name for name in self._in_memory if name.startswith(COMPLETIONS)][:-COMPLETIONS_MAX]:
+        for name in [name for name in self._in_memory if name.startswith(COMPLETIONS_FOLDER)][:-COMPLETIONS_MAX]:
             del self._in_memory[name]
         if self.folder is None:
             return
         try:
-            paths = sorted((self.folder / COMPLETIONS).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+            paths = sorted((self.folder / COMPLETIONS_FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         except OSError:
             return
         for path in paths[:-COMPLETIONS_MAX]:
@@ -229,7 +231,7 @@ def _unlink(path: Path) -> None:
 
 
 def _completion_file(key: str) -> str:
-    return f"{COMPLETIONS}/{key}.json"
+    return f"{COMPLETIONS_FOLDER}/{key}.json"
 
 
 def _decode_file(raw: bytes | None, type: type[_Decoded]) -> _Decoded | None:

@@ -2,31 +2,35 @@
 
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from holdfast.canonical.view import LayerText
-from holdfast.engine.activation import ActivationLimits, loaded_event
-from holdfast.engine.builtin.skills import NAMES
-from holdfast.engine.state import State
+from holdfast.engine.state import SessionState
+from holdfast.engine.tools.builtin.skills import SKILL_TOOL_NAMES
+from holdfast.engine.tools.skill_budget import ActivationLimits, skill_loaded_event
 from holdfast.errors import UserError
-from holdfast.events.payloads import SkillLoaded
-from holdfast.layers.builder import sendable
+from holdfast.events.payloads.session import SkillLoaded
+from holdfast.layers.system_prompt import clean_text
 from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
-from holdfast.runtime.skill_folders import usual_roots
-from holdfast.sources.skills.found import SKILL_FILE, SkillRoot
-from holdfast.sources.skills.index import skill_index
-from holdfast.sources.skills.library import SkillLibrary, load_skill, read_library
+from holdfast.sources.directories import user_home
+from holdfast.sources.skills.discovery import SKILL_FILE, SkillRoot
+from holdfast.sources.skills.index import render_skill_index
+from holdfast.sources.skills.library import SkillLibrary, load_skill, read_skill_library, skill_roots
 from holdfast.sources.skills.skill import SKILL_MODES, Skill, SkillMode
 from holdfast.sources.skills.store import SkillStore
+from holdfast.types.prompt import LayerText
 
 logger = logging.getLogger(__name__)
 
-LAYER = "skills"
+
+SKILLS_LAYER = "skills"
+
+
 LIBRARIES_MAX = 16
+
 
 # Skill libraries that this process has read. Reloading one reads only the files whose time or size changed.
 _libraries: dict[tuple[tuple[SkillRoot, ...], SkillMode], SkillLibrary] = {}
@@ -53,19 +57,21 @@ class SessionSkills(msgspec.Struct, frozen=True):
         preloadable = (
             skill for skill in self.skills if skill.body.strip() and not (self.enforced and skill.allowed_tools)
         )
-        return [(skill.name, sendable(skill.body)) for skill in preloadable]
+        return [(skill.name, clean_text(skill.body)) for skill in preloadable]
 
     def index(self, preloaded: Collection[str] = ()) -> tuple[LayerText, ...]:
-        text = sendable(skill_index(self.skills, preloaded=preloaded).text)
-        return (LayerText(LAYER, text),) if text else ()
+        text = clean_text(render_skill_index(self.skills, preloaded=preloaded).text)
+        return (LayerText(SKILLS_LAYER, text),) if text else ()
 
     def preloaded_events(self, names: Collection[str]) -> tuple[SkillLoaded, ...]:
-        return tuple(loaded_event(skill) for skill in self.skills if skill.name in names)
+        return tuple(skill_loaded_event(skill) for skill in self.skills if skill.name in names)
 
 
-def session_skills(options: Options, config: Config, state: State, *, workspace: Path | None) -> SessionSkills:
+def load_session_skills(
+    options: Options, config: Config, state: SessionState, *, workspace: Path | None
+) -> SessionSkills:
     """The skills of the options; by default a session has them under the seed profile, or if it had them before."""
-    by_default = any(spec.name in NAMES for spec in state.tools) if state.model else config.profile == "seed"
+    by_default = any(spec.name in SKILL_TOOL_NAMES for spec in state.tools) if state.model else config.profile == "seed"
     chosen = options.get("skills", by_default)
     store = chosen if isinstance(chosen, SkillStore) else _load_store(chosen, options, config, workspace)
     if store is not None and store.ranking == "lexical":
@@ -85,7 +91,7 @@ def _load_store(
     if mode not in SKILL_MODES:
         raise UserError(f"skills_mode must be one of {', '.join(SKILL_MODES)}, not {mode!r}")
     if chosen is True:
-        return _read_cached(usual_roots(config, os.environ, workspace=workspace), mode)
+        return _read_cached(default_skill_roots(config, os.environ, workspace=workspace), mode)
     roots = [_root(Path(folder), workspace) for folder in ([chosen] if isinstance(chosen, str | Path) else chosen)]
     skill_roots = [root for root in roots if os.path.lexists(os.path.join(root.path, SKILL_FILE))]
     store = _read_cached(tuple(root for root in roots if root not in skill_roots), mode)
@@ -98,7 +104,7 @@ def _load_store(
 
 def _read_cached(roots: tuple[SkillRoot, ...], mode: SkillMode) -> SkillStore:
     cached = _libraries.get((roots, mode))
-    library = cached.reloaded() if cached is not None else read_library(roots, mode)
+    library = cached.reloaded() if cached is not None else read_skill_library(roots, mode)
     if cached is None and len(_libraries) >= LIBRARIES_MAX:
         _libraries.clear()
     _libraries[roots, mode] = library
@@ -113,3 +119,10 @@ def _root(folder: Path, workspace: Path | None) -> SkillRoot:
     if workspace is not None and Path(path).is_relative_to(os.path.abspath(workspace)):
         return SkillRoot(path, "workspace", str(workspace))
     return SkillRoot(path, "global")
+
+
+def default_skill_roots(config: Config, environ: Mapping[str, str], *, workspace: Path | None) -> tuple[SkillRoot, ...]:
+    """The folders to read; a skill in a later folder overrides one of the same name in an earlier one."""
+    also = config.also_skills
+    home = user_home(environ) if also else None
+    return skill_roots(Path(config.home) / "skills", workspace, home=home, also=also)

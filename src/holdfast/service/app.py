@@ -18,16 +18,16 @@ from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.errors import StoreError
-from holdfast.events.access import KeyRow
-from holdfast.service.access import check_allowed, holder_of
-from holdfast.service.dashboard.sending import page_routes
-from holdfast.service.failures import RefusedError
-from holdfast.service.hosts import check_origin
-from holdfast.service.openapi import openapi
-from holdfast.service.reading import fields_of
-from holdfast.service.routes import JSON, Answer, Asked, Route
-from holdfast.service.service import Service
-from holdfast.service.signing_in import carried
+from holdfast.events.records import KeyRow
+from holdfast.service.auth.cookies import get_authorization
+from holdfast.service.auth.keys import check_allowed, verify_key
+from holdfast.service.auth.origins import check_origin
+from holdfast.service.context import AppContext
+from holdfast.service.dashboard.static_files import make_page_routes
+from holdfast.service.http.errors import ApiError
+from holdfast.service.http.openapi import make_openapi
+from holdfast.service.http.request_parsing import decode_fields
+from holdfast.service.http.routes import JSON, Route, RouteRequest, RouteResponse
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ HEADERS: Mapping[str, str] = {
 
 
 def make_app(
-    context: Service,
+    context: AppContext,
     routes: Sequence[Route],
     *,
     allowed_hosts: Collection[str] = (),
@@ -55,7 +55,7 @@ def make_app(
 
     `fronted` wraps the routes (the gateway does); it too sees only requests that passed the host and origin checks.
     """
-    document = _encode(openapi(routes))
+    document = _encode(make_openapi(routes))
 
     async def describe(request: Request) -> Response:
         return _response(200, document)
@@ -66,7 +66,7 @@ def make_app(
     app = Starlette(
         routes=[
             HttpRoute("/openapi.json", describe, methods=["GET"]),
-            *page_routes(),
+            *make_page_routes(),
             *(
                 HttpRoute(path, _endpoint(context, by_method), methods=list(by_method))
                 for path, by_method in by_path.items()
@@ -95,18 +95,18 @@ class _RequestGuard:
         try:
             # Proxies may pick another one of several Host headers than we do, so the check would be void.
             if len(headers.getlist("host")) > 1:
-                raise RefusedError(400, "invalid_host", "a request must have exactly one Host header")
+                raise ApiError(400, "invalid_host", "a request must have exactly one Host header")
             check_origin(
                 headers.get("host"),
                 headers.get("origin"),
                 None if _opens_page(scope, headers) else headers.get("sec-fetch-site"),
                 allowed_hosts=self._allowed_hosts,
             )
-        except RefusedError as refused:
+        except ApiError as refused:
             await _refusal(refused)(scope, receive, send)
             return
         if self._active_requests >= self._requests_max:
-            await _refusal(RefusedError(503, "too_busy", "too many concurrent requests"))(scope, receive, send)
+            await _refusal(ApiError(503, "too_busy", "too many concurrent requests"))(scope, receive, send)
             return
         self._active_requests += 1
         try:
@@ -123,7 +123,7 @@ def _opens_page(scope: Scope, headers: Headers) -> bool:
     return bool(scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate")
 
 
-def _endpoint(context: Service, routes: Mapping[str, Route]) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(context: AppContext, routes: Mapping[str, Route]) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         route = routes["GET" if request.method == "HEAD" else request.method]
         started = time.monotonic()
@@ -135,20 +135,20 @@ def _endpoint(context: Service, routes: Mapping[str, Route]) -> Callable[[Reques
     return endpoint
 
 
-async def _respond(context: Service, route: Route, request: Request) -> Response:
+async def _respond(context: AppContext, route: Route, request: Request) -> Response:
     try:
         if route.check_served is not None:
             route.check_served(context)
         # Authenticate before decoding, so that a caller without access learns nothing about what exists.
         admitted = await _authenticate(context, route, request)
         try:
-            fields = await fields_of(route, request)
-        except RefusedError:
+            fields = await decode_fields(route, request)
+        except ApiError:
             # A caller without access gets 403, not a hint at what is wrong with the request.
             if route.check_holder is not None and admitted.key is not None:
                 await route.check_holder(context, admitted.key, request.path_params)
             raise
-        call = Asked(
+        call = RouteRequest(
             fields,
             route.method == "GET",
             request.headers.get("last-event-id"),
@@ -157,26 +157,26 @@ async def _respond(context: Service, route: Route, request: Request) -> Response
             secret=admitted.secret,
         )
         return _to_response(await _call_route(context, route, call))
-    except RefusedError as refused:
+    except ApiError as refused:
         return _refusal(refused)
     except StoreError:
         details = {"retryable": True} if route.retry_code else None
         code = route.retry_code or "store_unavailable"
-        return _refusal(RefusedError(503, code, "the store is unavailable", details=details))
+        return _refusal(ApiError(503, code, "the store is unavailable", details=details))
     except ClientDisconnect:
         # nginx's code for "client closed request"; it only appears in the metrics.
         return Response(status_code=499)
     except Exception as error:  # noqa: BLE001 - every failure must reach the client in our error format
         # Log the type only: the message could quote a prompt.
         logger.error("%s %s failed: %s", route.method, route.path, type(error).__name__)
-        return _refusal(RefusedError(500, "internal_error", "the service failed; see its log"))
+        return _refusal(ApiError(500, "internal_error", "the service failed; see its log"))
 
 
-async def _call_route(context: Service, route: Route, call: Asked) -> Answer:
+async def _call_route(context: AppContext, route: Route, call: RouteRequest) -> RouteResponse:
     try:
         return await route.respond(context, call)
     except msgspec.ValidationError as error:
-        raise unfit(error, route.request, is_text=call.is_text) from error
+        raise make_validation_error(error, route.request, is_text=call.is_text) from error
 
 
 class _Admitted(msgspec.Struct, frozen=True):
@@ -187,15 +187,15 @@ class _Admitted(msgspec.Struct, frozen=True):
     secret: str | None = None
 
 
-async def _authenticate(context: Service, route: Route, request: Request) -> _Admitted:
+async def _authenticate(context: AppContext, route: Route, request: Request) -> _Admitted:
     if route.rule == "open":
         return _Admitted()
     authorization = request.headers.getlist("authorization")
     if len(authorization) > 1:
-        raise RefusedError(400, "invalid_key", "a request must have at most one Authorization header")
+        raise ApiError(400, "invalid_key", "a request must have at most one Authorization header")
     # An invalid key is refused even if none is required: a client that sends one relies on it.
-    credential = carried(authorization[0] if authorization else None, request.cookies)
-    key = await asyncio.to_thread(holder_of, credential, context.records.key, context.clock())
+    credential = get_authorization(authorization[0] if authorization else None, request.cookies)
+    key = await asyncio.to_thread(verify_key, credential, context.records.key, context.clock())
     scope = key.scope if key else None
     if scope is None and route.keyless and not await context.needs_keys():
         scope = "admin"
@@ -203,18 +203,18 @@ async def _authenticate(context: Service, route: Route, request: Request) -> _Ad
     return _Admitted(scope, key, None if credential is None else credential.partition(" ")[2].strip())
 
 
-def unfit(error: msgspec.ValidationError, kind: type[msgspec.Struct], *, is_text: bool) -> RefusedError:
+def make_validation_error(error: msgspec.ValidationError, kind: type[msgspec.Struct], *, is_text: bool) -> ApiError:
     """Turns msgspec's message, which names field and types, into a response; for an enum it lists the choices."""
     reason, _, location = str(error).partition(" - at `$.")
     field = location.partition("`")[0].partition(".")[0].partition("[")[0]
     if reason.startswith("Invalid enum value") and (choices := _choices(kind, field)):
         reason = f"{field} must be one of {', '.join(choices)}"
     if not field and "unknown field" in reason:
-        return RefusedError(400 if is_text else 422, "unknown_field", reason)
+        return ApiError(400 if is_text else 422, "unknown_field", reason)
     if not is_text:
-        return RefusedError(422, "invalid_body", reason, details={"field": field} if field else None)
+        return ApiError(422, "invalid_body", reason, details={"field": field} if field else None)
     code = f"invalid_{field}" if field.isidentifier() else "invalid_request"
-    return RefusedError(400, code, reason, details={"field": field} if field else None)
+    return ApiError(400, code, reason, details={"field": field} if field else None)
 
 
 def _choices(kind: type[msgspec.Struct], field: str) -> tuple[str, ...]:
@@ -224,7 +224,7 @@ def _choices(kind: type[msgspec.Struct], field: str) -> tuple[str, ...]:
     return tuple(str(choice) for choice in get_args(field_type)) if get_origin(field_type) is Literal else ()
 
 
-def _to_response(answer: Answer) -> Response:
+def _to_response(answer: RouteResponse) -> Response:
     if isinstance(answer.body, bytes):
         return _response(answer.status, answer.body, content_type=answer.content_type, headers_extra=answer.headers)
     # x-accel-buffering: nginx would otherwise hold back server-sent events.
@@ -250,7 +250,7 @@ def _date(seconds: int) -> str:
     return formatdate(seconds, usegmt=True)
 
 
-def _refusal(refused: RefusedError, headers_extra: Mapping[str, str] | None = None) -> Response:
+def _refusal(refused: ApiError, headers_extra: Mapping[str, str] | None = None) -> Response:
     headers = {"www-authenticate": "Bearer"} if refused.status == 401 else {}
     return _response(refused.status, _encode(refused.reply), headers_extra={**headers, **(headers_extra or {})})
 
@@ -258,7 +258,5 @@ def _refusal(refused: RefusedError, headers_extra: Mapping[str, str] | None = No
 async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        return _refusal(
-            RefusedError(405, "method_not_allowed", "this path does not support that method"), error.headers
-        )
-    return _refusal(RefusedError(error.status_code, "not_found", "no route at this path"))
+        return _refusal(ApiError(405, "method_not_allowed", "this path does not support that method"), error.headers)
+    return _refusal(ApiError(error.status_code, "not_found", "no route at this path"))

@@ -6,39 +6,39 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.cachemodel.values import Call
-from holdfast.canonical.blocks import Block, Message
-from holdfast.canonical.prompt import Parameters
-from holdfast.canonical.reply import Reply, StopReason
+from holdfast.cachemodel.values import CacheCall
 from holdfast.catalog.lookup import Models, find_model
-from holdfast.catalog.rows import Model
+from holdfast.catalog.schema import Model
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter
-from holdfast.simulator.blocks import TokenCounts
-from holdfast.simulator.diagnosing import Fingerprint, Wish
-from holdfast.simulator.named import NamedCaches
+from holdfast.simulator.cache_diagnostics import DiagnosisFingerprint, DiagnosisRequest
+from holdfast.simulator.explicit_caches import SimulatedExplicitCaches
+from holdfast.simulator.request_blocks import TokenCounts
+from holdfast.types.blocks import Block, Message
+from holdfast.types.prompt import Parameters
+from holdfast.types.reply import Reply, StopReason
 
-NOTHING: Mapping[str, str] = MappingProxyType({})
+EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
-class Asked(msgspec.Struct, frozen=True):
+class SimulatedRequest(msgspec.Struct, frozen=True):
     """An HTTP request as received."""
 
     method: str
     path: str
-    headers: Mapping[str, str] = NOTHING
+    headers: Mapping[str, str] = EMPTY
     body: bytes = b""
-    query: Mapping[str, str] = NOTHING
+    query: Mapping[str, str] = EMPTY
 
 
-class Setting(msgspec.Struct, frozen=True):
+class RequestContext(msgspec.Struct, frozen=True):
     """What parsing a request depends on: catalog, workspace, time, token counter and explicit caches."""
 
     models: Models
     workspace: str
     at: float
     count: TokenCounts
-    named: NamedCaches
+    named: SimulatedExplicitCaches
 
 
 class DroppedBlock(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class DroppedBlock(msgspec.Struct, frozen=True):
     type: str = "thinking_dropped"
 
 
-class Understood(msgspec.Struct, frozen=True):
+class AcceptedRequest(msgspec.Struct, frozen=True):
     """A request that the provider accepts.
 
     `prefix` is what thinking in the reply is bound to. `dropped` are the blocks that the model does not see. A request
@@ -60,13 +60,13 @@ class Understood(msgspec.Struct, frozen=True):
     model: Model
     parameters: Parameters
     messages: tuple[Message, ...]
-    call: Call
+    call: CacheCall
     conversations: tuple[str, ...]
     prefix: str
     dropped: tuple[DroppedBlock, ...] = ()
     prewarmed: StopReason | None = None
-    fingerprint: Fingerprint | None = None
-    wish: Wish | None = None
+    fingerprint: DiagnosisFingerprint | None = None
+    wish: DiagnosisRequest | None = None
 
     @property
     def turn(self) -> int:
@@ -75,7 +75,7 @@ class Understood(msgspec.Struct, frozen=True):
         return assistant_messages - (self.messages[-1].role == "assistant")
 
 
-class Dialect(Protocol):
+class ProviderApi(Protocol):
     """One provider's API. The simulator handles clock, script, cache and faults for all of them."""
 
     @property
@@ -99,36 +99,36 @@ class Dialect(Protocol):
     @property
     def call_id_prefix(self) -> str: ...
 
-    def takes(self, http_request: Asked) -> bool:
+    def takes(self, http_request: SimulatedRequest) -> bool:
         """Whether the request belongs to this API: by method and path, and by headers where two APIs share a path."""
 
-    def understand(self, http_request: Asked, setting: Setting) -> Understood | bytes:
+    def understand(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
         """The parsed request, or the response body if no model is needed for it.
 
         Raises `ProviderError` for what the provider refuses.
         """
 
-    def sealed(self, content: Sequence[Block], request: Understood) -> tuple[Block, ...]:
+    def sealed(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
         """The blocks of a reply with their thinking signed as the provider does it."""
 
-    def spell(self, reply: Reply, request: Understood) -> bytes | Iterable[bytes]:
+    def spell(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
         """The reply in wire format: one body, or one event per chunk if the request asked for a stream."""
 
     def refusal(self, error: ProviderError) -> tuple[int, bytes]:
         """Status and body of the provider's error response."""
 
 
-def spelled(adapter: Adapter, reply: Reply, *, stream: bool) -> bytes | Iterable[bytes]:
+def encode_reply_with(adapter: Adapter, reply: Reply, *, stream: bool) -> bytes | Iterable[bytes]:
     """Implements `ProviderApi.encode_reply` for a provider whose adapter already writes the complete reply."""
     return adapter.write_stream(reply) if stream else adapter.write_reply(reply)
 
 
-def reported(adapter: Adapter, error: ProviderError) -> tuple[int, bytes]:
+def encode_error_with(adapter: Adapter, error: ProviderError) -> tuple[int, bytes]:
     """Implements `ProviderApi.encode_error`."""
     return adapter.write_error(error.kind, str(error), status=error.status)
 
 
-def model_asked_for(path: str, models_path: str) -> str:
+def parse_model_name(path: str, models_path: str) -> str:
     """The model name in the path of a request for one model; empty for any other path."""
     return path.removeprefix(f"{models_path}/") if path.startswith(f"{models_path}/") else ""
 
@@ -137,7 +137,7 @@ def refuse(reason: str, *, status: int = 400) -> ProviderError:
     return ProviderError("invalid_request", reason, status=status)
 
 
-def model_named(name: str, models: Models, *, provider: str) -> Model:
+def find_simulated_model(name: str, models: Models, *, provider: str) -> Model:
     try:
         return find_model(f"{provider}:{name}", models)
     except UserError as error:

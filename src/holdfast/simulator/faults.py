@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.errors import UserError
-from holdfast.simulator.answer import Answer, Chunk, Cut, Pause
+from holdfast.simulator.exchange import Chunk, ConnectionCut, Pause, SimulatedResponse
 
 KNOWN_FAULTS = (
     "an HTTP status from 400 to 599, alone or with a pause, as in 429;retry-after=1; slow;seconds=1; drip;seconds=1; "
@@ -17,8 +17,8 @@ KNOWN_FAULTS = (
 )
 STALL_SECONDS = 3600.0  # Clients time out long before this.
 PAUSE_SECONDS_MAX = 3600.0
-AFTER_MAX = 1_000_000
-MOST_MAX = 1_000_000_000
+AFTER_CHUNKS_MAX = 1_000_000
+LIMIT_MAX = 1_000_000_000
 
 _LIMITS = {"window": "tokens", "marks": "max"}
 _TEXT_SHOWN_CHARS_MAX = 60
@@ -31,7 +31,7 @@ class StatusFault(msgspec.Struct, frozen=True):
     retry_after_seconds: float | None = None
 
 
-Trouble = Literal["slow", "drip", "stall", "cut", "malformed", "content-type"]
+DeliveryProblem = Literal["slow", "drip", "stall", "cut", "malformed", "content-type"]
 
 
 class DeliveryFault(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class DeliveryFault(msgspec.Struct, frozen=True):
     `cut` closes the connection and `malformed` sends an unreadable chunk. `content-type` sends an HTML page.
     """
 
-    trouble: Trouble
+    trouble: DeliveryProblem
     after: int = 1
     seconds: float = 1.0
 
@@ -70,19 +70,19 @@ def parse_fault(text: str) -> Fault:
         retry_after = values.pop("retry-after", None)
         fault: Fault = StatusFault(int(kind), retry_after)
     elif kind in ("slow", "drip"):
-        pace: Trouble = "slow" if kind == "slow" else "drip"
+        pace: DeliveryProblem = "slow" if kind == "slow" else "drip"
         fault = DeliveryFault(pace, seconds=min(values.pop("seconds", 1.0), PAUSE_SECONDS_MAX))
     elif kind in ("stall", "cut", "malformed"):
         after = values.pop("after", 1.0)
-        if not after.is_integer() or after > AFTER_MAX:
+        if not after.is_integer() or after > AFTER_CHUNKS_MAX:
             raise _unknown_fault(text)
-        trouble: Trouble = "stall" if kind == "stall" else "cut" if kind == "cut" else "malformed"
+        trouble: DeliveryProblem = "stall" if kind == "stall" else "cut" if kind == "cut" else "malformed"
         fault = DeliveryFault(trouble, after=int(after))
     elif kind == "content-type":
         fault = DeliveryFault("content-type")
     elif kind in _LIMITS:
         most = values.pop(_LIMITS[kind], 0.0)
-        if not most.is_integer() or most > MOST_MAX:
+        if not most.is_integer() or most > LIMIT_MAX:
             raise _unknown_fault(text)
         fault = RefusalFault("window" if kind == "window" else "marks", int(most))
     elif kind in ("lifetimes", "thinking", "unpaired"):
@@ -95,7 +95,7 @@ def parse_fault(text: str) -> Fault:
     return fault
 
 
-def spoiled(response: Answer, fault: DeliveryFault, *, streamed: bool) -> Answer:
+def apply_delivery_fault(response: SimulatedResponse, fault: DeliveryFault, *, streamed: bool) -> SimulatedResponse:
     """The response as it arrives when its delivery fails."""
     if fault.trouble == "content-type":
         headers = {**response.headers, "content-type": "text/html"}
@@ -125,7 +125,7 @@ def _spoil_chunks(chunks: Iterable[Chunk], fault: DeliveryFault, *, streamed: bo
             yield from (_truncate_event(chunk) if isinstance(chunk, bytes) else chunk for chunk in islice(remaining, 1))
             yield from remaining
     else:
-        yield Cut()
+        yield ConnectionCut()
 
 
 def _truncate_event(event: bytes) -> bytes:

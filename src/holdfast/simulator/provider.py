@@ -3,46 +3,121 @@
 Output is never cut at `max_tokens` and stop sequences are ignored: a reply is exactly what the script contains.
 """
 
+import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
+from typing import Protocol
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from holdfast.cachemodel.machine import begin, publish
-from holdfast.cachemodel.values import Entries, Entry, Outcome
-from holdfast.canonical.blocks import Block
-from holdfast.canonical.diagnosis import Diagnosis
-from holdfast.canonical.encoding import digest
-from holdfast.canonical.reply import Reply
+from holdfast.cachemodel.machine import begin_cache_call, publish_entries
+from holdfast.cachemodel.values import CacheEntries, CacheEntry, CacheOutcome
 from holdfast.catalog.lookup import Models, shipped_models
-from holdfast.clock import Clock, CountedIds, system_clock
+from holdfast.clock import Clock, CountingIds, system_clock
 from holdfast.errors import ProviderError, UserError
+from holdfast.providers.adapter import Endpoint, ExplicitCacheEntry
 from holdfast.providers.anthropic import anthropic
-from holdfast.providers.anthropic.blocks import spell_block
-from holdfast.providers.failures import header, kind_of
-from holdfast.providers.keeping import NamedCache
-from holdfast.providers.registry import provider_named
-from holdfast.simulator.answer import Answer
-from holdfast.simulator.blocks import TokenCounts
-from holdfast.simulator.diagnosing import AnsweredRequests
-from holdfast.simulator.dialect import NOTHING as _NOTHING
-from holdfast.simulator.dialect import Asked, Dialect, Setting, Understood, refuse
-from holdfast.simulator.dialects import all_dialects, dialect_of, known_routes, refusing_dialect
-from holdfast.simulator.faults import DeliveryFault, Fault, RefusalFault, StatusFault, parse_fault, spoiled
-from holdfast.simulator.named import NamedCaches
-from holdfast.simulator.objections import objection_to, objects
-from holdfast.simulator.records import RecordedRequest, RequestRing
-from holdfast.simulator.reply import reply_content, stop_reason_of
-from holdfast.simulator.script import Improvise, Script, ScriptedReply, parse_script
-from holdfast.simulator.wire import SimulatedWire
+from holdfast.providers.anthropic.blocks import encode_anthropic_block
+from holdfast.providers.errors import classify_status, get_header
+from holdfast.providers.registry import Provider, get_provider
+from holdfast.providers.retry import retry_delay
+from holdfast.providers.wire_request import OnRetry
+from holdfast.simulator.anthropic import AnthropicApi
+from holdfast.simulator.cache_diagnostics import AnsweredRequests
+from holdfast.simulator.dialect import EMPTY as _NOTHING
+from holdfast.simulator.dialect import AcceptedRequest, ProviderApi, RequestContext, SimulatedRequest, refuse
+from holdfast.simulator.exchange import ConnectionCut, Pause, RecordedRequest, RequestRing, SimulatedResponse
+from holdfast.simulator.explicit_caches import SimulatedExplicitCaches
+from holdfast.simulator.faults import DeliveryFault, Fault, RefusalFault, StatusFault, apply_delivery_fault, parse_fault
+from holdfast.simulator.gemini import GeminiApi
+from holdfast.simulator.openai import OpenAIChatApi, OpenAIResponsesApi
+from holdfast.simulator.openrouter import OpenRouterApi
+from holdfast.simulator.refusals import is_refusal_due, make_refusal
+from holdfast.simulator.request_blocks import TokenCounts
+from holdfast.simulator.script import (
+    ReplyFunction,
+    Script,
+    ScriptedReply,
+    build_reply_content,
+    choose_stop_reason,
+    parse_script,
+)
+from holdfast.types.blocks import Block
+from holdfast.types.json_encoding import sha256_hex
+from holdfast.types.reply import CacheDiagnosis, Reply
 
 FAULT_HEADER = "x-holdfast-fault"
+
+
 ADVANCE_SECONDS_MAX = 10 * 365 * 24 * 3_600.0
+
+
 FAILING_TURNS_MAX = 10_000  # Bounds the memory of a long-running simulator.
+
+
 PATH_CHARS_MAX = 80
+
+
 _numbers = count(1)
+
+
+class RequestHandler(Protocol):
+    @property
+    def account(self) -> str: ...
+
+    def answer(
+        self, method: str, path: str, *, headers: Mapping[str, str], body: bytes, query: Mapping[str, str]
+    ) -> SimulatedResponse: ...
+
+
+class SimulatedTransport:
+    """Replaces the network transport: it retries after the same failures, but without waiting."""
+
+    def __init__(self, simulator: RequestHandler, provider: Provider, *, api_key: str = "simulated") -> None:
+        self._simulator = simulator
+        self._adapter = provider.adapter
+        self._prefix = provider.path_prefix
+        self._credentials = provider.adapter.credentials(api_key)
+        self._closed = False
+
+    @property
+    def account(self) -> str:
+        """All transports to one simulator share one API key."""
+        return self._simulator.account
+
+    async def send(
+        self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        if self._closed:
+            raise ProviderError("network", "the connection to the simulator was closed")
+        headers = {**dict(endpoint.headers), **self._credentials}
+        attempt = 1
+        address = urlsplit(self._prefix + endpoint.path)
+        query = dict(parse_qsl(address.query))
+        while (
+            response := self._simulator.answer(endpoint.method, address.path, headers=headers, body=body, query=query)
+        ).status >= 400:
+            failure = self._adapter.read_error(response.status, response.headers, response.body())
+            # The delay is not waited for; a fixed jitter keeps the transport deterministic.
+            if retry_delay(attempt, failure, 0.5) is None:
+                raise failure
+            if on_retry is not None:
+                on_retry(attempt, failure)
+            attempt += 1
+        for chunk in response.chunks:
+            match chunk:
+                case Pause(seconds=seconds):
+                    await asyncio.sleep(seconds)
+                case ConnectionCut():
+                    raise ProviderError("network", "the simulated connection was cut")
+                case bytes():
+                    yield chunk
+
+    async def aclose(self) -> None:
+        self._closed = True
 
 
 class SimulatedProvider:
@@ -55,7 +130,7 @@ class SimulatedProvider:
         self,
         *,
         clock: Clock = system_clock,
-        script: Script | Improvise | str | bytes | None = None,
+        script: Script | ReplyFunction | str | bytes | None = None,
         models: Models | None = None,
         requests: RequestRing | None = None,
     ) -> None:
@@ -64,21 +139,21 @@ class SimulatedProvider:
         self._script = parse_script(script) if isinstance(script, str | bytes) else script or Script()
         self._models = models
         self._requests = requests or RequestRing()
-        self._entries = Entries()
-        self._explicit_caches = NamedCaches()
+        self._entries = CacheEntries()
+        self._explicit_caches = SimulatedExplicitCaches()
         self._past_requests = AnsweredRequests()
         self._failures: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._count = TokenCounts()
-        self._dialects = all_dialects()
-        self._reply_ids = {dialect.reply_id_prefix: CountedIds(dialect.reply_id_prefix) for dialect in self._dialects}
-        self._request_ids = CountedIds("req_sim")
+        self._dialects = create_apis()
+        self._reply_ids = {dialect.reply_id_prefix: CountingIds(dialect.reply_id_prefix) for dialect in self._dialects}
+        self._request_ids = CountingIds("req_sim")
         self.account = f"simulator {next(_numbers)}"
 
-    def wire(self, models: Models | None = None, *, provider: str = anthropic.name) -> SimulatedWire:
+    def wire(self, models: Models | None = None, *, provider: str = anthropic.name) -> SimulatedTransport:
         """An in-process transport to this provider; `models` applies unless the provider was created with its own."""
         if self._models is None:
             self._models = models
-        return SimulatedWire(self, provider_named(provider))
+        return SimulatedTransport(self, get_provider(provider))
 
     def _known(self) -> Models:
         return shipped_models() if self._models is None else self._models
@@ -99,12 +174,12 @@ class SimulatedProvider:
         return self._requests.newest()
 
     @property
-    def cache(self) -> tuple[Entry, ...]:
+    def cache(self) -> tuple[CacheEntry, ...]:
         """The cache entries that can be read now."""
         return self._entries.live(at=self.now())
 
     @property
-    def named_caches(self) -> tuple[NamedCache, ...]:
+    def named_caches(self) -> tuple[ExplicitCacheEntry, ...]:
         """The live explicit caches of all API keys."""
         return tuple(content.cache for content in self._explicit_caches.live(at=self.now()))
 
@@ -116,9 +191,9 @@ class SimulatedProvider:
         headers: Mapping[str, str] = _NOTHING,
         body: bytes = b"",
         query: Mapping[str, str] = _NOTHING,
-    ) -> Answer:
+    ) -> SimulatedResponse:
         at = self.now()
-        request = Asked(method, path, headers, body, query)
+        request = SimulatedRequest(method, path, headers, body, query)
         try:
             response = self._answer(request)
         except ProviderError as error:
@@ -129,70 +204,74 @@ class SimulatedProvider:
         self._requests.add(RecordedRequest(at, method, path, response.status, body, response.model, response.reply))
         return response
 
-    def _refuse(self, request: Asked, error: ProviderError) -> Answer:
+    def _refuse(self, request: SimulatedRequest, error: ProviderError) -> SimulatedResponse:
         """An error response in the dialect that the request uses."""
-        dialect = refusing_dialect(request, self._dialects)
+        dialect = find_error_api(request, self._dialects)
         status, body = dialect.refusal(error)
         return self._respond_json(dialect, body, status=status)
 
-    def _answer(self, http_request: Asked) -> Answer:
-        dialect = dialect_of(http_request, self._dialects)
+    def _answer(self, http_request: SimulatedRequest) -> SimulatedResponse:
+        dialect = find_api(http_request, self._dialects)
         if dialect is None:
             # The base URL is the usual cause, so it comes first: clients cut the message after a line or two.
             raise refuse(
                 f"no such endpoint: {http_request.method} {http_request.path[:PATH_CHARS_MAX]}; "
                 f"base URLs end in the port for Anthropic and Gemini, in /v1 for OpenAI, in /api/v1 for "
-                f"OpenRouter. There are {known_routes(self._dialects)}",
+                f"OpenRouter. There are {list_routes(self._dialects)}",
                 status=404,
             )
         # Providers isolate caches by workspace; here each API key is one. Only a digest of the key is kept.
-        workspace = digest(_read_api_key(http_request.headers, dialect.key_header).encode(errors="replace"))[:16]
-        fault_header = header(http_request.headers, FAULT_HEADER)
+        workspace = sha256_hex(_read_api_key(http_request.headers, dialect.key_header).encode(errors="replace"))[:16]
+        fault_header = get_header(http_request.headers, FAULT_HEADER)
         fault = None if fault_header is None else _parse_fault_header(fault_header)
         if isinstance(fault, StatusFault):
             return self._fail(dialect, fault)
         request = dialect.understand(
-            http_request, Setting(self._known(), workspace, self.now(), self._count, self._explicit_caches)
+            http_request, RequestContext(self._known(), workspace, self.now(), self._count, self._explicit_caches)
         )
         if isinstance(request, bytes):
             return self._respond_json(dialect, request)
         return self._reply_to(dialect, request, fault)
 
     def _reply_to(
-        self, dialect: Dialect, request: Understood, requested_fault: DeliveryFault | RefusalFault | None
-    ) -> Answer:
+        self, dialect: ProviderApi, request: AcceptedRequest, requested_fault: DeliveryFault | RefusalFault | None
+    ) -> SimulatedResponse:
         scripted = self._next_scripted(request)
         fault = requested_fault or (None if request.prewarmed else self._next_fault(request, scripted))
         if isinstance(fault, StatusFault):
             return self._fail(dialect, fault)
         if isinstance(fault, RefusalFault):
-            if objects(fault, request):
-                raise objection_to(request, fault, dialect.provider)
+            if is_refusal_due(fault, request):
+                raise make_refusal(request, fault, dialect.provider)
             fault = None
-        outcome, self._entries = begin(request.model.cache, self._entries, request.call)
+        outcome, self._entries = begin_cache_call(request.model.cache, self._entries, request.call)
         reply = self._reply(dialect, request, scripted, outcome)
         encoded = dialect.spell(reply, request)
         if isinstance(encoded, bytes):
             response = self._respond_json(dialect, encoded, begins=outcome)
         else:
             headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-            response = Answer(200, headers | self._request_id(dialect), self._publish_on_read(outcome, encoded))
+            response = SimulatedResponse(
+                200, headers | self._request_id(dialect), self._publish_on_read(outcome, encoded)
+            )
         model_id = f"{dialect.provider}:{request.parameters.model}"
         response = msgspec.structs.replace(response, model=model_id, reply=reply)
-        return spoiled(response, fault, streamed=request.parameters.stream) if fault else response
+        return apply_delivery_fault(response, fault, streamed=request.parameters.stream) if fault else response
 
-    def _next_scripted(self, request: Understood) -> ScriptedReply:
+    def _next_scripted(self, request: AcceptedRequest) -> ScriptedReply:
         script = self._script
         return script.reply_to(request.turn) if isinstance(script, Script) else script(request.messages)
 
-    def _reply(self, dialect: Dialect, request: Understood, scripted: ScriptedReply, outcome: Outcome) -> Reply:
+    def _reply(
+        self, dialect: ProviderApi, request: AcceptedRequest, scripted: ScriptedReply, outcome: CacheOutcome
+    ) -> Reply:
         content: tuple[Block, ...] = ()
         if not request.prewarmed:
-            written = reply_content(
+            written = build_reply_content(
                 scripted, request.messages, prefix=request.prefix, call_id_prefix=dialect.call_id_prefix
             )
             content = dialect.sealed(written, request)
-        stop_reason = request.prewarmed or stop_reason_of(scripted, content)
+        stop_reason = request.prewarmed or choose_stop_reason(scripted, content)
         stops = request.parameters.stop_sequences
         id = self._reply_ids[dialect.reply_id_prefix](request.call.at)
         return Reply(
@@ -205,7 +284,7 @@ class SimulatedProvider:
             diagnosis=self._diagnose(request, outcome, id),
         )
 
-    def _diagnose(self, request: Understood, outcome: Outcome, reply_id: str) -> Diagnosis | None:
+    def _diagnose(self, request: AcceptedRequest, outcome: CacheOutcome, reply_id: str) -> CacheDiagnosis | None:
         """The cache diagnosis, if the request asks for one; the request is remembered for later comparisons."""
         fingerprint, wish = request.fingerprint, request.wish
         if fingerprint is None:
@@ -214,16 +293,16 @@ class SimulatedProvider:
         self._past_requests.remember(reply_id, fingerprint, request.call, outcome.usage)
         return diagnosis
 
-    def _publish_on_read(self, outcome: Outcome, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    def _publish_on_read(self, outcome: CacheOutcome, chunks: Iterable[bytes]) -> Iterator[bytes]:
         # A cache entry becomes readable when the response that wrote it begins, so not before the first chunk is read.
-        self._entries = publish(self._entries, outcome)
+        self._entries = publish_entries(self._entries, outcome)
         yield from chunks
 
-    def _count_tokens(self, request: Understood, content: Sequence[Block]) -> int:
+    def _count_tokens(self, request: AcceptedRequest, content: Sequence[Block]) -> int:
         factor = request.model.tokens_factor
-        return sum(self._count(spell_block(block), factor) for block in content)
+        return sum(self._count(encode_anthropic_block(block), factor) for block in content)
 
-    def _next_fault(self, request: Understood, scripted: ScriptedReply) -> Fault | None:
+    def _next_fault(self, request: AcceptedRequest, scripted: ScriptedReply) -> Fault | None:
         """The next fault that the script puts before this reply; each occurs once per conversation.
 
         A refusal repeats until the request no longer contains what the provider objects to.
@@ -233,7 +312,7 @@ class SimulatedProvider:
         for index in range(self._failures.get(key, 0), len(scripted.faults)):
             fault = scripted.faults[index]
             repeats = isinstance(fault, RefusalFault) and fault.objection != "unpaired"
-            if isinstance(fault, RefusalFault) and not objects(fault, request):
+            if isinstance(fault, RefusalFault) and not is_refusal_due(fault, request):
                 continue
             # An unpaired tool call is refused once; other objections as long as their cause is in the request.
             self._failures[key] = index if repeats else index + 1
@@ -242,8 +321,8 @@ class SimulatedProvider:
             return fault
         return None
 
-    def _fail(self, dialect: Dialect, fault: StatusFault) -> Answer:
-        failure = ProviderError(kind_of(fault.status, ""), "this failure was ordered", status=fault.status)
+    def _fail(self, dialect: ProviderApi, fault: StatusFault) -> SimulatedResponse:
+        failure = ProviderError(classify_status(fault.status, ""), "this failure was ordered", status=fault.status)
         status, body = dialect.refusal(failure)
         pause = fault.retry_after_seconds
         headers = {} if pause is None else {"retry-after": f"{pause:g}"}
@@ -251,25 +330,25 @@ class SimulatedProvider:
 
     def _respond_json(
         self,
-        dialect: Dialect,
+        dialect: ProviderApi,
         body: bytes,
         *,
         status: int = 200,
         headers: Mapping[str, str] = _NOTHING,
-        begins: Outcome | None = None,
-    ) -> Answer:
+        begins: CacheOutcome | None = None,
+    ) -> SimulatedResponse:
         all_headers = {"content-type": "application/json", **headers, **self._request_id(dialect)}
-        return Answer(status, all_headers, self._publish_on_read(begins, [body]) if begins else (body,))
+        return SimulatedResponse(status, all_headers, self._publish_on_read(begins, [body]) if begins else (body,))
 
-    def _request_id(self, dialect: Dialect) -> dict[str, str]:
+    def _request_id(self, dialect: ProviderApi) -> dict[str, str]:
         return {dialect.request_id_header: self._request_ids(self.now())}
 
 
 def _read_api_key(headers: Mapping[str, str], expected: str) -> str:
     """Any key is accepted, in the header of any provider."""
-    scheme, _, token = (header(headers, "authorization") or "").partition(" ")
+    scheme, _, token = (get_header(headers, "authorization") or "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
-    key = header(headers, "x-api-key") or header(headers, "x-goog-api-key") or bearer
+    key = get_header(headers, "x-api-key") or get_header(headers, "x-goog-api-key") or bearer
     if not key:
         raise ProviderError(
             "auth", f"{expected} header is required; any key will do, also as Authorization: Bearer", status=401
@@ -282,3 +361,33 @@ def _parse_fault_header(text: str) -> Fault:
         return parse_fault(text)
     except UserError as error:
         raise refuse(f"{FAULT_HEADER}: {error}") from error
+
+
+API_CLASSES: tuple[Callable[[], ProviderApi], ...] = (
+    AnthropicApi,
+    OpenRouterApi,
+    GeminiApi,
+    OpenAIChatApi,
+    OpenAIResponsesApi,
+)
+
+
+"""The first that takes a request answers it, so APIs that recognise a header come before those that do not."""
+
+
+def create_apis() -> tuple[ProviderApi, ...]:
+    """New instances, one of each; every simulated provider has its own."""
+    return tuple(make() for make in API_CLASSES)
+
+
+def find_api(http_request: SimulatedRequest, dialects: Iterable[ProviderApi]) -> ProviderApi | None:
+    return next((dialect for dialect in dialects if dialect.takes(http_request)), None)
+
+
+def find_error_api(http_request: SimulatedRequest, dialects: Sequence[ProviderApi]) -> ProviderApi:
+    """The dialect of the error response; the first one if no dialect takes the request."""
+    return find_api(http_request, dialects) or dialects[0]
+
+
+def list_routes(dialects: Iterable[ProviderApi]) -> str:
+    return ", ".join(dict.fromkeys(route for dialect in dialects for route in dialect.routes))

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.canonical.blocks import Block, Message, Text
-from holdfast.canonical.encoding import plain_json
-from holdfast.canonical.reply import StopReason
 from holdfast.errors import UserError
-from holdfast.providers.anthropic.blocks import read_block
+from holdfast.providers.anthropic.blocks import decode_anthropic_block
 from holdfast.simulator.faults import Fault, parse_fault
+from holdfast.types.blocks import Block, Message, Text, ToolUse
+from holdfast.types.json_encoding import encode_json, sha256_hex
+from holdfast.types.reply import StopReason
 
 SCRIPT_BYTES_MAX = 64 * 1024 * 1024
+
 
 _STOP_REASONS: dict[str, StopReason] = {
     "end_turn": "end_turn",
@@ -36,7 +37,10 @@ class ScriptedReply(msgspec.Struct, frozen=True):
 
 _END_OF_SCRIPT = ScriptedReply(None)
 
-Improvise = Callable[[Sequence[Message]], ScriptedReply]
+
+ReplyFunction = Callable[[Sequence[Message]], ScriptedReply]
+
+
 """Computes a reply from the conversation, for cases in which a fixed script cannot know the requests."""
 
 
@@ -112,4 +116,48 @@ def _parse_content(content: str | list[dict[str, object]]) -> tuple[Block, ...]:
 def _parse_block(block: dict[str, object]) -> Block:
     if block.get("type") == "tool_use":
         block = {"id": "", **block}
-    return read_block(plain_json(block))[0]
+    return decode_anthropic_block(encode_json(block))[0]
+
+
+ECHO_CHARS_MAX = 400
+
+
+_ID_CHARS = 24
+
+
+def build_reply_content(
+    scripted: ScriptedReply, messages: Sequence[Message], *, prefix: str, call_id_prefix: str
+) -> tuple[Block, ...]:
+    """The scripted blocks, or an echo; generated call ids depend only on the conversation so far."""
+    if scripted.content is None:
+        return (Text(_echo(messages)),)
+    # Ids are derived from the conversation, so that a replayed session gets the same bytes.
+    return tuple(
+        ToolUse(
+            f"{call_id_prefix}{sha256_hex(f'{prefix}/{index}'.encode())[:_ID_CHARS]}", block.name, block.arguments_json
+        )
+        if isinstance(block, ToolUse) and not block.id
+        else block
+        for index, block in enumerate(scripted.content)
+    )
+
+
+def choose_stop_reason(scripted: ScriptedReply, content: Sequence[Block]) -> StopReason:
+    if scripted.stop_reason is not None:
+        return scripted.stop_reason
+    return "tool_use" if any(isinstance(block, ToolUse) for block in content) else "end_turn"
+
+
+def _echo(messages: Sequence[Message]) -> str:
+    """An echo of the last text of the user."""
+    texts = [
+        block.text
+        for message in messages
+        if message.role == "user"
+        for block in message.content
+        if isinstance(block, Text)
+    ]
+    if not texts:
+        return "Echo: nothing was said."
+    text = texts[-1]
+    return f"Echo: {text}" if len(text) <= ECHO_CHARS_MAX else f"Echo: {text[:ECHO_CHARS_MAX]}…"

@@ -1,10 +1,12 @@
 """Runs a command with limits on its time and output size."""
 
 import contextlib
+import ctypes
 import os
 import selectors
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,14 +17,14 @@ import msgspec
 
 from holdfast.clock import Clock
 
-Ended = Literal["exited", "cut", "timed_out", "not_started"]
+CommandEnd = Literal["exited", "cut", "timed_out", "not_started"]
 
 
-class Printed(msgspec.Struct, frozen=True):
+class BoundedOutput(msgspec.Struct, frozen=True):
     """Standard output up to the limit. `cut`: there was more, and the exit code is unknown."""
 
     output: bytes
-    ended: Ended
+    ended: CommandEnd
     exit_code: int | None = None
 
 
@@ -35,7 +37,7 @@ def run_bounded(
     bytes_max: int,
     monotonic: Clock = time.monotonic,
     fed: Iterable[bytes] | None = None,
-) -> Printed:
+) -> BoundedOutput:
     """Never raises and never exceeds its limits: a command that still runs then is killed with all its children.
 
     `fed` is written to its standard input by another thread, as the command reads it.
@@ -53,7 +55,7 @@ def run_bounded(
             start_new_session=True,
         )
     except (OSError, ValueError):
-        return Printed(b"", "not_started")
+        return BoundedOutput(b"", "not_started")
     assert child.stdout is not None
     if fed is not None and child.stdin is not None:
         threading.Thread(target=_write_input, args=(child.stdin, fed), name="holdfast-feed", daemon=True).start()
@@ -70,7 +72,7 @@ def run_bounded(
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-    return Printed(output[:bytes_max], ended, child.returncode if ended == "exited" else None)
+    return BoundedOutput(output[:bytes_max], ended, child.returncode if ended == "exited" else None)
 
 
 def _write_input(pipe: IO[bytes], fed: Iterable[bytes]) -> None:
@@ -80,7 +82,7 @@ def _write_input(pipe: IO[bytes], fed: Iterable[bytes]) -> None:
             pipe.write(chunk)
 
 
-def _read_until(pipe: int, deadline: float, bytes_max: int, monotonic: Clock) -> tuple[bytes, Ended]:
+def _read_until(pipe: int, deadline: float, bytes_max: int, monotonic: Clock) -> tuple[bytes, CommandEnd]:
     output = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
@@ -94,3 +96,18 @@ def _read_until(pipe: int, deadline: float, bytes_max: int, monotonic: Clock) ->
                 return bytes(output), "exited"
             output += chunk
     return bytes(output), "cut"
+
+
+_PR_SET_DUMPABLE = 4  # From <linux/prctl.h>.
+
+
+def hide_process_memory() -> bool:
+    """Returns whether other processes of the same user can no longer read this one's environment or memory.
+
+    Linux only, and no protection from root. It also disables core dumps and debuggers.
+    """
+    if sys.platform != "linux":
+        return False
+    with contextlib.suppress(OSError, AttributeError):
+        return bool(ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) == 0)
+    return False

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.sources.text import one_line, path_text
+from holdfast.sources.files import format_path, to_one_line
 
 UNKNOWN = "unknown"
 OS_VERSION = f"{machine.system()} {machine.release()}".strip()
@@ -38,7 +38,7 @@ def read_environment(
     """The date has no time of day, because that would change the prompt on every call."""
     return Environment(
         model=_value(model),
-        cwd=_value(path_text(os.path.abspath(cwd))),
+        cwd=_value(format_path(os.path.abspath(cwd))),
         date=_date(at, zone),
         platform=_value(platform),
         shell=_value(_shell(environ)),
@@ -47,7 +47,7 @@ def read_environment(
 
 
 def _value(text: str) -> str:
-    shown = one_line(text.encode("utf-8", "surrogatepass")).strip()
+    shown = to_one_line(text.encode("utf-8", "surrogatepass")).strip()
     return shown[:VALUE_CHARS_MAX] or UNKNOWN
 
 

@@ -1,15 +1,18 @@
 """Reads files of unknown kind safely: bounded, without blocking, without following a final symlink."""
 
+import codecs
 import errno
 import os
 import stat
 from typing import NamedTuple
 
+import msgspec
+
 # O_NONBLOCK: opening a FIFO must not wait for a writer.
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     """File attributes that reveal a change without reading the file."""
 
     mtime_ns: int
@@ -17,14 +20,14 @@ class Stamp(NamedTuple):
     inode: int
 
 
-class Regular(NamedTuple):
+class FileContent(NamedTuple):
     """The start of a regular file."""
 
     raw: bytes
-    stamp: Stamp
+    stamp: FileStamp
 
 
-def read_regular(path: str | os.PathLike[str], bytes_max: int) -> Regular | None:
+def read_regular_file(path: str | os.PathLike[str], bytes_max: int) -> FileContent | None:
     """At most `bytes_max` bytes; None if it is not a regular file. Never waits for a pipe."""
     descriptor = os.open(path, _OPEN_FLAGS)
     try:
@@ -36,7 +39,7 @@ def read_regular(path: str | os.PathLike[str], bytes_max: int) -> Regular | None
         raw = os.read(descriptor, first_bytes)
         if len(raw) == first_bytes < bytes_max:
             raw += _read_rest(descriptor, bytes_max - first_bytes)
-        return Regular(raw, stamp_of(status))
+        return FileContent(raw, make_stamp(status))
     finally:
         os.close(descriptor)
 
@@ -50,11 +53,58 @@ def _read_rest(descriptor: int, bytes_max: int) -> bytes:
     return b"".join(chunks)
 
 
-def stamp_of(status: os.stat_result) -> Stamp:
-    return Stamp(status.st_mtime_ns, status.st_size, status.st_ino)
+def make_stamp(status: os.stat_result) -> FileStamp:
+    return FileStamp(status.st_mtime_ns, status.st_size, status.st_ino)
 
 
-def cannot_read(error: OSError | ValueError) -> str:
+def describe_read_error(error: OSError | ValueError) -> str:
     # By errno, because the system's messages depend on the locale.
     name = errno.errorcode.get(error.errno or 0) if isinstance(error, OSError) else None
     return f"cannot be read ({name or type(error).__name__})"
+
+
+class SourceFinding(msgspec.Struct, frozen=True):
+    """`subject` is the file, folder or command; `reason` never quotes its content."""
+
+    subject: str
+    reason: str
+
+
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+
+
+_VISIBLE = dict.fromkeys(_CONTROLS, "\ufffd")
+
+
+def decode_text(raw: bytes, *, whole: bool = True) -> str:
+    """A file's text without byte order mark, with LF line ends; NUL and invalid UTF-8 become U+FFFD.
+
+    If `raw` is only the start of a file, a character that is cut in two at the end is dropped.
+    """
+    text, _ = codecs.utf_8_decode(raw.removeprefix(codecs.BOM_UTF8), "replace", whole)
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
+
+
+def to_one_line(raw: bytes) -> str:
+    """Text that cannot break out of its line: control characters and line breaks become U+FFFD."""
+    return raw.decode("utf-8", "replace").translate(_VISIBLE)
+
+
+def format_path(path: str | os.PathLike[str]) -> str:
+    """A path as one line, with `/` between its parts."""
+    if isinstance(path, str) and os.sep == "/" and path.isascii() and path.isprintable():
+        return path
+    try:
+        # The raw bytes of the name, because Python's decoding of them depends on the locale.
+        raw = os.fsencode(path)
+    except UnicodeEncodeError:
+        raw = os.fspath(path).encode("utf-8", "surrogatepass")
+    return to_one_line(raw).replace(os.sep, "/")
+
+
+def cut_utf8(text: str, bytes_max: int) -> tuple[str, bool]:
+    """The longest start of the text within `bytes_max` bytes of UTF-8, and whether anything was cut."""
+    raw = text.encode()
+    if len(raw) <= bytes_max:
+        return text, False
+    return raw[:bytes_max].decode("utf-8", "ignore"), True

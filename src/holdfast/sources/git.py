@@ -12,10 +12,9 @@ from pathlib import Path
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.sources.command import Printed, run_bounded
-from holdfast.sources.finding import Finding
-from holdfast.sources.root import find_git_root
-from holdfast.sources.text import cut_utf8, one_line
+from holdfast.sources.command import BoundedOutput, run_bounded
+from holdfast.sources.directories import find_git_root
+from holdfast.sources.files import SourceFinding, cut_utf8, to_one_line
 
 SECONDS_MAX = 5.0
 STATUS_LINES_MAX = 100
@@ -70,7 +69,7 @@ class GitState(msgspec.Struct, frozen=True):
     commits: tuple[str, ...] | None = None
     diff: str | None = None
     diff_truncated: bool = False
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[SourceFinding, ...] = ()
 
 
 def read_git_state(
@@ -97,7 +96,7 @@ def read_git_state(
     has_commits = head is not None and head.exit_code == 0
     diff, diff_truncated = _read_diff(git, has_commits, diff_bytes_max) if with_diff else (None, False)
     return GitState(
-        branch=(one_line(branch.output.rstrip(b"\n")) or DETACHED) if branch else None,
+        branch=(to_one_line(branch.output.rstrip(b"\n")) or DETACHED) if branch else None,
         status=status,
         status_truncated=status_truncated,
         commits=_read_commits(git, commits_max) if has_commits else (() if head else None),
@@ -113,7 +112,7 @@ def _read_status(git: "_Git", lines_max: int) -> tuple[tuple[str, ...] | None, b
     if result is None:
         return None, False
     lines = result.output.split(b"\n")[:-1]  # The last element has no newline: it is empty or was cut.
-    return tuple(one_line(line) for line in lines[:lines_max]), result.ended == "cut" or len(lines) > lines_max
+    return tuple(to_one_line(line) for line in lines[:lines_max]), result.ended == "cut" or len(lines) > lines_max
 
 
 def _read_diff(git: "_Git", has_commits: bool, bytes_max: int) -> tuple[str | None, bool]:
@@ -130,7 +129,7 @@ def _read_commits(git: "_Git", commits_max: int) -> tuple[str, ...] | None:
     result = git.ask("commits", "log", *options, may_be_cut=True)
     if result is None:
         return None
-    return tuple(one_line(line)[:SUBJECT_CHARS_MAX] for line in result.output.split(b"\n") if line)
+    return tuple(to_one_line(line)[:SUBJECT_CHARS_MAX] for line in result.output.split(b"\n") if line)
 
 
 class _Git:
@@ -144,7 +143,7 @@ class _Git:
         self._root = root
         self._deadline = deadline
         self._monotonic = monotonic
-        self.findings: list[Finding] = []
+        self.findings: list[SourceFinding] = []
         self._environ = {name: environ[name] for name in _PASSED_VARIABLES if name in environ} | {
             "PATH": path,
             "LC_ALL": "C",
@@ -196,10 +195,10 @@ class _Git:
         exit_codes: Sequence[int] = (0,),
         may_be_cut: bool = False,
         bytes_max: int = _OUTPUT_BYTES_MAX,
-    ) -> Printed | None:
+    ) -> BoundedOutput | None:
         """The output of a git command; on failure None, and a finding is added."""
         if self._program is None:
-            self.findings.append(Finding(subject, "the git command is not on the PATH"))
+            self.findings.append(SourceFinding(subject, "the git command is not on the PATH"))
             return None
         settings = [part for name, value in _SETTINGS for part in ("-c", f"{name}={value}")]
         result = run_bounded(
@@ -213,11 +212,11 @@ class _Git:
         reason = _failure_reason(result, exit_codes, may_be_cut)
         if reason is None:
             return result
-        self.findings.append(Finding(subject, reason))
+        self.findings.append(SourceFinding(subject, reason))
         return None
 
 
-def _failure_reason(result: Printed, exit_codes: Sequence[int], may_be_cut: bool) -> str | None:
+def _failure_reason(result: BoundedOutput, exit_codes: Sequence[int], may_be_cut: bool) -> str | None:
     match result.ended:
         case "timed_out":
             return "git took too long"

@@ -1,21 +1,28 @@
 """An in-memory event log, for tests and for sessions that need not be stored."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Lock
 from types import TracebackType
 
+from msgspec.structs import replace
+
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import StoreError, UserError
-from holdfast.events.envelope import Event, type_of
-from holdfast.events.log import SessionRow
-from holdfast.events.payloads import CacheLearned
-from holdfast.ledger.figures import Figures
-from holdfast.ledger.folded import folded_tables
-from holdfast.ledger.folded_figures import FoldedFigures
-from holdfast.ledger.tables import Tables
-from holdfast.stores.memory_records import MemoryRecords
-from holdfast.stores.rows import EVENT_BYTES_MAX, already_kept, continued_elsewhere, joined, rows_of, tallies
+from holdfast.events.cache_controls import CacheControls, CacheSettings, SessionControl
+from holdfast.events.log import Event, SessionRow, event_type_of
+from holdfast.events.payloads.cache import CacheLearned
+from holdfast.events.records import KeyRow, PositionedEvent
+from holdfast.ledger.analytics.in_memory import EventAnalyticsQueries, build_event_cost_queries
+from holdfast.ledger.analytics.queries import AnalyticsQueries, CostQueries
+from holdfast.stores.sql.events import (
+    EVENT_BYTES_MAX,
+    continued_elsewhere_error,
+    duplicate_event_error,
+    encode_events,
+    merge_tallies,
+    tally_sessions,
+)
 
 
 class MemoryStore:
@@ -56,14 +63,14 @@ class MemoryStore:
         return done
 
     def _store(self, events: Sequence[Event]) -> None:
-        rows_of(events, event_bytes_max=self._event_bytes_max)
+        encode_events(events, event_bytes_max=self._event_bytes_max)
         with self._lock:
             self._check_open()
             for event in events:
                 if event.id in self._positions:
-                    raise already_kept(event.id)
+                    raise duplicate_event_error(event.id)
                 if event.parent_event_id is not None and _continuation(event) in self._continued:
-                    raise continued_elsewhere(event.session_id)
+                    raise continued_elsewhere_error(event.session_id)
             self._continued.update(map(_continuation, events))
             for event in events:
                 session = self._events.setdefault(event.session_id, [])
@@ -73,9 +80,9 @@ class MemoryStore:
                 self._by_seq[self._seq_max] = event
                 if isinstance(event.payload, CacheLearned):
                     self._learned[event.id] = event
-            for tally in tallies(events):
+            for tally in tally_sessions(events):
                 row = self._rows.get(tally.id)
-                (self._rows[tally.id],) = joined((row, tally) if row else (tally,))
+                (self._rows[tally.id],) = merge_tallies((row, tally) if row else (tally,))
 
     def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
         with self._lock:
@@ -125,16 +132,16 @@ class MemoryStore:
         events = list(self.read(session_id))
         if not events or max(event.at for event in events) >= before:
             return 0
-        retained = [event for event in events if type_of(event.payload) in kept_types]
+        retained = [event for event in events if event_type_of(event.payload) in kept_types]
         self.delete(session_id)
         self._store(retained)
         return len(events) - len(retained)
 
-    def tables(self) -> Tables:
-        return folded_tables(self, self._models)
+    def tables(self) -> CostQueries:
+        return build_event_cost_queries(self, self._models)
 
-    def figures(self) -> Figures:
-        return FoldedFigures(self, self._models)
+    def figures(self) -> AnalyticsQueries:
+        return EventAnalyticsQueries(self, self._models)
 
     def close(self) -> None:
         with self._lock:
@@ -147,3 +154,78 @@ class MemoryStore:
 
 def _continuation(event: Event) -> tuple[str, str | None]:
     return event.session_id, event.parent_event_id
+
+
+class MemoryRecords:
+    """`events_by_seq` returns the events of the store by sequence number, oldest first."""
+
+    def __init__(self, events_by_seq: Callable[[], Mapping[int, Event]]) -> None:
+        self._events_by_seq = events_by_seq
+        self._lock = Lock()
+        self._keys: dict[str, KeyRow] = {}
+        self._settings = CacheSettings()
+        self._controls: dict[str, SessionControl] = {}
+
+    def add_key(self, row: KeyRow) -> None:
+        with self._lock:
+            if row.id in self._keys:
+                raise StoreError(f"key {row.id!a} already exists")
+            self._keys[row.id] = row
+
+    def key(self, key_id: str) -> KeyRow | None:
+        return self._keys.get(key_id)
+
+    def all_keys(self) -> tuple[KeyRow, ...]:
+        return tuple(sorted(self._keys.values(), key=lambda row: (row.created_at, row.id)))
+
+    def has_keys(self) -> bool:
+        return bool(self._keys)
+
+    def revoke_key(self, key_id: str, *, at: float) -> bool:
+        with self._lock:
+            row = self._keys.get(key_id)
+            if row is None or row.revoked_at is not None:
+                return False
+            self._keys[key_id] = replace(row, revoked_at=at)
+            return True
+
+    def controls(self, session_id: str) -> CacheControls:
+        return CacheControls(self._settings, self._controls.get(session_id, SessionControl()))
+
+    def session_controls(self) -> dict[str, SessionControl]:
+        return dict(self._controls)
+
+    def settings(self) -> CacheSettings:
+        return self._settings
+
+    def set_settings(self, settings: CacheSettings) -> None:
+        self._settings = settings
+
+    def enable(self, session_id: str, *, enabled: bool) -> SessionControl:
+        with self._lock:
+            before = self._controls.get(session_id, SessionControl())
+            self._controls[session_id] = replace(before, caching_enabled=enabled)
+            return self._controls[session_id]
+
+    def invalidate(self, session_id: str, *, at: float) -> SessionControl:
+        with self._lock:
+            before = self._controls.get(session_id, SessionControl())
+            self._controls[session_id] = replace(before, generation=before.generation + 1, invalidated_at=at)
+            return self._controls[session_id]
+
+    def adopt(self, session_id: str) -> SessionControl:
+        with self._lock:
+            before = self._controls.get(session_id, SessionControl())
+            self._controls[session_id] = replace(before, adoptions=before.adoptions + 1)
+            return self._controls[session_id]
+
+    def forget(self, session_id: str) -> None:
+        """Deletes the controls of a session."""
+        self._controls.pop(session_id, None)
+
+    def newest_place(self) -> int:
+        return max(self._events_by_seq(), default=0)
+
+    def behind(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:
+        placed = [PositionedEvent(seq, event) for seq, event in self._events_by_seq().items() if seq > position]
+        return tuple(placed[:limit])

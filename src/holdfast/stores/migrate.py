@@ -17,42 +17,42 @@ class Migration(msgspec.Struct, frozen=True):
     sql: str
 
 
-def load(dialect: str) -> tuple[Migration, ...]:
+def load_migrations(dialect: str) -> tuple[Migration, ...]:
     """The migrations of a dialect, numbered 1, 2, 3, ... without gaps."""
     migrations = []
     for entry in files("holdfast.stores").joinpath("migrations", dialect).iterdir():
         if match := _FILE_NAME.fullmatch(entry.name):
             migrations.append(Migration(int(match[1]), match[2], entry.read_text(encoding="utf-8")))
     migrations.sort(key=lambda migration: migration.version)
-    return in_sequence(migrations)
+    return check_sequence(migrations)
 
 
-def in_sequence(migrations: Sequence[Migration]) -> tuple[Migration, ...]:
+def check_sequence(migrations: Sequence[Migration]) -> tuple[Migration, ...]:
     for version, migration in zip(count(1), migrations, strict=False):
         if migration.version != version:
             raise ValueError(f"migration {migration.name!r} has number {migration.version}, expected {version}")
     return tuple(migrations)
 
 
-def version_of(connection: sqlite3.Connection) -> int:
+def read_sqlite_version(connection: sqlite3.Connection) -> int:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return int(version)
 
 
-def bring_forward(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
+def migrate_sqlite(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
     """Applies the missing migrations, each in one transaction; several processes may do so concurrently."""
-    while version_of(connection) < len(migrations):
+    while read_sqlite_version(connection) < len(migrations):
         with connection:
             connection.execute("BEGIN IMMEDIATE")
             # Read again under the lock: another process may have applied it in the meantime.
-            version = version_of(connection)
+            version = read_sqlite_version(connection)
             for migration in migrations[version : version + 1]:
-                for statement in statements(migration.sql):
+                for statement in split_statements(migration.sql):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {migration.version}")
 
 
-def statements(script: str) -> Iterator[str]:
+def split_statements(script: str) -> Iterator[str]:
     """The statements of a script; each must end at the end of a line.
 
     `executescript` cannot be used: it would commit the transaction of the migration.

@@ -14,7 +14,7 @@ class _Closes(Protocol):
 Connection = TypeVar("Connection", bound=_Closes)
 
 
-class Pool(Generic[Connection]):
+class ConnectionPool(Generic[Connection]):
     """Any number of threads may borrow; at most `IDLE_MAX` connections stay open when none is borrowed."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:

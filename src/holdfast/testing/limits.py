@@ -16,7 +16,7 @@ class Limits(NamedTuple):
     cost_usd_max: Decimal | None = None
 
 
-def add_options(parser: pytest.Parser) -> None:
+def add_limit_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("holdfast", "prompt caches")
     for name, meta, description in (
         (
@@ -30,7 +30,7 @@ def add_options(parser: pytest.Parser) -> None:
         parser.addini(f"holdfast_{name}", description, default="")
 
 
-def limits_of(config: pytest.Config) -> Limits:
+def read_limits(config: pytest.Config) -> Limits:
     """Read the limits; the command line overrides the ini file. Raises `pytest.UsageError` for an invalid limit."""
     return Limits(_share(*_read_option(config, READ_SHARE)), _cost(*_read_option(config, COST)))
 

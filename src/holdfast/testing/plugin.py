@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.testing.limits import Limits, add_options, limits_of
-from holdfast.testing.marks import DECLARED, reason_of
+from holdfast.testing.limits import Limits, add_limit_options, read_limits
+from holdfast.testing.markers import MARK_DECLARATION, get_mark_reason
 
 if TYPE_CHECKING:
-    from holdfast.testing.calls import Spending
-    from holdfast.testing.guard import PrefixGuard
-    from holdfast.testing.provider import ServedProvider
-    from holdfast.testing.report import CacheReport
+    from holdfast.testing.cache_report import CacheReport
+    from holdfast.testing.prefix_guard import PrefixGuard
+    from holdfast.testing.simulated_provider import ServedProvider
+    from holdfast.testing.spending import Spending
 
-SPENT = "holdfast"
+SPENDING_PROPERTY = "holdfast"
 """Name of the report property that holds the spending of a test."""
 
-SHADOWING = ("ANTHROPIC_AUTH_TOKEN", "GOOGLE_API_KEY", "GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_ENTERPRISE")
+BYPASSING_VARIABLES = (
+    "ANTHROPIC_AUTH_TOKEN",
+    "GOOGLE_API_KEY",
+    "GOOGLE_GENAI_USE_VERTEXAI",
+    "GOOGLE_GENAI_USE_ENTERPRISE",
+)
 """Environment variables that would make an official client bypass the simulator."""
 
 _limits = pytest.StashKey[Limits]()
@@ -32,13 +37,13 @@ _guard = pytest.StashKey["PrefixGuard"]()
 @pytest.fixture
 def simulated_provider(request: pytest.FixtureRequest) -> Iterator["ServedProvider"]:
     """A simulated provider on a local port; environment variables point the official clients to it."""
-    from holdfast.testing.calls import spending
-    from holdfast.testing.provider import ServedProvider
-    from holdfast.testing.report import packed
+    from holdfast.testing.cache_report import pack_spending
+    from holdfast.testing.simulated_provider import ServedProvider
+    from holdfast.testing.spending import sum_spending
 
     # Not the `monkeypatch` fixture: a test may call its undo().
     with ServedProvider().serving() as provider, pytest.MonkeyPatch.context() as environment:
-        for name in SHADOWING:
+        for name in BYPASSING_VARIABLES:
             environment.delenv(name, raising=False)
         for name, value in provider.environment().items():
             environment.setenv(name, value)
@@ -47,14 +52,14 @@ def simulated_provider(request: pytest.FixtureRequest) -> Iterator["ServedProvid
             environment.setenv(name, ",".join(filter(None, (os.environ.get(name), "127.0.0.1"))))
         request.node.stash[_provider] = provider
         yield provider
-        if (spent := spending(provider.calls)).calls:
-            request.node.user_properties.append((SPENT, packed(spent)))
+        if (spent := sum_spending(provider.calls)).calls:
+            request.node.user_properties.append((SPENDING_PROPERTY, pack_spending(spent)))
 
 
 @pytest.fixture
 def prefix_guard(request: pytest.FixtureRequest, simulated_provider: "ServedProvider") -> "PrefixGuard":
     """Fails the test if one of its requests does not extend the request that it continues."""
-    from holdfast.testing.guard import PrefixGuard
+    from holdfast.testing.prefix_guard import PrefixGuard
 
     guard = PrefixGuard(request.node, simulated_provider)
     request.node.stash[_guard] = guard
@@ -64,25 +69,25 @@ def prefix_guard(request: pytest.FixtureRequest, simulated_provider: "ServedProv
 @pytest.fixture
 def cache_report(simulated_provider: "ServedProvider") -> "CacheReport":
     """What the test has read from the cache, spent and saved so far."""
-    from holdfast.testing.report import CacheReport
+    from holdfast.testing.cache_report import CacheReport
 
     return CacheReport(simulated_provider)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    add_options(parser)
+    add_limit_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", DECLARED)
-    config.stash[_limits] = limits_of(config)
+    config.addinivalue_line("markers", MARK_DECLARATION)
+    config.stash[_limits] = read_limits(config)
     # pytest-xdist workers have `workerinput`; only the main process prints the summary.
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Summary(config.stash[_limits]), "holdfast summary")
+        config.pluginmanager.register(RunSummary(config.stash[_limits]), "holdfast summary")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    reason_of(item)
+    get_mark_reason(item)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -95,26 +100,26 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         raise
     if (guard := item.stash.get(_guard, None)) is not None:
         guard.close()
-    if (provider := item.stash.get(_provider, None)) is not None and reason_of(item) is None:
-        from holdfast.testing.calls import spending
-        from holdfast.testing.report import check_read_share
+    if (provider := item.stash.get(_provider, None)) is not None and get_mark_reason(item) is None:
+        from holdfast.testing.cache_report import check_read_share
+        from holdfast.testing.spending import sum_spending
 
-        check_read_share(spending(provider.calls), item.config.stash[_limits])
+        check_read_share(sum_spending(provider.calls), item.config.stash[_limits])
     return outcome
 
 
 def _add_breaks_to_report(item: pytest.Item) -> None:
     """Add the prefix breaks to the report of a test that failed otherwise: they may be the cause."""
     guard = item.stash.get(_guard, None)
-    if guard is None or reason_of(item) is not None:
+    if guard is None or get_mark_reason(item) is not None:
         return
-    from holdfast.testing.guard import told
+    from holdfast.testing.prefix_guard import describe_breaks
 
     if breaks := guard.breaks:
-        item.add_report_section("call", "holdfast", told(breaks))
+        item.add_report_section("call", "holdfast", describe_breaks(breaks))
 
 
-class Summary:
+class RunSummary:
     """Collects the spending of all tests, from all worker processes, and prints it at the end of the run."""
 
     def __init__(self, limits: Limits) -> None:
@@ -123,7 +128,9 @@ class Summary:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
-            self._packed += [(report.nodeid, value) for name, value in report.user_properties if name == SPENT]
+            self._packed += [
+                (report.nodeid, value) for name, value in report.user_properties if name == SPENDING_PROPERTY
+            ]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self._packed and session.exitstatus == pytest.ExitCode.OK and self._over_cost_message() is not None:
@@ -132,20 +139,20 @@ class Summary:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self._packed:
             return
-        from holdfast.testing.report import table
+        from holdfast.testing.cache_report import format_spending_table
 
         terminalreporter.section("prompt caches (holdfast)")
-        for line in table(self._rows()):
+        for line in format_spending_table(self._rows()):
             terminalreporter.line(line)
         if (message := self._over_cost_message()) is not None:
             terminalreporter.line(message, red=True)
 
     def _over_cost_message(self) -> str | None:
-        from holdfast.testing.report import over_cost
+        from holdfast.testing.cache_report import describe_over_cost
 
-        return over_cost(self._rows(), self._limits)
+        return describe_over_cost(self._rows(), self._limits)
 
     def _rows(self) -> "list[tuple[str, Spending]]":
-        from holdfast.testing.report import unpacked
+        from holdfast.testing.cache_report import unpack_spending
 
-        return [(test, unpacked(value)) for test, value in self._packed if isinstance(value, dict)]
+        return [(test, unpack_spending(value)) for test, value in self._packed if isinstance(value, dict)]

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 from types import ModuleType
 
-from tidy.checks.documents import pyproject
+from tests.tidy.checks.documents import pyproject
 
 SNAPSHOT = Path("tests/tidy/public_api.txt")
 

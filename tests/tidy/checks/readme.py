@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tidy.checks.documents import make_targets, text_of
+from tests.tidy.checks.documents import make_targets, text_of
 
 BLOCK_SECONDS_MAX = 50
 SHOWN_ONLY = {"text", "json", "toml", "yaml", "mermaid"}

@@ -6,12 +6,12 @@ from pathlib import Path
 import msgspec
 
 from holdfast.errors import UserError
-from holdfast.instructions.addresses import SEGMENT
-from holdfast.instructions.migration.proposal import Proposal
-from holdfast.instructions.paths import FILE_BYTES_MAX
-from holdfast.instructions.publication import Draft, GivenApproval
-from holdfast.instructions.values import Entry, MigrationMode
-from holdfast.sources.files import cannot_read, read_regular
+from holdfast.instructions.manifest.validate import ManifestDraft, SubmittedApproval
+from holdfast.instructions.migration.proposal import MigrationProposal
+from holdfast.instructions.models import ManifestEntry, MigrationMode
+from holdfast.instructions.units.files import FILE_BYTES_MAX
+from holdfast.instructions.uri import SEGMENT_PATTERN
+from holdfast.sources.files import describe_read_error, read_regular_file
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_BYTES_MAX = 2_000_000
@@ -22,14 +22,14 @@ class ManifestFile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
     agent_id: str
     version: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ManifestEntry, ...]
     migration_mode: MigrationMode | None = None
     always_rules: tuple[str, ...] | None = None
-    approvals: tuple[GivenApproval, ...] = ()
+    approvals: tuple[SubmittedApproval, ...] = ()
 
     @property
-    def draft(self) -> Draft:
-        return Draft(self.version, self.entries, self.migration_mode)
+    def draft(self) -> ManifestDraft:
+        return ManifestDraft(self.version, self.entries, self.migration_mode)
 
 
 class InstructionFolder(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class InstructionFolder(msgspec.Struct, frozen=True):
     texts: dict[str, str]
 
 
-def write_folder(proposal: Proposal, folder: Path) -> None:
+def write_instruction_folder(proposal: MigrationProposal, folder: Path) -> None:
     """Write into a new or empty folder; never overwrites. Raises UserError."""
     rules = tuple(rule.text for rule in proposal.rules)
     draft = proposal.draft
@@ -55,7 +55,7 @@ def write_folder(proposal: Proposal, folder: Path) -> None:
         raise UserError(f"{folder} cannot be written: {error.strerror}") from error
 
 
-def read_folder(folder: Path) -> InstructionFolder:
+def read_instruction_folder(folder: Path) -> InstructionFolder:
     """A unit without a file has no text here, but may have one in the service. Raises UserError."""
     raw = _read(folder / MANIFEST_FILE, MANIFEST_BYTES_MAX)
     if raw is None:
@@ -66,7 +66,7 @@ def read_folder(folder: Path) -> InstructionFolder:
         raise UserError(f"{folder / MANIFEST_FILE}: {error}") from error
     texts: dict[str, str] = {}
     for entry in manifest.entries:
-        if not SEGMENT.fullmatch(entry.name):
+        if not SEGMENT_PATTERN.fullmatch(entry.name):
             continue
         unit = _read(folder / f"{entry.name}.md", FILE_BYTES_MAX)
         if unit is not None:
@@ -84,11 +84,11 @@ def _write(path: Path, text: str) -> None:
 
 def _read(path: Path, bytes_max: int) -> bytes | None:
     try:
-        file = read_regular(path, bytes_max + 1)
+        file = read_regular_file(path, bytes_max + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UserError(f"{path}: {cannot_read(error)}") from error
+        raise UserError(f"{path}: {describe_read_error(error)}") from error
     if file is None or len(file.raw) > bytes_max:
         raise UserError(f"{path} is not a regular file of at most {bytes_max} bytes")
     return file.raw

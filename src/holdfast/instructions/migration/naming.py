@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from holdfast.instructions.manifest.validate import DESCRIPTION_CHARACTERS_MAX
 from holdfast.instructions.migration.sections import Section
-from holdfast.instructions.publication import DESCRIPTION_CHARACTERS_MAX
-from holdfast.instructions.situations import plain_title
+from holdfast.instructions.migration.situations import strip_title
 
 SLUG_CHARACTERS_MAX = 32
 LINE_CHARACTERS_READ = 2_000
@@ -19,9 +19,9 @@ _MARKUP = re.compile(r"!?\[([^\[\]]{0,300})\]\([^()]{0,500}\)|[`*]+|^[\s>#|-]+|<
 _PROSE = re.compile(r"^[^\W\d_`*\[\"']|^[*`\[\"']*[^\W\d_]")
 
 
-def slug(title: str) -> str:
+def make_slug(title: str) -> str:
     """Letters, digits and hyphens; a title without Latin letters gets a name from its digest."""
-    plain = unicodedata.normalize("NFKD", plain_title(title)).encode("ascii", "ignore").decode().lower()
+    plain = unicodedata.normalize("NFKD", strip_title(title)).encode("ascii", "ignore").decode().lower()
     plain = re.sub(r"[^a-z0-9]+", "-", re.sub(r"['’]", "", plain)).strip("-")
     if len(plain) > SLUG_CHARACTERS_MAX:
         head = plain[: SLUG_CHARACTERS_MAX + 1].rpartition("-")[0]
@@ -32,9 +32,9 @@ def slug(title: str) -> str:
     return f"{plain}-unit" if plain == "manifest" else plain
 
 
-def names_of(sections: Sequence[Section]) -> tuple[str, ...]:
+def name_sections(sections: Sequence[Section]) -> tuple[str, ...]:
     """Unique names; equal titles get the parent title or file as a prefix, and as a last resort a number."""
-    slugs = [slug(title_of(section)) for section in sections]
+    slugs = [make_slug(section_title(section)) for section in sections]
     counts = Counter(slugs)
     candidates = [
         _with_prefix(section, name) if counts[name] > 1 else name for section, name in zip(sections, slugs, strict=True)
@@ -52,20 +52,20 @@ def names_of(sections: Sequence[Section]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def title_of(section: Section) -> str:
+def section_title(section: Section) -> str:
     """The first heading with content, or the parent heading, or the file name."""
-    meaningful = [title for title in section.titles if plain_title(title) and not _FILE_TITLES.fullmatch(title.strip())]
-    parent_titles = [title for title in reversed(section.parents) if plain_title(title)]
+    meaningful = [title for title in section.titles if strip_title(title) and not _FILE_TITLES.fullmatch(title.strip())]
+    parent_titles = [title for title in reversed(section.parents) if strip_title(title)]
     return next(iter((*meaningful, *parent_titles, *section.titles)), "") or _file_title(section)
 
 
-def description_of(section: Section, *, characters_max: int) -> str:
+def describe_section(section: Section, *, characters_max: int) -> str:
     """One line: the description in the front matter, or the headings with the first sentence below them."""
     declared = section.fields.get("description")
     if isinstance(declared, str) and declared.strip():
         return _cut(" ".join(declared.split()), characters_max)
-    titles = [plain_title(title) for title in section.titles if not _FILE_TITLES.fullmatch(title.strip())]
-    headings = "; ".join(titles[:3]) or plain_title(title_of(section))
+    titles = [strip_title(title) for title in section.titles if not _FILE_TITLES.fullmatch(title.strip())]
+    headings = "; ".join(titles[:3]) or strip_title(section_title(section))
     sentence = _first_sentence(section.text)
     room = characters_max - len(headings) - 2
     text = f"{headings}: {_cut(sentence, room)}" if sentence and room > 20 and len(titles) < 3 else headings
@@ -78,12 +78,12 @@ def _file_title(section: Section) -> str:
 
 
 def _with_prefix(section: Section, name: str) -> str:
-    parent_title = next((title for title in reversed(section.parents) if plain_title(title)), None)
+    parent_title = next((title for title in reversed(section.parents) if strip_title(title)), None)
     path = PurePosixPath(section.spans[0].path)
     prefix = (
-        slug(parent_title)
-        if parent_title is not None and slug(parent_title) != name
-        else slug(path.parent.name or path.stem)
+        make_slug(parent_title)
+        if parent_title is not None and make_slug(parent_title) != name
+        else make_slug(path.parent.name or path.stem)
     )
     return f"{prefix}-{name}" if prefix != name else name
 

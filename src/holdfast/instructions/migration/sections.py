@@ -3,16 +3,28 @@
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
 
 import msgspec
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
-from holdfast.instructions.counting import count_cl100k
-from holdfast.instructions.migration.markdown import Cut, Markdown, read_markdown
-from holdfast.sources.skills.frontmatter import Value
+from holdfast.instructions.tokens import count_cl100k_tokens
+from holdfast.sources.skills.frontmatter import (
+    SkillFault,
+    YamlValue,
+    parse_front_matter,
+    quote_values,
+    split_front_matter,
+)
 
 # Sections are joined below the first size, split above the second, and start at headings up to the third.
 SMALL_TOKENS = 20
+
+
 LARGE_TOKENS = 600
+
+
 HEADING_LEVEL_MAX = 3
 
 
@@ -24,7 +36,7 @@ class SourceFile(msgspec.Struct, frozen=True):
     imported_by: str | None = None
 
 
-class Span(msgspec.Struct, frozen=True):
+class LineSpan(msgspec.Struct, frozen=True):
     """Lines of a file, counted from 1, both included."""
 
     path: str
@@ -35,24 +47,24 @@ class Span(msgspec.Struct, frozen=True):
 class Section(msgspec.Struct, frozen=True, kw_only=True):
     """`titles` are the headings within it, `parents` those above it."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[LineSpan, ...]
     text: str
     tokens: int
     level: int
     titles: tuple[str, ...] = ()
     parents: tuple[str, ...] = ()
-    fields: dict[str, Value] = {}
+    fields: dict[str, YamlValue] = {}
 
     @property
     def title(self) -> str:
         return self.titles[0] if self.titles else ""
 
 
-def sections_of(
+def split_sections(
     file: SourceFile, *, at: re.Pattern[str] | None = None, stands_apart: Callable[[Section], bool] = lambda _: False
 ) -> tuple[Section, ...]:
     """Sections in order; together they have every non-blank line once. `stands_apart` ones are never joined."""
-    markdown = read_markdown(file.text)
+    markdown = parse_markdown(file.text)
     starts = [cut for cut in markdown.cuts if _starts_section(cut, markdown, at)]
     if not starts or starts[0].line != 0:
         starts.insert(0, markdown.cuts[0])
@@ -70,7 +82,7 @@ def sections_of(
     return _join_small([section for section in sections if section.text], stands_apart)
 
 
-def join(sections: Sequence[Section]) -> Section:
+def join_sections(sections: Sequence[Section]) -> Section:
     """One section from neighbouring ones."""
     first = sections[0]
     return Section(
@@ -84,14 +96,33 @@ def join(sections: Sequence[Section]) -> Section:
     )
 
 
-def _starts_section(cut: Cut, markdown: Markdown, at: re.Pattern[str] | None) -> bool:
+class MarkdownCut(msgspec.Struct, frozen=True):
+    """A line before which the text may be cut. `level` is the heading level, 0 for any other block."""
+
+    line: int
+    level: int = 0
+    title: str = ""
+    kind: Literal["block", "item"] = "block"
+
+
+class ParsedMarkdown(msgspec.Struct, frozen=True):
+    """Cuts are in line order, from 0; none is inside a fence, table, quote, HTML, list item or the front matter."""
+
+    lines: tuple[str, ...]
+    cuts: tuple[MarkdownCut, ...]
+    fields: dict[str, YamlValue] = {}
+
+
+def _starts_section(cut: MarkdownCut, markdown: ParsedMarkdown, at: re.Pattern[str] | None) -> bool:
     if at is not None:
         line = next((line for line in markdown.lines[cut.line :] if line.strip()), "")
         return at.search(line) is not None
     return 0 < cut.level <= HEADING_LEVEL_MAX
 
 
-def _cut_large(path: str, markdown: Markdown, start: Cut, end: int, *, parents: tuple[str, ...]) -> Iterator[Section]:
+def _cut_large(
+    path: str, markdown: ParsedMarkdown, start: MarkdownCut, end: int, *, parents: tuple[str, ...]
+) -> Iterator[Section]:
     """The section, or if it is too large its parts, split between blocks."""
     whole = _section(path, markdown, start, end, parents=parents)
     if whole.tokens <= LARGE_TOKENS:
@@ -109,15 +140,15 @@ def _cut_large(path: str, markdown: Markdown, start: Cut, end: int, *, parents: 
     yield _section(path, markdown, first, end, parents=_parent_titles(parents, start, part))
 
 
-def _parent_titles(parents: tuple[str, ...], start: Cut, part: int) -> tuple[str, ...]:
+def _parent_titles(parents: tuple[str, ...], start: MarkdownCut, part: int) -> tuple[str, ...]:
     return (*parents, start.title) if part and start.title else parents
 
 
-def _blocks(markdown: Markdown, cuts: Sequence[Cut], end: int) -> list[tuple[Cut, int, int]]:
+def _blocks(markdown: ParsedMarkdown, cuts: Sequence[MarkdownCut], end: int) -> list[tuple[MarkdownCut, int, int]]:
     """Each block with its end and tokens; a list is one block unless it is too large on its own."""
     ends = [cut.line for cut in cuts[1:]] + [end]
-    tokens = [count_cl100k("\n".join(markdown.lines[a.line : b])) for a, b in zip(cuts, ends, strict=True)]
-    pieces: list[tuple[Cut, int, int]] = []
+    tokens = [count_cl100k_tokens("\n".join(markdown.lines[a.line : b])) for a, b in zip(cuts, ends, strict=True)]
+    pieces: list[tuple[MarkdownCut, int, int]] = []
     index = 0
     while index < len(cuts):
         next_index = index + 1
@@ -129,7 +160,7 @@ def _blocks(markdown: Markdown, cuts: Sequence[Cut], end: int) -> list[tuple[Cut
             pieces.append((cuts[index], ends[next_index - 1], sum(tokens[index:next_index])))
         index = next_index
     # A heading stays with the block below it.
-    merged: list[tuple[Cut, int, int]] = []
+    merged: list[tuple[MarkdownCut, int, int]] = []
     for piece in pieces:
         if merged and merged[-1][0].level and merged[-1][1] == piece[0].line and merged[-1][2] <= SMALL_TOKENS * 2:
             before = merged.pop()
@@ -138,7 +169,7 @@ def _blocks(markdown: Markdown, cuts: Sequence[Cut], end: int) -> list[tuple[Cut
     return merged
 
 
-def _section(path: str, markdown: Markdown, start: Cut, end: int, *, parents: tuple[str, ...]) -> Section:
+def _section(path: str, markdown: ParsedMarkdown, start: MarkdownCut, end: int, *, parents: tuple[str, ...]) -> Section:
     first_line, end_line = start.line, end
     while first_line < end_line and not markdown.lines[first_line].strip():
         first_line += 1
@@ -147,9 +178,9 @@ def _section(path: str, markdown: Markdown, start: Cut, end: int, *, parents: tu
     text = "\n".join(markdown.lines[first_line:end_line])
     titles = [cut.title for cut in _cuts_between(markdown, start.line, end) if cut.title]
     return Section(
-        spans=(Span(path, first_line + 1, end_line),) if text else (),
+        spans=(LineSpan(path, first_line + 1, end_line),) if text else (),
         text=text,
-        tokens=count_cl100k(text),
+        tokens=count_cl100k_tokens(text),
         level=start.level or (6 if start.line else 1),
         titles=tuple(titles),
         parents=parents,
@@ -157,7 +188,7 @@ def _section(path: str, markdown: Markdown, start: Cut, end: int, *, parents: tu
     )
 
 
-def _cuts_between(markdown: Markdown, first: int, end: int) -> tuple[Cut, ...]:
+def _cuts_between(markdown: ParsedMarkdown, first: int, end: int) -> tuple[MarkdownCut, ...]:
     """The cuts in a range of lines, by bisection because a file may have very many."""
     places = (bisect_left(markdown.cuts, line, key=lambda cut: cut.line) for line in (first, end))
     return markdown.cuts[slice(*places)]
@@ -171,7 +202,7 @@ def _join_small(sections: Sequence[Section], stands_apart: Callable[[Section], b
     def flush_small() -> None:
         before = [done.pop()] if small and done and not stands_apart(done[-1]) else []
         if small:
-            done.append(join([*before, *small]))
+            done.append(join_sections([*before, *small]))
         small.clear()
 
     for section in sections:
@@ -181,20 +212,95 @@ def _join_small(sections: Sequence[Section], stands_apart: Callable[[Section], b
             continue
         small.append(section)
         if sum(section.tokens for section in small) >= SMALL_TOKENS:
-            done.append(join(small))
+            done.append(join_sections(small))
             small.clear()
     flush_small()
     return tuple(done)
 
 
-def _join_spans(spans: Iterable[Span]) -> Iterator[Span]:
-    merged: Span | None = None
+def _join_spans(spans: Iterable[LineSpan]) -> Iterator[LineSpan]:
+    merged: LineSpan | None = None
     for span in spans:
         if merged is not None and merged.path == span.path and merged.last_line <= span.first_line:
-            merged = Span(merged.path, merged.first_line, span.last_line)
+            merged = LineSpan(merged.path, merged.first_line, span.last_line)
             continue
         if merged is not None:
             yield merged
         merged = span
     if merged is not None:
         yield merged
+
+
+NESTING_MAX = 30
+
+
+TITLE_CHARACTERS_MAX = 1_000
+
+
+# As in `see @docs/style.md`; not after a letter, as in an e-mail address.
+_IMPORT = re.compile(r"(?<![^\s(\[])@([^\s@`'\"<>()\[\]{}|,;]+)")
+
+
+_CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
+
+
+_INLINE = re.compile(r"!?\[([^\[\]]{0,300})\]\([^()]{0,500}\)|[*`]{1,3}|<!--.{0,300}?-->")
+
+
+def parse_markdown(text: str) -> ParsedMarkdown:
+    lines = tuple(text.split("\n"))
+    front_lines, fields = _front_matter(text)
+    # Blank lines in place of the front matter keep the later line numbers.
+    tokens = _parser().parse("\n" * front_lines + "\n".join(lines[front_lines:]))
+    cuts: dict[int, MarkdownCut] = {}
+    for index, token in enumerate(tokens):
+        if token.map is None:
+            continue
+        line = token.map[0]
+        if token.level == 0 and token.type == "heading_open":
+            cuts[line] = MarkdownCut(line, int(token.tag[1]), _heading_text(tokens[index + 1]))
+        elif token.level == 0:
+            cuts[line] = MarkdownCut(line)
+        elif token.level == 1 and token.type == "list_item_open":
+            cuts.setdefault(line, MarkdownCut(line, kind="item"))
+    first = min(cuts, default=0)
+    if cuts and not any(line.strip() for line in lines[:first]):
+        # Blank lines at the start belong to what follows them.
+        cuts[0] = msgspec.structs.replace(cuts.pop(first), line=0)
+    cuts.setdefault(0, MarkdownCut(0))
+    return ParsedMarkdown(lines, tuple(cuts[line] for line in sorted(cuts)), fields)
+
+
+def find_imports(text: str) -> tuple[str, ...]:
+    """The files that a text imports with `@path`, each once; not from code."""
+    lines: list[str] = text.split("\n")
+    for token in _parser().parse(text):
+        if token.type in ("fence", "code_block", "html_block") and token.map is not None:
+            lines[token.map[0] : token.map[1]] = [""] * (token.map[1] - token.map[0])
+    paths = (path for line in lines for path in _IMPORT.findall(_CODE_SPAN.sub(" ", line)))
+    return tuple(dict.fromkeys(path.rstrip(".:!?*_") for path in paths))
+
+
+def _parser() -> MarkdownIt:
+    # Only block structure is needed; a CommonMark parser is used because splitting at lines that start with `#` breaks
+    # the first shell script in a fence (decision 0032).
+    parser = MarkdownIt("commonmark", {"maxNesting": NESTING_MAX}).enable("table")
+    parser.core.ruler.enableOnly(["normalize", "block"])
+    return parser
+
+
+def _heading_text(inline: Token) -> str:
+    """The text of a heading without inline markup."""
+    return " ".join(_INLINE.sub(lambda match: match[1] or "", inline.content[:TITLE_CHARACTERS_MAX]).split())
+
+
+def _front_matter(text: str) -> tuple[int, dict[str, YamlValue]]:
+    """The number of front matter lines and its fields; none if the text between the rulers is prose."""
+    parts = split_front_matter(text)
+    if isinstance(parts, SkillFault):
+        return 0, {}
+    fields = parse_front_matter(parts.front).fields
+    if fields is None:
+        # Editors' rule files contain `globs: *.ts`, which is not valid YAML.
+        fields = parse_front_matter(quote_values(parts.front)[0]).fields
+    return (parts.front.count("\n") + 2, fields) if fields else (0, {})

@@ -5,26 +5,26 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from holdfast.instructions.coverage import GATE_K, GATE_SHARE_MIN, PARAPHRASES
-from holdfast.instructions.migration.naming import title_of
+from holdfast.instructions.coverage.measure import GATE_K, GATE_SHARE_MIN, PARAPHRASES_PER_INTENT
+from holdfast.instructions.migration.naming import section_title
 from holdfast.instructions.migration.sections import Section
-from holdfast.instructions.situations import plain_title, situation_of, topics_of
-from holdfast.retrieval.index import Index
-from holdfast.retrieval.meaning import MeaningStage
-from holdfast.retrieval.paraphrases import paraphrases
-from holdfast.retrieval.units import Unit
-from holdfast.retrieval.words import STOP_WORDS
+from holdfast.instructions.migration.situations import describe_situation, find_topics, strip_title
+from holdfast.retrieval.bm25 import STOP_WORDS
+from holdfast.retrieval.encoders.registry import SemanticStage
+from holdfast.retrieval.index import SearchIndex
+from holdfast.retrieval.paraphrases import generate_paraphrases
+from holdfast.retrieval.units import SearchUnit
 
-ROUNDS = 3
+ROUNDS_MAX = 3
 RARE_WORDS = 3
 
 _WORDS = re.compile(r"[^\W\d_]{4,}")
 
-Meaning = Callable[[], MeaningStage | None]
+MakeMeaningStage = Callable[[], SemanticStage | None]
 """Creates a semantic stage per index; None for lexical retrieval only."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class TriggerCandidate(msgspec.Struct, frozen=True):
     name: str
     description: str
     intents: tuple[str, ...]
@@ -32,13 +32,13 @@ class Candidate(msgspec.Struct, frozen=True):
     title: str
 
 
-def intents_of(section: Section, *, count: int) -> tuple[str, ...]:
+def propose_intents(section: Section, *, count: int) -> tuple[str, ...]:
     """Candidate intents from the headings and from usual topics, best first; may be more than `count`."""
-    titles = [title for title in section.titles if plain_title(title)] or [title_of(section)]
+    titles = [title for title in section.titles if strip_title(title)] or [section_title(section)]
     globs = section.fields.get("globs") or section.fields.get("applyTo") or section.fields.get("paths")
     scope = (f"work on files such as {_one_line(globs)}",) if globs else ()
-    situations = [situation_of(title) for title in titles[:count]]
-    topics = topics_of(titles[0])[:1]
+    situations = [describe_situation(title) for title in titles[:count]]
+    topics = find_topics(titles[0])[:1]
     # People describe an action and not a heading, so the usual topic comes first unless the heading is an action.
     is_action = not situations[0].startswith(("work on ", "follow the ")) and not situations[0].endswith(" something")
     intents = dict.fromkeys(
@@ -47,7 +47,7 @@ def intents_of(section: Section, *, count: int) -> tuple[str, ...]:
     return tuple(intent[:200] for intent in intents)
 
 
-def told_apart(candidates: Sequence[Candidate], *, count: int) -> tuple[Candidate, ...]:
+def make_intents_distinct(candidates: Sequence[TriggerCandidate], *, count: int) -> tuple[TriggerCandidate, ...]:
     """At most `count` intents each, without any that an earlier unit has."""
     used: set[str] = set()
     distinct = []
@@ -58,18 +58,20 @@ def told_apart(candidates: Sequence[Candidate], *, count: int) -> tuple[Candidat
     return tuple(distinct)
 
 
-def found_intents(candidates: Sequence[Candidate], meaning: Meaning) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+def select_working_intents(
+    candidates: Sequence[TriggerCandidate], meaning: MakeMeaningStage
+) -> tuple[tuple[TriggerCandidate, ...], tuple[str, ...]]:
     """Keep the intents that find their unit, try another if none does; also returns the names of units without any."""
     current = tuple(
         candidate if candidate.intents else _with_other_intent(candidate, candidates, 0) for candidate in candidates
     )
-    for attempt in range(ROUNDS):
+    for attempt in range(ROUNDS_MAX):
         index = _index(current, meaning)
         tested = tuple(_keep_found_intents(candidate, index) for candidate in current)
         if tested == current:
             break
         # A new intent of one unit can displace another unit, so that all are tested again in the next round.
-        if attempt < ROUNDS - 1:
+        if attempt < ROUNDS_MAX - 1:
             tested = tuple(
                 candidate if candidate.intents else _with_other_intent(candidate, current, attempt)
                 for candidate in tested
@@ -78,20 +80,22 @@ def found_intents(candidates: Sequence[Candidate], meaning: Meaning) -> tuple[tu
     return current, tuple(candidate.name for candidate in current if not candidate.intents)
 
 
-def _keep_found_intents(candidate: Candidate, index: Index) -> Candidate:
+def _keep_found_intents(candidate: TriggerCandidate, index: SearchIndex) -> TriggerCandidate:
     intents = tuple(
         intent for intent in candidate.intents if _hit_share(candidate.name, intent, index) >= GATE_SHARE_MIN
     )
     return msgspec.structs.replace(candidate, intents=intents)
 
 
-def _hit_share(name: str, intent: str, index: Index) -> float:
-    queries = paraphrases(intent, PARAPHRASES)
+def _hit_share(name: str, intent: str, index: SearchIndex) -> float:
+    queries = generate_paraphrases(intent, PARAPHRASES_PER_INTENT)
     hits = sum(name in [hit.id for hit in index.search(query, limit=GATE_K).found] for query in queries)
     return hits / len(queries) if queries else 0.0
 
 
-def _with_other_intent(candidate: Candidate, candidates: Sequence[Candidate], attempt: int) -> Candidate:
+def _with_other_intent(
+    candidate: TriggerCandidate, candidates: Sequence[TriggerCandidate], attempt: int
+) -> TriggerCandidate:
     """An intent from the title and the words that are in this unit and in few others."""
     others = [other.text.lower() for other in candidates if other.name != candidate.name]
     words = dict.fromkeys(word.lower() for word in _WORDS.findall(candidate.text))
@@ -99,16 +103,16 @@ def _with_other_intent(candidate: Candidate, candidates: Sequence[Candidate], at
         (word for word in words if word not in STOP_WORDS),
         key=lambda word: (sum(word in text for text in others), -candidate.text.lower().count(word), word),
     )
-    situation = situation_of(candidate.title) if attempt == 0 else "work on"
+    situation = describe_situation(candidate.title) if attempt == 0 else "work on"
     return msgspec.structs.replace(candidate, intents=(" ".join((situation, *rare[:RARE_WORDS])),))
 
 
-def _index(candidates: Sequence[Candidate], meaning: Meaning) -> Index:
+def _index(candidates: Sequence[TriggerCandidate], meaning: MakeMeaningStage) -> SearchIndex:
     units = (
-        Unit(candidate.name, candidate.name, candidate.description, candidate.intents, candidate.text)
+        SearchUnit(candidate.name, candidate.name, candidate.description, candidate.intents, candidate.text)
         for candidate in candidates
     )
-    return Index(units, meaning=meaning())
+    return SearchIndex(units, meaning=meaning())
 
 
 def _one_line(value: object) -> str:

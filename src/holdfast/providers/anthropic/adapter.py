@@ -3,28 +3,37 @@
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from holdfast.canonical.pieces import Piece
-from holdfast.canonical.prompt import Parameters, Passage, Plan, Prompt, Segment, Ttl
-from holdfast.canonical.reply import Reply
-from holdfast.catalog.rows import Model
+from holdfast.catalog.schema import Model
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.adapter import Endpoint, WireRequest
-from holdfast.providers.anthropic.diagnosing import asked_to_diagnose, compares, refuses_diagnosis
-from holdfast.providers.anthropic.emptying import conflict_with_empty, emptied
-from holdfast.providers.anthropic.errors import read_error, write_error
-from holdfast.providers.anthropic.read import read_request
-from holdfast.providers.anthropic.reply import write_reply, write_stream
-from holdfast.providers.anthropic.spell import (
-    close,
-    endpoint,
-    lead,
-    lower,
-    mark,
-    opening,
-    spell_segment,
+from holdfast.providers.anthropic.cache_diagnostics import (
+    is_anthropic_diagnosis_refusal,
+    request_anthropic_diagnosis,
+    requests_anthropic_comparison,
 )
-from holdfast.providers.anthropic.stream import AnthropicStreamReader, read_reply
-from holdfast.providers.writing import write_request
+from holdfast.providers.anthropic.decode import decode_anthropic_request
+from holdfast.providers.anthropic.encode import (
+    anthropic_endpoint,
+    anthropic_ping_parameters,
+    anthropic_request_head,
+    anthropic_separator,
+    anthropic_suffix,
+    encode_anthropic_breakpoint,
+    encode_anthropic_segment,
+    find_anthropic_ping_conflict,
+    lower_anthropic_entry,
+)
+from holdfast.providers.anthropic.response import (
+    decode_anthropic_error,
+    encode_anthropic_error,
+    encode_anthropic_reply,
+    encode_anthropic_stream,
+)
+from holdfast.providers.anthropic.stream import AnthropicStreamDecoder, decode_anthropic_reply
+from holdfast.providers.wire_request import encode_whole_request
+from holdfast.types.prompt import HistoryEntry, Parameters, Plan, Prompt, Segment, Ttl
+from holdfast.types.reply import Reply
+from holdfast.types.request_buffer import EncodedBlock
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -32,74 +41,74 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class AnthropicAdapter:
     name = "anthropic"
 
-    def lower(self, entry: Passage) -> Passage:
-        return lower(entry)
+    def lower(self, entry: HistoryEntry) -> HistoryEntry:
+        return lower_anthropic_entry(entry)
 
-    def spell(self, segment: Segment) -> tuple[Piece, ...]:
-        return spell_segment(segment)
+    def spell(self, segment: Segment) -> tuple[EncodedBlock, ...]:
+        return encode_anthropic_segment(segment)
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
         """None: the cache is keyed by the prefix alone."""
         return ()
 
-    def lead(self, before: Piece | None, block: Piece) -> bytes:
-        return lead(before, block)
+    def lead(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
+        return anthropic_separator(before, block)
 
-    def close(self, last: Piece | None) -> bytes:
-        return close(last)
+    def close(self, last: EncodedBlock | None) -> bytes:
+        return anthropic_suffix(last)
 
     def mark(self, ttl: Ttl) -> bytes:
-        return mark(ttl)
+        return encode_anthropic_breakpoint(ttl)
 
     def opening(self, parameters: Parameters) -> bytes:
-        return opening(parameters)
+        return anthropic_request_head(parameters)
 
     def endpoint(self, parameters: Parameters) -> Endpoint:
-        return endpoint(parameters)
+        return anthropic_endpoint(parameters)
 
     def credentials(self, api_key: str) -> Mapping[str, str]:
         """As Anthropic's SDK sends it since API version 2026-10-21; older SDKs send `x-api-key`."""
         return {"authorization": f"Bearer {api_key}"}
 
     def emptied(self, parameters: Parameters) -> Parameters:
-        return emptied(parameters)
+        return anthropic_ping_parameters(parameters)
 
     def conflict_with_empty(self, parameters: Parameters) -> str | None:
-        return conflict_with_empty(parameters)
+        return find_anthropic_ping_conflict(parameters)
 
     def asked_to_diagnose(self, parameters: Parameters, previous_response_id: str | None) -> Parameters:
-        return asked_to_diagnose(parameters, previous_response_id)
+        return request_anthropic_diagnosis(parameters, previous_response_id)
 
     def compares(self, parameters: Parameters) -> bool:
-        return compares(parameters)
+        return requests_anthropic_comparison(parameters)
 
     def refuses_diagnosis(self, error: ProviderError) -> bool:
-        return refuses_diagnosis(error)
+        return is_anthropic_diagnosis_refusal(error)
 
     def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
-        return write_request(self, prompt, plan, parameters)
+        return encode_whole_request(self, prompt, plan, parameters)
 
     def read_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
-        return read_request(body, headers)
+        return decode_anthropic_request(body, headers)
 
     def read_count_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
         """A request to `count_tokens`, which has no `max_tokens`."""
-        return read_request(body, headers, output_tokens_default=0)
+        return decode_anthropic_request(body, headers, output_tokens_default=0)
 
     def write_reply(self, reply: Reply) -> bytes:
-        return write_reply(reply)
+        return encode_anthropic_reply(reply)
 
     def read_reply(self, body: bytes) -> Reply:
-        return read_reply(body)
+        return decode_anthropic_reply(body)
 
     def write_stream(self, reply: Reply) -> Iterable[bytes]:
-        return write_stream(reply)
+        return encode_anthropic_stream(reply)
 
-    def stream_reader(self) -> AnthropicStreamReader:
-        return AnthropicStreamReader()
+    def stream_reader(self) -> AnthropicStreamDecoder:
+        return AnthropicStreamDecoder()
 
     def write_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
-        return write_error(kind, message, status=status)
+        return encode_anthropic_error(kind, message, status=status)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        return read_error(status, headers, body)
+        return decode_anthropic_error(status, headers, body)

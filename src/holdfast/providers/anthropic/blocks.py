@@ -5,7 +5,14 @@ A block with anything we do not know is carried as its bytes, without its cache 
 
 import msgspec
 
-from holdfast.canonical.blocks import (
+from holdfast.providers.json_splice import (
+    encode_json_text,
+    encode_string,
+    get_string_member,
+    remove_member,
+    split_object,
+)
+from holdfast.types.blocks import (
     Base64Source,
     Block,
     FileSource,
@@ -19,10 +26,9 @@ from holdfast.canonical.blocks import (
     ToolUse,
     UrlSource,
 )
-from holdfast.canonical.prompt import Ttl
-from holdfast.providers.members import quoted, read_string, spliced, take_apart, without
+from holdfast.types.prompt import Ttl
 
-MARK = "cache_control"
+CACHE_CONTROL = "cache_control"
 
 _FIELDS = {
     "text": frozenset({"text"}),
@@ -87,29 +93,29 @@ _decode_tool_use = msgspec.json.Decoder(_ToolUse).decode
 _decode_tool_result = msgspec.json.Decoder(_ToolResult).decode
 
 
-def spell_block(block: Block) -> bytes:
+def encode_anthropic_block(block: Block) -> bytes:
     match block:
         case Text(text=text):
-            return b'{"type":"text","text":' + quoted(text) + b"}"
+            return b'{"type":"text","text":' + encode_string(text) + b"}"
         case Image(source=source):
             return b'{"type":"image","source":' + _encode_source(source) + b"}"
         case ToolUse():
             return b'{"type":"tool_use","id":%b,"name":%b,"input":%b}' % (
-                quoted(block.id),
-                quoted(block.name),
-                spliced(block.arguments_json),
+                encode_string(block.id),
+                encode_string(block.name),
+                encode_json_text(block.arguments_json),
             )
         case ToolResult():
             return b'{"type":"tool_result","tool_use_id":%b,"content":[%b]%b}' % (
-                quoted(block.tool_use_id),
-                b",".join(spell_block(part) for part in block.content),
+                encode_string(block.tool_use_id),
+                b",".join(encode_anthropic_block(part) for part in block.content),
                 b',"is_error":true' if block.is_error else b"",
             )
         case Thinking(text=text, signature=signature):
-            signature_member = b"" if signature is None else b',"signature":' + quoted(signature)
-            return b'{"type":"thinking","thinking":%b%b}' % (quoted(text), signature_member)
+            signature_member = b"" if signature is None else b',"signature":' + encode_string(signature)
+            return b'{"type":"thinking","thinking":%b%b}' % (encode_string(text), signature_member)
         case RedactedThinking(data=encrypted):
-            return b'{"type":"redacted_thinking","data":' + quoted(encrypted) + b"}"
+            return b'{"type":"redacted_thinking","data":' + encode_string(encrypted) + b"}"
         case Opaque(raw=raw):
             return raw
 
@@ -117,18 +123,18 @@ def spell_block(block: Block) -> bytes:
 def _encode_source(source: Base64Source | UrlSource | FileSource) -> bytes:
     match source:
         case Base64Source(media_type=media_type, data=encoded):
-            return b'{"type":"base64","media_type":%b,"data":%b}' % (quoted(media_type), quoted(encoded))
+            return b'{"type":"base64","media_type":%b,"data":%b}' % (encode_string(media_type), encode_string(encoded))
         case UrlSource(url=url):
-            return b'{"type":"url","url":' + quoted(url) + b"}"
+            return b'{"type":"url","url":' + encode_string(url) + b"}"
         case FileSource(file_id=file_id):
-            return b'{"type":"file","file_id":' + quoted(file_id) + b"}"
+            return b'{"type":"file","file_id":' + encode_string(file_id) + b"}"
 
 
-def is_markable(block: Block) -> bool:
+def accepts_anthropic_breakpoint(block: Block) -> bool:
     """Whether the provider accepts a breakpoint on it."""
     match block:
         case Text(text=text):
-            return not is_blank(text)
+            return not is_blank_text(text)
         case Image() | ToolUse() | ToolResult():
             return True
         case Thinking() | RedactedThinking():
@@ -139,23 +145,23 @@ def is_markable(block: Block) -> bool:
             return kind in _CACHEABLE_KINDS
 
 
-def is_blank(text: str) -> bool:
+def is_blank_text(text: str) -> bool:
     return not text.strip()
 
 
 def _has_text(raw: bytes) -> bool:
     try:
-        return not is_blank(_decode_text(raw).text)
+        return not is_blank_text(_decode_text(raw).text)
     except (msgspec.MsgspecError, UnicodeError):
         return False
 
 
-def read_block(raw: bytes) -> tuple[Block, Ttl | None]:
+def decode_anthropic_block(raw: bytes) -> tuple[Block, Ttl | None]:
     """The block, and the TTL of its breakpoint. Raises msgspec's errors, which never quote a value."""
-    members = take_apart(raw)
-    kind = read_string(members, "type")
-    ttl = read_mark(members)
-    names = {name for name in members if name not in ("type", MARK) and not _is_default(kind, name, members)}
+    members = split_object(raw)
+    kind = get_string_member(members, "type")
+    ttl = decode_cache_control(members)
+    names = {name for name in members if name not in ("type", CACHE_CONTROL) and not _is_default(kind, name, members)}
     block: Block | None = None
     if kind in _FIELDS and names <= _FIELDS[kind]:
         if kind == "tool_result":
@@ -165,20 +171,22 @@ def read_block(raw: bytes) -> tuple[Block, Ttl | None]:
 
 
 def _carry(raw: bytes, members: dict[str, bytes]) -> Opaque:
-    return Opaque(read_string(members, "type"), without(raw, MARK) if MARK in members else raw)
+    return Opaque(
+        get_string_member(members, "type"), remove_member(raw, CACHE_CONTROL) if CACHE_CONTROL in members else raw
+    )
 
 
-def read_mark(members: dict[str, bytes]) -> Ttl | None:
-    if MARK not in members:
+def decode_cache_control(members: dict[str, bytes]) -> Ttl | None:
+    if CACHE_CONTROL not in members:
         return None
-    control = msgspec.json.decode(members[MARK], type=_CacheControl | None)
+    control = msgspec.json.decode(members[CACHE_CONTROL], type=_CacheControl | None)
     if control is None:
         return None
     if control.type == "ephemeral" and control.ttl == "5m":
         return "5m"
     if control.type == "ephemeral" and control.ttl == "1h":
         return "1h"
-    raise msgspec.ValidationError(f'`{MARK}` must be "ephemeral" for "5m" or "1h"')
+    raise msgspec.ValidationError(f'`{CACHE_CONTROL}` must be "ephemeral" for "5m" or "1h"')
 
 
 def _is_default(kind: str, name: str, members: dict[str, bytes]) -> bool:
@@ -206,17 +214,17 @@ def _decode_image(members: dict[str, bytes]) -> Image | None:
     """None if the source has a type or a field that we do not know."""
     if "source" not in members:
         raise msgspec.ValidationError("Object missing required field `source`")
-    source = take_apart(members["source"])
-    kind = read_string(source, "type")
+    source = split_object(members["source"])
+    kind = get_string_member(source, "type")
     if _SOURCE_FIELDS.get(kind) != frozenset(source):
         return None
     match kind:
         case "base64":
-            return Image(Base64Source(read_string(source, "media_type"), read_string(source, "data")))
+            return Image(Base64Source(get_string_member(source, "media_type"), get_string_member(source, "data")))
         case "url":
-            return Image(UrlSource(read_string(source, "url")))
+            return Image(UrlSource(get_string_member(source, "url")))
         case _:
-            return Image(FileSource(read_string(source, "file_id")))
+            return Image(FileSource(get_string_member(source, "file_id")))
 
 
 def _decode_result(raw: bytes, ttl: Ttl | None) -> tuple[ToolResult, Ttl | None]:
@@ -235,9 +243,9 @@ def _decode_result(raw: bytes, ttl: Ttl | None) -> tuple[ToolResult, Ttl | None]
 
 
 def _decode_part(raw: bytes) -> tuple[Text | Image | Opaque, Ttl | None]:
-    members = take_apart(raw)
-    if read_string(members, "type") in ("text", "image"):
-        block, ttl = read_block(raw)
+    members = split_object(raw)
+    if get_string_member(members, "type") in ("text", "image"):
+        block, ttl = decode_anthropic_block(raw)
         if isinstance(block, Text | Image | Opaque):
             return block, ttl
-    return _carry(raw, members), read_mark(members)
+    return _carry(raw, members), decode_cache_control(members)

@@ -2,9 +2,35 @@
 
 import msgspec
 
-from holdfast.canonical.blocks import THINKING_KINDS, Block
-from holdfast.canonical.diagnosis import Diagnosis
-from holdfast.canonical.reply import (
+from holdfast.providers.adapter import ABSENT_DIAGNOSIS
+from holdfast.providers.anthropic.blocks import decode_anthropic_block, is_blank_text
+from holdfast.providers.anthropic.cache_diagnostics import decode_anthropic_diagnosis
+from holdfast.providers.anthropic.response import decode_anthropic_stream_error
+from holdfast.providers.anthropic.usage import (
+    AnthropicUsage,
+    anthropic_usage_buckets,
+    compaction_usage,
+    merge_anthropic_usage,
+)
+from holdfast.providers.errors import decoding_errors
+from holdfast.providers.json_splice import (
+    encode_json_text,
+    encode_string,
+    get_string_member,
+    join_object,
+    make_valid_arguments,
+    split_object,
+)
+from holdfast.providers.sse import (
+    EVENT_BYTES_MAX,
+    STREAM_BYTES_MAX,
+    EventStreamDecoder,
+    ServerSentEvent,
+    get_event_name,
+)
+from holdfast.types.blocks import THINKING_TYPES, Block, Opaque, Text, Thinking, ToolUse
+from holdfast.types.reply import (
+    CacheDiagnosis,
     Delta,
     Reply,
     ReplyFinished,
@@ -15,16 +41,7 @@ from holdfast.canonical.reply import (
     ToolUseDelta,
     ToolUseStarted,
 )
-from holdfast.canonical.usage import Usage
-from holdfast.providers.anthropic.diagnosing import read_diagnosis
-from holdfast.providers.anthropic.errors import read_stream_error
-from holdfast.providers.anthropic.growing import GrowingBlock
-from holdfast.providers.anthropic.usage import WireUsage, buckets, compacting, updated
-from holdfast.providers.diagnosing import ABSENT
-from holdfast.providers.failures import readable
-from holdfast.providers.members import take_apart
-from holdfast.providers.sse import EVENT_BYTES_MAX, SentEvent
-from holdfast.providers.streaming import REPLY_BYTES_MAX, EventStreamReader, event_name
+from holdfast.types.usage import Usage
 
 STOP_REASONS: dict[str | None, StopReason] = {
     "end_turn": "end_turn",
@@ -37,6 +54,7 @@ STOP_REASONS: dict[str | None, StopReason] = {
     "compaction": "end_turn",
     "model_context_window_exceeded": "max_tokens",
 }
+
 
 # Other events, such as `ping`, are ignored.
 _EVENTS = frozenset(
@@ -57,14 +75,14 @@ class _Message(msgspec.Struct, frozen=True):
     content: tuple[msgspec.Raw, ...] = ()
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    usage: WireUsage | None = None
-    diagnostics: msgspec.Raw = ABSENT
+    usage: AnthropicUsage | None = None
+    diagnostics: msgspec.Raw = ABSENT_DIAGNOSIS
 
 
 class _Stop(msgspec.Struct, frozen=True):
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    diagnostics: msgspec.Raw = ABSENT
+    diagnostics: msgspec.Raw = ABSENT_DIAGNOSIS
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -72,7 +90,7 @@ class _Event(msgspec.Struct, frozen=True):
     message: _Message = _Message()
     content_block: msgspec.Raw = msgspec.Raw(b"{}")
     delta: msgspec.Raw = msgspec.Raw(b"{}")
-    usage: WireUsage | None = None
+    usage: AnthropicUsage | None = None
 
 
 class _Type(msgspec.Struct, frozen=True):
@@ -82,28 +100,115 @@ class _Type(msgspec.Struct, frozen=True):
 _decode_event = msgspec.json.Decoder(_Event).decode
 
 
-class ReplyFold:
+class BlockAccumulator:
+    def __init__(self, start: bytes) -> None:
+        self._start = start
+        self._members = split_object(start)
+        self.kind = get_string_member(self._members, "type")
+        self.stopped = False
+        self._texts: dict[str, list[str]] = {}
+        self._replaced: dict[str, bytes] = {}
+        self._citations: list[bytes] = []
+        self._arguments: list[str] = []
+
+    def text_at_start(self, name: str) -> str:
+        """A string field of the start event; empty if missing."""
+        return msgspec.json.decode(self._members.get(name, b"null"), type=str | None) or ""
+
+    def grow(self, delta: dict[str, bytes]) -> str:
+        """Apply one delta; returns the text that it added."""
+        kind = get_string_member(delta, "type")
+        match kind:
+            case "text_delta" | "thinking_delta":
+                text = get_string_member(delta, _TEXT_FIELDS[kind])
+                self._texts.setdefault(_TEXT_FIELDS[kind], []).append(text)
+                return text
+            case "input_json_delta":
+                part = get_string_member(delta, "partial_json")
+                self._arguments.append(part)
+                return part
+            case "signature_delta":
+                self._replaced["signature"] = encode_string(get_string_member(delta, "signature"))
+            case "citations_delta":
+                self._citations.append(delta.get("citation", b"null"))
+            case _:
+                self._apply_unknown(delta)
+        return ""
+
+    def _apply_unknown(self, delta: dict[str, bytes]) -> None:
+        """Append strings to their field; let any other value replace it."""
+        for name, value in delta.items():
+            if value.startswith(b'"') and name != "type":
+                self._texts.setdefault(name, []).append(get_string_member(delta, name))
+            elif name != "type" and value != b"null":
+                self._replaced[name] = value
+
+    def finish(self) -> Block:
+        """The block so far."""
+        arguments = "".join(self._arguments)
+        raw = self._start
+        if self._texts or self._replaced or self._citations or arguments.strip():
+            raw = join_object(self._accumulated(arguments))
+        block = decode_anthropic_block(raw)[0]
+        if isinstance(block, ToolUse) and arguments.strip():
+            # From the deltas and not from the decoded JSON, which loses white space around the value: the bytes must
+            # match what the provider cached.
+            return ToolUse(block.id, block.name, make_valid_arguments(arguments))
+        if isinstance(block, Thinking) and not block.signature:
+            return Thinking(block.text)
+        return block
+
+    def _accumulated(self, arguments: str) -> dict[str, bytes]:
+        members = self._members | self._replaced
+        for name, parts in self._texts.items():
+            members[name] = encode_string(self.text_at_start(name) + "".join(parts))
+        if self._citations:
+            citations = msgspec.json.decode(members.get("citations", b"null"), type=list[msgspec.Raw] | None)
+            members["citations"] = b"[%b]" % b",".join([*map(bytes, citations or ()), *self._citations])
+        if arguments.strip():
+            members["input"] = encode_json_text(make_valid_arguments(arguments))
+        return members
+
+    def salvage(self) -> Block | None:
+        """The block if it is valid in a message although the response was interrupted, else None."""
+        try:
+            block = self.finish()
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return None
+        match block:
+            case Text(text=text):
+                return None if is_blank_text(text) else block
+            case Thinking(signature=None):
+                # The provider refuses thinking without its signature.
+                return None
+            case Opaque() | ToolUse():
+                return block if self.stopped else None
+            case _:
+                return block
+
+
+class AnthropicReplyFold:
     """Takes the events of a response in order. Raises msgspec's errors for malformed ones."""
 
     def __init__(self) -> None:
         self._started: _Message | None = None
-        self._usage = WireUsage()
-        self._blocks: dict[int, GrowingBlock] = {}
+        self._usage = AnthropicUsage()
+        self._blocks: dict[int, BlockAccumulator] = {}
         self._stop = _Stop()
-        self._diagnosis: Diagnosis | None = None
+        self._diagnosis: CacheDiagnosis | None = None
         self.finished = False
 
     @property
     def usage(self) -> Usage:
-        return buckets(self._usage)
+        return anthropic_usage_buckets(self._usage)
 
-    def take_event(self, event: SentEvent) -> tuple[Delta, ...]:
-        with readable("server_error", "an event of the stream"):
-            name = event_name(event)
+    def take_event(self, event: ServerSentEvent) -> tuple[Delta, ...]:
+        with decoding_errors("server_error", "an event of the stream"):
+            name = get_event_name(event)
             if name in _EVENTS:
                 return self.take(name, _decode_event(event.data))
         if name == "error":
-            raise read_stream_error(event.data)
+            raise decode_anthropic_stream_error(event.data)
         return ()
 
     def take(self, name: str, event: _Event) -> tuple[Delta, ...]:
@@ -115,7 +220,7 @@ class ReplyFold:
             case "content_block_start":
                 return self._open(event.index, bytes(event.content_block))
             case "content_block_delta":
-                return self._grow(event.index, take_apart(bytes(event.delta)))
+                return self._grow(event.index, split_object(bytes(event.delta)))
             case "content_block_stop":
                 self._block(event.index).stopped = True
             case "message_delta":
@@ -139,21 +244,21 @@ class ReplyFold:
             raise msgspec.ValidationError("a second `message_start`")
         self._started = message
         # `message_start` has the input and cache counters, `message_delta` the final output counter.
-        self._usage = message.usage or WireUsage()
-        self._diagnosis = read_diagnosis(bytes(message.diagnostics))
+        self._usage = message.usage or AnthropicUsage()
+        self._diagnosis = decode_anthropic_diagnosis(bytes(message.diagnostics))
         return (ReplyStarted(message.id, message.model, self.usage),)
 
-    def _update(self, stop: _Stop, usage: WireUsage | None) -> None:
+    def _update(self, stop: _Stop, usage: AnthropicUsage | None) -> None:
         """Apply a `message_delta`. There may be several, and the last need not repeat the stop reason."""
         self._stop = stop if stop.stop_reason else self._stop
-        self._usage = updated(self._usage, usage) if usage else self._usage
+        self._usage = merge_anthropic_usage(self._usage, usage) if usage else self._usage
         # A diagnosis that was pending in `message_start` may be complete by now.
-        self._diagnosis = read_diagnosis(bytes(stop.diagnostics)) or self._diagnosis
+        self._diagnosis = decode_anthropic_diagnosis(bytes(stop.diagnostics)) or self._diagnosis
 
     def _open(self, index: int, raw: bytes) -> tuple[Delta, ...]:
         if index in self._blocks:
             raise msgspec.ValidationError(f"block {index} starts twice")
-        block = self._blocks[index] = GrowingBlock(raw)
+        block = self._blocks[index] = BlockAccumulator(raw)
         match block.kind:
             case "tool_use":
                 return (ToolUseStarted(index, block.text_at_start("id"), block.text_at_start("name")),)
@@ -181,7 +286,7 @@ class ReplyFold:
             case _:
                 return ()
 
-    def _block(self, index: int) -> GrowingBlock:
+    def _block(self, index: int) -> BlockAccumulator:
         if index not in self._blocks:
             raise msgspec.ValidationError(f"block {index} never started")
         return self._blocks[index]
@@ -198,7 +303,7 @@ class ReplyFold:
             # Complete except for `message_stop`, which has no content.
             return self._reply(tuple(content), self._stop_reason())
         # The provider refuses a message that ends in thinking.
-        while content and isinstance(content[-1], THINKING_KINDS):
+        while content and isinstance(content[-1], THINKING_TYPES):
             content.pop()
         return self._reply(tuple(content), "cancelled")
 
@@ -216,18 +321,21 @@ class ReplyFold:
             started.id,
             self._stop.stop_sequence,
             self._diagnosis,
-            compacting(self._usage),
+            compaction_usage(self._usage),
         )
 
 
-class AnthropicStreamReader(EventStreamReader):
-    def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX, reply_bytes_max: int = REPLY_BYTES_MAX) -> None:
-        super().__init__(ReplyFold(), event_bytes_max=event_bytes_max, reply_bytes_max=reply_bytes_max)
+class AnthropicStreamDecoder(EventStreamDecoder):
+    def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX, reply_bytes_max: int = STREAM_BYTES_MAX) -> None:
+        super().__init__(AnthropicReplyFold(), event_bytes_max=event_bytes_max, reply_bytes_max=reply_bytes_max)
 
 
-def read_reply(body: bytes) -> Reply:
-    with readable("server_error", "the reply"):
+def decode_anthropic_reply(body: bytes) -> Reply:
+    with decoding_errors("server_error", "the reply"):
         body.decode()
         if msgspec.json.decode(body, type=_Type).type != "error":
-            return ReplyFold().take_whole(msgspec.json.decode(body, type=_Message))
-    raise read_stream_error(body)
+            return AnthropicReplyFold().take_whole(msgspec.json.decode(body, type=_Message))
+    raise decode_anthropic_stream_error(body)
+
+
+_TEXT_FIELDS = {"text_delta": "text", "thinking_delta": "thinking"}

@@ -1,36 +1,92 @@
 """The `Adapter` for Claude Code: Anthropic's format without breakpoints, because the command places its own."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from holdfast.canonical.pieces import Piece
-from holdfast.canonical.prompt import Parameters, Passage, Plan, Prompt, Segment, Ttl
-from holdfast.canonical.reply import Reply
-from holdfast.catalog.rows import Model
+from holdfast.catalog.schema import Model
 from holdfast.errors import FailureKind, ProviderError, UserError
 from holdfast.providers.adapter import Endpoint, WireRequest
 from holdfast.providers.anthropic import anthropic
-from holdfast.providers.claude_code.output import CommandOutputReader, read_reply, write_reply, write_stream
-from holdfast.providers.writing import write_request
+from holdfast.providers.anthropic.usage import AnthropicUsage, anthropic_usage_buckets, encode_anthropic_usage
+from holdfast.providers.errors import decoding_errors, sanitize_message
+from holdfast.providers.wire_request import encode_whole_request
+from holdfast.types.blocks import Text, join_text_blocks, replace_surrogates
+from holdfast.types.json_encoding import encode_json
+from holdfast.types.prompt import HistoryEntry, Parameters, Plan, Prompt, Segment, Ttl
+from holdfast.types.reply import Delta, Reply, ReplyFinished, ReplyStarted, StopReason, TextDelta
+from holdfast.types.request_buffer import EncodedBlock
+from holdfast.types.usage import Usage
+
+LINE_BYTES_MAX = 16 * 1024 * 1024
+
+
+class CommandOutputReader:
+    """Ignores lines of other types than those it decodes."""
+
+    def __init__(self, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+        self._line_bytes_max = line_bytes_max
+        self._unread = bytearray()
+        self._started: ReplyStarted | None = None
+        self._texts: list[str] = []
+        self._finished = False
+
+    def feed(self, chunk: bytes) -> Iterator[Delta]:
+        self._unread += chunk
+        return self._deltas()
+
+    def partial(self) -> Reply | None:
+        """The text so far. The usage is printed last, so it is not known yet."""
+        if self._started is None:
+            return None
+        text = "\n\n".join(self._texts)
+        content = (Text(text),) if text.strip() else ()
+        return Reply(content, "cancelled", Usage(), self._started.model, self._started.id)
+
+    def _deltas(self) -> Iterator[Delta]:
+        while (end := self._unread.find(b"\n")) >= 0:
+            line = bytes(self._unread[:end])
+            del self._unread[: end + 1]
+            if line.strip() and not self._finished:
+                yield from self._take(line)
+        if len(self._unread) > self._line_bytes_max:
+            raise ProviderError("server_error", f"the command printed a line of over {self._line_bytes_max} bytes")
+
+    def _take(self, line: bytes) -> Iterator[Delta]:
+        with decoding_errors("server_error", "what the command printed"):
+            kind = msgspec.json.decode(line, type=_Kind).type
+            # Lines of other types may have any fields.
+            decoded = msgspec.json.decode(line, type=_Line) if kind in _DECODED_TYPES else _Line()
+        if self._started is None:
+            self._started = ReplyStarted(decoded.session_id or "", decoded.model or "", Usage())
+            yield self._started
+        if decoded.type == "assistant" and decoded.message is not None:
+            content = decoded.message.content
+            for part in (_Part("text", content),) if isinstance(content, str) else content:
+                if part.type == "text" and part.text:
+                    self._texts.append(part.text)
+                    yield TextDelta(len(self._texts) - 1, part.text)
+        if decoded.type == "result":
+            self._finished = True
+            yield ReplyFinished(_reply(decoded, self._started))
 
 
 class ClaudeCodeAdapter:
     name = "claude-code"
 
-    def lower(self, entry: Passage) -> Passage:
+    def lower(self, entry: HistoryEntry) -> HistoryEntry:
         return anthropic.lower(entry)
 
-    def spell(self, segment: Segment) -> tuple[Piece, ...]:
+    def spell(self, segment: Segment) -> tuple[EncodedBlock, ...]:
         return tuple(msgspec.structs.replace(block, markable=False) for block in anthropic.spell(segment))
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
         return ()
 
-    def lead(self, before: Piece | None, block: Piece) -> bytes:
+    def lead(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
         return anthropic.lead(before, block)
 
-    def close(self, last: Piece | None) -> bytes:
+    def close(self, last: EncodedBlock | None) -> bytes:
         return anthropic.close(last)
 
     def mark(self, ttl: Ttl) -> bytes:
@@ -48,19 +104,19 @@ class ClaudeCodeAdapter:
         return {}
 
     def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
-        return write_request(self, prompt, plan, parameters)
+        return encode_whole_request(self, prompt, plan, parameters)
 
     def read_request(self, body: bytes, headers: Mapping[str, str] | None = None) -> WireRequest:
         return anthropic.read_request(body, headers or {})
 
     def write_reply(self, reply: Reply) -> bytes:
-        return write_reply(reply)
+        return encode_command_reply(reply)
 
     def read_reply(self, body: bytes) -> Reply:
-        return read_reply(body)
+        return decode_command_reply(body)
 
     def write_stream(self, reply: Reply) -> Iterable[bytes]:
-        return write_stream(reply)
+        return encode_command_stream(reply)
 
     def stream_reader(self) -> CommandOutputReader:
         return CommandOutputReader()
@@ -70,3 +126,91 @@ class ClaudeCodeAdapter:
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         return anthropic.read_error(status, headers, body)
+
+
+_STOP_REASONS: dict[str | None, StopReason] = {
+    None: "end_turn",
+    "end_turn": "end_turn",
+    "stop_sequence": "stop_sequence",
+    "max_tokens": "max_tokens",
+    "refusal": "refusal",
+    # The command runs its tools itself, so its result ends the turn.
+    "tool_use": "end_turn",
+}
+
+
+class _Part(msgspec.Struct, frozen=True):
+    type: str = ""
+    text: str = ""
+
+
+class _Message(msgspec.Struct, frozen=True):
+    content: str | tuple[_Part, ...] = ()
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    type: str = ""
+
+
+class _Line(msgspec.Struct, frozen=True):
+    type: str = ""
+    session_id: str | None = None
+    model: str | None = None
+    message: _Message | None = None
+    result: str | None = None
+    is_error: bool = False
+    subtype: str | None = None
+    stop_reason: str | None = None
+    usage: AnthropicUsage | None = None
+
+
+_DECODED_TYPES = ("system", "assistant", "result")
+
+
+def _reply(line: _Line, started: ReplyStarted) -> Reply:
+    if line.is_error or (line.subtype or "").startswith("error"):
+        reason = sanitize_message(line.result or line.subtype or "") or "it gave no reason"
+        raise ProviderError("other", f"the command reported a failure: {reason}")
+    content = (Text(line.result),) if line.result else ()
+    # An unknown reason must not pass for a turn that ended normally.
+    stop_reason = _STOP_REASONS.get(line.stop_reason, "error")
+    usage = anthropic_usage_buckets(line.usage) if line.usage else Usage()
+    return Reply(content, stop_reason, usage, line.model or started.model, line.session_id or started.id)
+
+
+def decode_command_reply(body: bytes) -> Reply:
+    reader = CommandOutputReader()
+    for delta in reader.feed(body + b"\n"):
+        if isinstance(delta, ReplyFinished):
+            return delta.reply
+    raise ProviderError("server_error", "the command ended without a result")
+
+
+def encode_command_reply(reply: Reply) -> bytes:
+    return _line(reply) + b"\n"
+
+
+def encode_command_stream(reply: Reply) -> Iterator[bytes]:
+    init = {"type": "system", "subtype": "init", "session_id": reply.id, "model": reply.model}
+    yield encode_json(init) + b"\n"
+    text = join_text_blocks(reply.content)
+    if text:
+        part = {"type": "text", "text": replace_surrogates(text)}
+        assistant = {"type": "assistant", "message": {"model": reply.model, "role": "assistant", "content": [part]}}
+        yield encode_json(assistant) + b"\n"
+    yield _line(reply) + b"\n"
+
+
+def _line(reply: Reply) -> bytes:
+    return encode_json(
+        {
+            "type": "result",
+            "subtype": "success",
+            "is_error": False,
+            "result": replace_surrogates(join_text_blocks(reply.content)),
+            "stop_reason": reply.stop_reason,
+            "session_id": reply.id,
+            "model": reply.model,
+            "usage": encode_anthropic_usage(reply.usage, output=reply.usage.output),
+        }
+    )

@@ -3,23 +3,27 @@
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from holdfast.canonical.pieces import Piece
-from holdfast.canonical.prompt import Parameters, Passage, Plan, Prompt, Segment, Ttl
-from holdfast.canonical.reply import Reply
-from holdfast.catalog.rows import Model
+from holdfast.catalog.schema import Model
 from holdfast.errors import FailureKind, ProviderError, UserError
-from holdfast.providers.adapter import Endpoint, WireRequest
-from holdfast.providers.gemini import caches
-from holdfast.providers.gemini.errors import read_error, write_error
-from holdfast.providers.gemini.lower import lower
-from holdfast.providers.gemini.opening import endpoint, opening
-from holdfast.providers.gemini.read import read_request
-from holdfast.providers.gemini.reply import write_reply, write_stream
-from holdfast.providers.gemini.spell import close, lead, spell_segment
-from holdfast.providers.gemini.stream import ReplyFold, read_reply
-from holdfast.providers.keeping import NamedCache
-from holdfast.providers.streaming import EventStreamReader
-from holdfast.providers.writing import write_request
+from holdfast.providers.adapter import Endpoint, ExplicitCacheEntry, WireRequest
+from holdfast.providers.gemini import cached_content
+from holdfast.providers.gemini.decode import decode_gemini_request
+from holdfast.providers.gemini.encode import (
+    encode_gemini_segment,
+    gemini_endpoint,
+    gemini_request_head,
+    gemini_separator,
+    gemini_suffix,
+    lower_gemini_entry,
+)
+from holdfast.providers.gemini.errors import decode_gemini_error, encode_gemini_error
+from holdfast.providers.gemini.response import encode_gemini_reply, encode_gemini_stream
+from holdfast.providers.gemini.stream import GeminiReplyFold, decode_gemini_reply
+from holdfast.providers.sse import EventStreamDecoder
+from holdfast.providers.wire_request import encode_whole_request
+from holdfast.types.prompt import HistoryEntry, Parameters, Plan, Prompt, Segment, Ttl
+from holdfast.types.reply import Reply
+from holdfast.types.request_buffer import EncodedBlock
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -27,72 +31,72 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class GeminiAdapter:
     name = "gemini"
 
-    def lower(self, entry: Passage) -> Passage | None:
-        return lower(entry)
+    def lower(self, entry: HistoryEntry) -> HistoryEntry | None:
+        return lower_gemini_entry(entry)
 
-    def spell(self, segment: Segment) -> tuple[Piece, ...]:
-        return spell_segment(segment)
+    def spell(self, segment: Segment) -> tuple[EncodedBlock, ...]:
+        return encode_gemini_segment(segment)
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
         """None: the implicit cache is keyed by the prefix alone."""
         return ()
 
-    def lead(self, before: Piece | None, block: Piece) -> bytes:
-        return lead(before, block)
+    def lead(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
+        return gemini_separator(before, block)
 
-    def close(self, last: Piece | None) -> bytes:
-        return close(last)
+    def close(self, last: EncodedBlock | None) -> bytes:
+        return gemini_suffix(last)
 
     def mark(self, ttl: Ttl) -> bytes:
         raise UserError(f"Gemini accepts no cache breakpoints, so none for {ttl}; create an explicit cache instead")
 
     def opening(self, parameters: Parameters) -> bytes:
-        return opening(parameters)
+        return gemini_request_head(parameters)
 
     def endpoint(self, parameters: Parameters) -> Endpoint:
-        return endpoint(parameters)
+        return gemini_endpoint(parameters)
 
     def credentials(self, api_key: str) -> Mapping[str, str]:
         return {"x-goog-api-key": api_key}
 
     def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
-        return write_request(self, prompt, plan, parameters)
+        return encode_whole_request(self, prompt, plan, parameters)
 
     def read_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
-        return read_request(body, headers)
+        return decode_gemini_request(body, headers)
 
     def write_reply(self, reply: Reply) -> bytes:
-        return write_reply(reply)
+        return encode_gemini_reply(reply)
 
     def read_reply(self, body: bytes) -> Reply:
-        return read_reply(body)
+        return decode_gemini_reply(body)
 
     def write_stream(self, reply: Reply) -> Iterable[bytes]:
-        return write_stream(reply)
+        return encode_gemini_stream(reply)
 
-    def stream_reader(self) -> EventStreamReader:
-        return EventStreamReader(ReplyFold())
+    def stream_reader(self) -> EventStreamDecoder:
+        return EventStreamDecoder(GeminiReplyFold())
 
     def write_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
-        return write_error(kind, message, status=status)
+        return encode_gemini_error(kind, message, status=status)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        return read_error(status, headers, body)
+        return decode_gemini_error(status, headers, body)
 
     def create_cache(self, parameters: Parameters, head: bytes, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
-        return caches.create_cache(parameters, head, ttl_seconds)
+        return cached_content.encode_create_cache(parameters, head, ttl_seconds)
 
     def extend_cache(self, name: str, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
-        return caches.extend_cache(name, ttl_seconds)
+        return cached_content.encode_extend_cache(name, ttl_seconds)
 
     def delete_cache(self, name: str) -> tuple[Endpoint, bytes]:
-        return caches.delete_cache(name), b""
+        return cached_content.encode_delete_cache(name), b""
 
-    def read_cache(self, body: bytes) -> NamedCache:
-        return caches.read_cache(body)
+    def read_cache(self, body: bytes) -> ExplicitCacheEntry:
+        return cached_content.decode_cache(body)
 
     def refer_to(self, parameters: Parameters, name: str) -> Parameters:
-        return caches.refer_to(parameters, name)
+        return cached_content.reference_cache(parameters, name)
 
     def is_lost(self, error: ProviderError) -> bool:
-        return caches.is_lost(error)
+        return cached_content.is_cache_missing(error)

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from holdfast.canonical.blocks import mend_surrogates
-from holdfast.canonical.encoding import plain_json
 from holdfast.errors import FailureKind, ProviderError
-from holdfast.providers.failures import STATUS_OF_KIND, kind_of, one_line, retry_after
+from holdfast.providers.errors import STATUS_BY_FAILURE, classify_status, retry_after_seconds, sanitize_message
+from holdfast.types.blocks import replace_surrogates
+from holdfast.types.json_encoding import encode_json
 
 _NAMES = {
     400: "INVALID_ARGUMENT",
@@ -45,29 +45,29 @@ class _ErrorBody(msgspec.Struct, frozen=True):
     error: _WireError
 
 
-def read_error(status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+def decode_gemini_error(status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
     error = _decode_error(body) or _WireError()
     delay, bad_key = _decode_details(error)
     return ProviderError(
         # Gemini reports an unknown API key as INVALID_ARGUMENT, not as UNAUTHENTICATED.
-        "auth" if bad_key else kind_of(status, error.message),
-        one_line(error.message) or f"the provider answered with HTTP status {status} and no reason",
+        "auth" if bad_key else classify_status(status, error.message),
+        sanitize_message(error.message) or f"the provider answered with HTTP status {status} and no reason",
         status=status,
-        retry_after_seconds=retry_after(headers) if delay is None else delay,
+        retry_after_seconds=retry_after_seconds(headers) if delay is None else delay,
     )
 
 
-def read_stream_error(body: bytes) -> ProviderError:
+def decode_gemini_stream_error(body: bytes) -> ProviderError:
     """The error in the middle of a stream, after HTTP status 200."""
     error = _decode_error(body) or _WireError()
     status = error.code if 400 <= error.code < 600 else _STATUSES.get(error.status, 500)
-    return read_error(status, {}, body)
+    return decode_gemini_error(status, {}, body)
 
 
-def write_error(kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
-    code = STATUS_OF_KIND[kind] if status is None else status
+def encode_gemini_error(kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
+    code = STATUS_BY_FAILURE[kind] if status is None else status
     name = _NAMES.get(code, "INVALID_ARGUMENT" if 400 <= code < 500 else "INTERNAL")
-    return code, plain_json({"error": {"code": code, "message": mend_surrogates(message), "status": name}})
+    return code, encode_json({"error": {"code": code, "message": replace_surrogates(message), "status": name}})
 
 
 def _decode_error(body: bytes) -> _WireError | None:

@@ -4,9 +4,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.canonical.blocks import THINKING_KINDS, Block, Opaque, Text, Thinking, ToolUse
-from holdfast.canonical.encoding import digest
-from holdfast.canonical.reply import (
+from holdfast.providers.errors import decoding_errors
+from holdfast.providers.gemini.errors import decode_gemini_stream_error
+from holdfast.providers.gemini.parts import decode_gemini_part
+from holdfast.providers.json_splice import make_valid_arguments
+from holdfast.providers.sse import ServerSentEvent
+from holdfast.types.blocks import THINKING_TYPES, Block, Opaque, Text, Thinking, ToolUse
+from holdfast.types.json_encoding import sha256_hex
+from holdfast.types.reply import (
     Delta,
     Reply,
     ReplyFinished,
@@ -17,13 +22,7 @@ from holdfast.canonical.reply import (
     ToolUseDelta,
     ToolUseStarted,
 )
-from holdfast.canonical.usage import Usage
-from holdfast.providers.arguments import legal_arguments
-from holdfast.providers.failures import readable
-from holdfast.providers.gemini.errors import read_stream_error
-from holdfast.providers.gemini.parts import read_part
-from holdfast.providers.gemini.usage import WireUsage, buckets
-from holdfast.providers.sse import SentEvent
+from holdfast.types.usage import Usage, clamp_token_count
 
 STOP_REASONS: dict[str, StopReason] = {
     "STOP": "end_turn",
@@ -40,6 +39,7 @@ STOP_REASONS: dict[str, StopReason] = {
     "IMAGE_PROHIBITED_CONTENT": "refusal",
     "IMAGE_RECITATION": "refusal",
 }
+
 
 _ID_CHARS = 12
 
@@ -58,10 +58,20 @@ class _Feedback(msgspec.Struct, frozen=True, rename="camel"):
     block_reason: str | None = None
 
 
+class GeminiUsage(msgspec.Struct, frozen=True, rename="camel"):
+    """The provider's own counters; None if missing. `promptTokenCount` includes cached tokens."""
+
+    prompt_token_count: int | None = None
+    cached_content_token_count: int | None = None
+    tool_use_prompt_token_count: int | None = None
+    candidates_token_count: int | None = None
+    thoughts_token_count: int | None = None
+
+
 class _Chunk(msgspec.Struct, frozen=True, rename="camel"):
     candidates: tuple[_Candidate, ...] | None = None
     prompt_feedback: _Feedback | None = None
-    usage_metadata: WireUsage | None = None
+    usage_metadata: GeminiUsage | None = None
     model_version: str | None = None
     response_id: str | None = None
     error: msgspec.Raw = msgspec.Raw(b"null")
@@ -84,7 +94,7 @@ class _OpenBlock:
         return Text(text) if self.kind is Text else Thinking(text, self.signature)
 
 
-class ReplyFold:
+class GeminiReplyFold:
     """Takes the chunks of a response in order. Raises msgspec's errors for malformed ones."""
 
     def __init__(self) -> None:
@@ -97,7 +107,7 @@ class ReplyFold:
         self._blocked = False
         self.finished = False
 
-    def take_event(self, event: SentEvent) -> tuple[Delta, ...]:
+    def take_event(self, event: ServerSentEvent) -> tuple[Delta, ...]:
         """A stream has no end event: the chunk with the finish reason is the last."""
         return _take(self, event.data, "an event of the stream")
 
@@ -105,7 +115,7 @@ class ReplyFold:
         self._id = chunk.response_id or self._id
         self._model = chunk.model_version or self._model
         if chunk.usage_metadata is not None:
-            self._usage = buckets(chunk.usage_metadata)
+            self._usage = gemini_usage_buckets(chunk.usage_metadata)
         if not self._started:
             self._started = True
             yield ReplyStarted(self._id, self._model, self._usage)
@@ -122,7 +132,7 @@ class ReplyFold:
             yield ReplyFinished(self.reply())
 
     def _add(self, raw: bytes) -> Iterator[Delta]:
-        block, signature = read_part(raw)
+        block, signature = decode_gemini_part(raw)
         if signature is not None:
             self._sign(signature)
         match block:
@@ -136,7 +146,7 @@ class ReplyFold:
                 yield ThinkingDelta(len(self._blocks) - 1, text)
             case ToolUse(id=id, name=name, arguments_json=arguments):
                 index = len(self._blocks)
-                call = ToolUse(id or self._new_id(name), name, legal_arguments(arguments))
+                call = ToolUse(id or self._new_id(name), name, make_valid_arguments(arguments))
                 self._blocks.append(call)
                 yield ToolUseStarted(index, call.id, name)
                 yield ToolUseDelta(index, call.arguments_json)
@@ -159,7 +169,7 @@ class ReplyFold:
 
     def _new_id(self, name: str) -> str:
         """Starts with the name, because a result must repeat it; the rest is unique as long as responses have ids."""
-        return f"{name}-{digest(f'{self._id}/{len(self._blocks)}'.encode())[:_ID_CHARS]}"
+        return f"{name}-{sha256_hex(f'{self._id}/{len(self._blocks)}'.encode())[:_ID_CHARS]}"
 
     def _content(self) -> tuple[Block, ...]:
         return tuple(block.finish() if isinstance(block, _OpenBlock) else block for block in self._blocks)
@@ -174,7 +184,7 @@ class ReplyFold:
             return self.reply()
         content = [block for block in self._content() if not isinstance(block, Text) or block.text.strip()]
         # Thinking without the output it led to cannot be sent back.
-        while content and isinstance(content[-1], THINKING_KINDS):
+        while content and isinstance(content[-1], THINKING_TYPES):
             content.pop()
         return self._reply(tuple(content), "cancelled")
 
@@ -190,17 +200,39 @@ class ReplyFold:
         return Reply(content, stop_reason, self._usage, self._model, self._id)
 
 
-def read_reply(body: bytes) -> Reply:
-    fold = ReplyFold()
+def decode_gemini_reply(body: bytes) -> Reply:
+    fold = GeminiReplyFold()
     _take(fold, body, "the reply")
     return fold.reply()
 
 
-def _take(fold: ReplyFold, raw: bytes, subject: str) -> tuple[Delta, ...]:
-    with readable("server_error", subject):
+def _take(fold: GeminiReplyFold, raw: bytes, subject: str) -> tuple[Delta, ...]:
+    with decoding_errors("server_error", subject):
         # msgspec.Raw fields are not checked for valid UTF-8, so the whole chunk is checked here.
         raw.decode()
         chunk = _decode_chunk(raw)
         if bytes(chunk.error) == b"null":
             return tuple(fold.take(chunk))
-    raise read_stream_error(raw)
+    raise decode_gemini_stream_error(raw)
+
+
+def gemini_usage_buckets(wire: GeminiUsage) -> Usage:
+    prompt = clamp_token_count(wire.prompt_token_count)
+    # Thoughts count as output; tool results that Gemini inserted itself count as input.
+    cached = min(clamp_token_count(wire.cached_content_token_count), prompt)
+    return Usage(
+        input=prompt - cached + clamp_token_count(wire.tool_use_prompt_token_count),
+        cache_read=cached,
+        output=clamp_token_count(wire.candidates_token_count) + clamp_token_count(wire.thoughts_token_count),
+    )
+
+
+def encode_gemini_usage(usage: Usage) -> dict[str, int]:
+    """Like the provider, leaves out the cached count if it is 0."""
+    cached = {"cachedContentTokenCount": usage.cache_read} if usage.cache_read else {}
+    return {
+        "promptTokenCount": usage.tokens_sent,
+        **cached,
+        "candidatesTokenCount": usage.output,
+        "totalTokenCount": usage.tokens_sent + usage.output,
+    }

@@ -1,8 +1,7 @@
 """The adapter for OpenAI's Chat Completions API, which OpenRouter's extends."""
 
-from holdfast.providers.openai_chat.adapter import ChatAdapter
-from holdfast.providers.openai_chat.openai import FLAVOUR
+from holdfast.providers.openai_chat.adapter import OPENAI_VARIANT, ChatAdapter
 
-openai_chat = ChatAdapter(FLAVOUR)
+openai_chat = ChatAdapter(OPENAI_VARIANT)
 
 __all__ = ["ChatAdapter", "openai_chat"]

@@ -3,84 +3,107 @@
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from holdfast.canonical.pieces import Piece
-from holdfast.canonical.prompt import Parameters, Passage, Plan, Prompt, Segment, Ttl
-from holdfast.canonical.reply import Reply
-from holdfast.catalog.rows import Model
+from holdfast.catalog.schema import Model
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.adapter import Endpoint, WireRequest
-from holdfast.providers.openai_chat.flavour import Fields, Flavour
-from holdfast.providers.openai_chat.lowering import lower
-from holdfast.providers.openai_chat.parameters import opening, refuse_betas
-from holdfast.providers.openai_chat.read import read_request
-from holdfast.providers.openai_chat.reply import write_reply, write_stream
-from holdfast.providers.openai_chat.spell import close, lead, mark, spell_segment
-from holdfast.providers.openai_chat.stream import ChatFold, read_reply
-from holdfast.providers.openai_errors import read_error
-from holdfast.providers.streaming import EventStreamReader
-from holdfast.providers.writing import write_request
+from holdfast.providers.openai_chat.decode import decode_chat_request
+from holdfast.providers.openai_chat.encode import (
+    chat_separator,
+    chat_suffix,
+    encode_chat_breakpoint,
+    encode_chat_segment,
+    lower_chat_entry,
+)
+from holdfast.providers.openai_chat.flavour import ChatVariant, RequestFields
+from holdfast.providers.openai_chat.parameters import chat_request_head, reject_betas
+from holdfast.providers.openai_chat.response import encode_chat_reply, encode_chat_stream
+from holdfast.providers.openai_chat.stream import ChatReplyFold, decode_chat_reply
+from holdfast.providers.openai_common import decode_openai_error, encode_openai_error, openai_session_fields
+from holdfast.providers.sse import EventStreamDecoder
+from holdfast.providers.wire_request import encode_whole_request
+from holdfast.types.prompt import HistoryEntry, Parameters, Plan, Prompt, Segment, Ttl
+from holdfast.types.reply import Reply
+from holdfast.types.request_buffer import EncodedBlock
 
 PATH = "/chat/completions"
+
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class ChatAdapter:
-    def __init__(self, flavour: Flavour) -> None:
+    def __init__(self, flavour: ChatVariant) -> None:
         self._flavour = flavour
 
     @property
     def name(self) -> str:
         return self._flavour.name
 
-    def lower(self, entry: Passage) -> Passage | None:
-        return lower(entry, self._flavour)
+    def lower(self, entry: HistoryEntry) -> HistoryEntry | None:
+        return lower_chat_entry(entry, self._flavour)
 
-    def spell(self, segment: Segment) -> tuple[Piece, ...]:
-        return spell_segment(segment, self._flavour)
+    def spell(self, segment: Segment) -> tuple[EncodedBlock, ...]:
+        return encode_chat_segment(segment, self._flavour)
 
-    def session_fields(self, model: Model, session_id: str) -> Fields:
+    def session_fields(self, model: Model, session_id: str) -> RequestFields:
         return self._flavour.session_fields(model, session_id)
 
-    def lead(self, before: Piece | None, block: Piece) -> bytes:
-        return lead(before, block)
+    def lead(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
+        return chat_separator(before, block)
 
-    def close(self, last: Piece | None) -> bytes:
-        return close(last)
+    def close(self, last: EncodedBlock | None) -> bytes:
+        return chat_suffix(last)
 
     def mark(self, ttl: Ttl) -> bytes:
-        return mark(ttl, self._flavour)
+        return encode_chat_breakpoint(ttl, self._flavour)
 
     def opening(self, parameters: Parameters) -> bytes:
-        return opening(parameters, self._flavour)
+        return chat_request_head(parameters, self._flavour)
 
     def endpoint(self, parameters: Parameters) -> Endpoint:
-        refuse_betas(parameters, self._flavour)
+        reject_betas(parameters, self._flavour)
         return Endpoint(PATH, (("content-type", "application/json"),))
 
     def credentials(self, api_key: str) -> Mapping[str, str]:
         return {"authorization": f"Bearer {api_key}"}
 
     def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
-        return write_request(self, prompt, plan, parameters)
+        return encode_whole_request(self, prompt, plan, parameters)
 
     def read_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
-        return read_request(body, self._flavour)
+        return decode_chat_request(body, self._flavour)
 
     def write_reply(self, reply: Reply) -> bytes:
-        return write_reply(reply, self._flavour)
+        return encode_chat_reply(reply, self._flavour)
 
     def read_reply(self, body: bytes) -> Reply:
-        return read_reply(body, self._flavour)
+        return decode_chat_reply(body, self._flavour)
 
     def write_stream(self, reply: Reply) -> Iterable[bytes]:
-        return write_stream(reply, self._flavour)
+        return encode_chat_stream(reply, self._flavour)
 
-    def stream_reader(self) -> EventStreamReader:
-        return EventStreamReader(ChatFold(self._flavour))
+    def stream_reader(self) -> EventStreamDecoder:
+        return EventStreamDecoder(ChatReplyFold(self._flavour))
 
     def write_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
         return self._flavour.write_error(kind, message, status=status)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        return read_error(status, headers, body)
+        return decode_openai_error(status, headers, body)
+
+
+OPENAI_VARIANT = ChatVariant(
+    name="openai-chat",
+    vendor="OpenAI",
+    output_limit_name="max_completion_tokens",
+    thinking_name="reasoning_effort",
+    # OpenAI, "Prompt caching": explicit breakpoints on text, image, file and audio parts; the default TTL is 30m.
+    mark_name="prompt_cache_breakpoint",
+    marks={"30m": b'{"mode":"explicit"}', "12h": b'{"mode":"explicit","ttl":"12h"}'},
+    markable_parts=frozenset({"image_url", "file", "input_audio"}),
+    # OpenAI returns no reasoning through this API.
+    keeps_reasoning=False,
+    session_fields=openai_session_fields,
+    write_error=encode_openai_error,
+    writes_for_5m=lambda model: False,
+)

@@ -5,18 +5,18 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.canonical.prompt import Ttl
-from holdfast.catalog.rows import Model
+from holdfast.catalog.schema import Model
 from holdfast.errors import FailureKind
+from holdfast.types.prompt import Ttl
 
-Fields = tuple[tuple[str, str], ...]
+RequestFields = tuple[tuple[str, str], ...]
 
 
-class WriteError(Protocol):
+class ErrorEncoder(Protocol):
     def __call__(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]: ...
 
 
-class Flavour(msgspec.Struct, frozen=True):
+class ChatVariant(msgspec.Struct, frozen=True):
     """`breakpoints` are the values of the member `breakpoint_name`, by TTL."""
 
     name: str
@@ -27,7 +27,7 @@ class Flavour(msgspec.Struct, frozen=True):
     marks: Mapping[Ttl, bytes]
     markable_parts: frozenset[str]
     keeps_reasoning: bool
-    session_fields: Callable[[Model, str], Fields]
-    write_error: WriteError
+    session_fields: Callable[[Model, str], RequestFields]
+    write_error: ErrorEncoder
     # Whether a model's cache writes have the TTL 5m; all others count as `cache_write_other`.
     writes_for_5m: Callable[[str], bool]

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from holdfast.canonical.encoding import plain_json
-from holdfast.canonical.prompt import Parameters
 from holdfast.errors import UserError
-from holdfast.providers.members import quoted, spliced, take_apart
-from holdfast.providers.openai_chat.flavour import Flavour
-from holdfast.providers.openai_choice import read_choice, spell_choice
+from holdfast.providers.json_splice import encode_json_text, encode_string, split_object
+from holdfast.providers.openai_chat.flavour import ChatVariant
+from holdfast.providers.openai_common import decode_openai_tool_choice, encode_openai_tool_choice
+from holdfast.types.json_encoding import encode_json
+from holdfast.types.prompt import Parameters
 
 OUTPUT_TOKENS_DEFAULT = 128_000
 """The output limit of a request that sets none: the highest of the current models."""
@@ -34,10 +34,10 @@ class _Body(msgspec.Struct, frozen=True):
     parallel_tool_calls: bool | None = None
 
 
-def opening(parameters: Parameters, flavour: Flavour) -> bytes:
-    refuse_betas(parameters, flavour)
+def chat_request_head(parameters: Parameters, flavour: ChatVariant) -> bytes:
+    reject_betas(parameters, flavour)
     members = {
-        "model": quoted(parameters.model),
+        "model": encode_string(parameters.model),
         flavour.output_limit_name: b"%d" % parameters.output_tokens_max,
     }
     if parameters.stream:
@@ -45,35 +45,35 @@ def opening(parameters: Parameters, flavour: Flavour) -> bytes:
         if "stream_options" not in dict(parameters.extra):
             members["stream_options"] = _INCLUDE_USAGE
     if parameters.temperature is not None:
-        members["temperature"] = plain_json(parameters.temperature)
+        members["temperature"] = encode_json(parameters.temperature)
     if parameters.stop_sequences:
-        members["stop"] = b"[" + b",".join(map(quoted, parameters.stop_sequences)) + b"]"
+        members["stop"] = b"[" + b",".join(map(encode_string, parameters.stop_sequences)) + b"]"
     if parameters.thinking_json is not None:
         members[flavour.thinking_name] = _encode_thinking(parameters.thinking_json, flavour)
     if parameters.tool_choice_json is not None:
-        members |= spell_choice(parameters.tool_choice_json, nested=True)
+        members |= encode_openai_tool_choice(parameters.tool_choice_json, nested=True)
     for name, value in parameters.extra:
         if name in members or name in _FIXED_NAMES or name == flavour.thinking_name:
             raise UserError(f"extra field {name!r} has a place of its own in the request; set it there")
-        members[name] = spliced(value)
-    return b"{" + b",".join(quoted(name) + b":" + value for name, value in members.items())
+        members[name] = encode_json_text(value)
+    return b"{" + b",".join(encode_string(name) + b":" + value for name, value in members.items())
 
 
-def refuse_betas(parameters: Parameters, flavour: Flavour) -> None:
+def reject_betas(parameters: Parameters, flavour: ChatVariant) -> None:
     if parameters.betas:
         raise UserError(f"beta {parameters.betas[0]!r} is Anthropic's; {flavour.vendor} takes none, so leave it out")
 
 
-def _encode_thinking(thinking_json: str, flavour: Flavour) -> bytes:
+def _encode_thinking(thinking_json: str, flavour: ChatVariant) -> bytes:
     if flavour.thinking_name != "reasoning_effort":
-        return spliced(thinking_json)
+        return encode_json_text(thinking_json)
     try:
-        return quoted(msgspec.json.decode(spliced(thinking_json), type=_Effort).effort)
+        return encode_string(msgspec.json.decode(encode_json_text(thinking_json), type=_Effort).effort)
     except (msgspec.MsgspecError, RecursionError):
         raise UserError(f'{flavour.vendor} takes thinking as {{"effort": "high"}} and nothing else') from None
 
 
-def read_parameters(body: bytes, top: Mapping[str, bytes], flavour: Flavour) -> Parameters:
+def decode_chat_parameters(body: bytes, top: Mapping[str, bytes], flavour: ChatVariant) -> Parameters:
     """Raises msgspec's errors. Fields without a canonical form go to `extra`; nulls are dropped."""
     typed = msgspec.json.decode(body, type=_Body)
     limits = {"max_completion_tokens": typed.max_completion_tokens, "max_tokens": typed.max_tokens}
@@ -81,7 +81,7 @@ def read_parameters(body: bytes, top: Mapping[str, bytes], flavour: Flavour) -> 
     output_tokens_max = next((limit for limit in candidates if limit is not None), OUTPUT_TOKENS_DEFAULT)
     if output_tokens_max < 0:
         raise msgspec.ValidationError("Expected `int` >= 0 - at `$.max_tokens`")
-    choice, _ = read_choice(top, nested=True)
+    choice, _ = decode_openai_tool_choice(top, nested=True)
     return Parameters(
         model=typed.model,
         output_tokens_max=output_tokens_max,
@@ -95,7 +95,7 @@ def read_parameters(body: bytes, top: Mapping[str, bytes], flavour: Flavour) -> 
 
 
 def _extra_fields(
-    top: Mapping[str, bytes], typed: _Body, flavour: Flavour, *, has_choice: bool
+    top: Mapping[str, bytes], typed: _Body, flavour: ChatVariant, *, has_choice: bool
 ) -> Iterator[tuple[str, str]]:
     decoded = _FIXED_NAMES | {flavour.thinking_name}
     if has_choice:
@@ -108,12 +108,12 @@ def _extra_fields(
 
 
 def _members(raw: bytes) -> dict[str, bytes]:
-    return take_apart(raw) if raw != b"null" else {}
+    return split_object(raw) if raw != b"null" else {}
 
 
-def _decode_thinking(raw: bytes, flavour: Flavour) -> str | None:
+def _decode_thinking(raw: bytes, flavour: ChatVariant) -> str | None:
     if raw == b"null":
         return None
     if flavour.thinking_name != "reasoning_effort":
         return raw.decode()
-    return plain_json({"effort": msgspec.json.decode(raw, type=str)}).decode()
+    return encode_json({"effort": msgspec.json.decode(raw, type=str)}).decode()

@@ -7,15 +7,16 @@ import re
 
 import msgspec
 
-from holdfast.canonical.blocks import Base64Source, FileSource, Image, Opaque, Text, UrlSource
-from holdfast.canonical.prompt import Ttl
-from holdfast.providers.members import quoted, read_string, take_apart, without
-from holdfast.providers.openai_chat.flavour import Flavour
-from holdfast.providers.openai_chat.kinds import BESIDE_CONTENT
+from holdfast.providers.json_splice import encode_string, get_string_member, remove_member, split_object
+from holdfast.providers.openai_chat.flavour import ChatVariant
+from holdfast.types.blocks import Base64Source, FileSource, Image, Opaque, RedactedThinking, Text, Thinking, UrlSource
+from holdfast.types.prompt import Ttl
 
-Part = Text | Image | Opaque
+ChatPart = Text | Image | Opaque
+
 
 _DATA_URL = re.compile(r"data:(.*?);base64,(.*)", re.DOTALL)
+
 
 _KNOWN = frozenset({"text", "image_url", "file"})
 
@@ -31,23 +32,27 @@ class _Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _decode_text = msgspec.json.Decoder(_Text).decode
+
+
 _decode_breakpoint_or_null = msgspec.json.Decoder(_Breakpoint | None).decode
+
+
 _decode_breakpoint = msgspec.json.Decoder(_Breakpoint).decode
 
 
-def spell_part(part: Part) -> bytes:
+def encode_chat_part(part: ChatPart) -> bytes:
     match part:
         case Text(text=text):
-            return b'{"type":"text","text":' + quoted(text) + b"}"
+            return b'{"type":"text","text":' + encode_string(text) + b"}"
         case Image(source=FileSource(file_id=file_id)):
-            return b'{"type":"file","file":{"file_id":' + quoted(file_id) + b"}}"
+            return b'{"type":"file","file":{"file_id":' + encode_string(file_id) + b"}}"
         case Image(source=source):
-            return b'{"type":"image_url","image_url":{"url":' + quoted(_url_of(source)) + b"}}"
+            return b'{"type":"image_url","image_url":{"url":' + encode_string(_url_of(source)) + b"}}"
         case Opaque(raw=raw):
             return raw
 
 
-def plain_image(image: Image) -> Image:
+def normalize_chat_image(image: Image) -> Image:
     """The image as it will be decoded again: a data URL and base64 data have the same encoding."""
     return image if isinstance(image.source, FileSource) else Image(_source_of(_url_of(image.source)))
 
@@ -67,7 +72,7 @@ def _source_of(url: str) -> Base64Source | UrlSource:
     return Base64Source(inline[1], inline[2]) if inline else UrlSource(url)
 
 
-def is_markable(part: Part, flavour: Flavour) -> bool:
+def accepts_chat_breakpoint(part: ChatPart, flavour: ChatVariant) -> bool:
     """Whether the provider accepts a breakpoint on it."""
     match part:
         case Text(text=text):
@@ -89,32 +94,32 @@ def _has_text(raw: bytes) -> bool:
         return False
 
 
-def read_part(raw: bytes, flavour: Flavour) -> tuple[Part, Ttl | None]:
+def decode_chat_part(raw: bytes, flavour: ChatVariant) -> tuple[ChatPart, Ttl | None]:
     """The part, and the TTL of its breakpoint. Raises msgspec's errors, which never quote a value."""
-    members = take_apart(raw)
-    kind = read_string(members, "type")
-    if kind.startswith(BESIDE_CONTENT):
+    members = split_object(raw)
+    kind = get_string_member(members, "type")
+    if kind.startswith(NON_CONTENT_KINDS):
         raise msgspec.ValidationError("a part of this type is not allowed in content - at `$.type`")
     raw_breakpoint = members.pop(flavour.mark_name, None)
     ttl = None if raw_breakpoint is None else _breakpoint_ttl(raw_breakpoint, flavour)
     # Every known type has one member, with the name of the type.
     known = _decode_known(kind, members) if kind in _KNOWN and members.keys() == {"type", kind} else None
-    return known or Opaque(kind, raw if raw_breakpoint is None else without(raw, flavour.mark_name)), ttl
+    return known or Opaque(kind, raw if raw_breakpoint is None else remove_member(raw, flavour.mark_name)), ttl
 
 
-def _decode_known(kind: str, members: dict[str, bytes]) -> Part | None:
+def _decode_known(kind: str, members: dict[str, bytes]) -> ChatPart | None:
     """None if the image or file has a field that we do not know."""
     if kind == "text":
-        return Text(read_string(members, "text"))
-    inner = take_apart(members[kind])
+        return Text(get_string_member(members, "text"))
+    inner = split_object(members[kind])
     if kind == "image_url" and inner.keys() == {"url"}:
-        return Image(_source_of(read_string(inner, "url")))
+        return Image(_source_of(get_string_member(inner, "url")))
     if kind == "file" and inner.keys() == {"file_id"}:
-        return Image(FileSource(read_string(inner, "file_id")))
+        return Image(FileSource(get_string_member(inner, "file_id")))
     return None
 
 
-def _breakpoint_ttl(raw: bytes, flavour: Flavour) -> Ttl | None:
+def _breakpoint_ttl(raw: bytes, flavour: ChatVariant) -> Ttl | None:
     point = _decode_breakpoint_or_null(raw)
     if point is None:
         return None
@@ -124,3 +129,75 @@ def _breakpoint_ttl(raw: bytes, flavour: Flavour) -> Ttl | None:
         if (point.ttl or default_ttl) == ttl and point == expected:
             return ttl
     raise msgspec.ValidationError(f"`{flavour.mark_name}` must ask for {' or '.join(flavour.marks)}")
+
+
+MESSAGE_KIND = "message."
+
+
+"""Another member of the message itself; its bytes are the member's value."""
+
+
+REASONING_KIND = "reasoning_details."
+
+
+CALL_KIND = "tool_calls."
+
+
+NON_CONTENT_KINDS = (MESSAGE_KIND, REASONING_KIND, CALL_KIND)
+
+
+REASONING_DETAILS = "reasoning_details"
+
+
+Reasoning = Thinking | RedactedThinking | Opaque
+
+
+# Formats whose details keep their meaning without the members `format` and `index`.
+_PLAIN_FORMATS = (None, "unknown", "anthropic-claude-v1")
+
+
+class _Detail(msgspec.Struct, frozen=True):
+    type: str
+    text: str | None = None
+    signature: str | None = None
+    data: str | None = None
+    format: str | None = None
+
+
+_decode_detail = msgspec.json.Decoder(_Detail).decode
+
+
+def encode_reasoning_detail(block: Reasoning) -> bytes:
+    match block:
+        case Thinking(text=text, signature=signature):
+            signature_member = b"" if signature is None else b',"signature":' + encode_string(signature)
+            return b'{"type":"reasoning.text","text":%b%b}' % (encode_string(text), signature_member)
+        case RedactedThinking(data=encrypted):
+            return b'{"type":"reasoning.encrypted","data":' + encode_string(encrypted) + b"}"
+        case Opaque(raw=raw):
+            return raw
+
+
+def decode_request_detail(raw: bytes) -> Reasoning:
+    """A detail of a request."""
+    members = split_object(raw)
+    kind = get_string_member(members, "type")
+    names = members.keys() - {"type"}
+    if kind == "reasoning.text" and names in ({"text"}, {"text", "signature"}) and b"null" not in members.values():
+        return Thinking(
+            get_string_member(members, "text"), get_string_member(members, "signature") if len(names) == 2 else None
+        )
+    if kind == "reasoning.encrypted" and names == {"data"}:
+        return RedactedThinking(get_string_member(members, "data"))
+    return Opaque(REASONING_KIND + kind, raw)
+
+
+def decode_response_detail(raw: bytes) -> Reasoning:
+    """A detail of a response, where every one has a format and an index."""
+    detail = _decode_detail(raw)
+    if detail.format in _PLAIN_FORMATS:
+        if detail.type == "reasoning.text":
+            return Thinking(detail.text or "", detail.signature or None)
+        if detail.type == "reasoning.encrypted" and detail.data is not None:
+            return RedactedThinking(detail.data)
+    return Opaque(REASONING_KIND + detail.type, raw)

@@ -6,37 +6,27 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from holdfast.canonical.blocks import Block, Opaque, Text, ToolUse
-from holdfast.canonical.reply import (
-    Delta,
-    Reply,
-    ReplyFinished,
-    ReplyStarted,
-    StopReason,
-    TextDelta,
-    ThinkingDelta,
-)
-from holdfast.canonical.usage import Usage
-from holdfast.providers.failures import readable
-from holdfast.providers.members import without
-from holdfast.providers.openai_chat.flavour import Flavour
-from holdfast.providers.openai_chat.growing import (
+from holdfast.providers.errors import decoding_errors
+from holdfast.providers.json_splice import remove_member
+from holdfast.providers.openai_chat.encode import is_reasoning_block
+from holdfast.providers.openai_chat.flavour import ChatVariant
+from holdfast.providers.openai_chat.parts import CALL_KIND, MESSAGE_KIND, decode_chat_part
+from holdfast.providers.openai_chat.stream_blocks import (
+    CallAccumulator,
     CallDelta,
     CallFunction,
-    Growing,
-    GrowingCall,
-    GrowingDetail,
-    GrowingList,
-    GrowingOpaque,
-    GrowingText,
-    GrowingThinking,
+    ChatBlockAccumulator,
+    ListAccumulator,
+    OpaqueAccumulator,
+    ReasoningDetailAccumulator,
+    TextAccumulator,
+    ThinkingAccumulator,
 )
-from holdfast.providers.openai_chat.kinds import CALL, MESSAGE
-from holdfast.providers.openai_chat.lowering import is_reasoning
-from holdfast.providers.openai_chat.parts import read_part
-from holdfast.providers.openai_chat.usage import WireUsage, buckets
-from holdfast.providers.openai_errors import read_stream_error
-from holdfast.providers.sse import SentEvent
+from holdfast.providers.openai_common import ChatUsage, chat_usage_buckets, decode_openai_stream_error
+from holdfast.providers.sse import ServerSentEvent
+from holdfast.types.blocks import Block, Opaque, Text, ToolUse
+from holdfast.types.reply import Delta, Reply, ReplyFinished, ReplyStarted, StopReason, TextDelta, ThinkingDelta
+from holdfast.types.usage import Usage
 
 DONE = b"[DONE]"
 
@@ -76,7 +66,7 @@ class _Chunk(msgspec.Struct, frozen=True):
     model: str | None = None
     object: str | None = None
     choices: tuple[_Choice, ...] | None = None
-    usage: WireUsage | None = None
+    usage: ChatUsage | None = None
     error: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -88,32 +78,32 @@ class _Detail(msgspec.Struct, frozen=True):
 
 
 _Key = tuple[str, int]
-_Block = TypeVar("_Block", bound=Growing)
+_Block = TypeVar("_Block", bound=ChatBlockAccumulator)
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_detail = msgspec.json.Decoder(_Detail).decode
 _decode_call = msgspec.json.Decoder(CallDelta).decode
 
 
-class ChatFold:
+class ChatReplyFold:
     """Blocks are in the order in which they began."""
 
-    def __init__(self, flavour: Flavour) -> None:
+    def __init__(self, flavour: ChatVariant) -> None:
         self._flavour = flavour
         self._id: str | None = None
         self._model = ""
-        self._usage = WireUsage()
-        self._blocks: dict[_Key, tuple[int, Growing]] = {}
+        self._usage = ChatUsage()
+        self._blocks: dict[_Key, tuple[int, ChatBlockAccumulator]] = {}
         self._finish_reason: str | None = None
         self.has_answer = False
         self.finished = False
 
     @property
     def usage(self) -> Usage:
-        return buckets(self._usage, for_5m=self._flavour.writes_for_5m(self._model))
+        return chat_usage_buckets(self._usage, for_5m=self._flavour.writes_for_5m(self._model))
 
-    def take_event(self, event: SentEvent) -> tuple[Delta, ...]:
-        with readable("server_error", "an event of the stream"):
+    def take_event(self, event: ServerSentEvent) -> tuple[Delta, ...]:
+        with decoding_errors("server_error", "an event of the stream"):
             return self._end() if event.data.strip() == DONE else self.take(event.data)
 
     def take(self, raw: bytes) -> tuple[Delta, ...]:
@@ -122,11 +112,11 @@ class ChatFold:
         raw.decode()
         chunk = _decode_chunk(raw)
         if _is_present(chunk.error) or chunk.object == "error":
-            raise read_stream_error(raw)
+            raise decode_openai_stream_error(raw)
         deltas = [*self._start(chunk)]
         for choice in chunk.choices or ():
             if _is_present(choice.error):
-                raise read_stream_error(bytes(choice.error))
+                raise decode_openai_stream_error(bytes(choice.error))
             # Only the first choice: others would be alternative responses, which we never request.
             if not choice.index:
                 self.has_answer = True
@@ -143,7 +133,7 @@ class ChatFold:
         self._model = self._model or chunk.model or ""
         if self._id is None:
             self._id = chunk.id or ""
-            yield ReplyStarted(self._id, self._model, buckets(chunk.usage or WireUsage()))
+            yield ReplyStarted(self._id, self._model, chat_usage_buckets(chunk.usage or ChatUsage()))
         self._id = self._id or chunk.id or ""
 
     def _end(self) -> tuple[Delta, ...]:
@@ -164,9 +154,9 @@ class ChatFold:
                 yield from self._add_part(bytes(part))
         yield from self._add_text(("refusal", 0), message.refusal or "")
         for raw in message.images or ():
-            self._block(("images", 0), lambda _: GrowingList(MESSAGE + "images"))[1].grow(bytes(raw))
+            self._block(("images", 0), lambda _: ListAccumulator(MESSAGE_KIND + "images"))[1].grow(bytes(raw))
         if _is_present(message.audio):
-            self._block(("audio", 0), lambda _: GrowingOpaque(MESSAGE + "audio"))[1].grow(bytes(message.audio))
+            self._block(("audio", 0), lambda _: OpaqueAccumulator(MESSAGE_KIND + "audio"))[1].grow(bytes(message.audio))
         for position, raw in enumerate(message.tool_calls or ()):
             yield from self._add_call(bytes(raw), position)
         if message.function_call is not None:
@@ -177,43 +167,43 @@ class ChatFold:
         for position, raw in enumerate(message.reasoning_details or ()):
             decoded = _decode_detail(raw)
             key = (decoded.type, position if decoded.index is None else decoded.index)
-            index, detail = self._block(key, lambda _: GrowingDetail())
+            index, detail = self._block(key, lambda _: ReasoningDetailAccumulator())
             detail.grow(bytes(raw))
             if text := decoded.text or decoded.summary:
                 yield ThinkingDelta(index, text)
         text = message.reasoning or message.reasoning_content
         if text and not message.reasoning_details:
-            index, block = self._block(("reasoning", 0), lambda _: GrowingThinking())
+            index, block = self._block(("reasoning", 0), lambda _: ThinkingAccumulator())
             block.grow(text)
             yield ThinkingDelta(index, text)
 
     def _add_text(self, key: _Key, text: str) -> Iterator[Delta]:
         if text:
-            index, block = self._block(key, lambda _: GrowingText())
+            index, block = self._block(key, lambda _: TextAccumulator())
             block.grow(text)
             yield TextDelta(index, text)
 
     def _add_part(self, raw: bytes) -> Iterator[Delta]:
         """Some providers send content as a list of parts instead of one text."""
-        part, _ = read_part(raw, self._flavour)
+        part, _ = decode_chat_part(raw, self._flavour)
         if isinstance(part, Text):
             yield from self._add_text(("content", 0), part.text)
         else:
             kind = part.kind if isinstance(part, Opaque) else "image_url"
-            self._block(("part", len(self._blocks)), lambda _: GrowingOpaque(kind))[1].grow(raw)
+            self._block(("part", len(self._blocks)), lambda _: OpaqueAccumulator(kind))[1].grow(raw)
 
     def _add_call(self, raw: bytes, position: int) -> Iterator[Delta]:
         delta = _decode_call(raw)
         index = position if delta.index is None else delta.index
         if delta.type not in (None, "", "function") or ("call of another type", index) in self._blocks:
-            kind = f"{CALL}{delta.type}"
-            other = self._block(("call of another type", index), lambda _: GrowingOpaque(kind))[1]
-            other.grow(without(raw, "index"))
+            kind = f"{CALL_KIND}{delta.type}"
+            other = self._block(("call of another type", index), lambda _: OpaqueAccumulator(kind))[1]
+            other.grow(remove_member(raw, "index"))
         else:
             yield from self._add_function_call(index, delta)
 
     def _add_function_call(self, index: int, delta: CallDelta) -> tuple[Delta, ...]:
-        _, call = self._block(("call", index), lambda block_index: GrowingCall(block_index, self._id or ""))
+        _, call = self._block(("call", index), lambda block_index: CallAccumulator(block_index, self._id or ""))
         return call.grow(delta)
 
     def _block(self, key: _Key, begin: Callable[[int], _Block]) -> tuple[int, _Block]:
@@ -241,13 +231,15 @@ class ChatFold:
     def _salvaged(self) -> tuple[Block, ...]:
         content = [block for block in map(_salvage, self._visible_blocks()) if block is not None]
         # Reasoning cannot be sent back without the output it led to.
-        while content and is_reasoning(content[-1]):
+        while content and is_reasoning_block(content[-1]):
             content.pop()
         return tuple(content)
 
-    def _visible_blocks(self) -> Iterator[Growing]:
-        has_details = any(isinstance(block, GrowingDetail) for _, block in self._blocks.values())
-        return (block for _, block in self._blocks.values() if not (has_details and isinstance(block, GrowingThinking)))
+    def _visible_blocks(self) -> Iterator[ChatBlockAccumulator]:
+        has_details = any(isinstance(block, ReasoningDetailAccumulator) for _, block in self._blocks.values())
+        return (
+            block for _, block in self._blocks.values() if not (has_details and isinstance(block, ThinkingAccumulator))
+        )
 
     def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
         return Reply(content, stop_reason, self.usage, self._model, self._id or "")
@@ -267,16 +259,16 @@ def _is_present(raw: msgspec.Raw) -> bool:
     return bytes(raw) != b"null"
 
 
-def _salvage(block: Growing) -> Block | None:
+def _salvage(block: ChatBlockAccumulator) -> Block | None:
     try:
         return block.salvage()
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
 
 
-def read_reply(body: bytes, flavour: Flavour) -> Reply:
-    fold = ChatFold(flavour)
-    with readable("server_error", "the reply"):
+def decode_chat_reply(body: bytes, flavour: ChatVariant) -> Reply:
+    fold = ChatReplyFold(flavour)
+    with decoding_errors("server_error", "the reply"):
         fold.take(body)
         if not fold.has_answer:
             raise msgspec.ValidationError("Expected at least one of `choices`")

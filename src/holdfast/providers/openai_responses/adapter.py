@@ -3,29 +3,32 @@
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from holdfast.canonical.pieces import Piece
-from holdfast.canonical.prompt import Parameters, Passage, Plan, Prompt, Segment, Ttl
-from holdfast.canonical.reply import Reply
-from holdfast.catalog.rows import Model
+from holdfast.catalog.schema import Model
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.adapter import Endpoint, WireRequest
-from holdfast.providers.openai_errors import read_error, write_error
-from holdfast.providers.openai_fields import session_fields
-from holdfast.providers.openai_responses.diagnosing import asked_to_diagnose, compares, refuses_diagnosis
-from holdfast.providers.openai_responses.read import read_request
-from holdfast.providers.openai_responses.reply import write_reply, write_stream
-from holdfast.providers.openai_responses.spell import (
-    close,
-    endpoint,
-    lead,
-    lower,
-    mark,
-    opening,
-    spell_segment,
+from holdfast.providers.openai_common import decode_openai_error, encode_openai_error, openai_session_fields
+from holdfast.providers.openai_responses.cache_diagnostics import (
+    is_responses_diagnosis_refusal,
+    request_responses_diagnosis,
+    requests_responses_comparison,
 )
-from holdfast.providers.openai_responses.stream import ResponseFold, read_reply
-from holdfast.providers.streaming import EventStreamReader
-from holdfast.providers.writing import write_request
+from holdfast.providers.openai_responses.decode import decode_responses_request
+from holdfast.providers.openai_responses.encode import (
+    encode_responses_breakpoint,
+    encode_responses_segment,
+    lower_responses_entry,
+    responses_endpoint,
+    responses_request_head,
+    responses_separator,
+    responses_suffix,
+)
+from holdfast.providers.openai_responses.response import encode_responses_reply, encode_responses_stream
+from holdfast.providers.openai_responses.stream import ResponsesReplyFold, decode_responses_reply
+from holdfast.providers.sse import EventStreamDecoder
+from holdfast.providers.wire_request import encode_whole_request
+from holdfast.types.prompt import HistoryEntry, Parameters, Plan, Prompt, Segment, Ttl
+from holdfast.types.reply import Reply
+from holdfast.types.request_buffer import EncodedBlock
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -33,65 +36,65 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class OpenAIResponsesAdapter:
     name = "openai"
 
-    def lower(self, entry: Passage) -> Passage | None:
-        return lower(entry)
+    def lower(self, entry: HistoryEntry) -> HistoryEntry | None:
+        return lower_responses_entry(entry)
 
-    def spell(self, segment: Segment) -> tuple[Piece, ...]:
-        return spell_segment(segment)
+    def spell(self, segment: Segment) -> tuple[EncodedBlock, ...]:
+        return encode_responses_segment(segment)
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
-        fields = session_fields(model, session_id)
+        fields = openai_session_fields(model, session_id)
         # A model without reasoning refuses `include: ["reasoning.encrypted_content"]`, so the list is emptied.
         return fields if model.reasons else (*fields, ("include", "[]"))
 
-    def lead(self, before: Piece | None, block: Piece) -> bytes:
-        return lead(before, block)
+    def lead(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
+        return responses_separator(before, block)
 
-    def close(self, last: Piece | None) -> bytes:
-        return close(last)
+    def close(self, last: EncodedBlock | None) -> bytes:
+        return responses_suffix(last)
 
     def mark(self, ttl: Ttl) -> bytes:
-        return mark(ttl)
+        return encode_responses_breakpoint(ttl)
 
     def opening(self, parameters: Parameters) -> bytes:
-        return opening(parameters)
+        return responses_request_head(parameters)
 
     def endpoint(self, parameters: Parameters) -> Endpoint:
-        return endpoint(parameters)
+        return responses_endpoint(parameters)
 
     def credentials(self, api_key: str) -> Mapping[str, str]:
         return {"authorization": f"Bearer {api_key}"}
 
     def asked_to_diagnose(self, parameters: Parameters, previous_response_id: str | None) -> Parameters:
-        return asked_to_diagnose(parameters, previous_response_id)
+        return request_responses_diagnosis(parameters, previous_response_id)
 
     def compares(self, parameters: Parameters) -> bool:
-        return compares(parameters)
+        return requests_responses_comparison(parameters)
 
     def refuses_diagnosis(self, error: ProviderError) -> bool:
-        return refuses_diagnosis(error)
+        return is_responses_diagnosis_refusal(error)
 
     def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
-        return write_request(self, prompt, plan, parameters)
+        return encode_whole_request(self, prompt, plan, parameters)
 
     def read_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
         """Also decodes requests to count tokens, which have neither `max_output_tokens` nor `stream`."""
-        return read_request(body)
+        return decode_responses_request(body)
 
     def write_reply(self, reply: Reply) -> bytes:
-        return write_reply(reply)
+        return encode_responses_reply(reply)
 
     def read_reply(self, body: bytes) -> Reply:
-        return read_reply(body)
+        return decode_responses_reply(body)
 
     def write_stream(self, reply: Reply) -> Iterable[bytes]:
-        return write_stream(reply)
+        return encode_responses_stream(reply)
 
-    def stream_reader(self) -> EventStreamReader:
-        return EventStreamReader(ResponseFold())
+    def stream_reader(self) -> EventStreamDecoder:
+        return EventStreamDecoder(ResponsesReplyFold())
 
     def write_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
-        return write_error(kind, message, status=status)
+        return encode_openai_error(kind, message, status=status)
 
     def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        return read_error(status, headers, body)
+        return decode_openai_error(status, headers, body)

@@ -1,40 +1,36 @@
 """Encodes history entries as input items of the Responses API, and decodes items."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 
 import msgspec
 
-from holdfast.canonical.blocks import (
-    Block,
-    Image,
-    Opaque,
-    RedactedThinking,
-    Role,
-    Text,
-    Thinking,
-    ToolResult,
-    ToolUse,
-)
-from holdfast.canonical.pieces import Piece
-from holdfast.canonical.prompt import Passage, Ttl
-from holdfast.providers.arguments import legal_arguments
-from holdfast.providers.members import quoted, read_string, take_apart
+from holdfast.providers.json_splice import encode_string, get_string_member, make_valid_arguments, split_object
 from holdfast.providers.openai_responses.parts import (
     OUTPUT_KINDS,
-    is_markable,
-    read_input,
-    read_output,
-    spell_input,
-    spell_output,
-    spoken_names,
+    accepts_responses_breakpoint,
+    decode_input_part,
+    decode_output_part,
+    encode_input_part,
+    encode_output_part,
+    non_default_names,
 )
-from holdfast.providers.openai_responses.reasoning import read_reasoning, spell_reasoning
+from holdfast.types.blocks import Block, Image, Opaque, RedactedThinking, Role, Text, Thinking, ToolResult, ToolUse
+from holdfast.types.json_encoding import canonical_json
+from holdfast.types.prompt import HistoryEntry, Ttl
+from holdfast.types.request_buffer import EncodedBlock
 
-ALONE = b"{"
+ITEM_START = b"{"
+
+
 """Starts a block that is a complete item: no other block continues it, and nothing has to be closed after it."""
 
+
 WIRE_ROLES: dict[Role, str] = {"user": "user", "assistant": "assistant", "system": "developer"}
+
+
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+
 
 # Items that a caller sends. Any other unknown item is output of the model, unless it ends in `_output`.
 _USER_ITEM_KINDS = frozenset(
@@ -42,7 +38,7 @@ _USER_ITEM_KINDS = frozenset(
 )
 
 
-class ReadItem(msgspec.Struct, frozen=True):
+class DecodedItem(msgspec.Struct, frozen=True):
     """`ttls` holds the TTL of each block's breakpoint, or None."""
 
     role: Role
@@ -54,7 +50,7 @@ def message_start(role: str) -> bytes:
     return b'{"type":"message","role":"%b","content":[' % role.encode()
 
 
-def spell_passage(entry: Passage) -> Iterator[Piece]:
+def encode_responses_entry(entry: HistoryEntry) -> Iterator[EncodedBlock]:
     """One encoded block per block. Adjacent parts share a message; everything else is an item of its own."""
     start = message_start(WIRE_ROLES[entry.role])
     in_message = False
@@ -66,16 +62,20 @@ def spell_passage(entry: Passage) -> Iterator[Piece]:
             case RedactedThinking():
                 continue
             case ToolUse() | Thinking():
-                container_start, data, accepts_breakpoint = ALONE, _encode_item(block).removeprefix(ALONE), False
+                container_start, data, accepts_breakpoint = (
+                    ITEM_START,
+                    _encode_item(block).removeprefix(ITEM_START),
+                    False,
+                )
                 in_message = False
-            case Opaque(kind=kind, raw=raw) if is_item(entry.role, kind):
-                container_start, data, accepts_breakpoint = ALONE, raw.strip().removeprefix(ALONE), False
+            case Opaque(kind=kind, raw=raw) if is_separate_item(entry.role, kind):
+                container_start, data, accepts_breakpoint = ITEM_START, raw.strip().removeprefix(ITEM_START), False
                 in_message = False
             case Text() | Image() | Opaque():
                 container_start = b"" if in_message else start
                 data, accepts_breakpoint = _encode_part(entry.role, block)
                 in_message = True
-        yield Piece(
+        yield EncodedBlock(
             entry.layer,
             "messages",
             entry.stability,
@@ -89,42 +89,42 @@ def spell_passage(entry: Passage) -> Iterator[Piece]:
 
 def _encode_item(block: ToolUse | Thinking) -> bytes:
     if isinstance(block, Thinking):
-        return spell_reasoning(block)
+        return encode_reasoning(block)
     return b'{"type":"function_call","call_id":%b,"name":%b,"arguments":%b}' % (
-        quoted(block.id),
-        quoted(block.name),
-        quoted(block.arguments_json),
+        encode_string(block.id),
+        encode_string(block.name),
+        encode_string(block.arguments_json),
     )
 
 
 def _encode_result(result: ToolResult) -> tuple[bytes, bytes, bool]:
     """The data is the last part, because only a part accepts a breakpoint."""
-    start = b'{"type":"function_call_output","call_id":%b,"output":' % quoted(result.tool_use_id)
+    start = b'{"type":"function_call_output","call_id":%b,"output":' % encode_string(result.tool_use_id)
     if not result.content:
-        return ALONE, start.removeprefix(ALONE) + b'""}', False
+        return ITEM_START, start.removeprefix(ITEM_START) + b'""}', False
     *earlier, last = result.content
-    container_start = start + b"[" + b"".join(spell_input(part) + b"," for part in earlier)
-    return container_start, spell_input(last), is_markable(last)
+    container_start = start + b"[" + b"".join(encode_input_part(part) + b"," for part in earlier)
+    return container_start, encode_input_part(last), accepts_responses_breakpoint(last)
 
 
 def _encode_part(role: Role, part: Text | Image | Opaque) -> tuple[bytes, bool]:
     if role != "assistant" or isinstance(part, Image):
-        return spell_input(part), is_markable(part)
-    return spell_output(part), False
+        return encode_input_part(part), accepts_responses_breakpoint(part)
+    return encode_output_part(part), False
 
 
-def is_item(role: Role, kind: str) -> bool:
+def is_separate_item(role: Role, kind: str) -> bool:
     """Whether an opaque block is an item of its own and not a part of a message of that role."""
     if role == "assistant":
         return kind not in OUTPUT_KINDS
     return kind in _USER_ITEM_KINDS or kind.endswith("_output")
 
 
-def read_item(raw: bytes) -> ReadItem:
+def decode_responses_item(raw: bytes) -> DecodedItem:
     """Raises msgspec's errors, which never quote a value. An item with unknown fields is carried as its bytes."""
-    members = take_apart(raw)
-    kind = "message" if "type" not in members and "role" in members else read_string(members, "type")
-    item: ReadItem | None = None
+    members = split_object(raw)
+    kind = "message" if "type" not in members and "role" in members else get_string_member(members, "type")
+    item: DecodedItem | None = None
     match kind:
         case "message":
             item = _decode_message(members)
@@ -133,66 +133,164 @@ def read_item(raw: bytes) -> ReadItem:
         case "function_call_output":
             item = _decode_result(members)
         case "reasoning":
-            thinking = read_reasoning(members)
-            item = ReadItem("assistant", (thinking,), (None,)) if thinking and thinking.signature else None
+            thinking = decode_reasoning(members)
+            item = DecodedItem("assistant", (thinking,), (None,)) if thinking and thinking.signature else None
         case _:
             pass
     if item is not None:
         return item
-    role: Role = "user" if is_item("user", kind) else "assistant"
+    role: Role = "user" if is_separate_item("user", kind) else "assistant"
     if kind == "message":
         role = _decode_role(members)
-    return ReadItem(role, (Opaque(kind, raw),), (None,))
+    return DecodedItem(role, (Opaque(kind, raw),), (None,))
 
 
 def _decode_role(members: Mapping[str, bytes]) -> Role:
-    role = read_string(members, "role")
+    role = get_string_member(members, "role")
     if role not in _ROLES:
         raise msgspec.ValidationError(f"the role must be one of {', '.join(_ROLES)} - at `$.role`")
     return _ROLES[role]
 
 
-def _decode_message(members: Mapping[str, bytes]) -> ReadItem | None:
+def _decode_message(members: Mapping[str, bytes]) -> DecodedItem | None:
     role = _decode_role(members)
-    if spoken_names(members, "id", "status", "content") != {"role"}:
+    if non_default_names(members, "id", "status", "content") != {"role"}:
         return None
     content = msgspec.json.decode(members.get("content", b"null"), type=str | tuple[msgspec.Raw, ...])
     if isinstance(content, str):
-        return ReadItem(role, (Text(content),), (None,))
+        return DecodedItem(role, (Text(content),), (None,))
     if role == "assistant":
-        blocks: tuple[Block, ...] = tuple(read_output(bytes(part)) for part in content)
+        blocks: tuple[Block, ...] = tuple(decode_output_part(bytes(part)) for part in content)
         ttls: tuple[Ttl | None, ...] = (None,) * len(blocks)
     else:
-        parts = [read_input(bytes(part)) for part in content]
+        parts = [decode_input_part(bytes(part)) for part in content]
         blocks = tuple(part for part, _ in parts)
         ttls = tuple(ttl for _, ttl in parts)
-    if any(isinstance(block, Opaque) and is_item(role, block.kind) for block in blocks):
+    if any(isinstance(block, Opaque) and is_separate_item(role, block.kind) for block in blocks):
         # Encoded on its own, such a part would become an item.
         return None
-    return ReadItem(role, blocks, ttls)
+    return DecodedItem(role, blocks, ttls)
 
 
-def _decode_call(members: Mapping[str, bytes]) -> ReadItem | None:
-    if spoken_names(members, "id", "status") != {"call_id", "name", "arguments"}:
+def _decode_call(members: Mapping[str, bytes]) -> DecodedItem | None:
+    if non_default_names(members, "id", "status") != {"call_id", "name", "arguments"}:
         return None
-    arguments = read_arguments(read_string(members, "arguments"))
-    call = ToolUse(read_string(members, "call_id"), read_string(members, "name"), arguments)
-    return ReadItem("assistant", (call,), (None,))
+    arguments = decode_call_arguments(get_string_member(members, "arguments"))
+    call = ToolUse(get_string_member(members, "call_id"), get_string_member(members, "name"), arguments)
+    return DecodedItem("assistant", (call,), (None,))
 
 
-def read_arguments(text: str) -> str:
+def decode_call_arguments(text: str) -> str:
     """A model may write an empty text for a call without arguments."""
-    return legal_arguments(text) if text.strip() else "{}"
+    return make_valid_arguments(text) if text.strip() else "{}"
 
 
-def _decode_result(members: Mapping[str, bytes]) -> ReadItem | None:
+def _decode_result(members: Mapping[str, bytes]) -> DecodedItem | None:
     """A breakpoint inside the result is moved to its end, the nearest position an encoded block has."""
-    if spoken_names(members, "id", "status") != {"call_id", "output"}:
+    if non_default_names(members, "id", "status") != {"call_id", "output"}:
         return None
-    call_id = read_string(members, "call_id")
+    call_id = get_string_member(members, "call_id")
     output = msgspec.json.decode(members["output"], type=str | tuple[msgspec.Raw, ...])
     if isinstance(output, str):
-        return ReadItem("user", (ToolResult(call_id, (Text(output),) if output else ()),), (None,))
-    parts = [read_input(bytes(part)) for part in output]
+        return DecodedItem("user", (ToolResult(call_id, (Text(output),) if output else ()),), (None,))
+    parts = [decode_input_part(bytes(part)) for part in output]
     ttl = next((ttl for _, ttl in reversed(parts) if ttl is not None), None)
-    return ReadItem("user", (ToolResult(call_id, tuple(part for part, _ in parts)),), (ttl,))
+    return DecodedItem("user", (ToolResult(call_id, tuple(part for part, _ in parts)),), (ttl,))
+
+
+SUMMARY_SEPARATOR = "\n\n"
+
+
+class _Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    encrypted_content: str
+    id: str | None = None
+    lengths: tuple[int, ...] | None = None
+
+
+class _Summary(msgspec.Struct, frozen=True):
+    text: str
+
+
+_decode_seal = msgspec.json.Decoder(_Seal).decode
+
+
+def make_signature(encrypted_content: str, id: str | None, summaries: Sequence[str]) -> str:
+    """The signature of a thinking block whose text is the joined summaries."""
+    is_single = not summaries or (len(summaries) == 1 and summaries[0])
+    lengths = None if is_single else tuple(map(len, summaries))
+    return canonical_json(_Seal(encrypted_content, id, lengths)).decode()
+
+
+def has_openai_signature(thinking: Thinking) -> bool:
+    return _unseal(thinking) is not None
+
+
+def encode_reasoning(thinking: Thinking, *, id: str = "") -> bytes:
+    """The item. Without a signature of ours it has no encrypted content, and its id is the parameter."""
+    unsealed = _unseal(thinking)
+    summaries = _encode_summaries(split_summaries(thinking))
+    if unsealed is None:
+        return b'{"type":"reasoning","id":%b,"summary":[%b]}' % (encode_string(id), summaries)
+    sealed, _ = unsealed
+    id_member = b"" if sealed.id is None else b'"id":' + encode_string(sealed.id) + b","
+    encrypted_content = encode_string(sealed.encrypted_content)
+    return b'{"type":"reasoning",%b"summary":[%b],"encrypted_content":%b}' % (id_member, summaries, encrypted_content)
+
+
+def signed_item_id(thinking: Thinking) -> str | None:
+    unsealed = _unseal(thinking)
+    return None if unsealed is None else unsealed[0].id
+
+
+def split_summaries(thinking: Thinking) -> tuple[str, ...]:
+    unsealed = _unseal(thinking)
+    if unsealed is not None:
+        return unsealed[1]
+    return (thinking.text,) if thinking.text else ()
+
+
+def decode_reasoning(members: Mapping[str, bytes]) -> Thinking | None:
+    """None if the item has fields that thinking cannot hold; unsigned if it has no encrypted content."""
+    if not non_default_names(members, "status") <= {"id", "summary", "encrypted_content"}:
+        return None
+    summaries = _decode_summaries(members.get("summary", b"[]"))
+    if summaries is None:
+        return None
+    text = SUMMARY_SEPARATOR.join(summaries)
+    encrypted_content = msgspec.json.decode(members.get("encrypted_content", b"null"), type=str | None)
+    if not encrypted_content:
+        return Thinking(text)
+    id = get_string_member(members, "id") if "id" in members else None
+    return Thinking(text, make_signature(encrypted_content, id, summaries))
+
+
+def _encode_summaries(summaries: Sequence[str]) -> bytes:
+    return b",".join(b'{"type":"summary_text","text":' + encode_string(text) + b"}" for text in summaries)
+
+
+def _decode_summaries(raw: bytes) -> list[str] | None:
+    parts = msgspec.json.decode(raw, type=list[dict[str, msgspec.Raw]])
+    if any(part.keys() != {"type", "text"} or bytes(part["type"]) != b'"summary_text"' for part in parts):
+        return None
+    return [text.text for text in msgspec.json.decode(raw, type=list[_Summary])]
+
+
+def _unseal(thinking: Thinking) -> tuple[_Seal, tuple[str, ...]] | None:
+    """None if the signature is not ours, or does not belong to this text."""
+    if thinking.signature is None:
+        return None
+    try:
+        sealed = _decode_seal(thinking.signature)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    summaries: tuple[str, ...] = (thinking.text,) if thinking.text else ()
+    if sealed.lengths is not None:
+        # Each summary is followed by the separator, so summary k starts at sum(length_i + len(SEPARATOR), i < k).
+        ends = accumulate((length + len(SUMMARY_SEPARATOR) for length in sealed.lengths), initial=0)
+        summaries = tuple(thinking.text[start : end - len(SUMMARY_SEPARATOR)] for start, end in pairwise(ends))
+    fits_text = SUMMARY_SEPARATOR.join(summaries) == thinking.text
+    return (
+        (sealed, summaries)
+        if fits_text and make_signature(sealed.encrypted_content, sealed.id, summaries) == thinking.signature
+        else None
+    )

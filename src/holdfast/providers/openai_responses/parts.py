@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from holdfast.canonical.blocks import Base64Source, FileSource, Image, Json, Opaque, Text, UrlSource
-from holdfast.canonical.prompt import Ttl
-from holdfast.providers.members import quoted, read_string, take_apart, without
+from holdfast.providers.json_splice import encode_string, get_string_member, remove_member, split_object
+from holdfast.types.blocks import Base64Source, FileSource, Image, Json, Opaque, Text, UrlSource
+from holdfast.types.prompt import Ttl
 
-MARK = "prompt_cache_breakpoint"
+CACHE_BREAKPOINT = "prompt_cache_breakpoint"
 
 OUTPUT_KINDS = frozenset({"output_text", "refusal"})
 """Part types that an assistant message can have."""
@@ -35,7 +35,7 @@ _DEFAULT_VALUES: dict[str, tuple[Json, ...]] = {
     "phase": (None,),
 }
 
-Part = Text | Image | Opaque
+InputPart = Text | Image | Opaque
 
 
 class _Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,10 +43,10 @@ class _Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttl: str | None = None
 
 
-def spell_input(part: Part) -> bytes:
+def encode_input_part(part: InputPart) -> bytes:
     match part:
         case Text(text=text):
-            return b'{"type":"input_text","text":' + quoted(text) + b"}"
+            return b'{"type":"input_text","text":' + encode_string(text) + b"}"
         case Image(source=source):
             return b'{"type":"input_image",' + _encode_source(source) + b',"detail":"auto"}'
         case Opaque(raw=raw):
@@ -55,17 +55,17 @@ def spell_input(part: Part) -> bytes:
 
 def _encode_source(source: Base64Source | UrlSource | FileSource) -> bytes:
     if isinstance(source, FileSource):
-        return b'"file_id":' + quoted(source.file_id)
-    return b'"image_url":' + quoted(_url_of(source))
+        return b'"file_id":' + encode_string(source.file_id)
+    return b'"image_url":' + encode_string(_url_of(source))
 
 
-def spell_output(part: Text | Opaque) -> bytes:
+def encode_output_part(part: Text | Opaque) -> bytes:
     if isinstance(part, Text):
-        return b'{"type":"output_text","text":' + quoted(part.text) + b',"annotations":[]}'
+        return b'{"type":"output_text","text":' + encode_string(part.text) + b',"annotations":[]}'
     return part.raw.strip()
 
 
-def is_markable(part: Part) -> bool:
+def accepts_responses_breakpoint(part: InputPart) -> bool:
     """Whether the provider accepts a breakpoint on it, as an input part."""
     match part:
         case Text(text=text):
@@ -89,7 +89,7 @@ def _source_at(url: str) -> Base64Source | UrlSource:
     return Base64Source(inline[1], inline[2]) if inline else UrlSource(url)
 
 
-def lowered_image(image: Image) -> Image:
+def normalize_responses_image(image: Image) -> Image:
     """The image as it will be decoded again: a data URL and base64 data have the same encoding."""
     if isinstance(image.source, FileSource):
         return image
@@ -97,7 +97,7 @@ def lowered_image(image: Image) -> Image:
     return image if source == image.source else Image(source)
 
 
-def spoken_names(members: Mapping[str, bytes], *ignored: str) -> set[str]:
+def non_default_names(members: Mapping[str, bytes], *ignored: str) -> set[str]:
     """The names of the members with a value other than the default, except the type and the ignored ones."""
     return {name for name in members if name not in ("type", *ignored) and not _is_default(name, members[name])}
 
@@ -106,37 +106,37 @@ def _is_default(name: str, value: bytes) -> bool:
     return name in _DEFAULT_VALUES and msgspec.json.decode(value) in _DEFAULT_VALUES[name]
 
 
-def read_input(raw: bytes) -> tuple[Part, Ttl | None]:
+def decode_input_part(raw: bytes) -> tuple[InputPart, Ttl | None]:
     """The part, and the TTL of its breakpoint. Raises msgspec's errors, which never quote a value."""
-    members = take_apart(raw)
-    kind = read_string(members, "type")
+    members = split_object(raw)
+    kind = get_string_member(members, "type")
     ttl = _breakpoint_ttl(members)
-    names = spoken_names(members, MARK)
+    names = non_default_names(members, CACHE_BREAKPOINT)
     if kind == "input_text" and names == {"text"}:
-        return Text(read_string(members, "text")), ttl
+        return Text(get_string_member(members, "text")), ttl
     if kind == "input_image" and names == {"image_url"}:
-        return Image(_source_at(read_string(members, "image_url"))), ttl
+        return Image(_source_at(get_string_member(members, "image_url"))), ttl
     if kind == "input_image" and names == {"file_id"}:
-        return Image(FileSource(read_string(members, "file_id"))), ttl
-    return Opaque(kind, without(raw, MARK) if MARK in members else raw), ttl
+        return Image(FileSource(get_string_member(members, "file_id"))), ttl
+    return Opaque(kind, remove_member(raw, CACHE_BREAKPOINT) if CACHE_BREAKPOINT in members else raw), ttl
 
 
-def read_output(raw: bytes) -> Text | Opaque:
+def decode_output_part(raw: bytes) -> Text | Opaque:
     """A part of an assistant message. Some clients send its text back as `input_text`."""
-    members = take_apart(raw)
-    kind = read_string(members, "type")
-    if kind in ("output_text", "input_text") and spoken_names(members) == {"text"}:
-        return Text(read_string(members, "text"))
+    members = split_object(raw)
+    kind = get_string_member(members, "type")
+    if kind in ("output_text", "input_text") and non_default_names(members) == {"text"}:
+        return Text(get_string_member(members, "text"))
     return Opaque(kind, raw)
 
 
 def _breakpoint_ttl(members: Mapping[str, bytes]) -> Ttl | None:
     """A breakpoint without a TTL has the default of 30m (OpenAI, "Prompt caching")."""
-    point = msgspec.json.decode(members.get(MARK, b"null"), type=_Breakpoint | None)
+    point = msgspec.json.decode(members.get(CACHE_BREAKPOINT, b"null"), type=_Breakpoint | None)
     if point is None:
         return None
     if point.mode == "explicit" and point.ttl in (None, "30m"):
         return "30m"
     if point.mode == "explicit" and point.ttl == "12h":
         return "12h"
-    raise msgspec.ValidationError(f'`{MARK}` must be "explicit", for "30m" or "12h"')
+    raise msgspec.ValidationError(f'`{CACHE_BREAKPOINT}` must be "explicit", for "30m" or "12h"')

@@ -1,9 +1,25 @@
 """Decodes responses of the Responses API: one fold for complete and for streamed ones."""
 
+from collections.abc import Mapping
+
 import msgspec
 
-from holdfast.canonical.blocks import THINKING_KINDS, Block, Text, Thinking, ToolUse
-from holdfast.canonical.reply import (
+from holdfast.errors import ProviderError
+from holdfast.providers.adapter import ABSENT_DIAGNOSIS
+from holdfast.providers.errors import decoding_errors
+from holdfast.providers.json_splice import get_string_member, split_object
+from holdfast.providers.openai_common import ResponsesUsage, decode_openai_stream_error, responses_usage_buckets
+from holdfast.providers.openai_responses.cache_diagnostics import decode_responses_diagnosis
+from holdfast.providers.openai_responses.items import (
+    SUMMARY_SEPARATOR,
+    decode_call_arguments,
+    decode_reasoning,
+    decode_responses_item,
+)
+from holdfast.providers.openai_responses.parts import OUTPUT_KINDS, decode_output_part
+from holdfast.providers.sse import ServerSentEvent, get_event_name
+from holdfast.types.blocks import THINKING_TYPES, Block, Opaque, Text, Thinking, ToolUse
+from holdfast.types.reply import (
     Delta,
     Reply,
     ReplyFinished,
@@ -14,17 +30,9 @@ from holdfast.canonical.reply import (
     ToolUseDelta,
     ToolUseStarted,
 )
-from holdfast.errors import ProviderError
-from holdfast.providers.diagnosing import ABSENT
-from holdfast.providers.failures import readable
-from holdfast.providers.openai_errors import read_stream_error
-from holdfast.providers.openai_responses.diagnosing import read_diagnosis
-from holdfast.providers.openai_responses.output import GrowingItem, Output
-from holdfast.providers.openai_responses.usage import WireUsage, buckets
-from holdfast.providers.sse import SentEvent
-from holdfast.providers.streaming import event_name
 
 _INCOMPLETE_REASONS: dict[str | None, StopReason] = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}
+
 
 # The other events repeat what these contain, or announce it.
 _EVENTS = frozenset(
@@ -53,8 +61,8 @@ class _Response(msgspec.Struct, frozen=True):
     status: str | None = None
     output: tuple[msgspec.Raw, ...] | None = None
     incomplete_details: _Details | None = None
-    usage: WireUsage | None = None
-    prompt_cache_diagnostics: msgspec.Raw = ABSENT
+    usage: ResponsesUsage | None = None
+    prompt_cache_diagnostics: msgspec.Raw = ABSENT_DIAGNOSIS
     error: msgspec.Raw = msgspec.Raw(b"null")
 
     @property
@@ -77,19 +85,89 @@ class _Event(msgspec.Struct, frozen=True):
 _decode_event = msgspec.json.Decoder(_Event).decode
 
 
-class ResponseFold:
+class OutputBlocks(msgspec.Struct, frozen=True):
+    """`is_refusal`: a part is the model's refusal."""
+
+    blocks: tuple[Block, ...]
+    refused: bool = False
+
+
+class ItemAccumulator:
+    """An item from its first event on. Its `done` event replaces what was accumulated."""
+
+    def __init__(self, raw: bytes) -> None:
+        members = split_object(raw)
+        self._raw = raw
+        self._done: OutputBlocks | None = None
+        self._texts: dict[int, list[str]] = {}
+        self._arguments: list[str] = []
+        self.kind = get_string_member(members, "type")
+        is_call = self.kind == "function_call"
+        self.call_id = get_string_member(members, "call_id") if is_call else ""
+        self.name = get_string_member(members, "name") if is_call else ""
+
+    @property
+    def done(self) -> bool:
+        return self._done is not None
+
+    def grow_text(self, part: int, text: str) -> str:
+        """Append text to a part; returns what that adds to the joined text of all parts."""
+        starts_summary = self.kind == "reasoning" and part not in self._texts and bool(self._texts)
+        self._texts.setdefault(part, []).append(text)
+        return SUMMARY_SEPARATOR + text if starts_summary else text
+
+    def grow_arguments(self, json_part: str) -> None:
+        self._arguments.append(json_part)
+
+    def finish(self, raw: bytes) -> OutputBlocks:
+        self._done = decode_output_item(raw)
+        return self._done
+
+    def output(self) -> OutputBlocks:
+        return self._done if self._done is not None else self._accumulated()
+
+    def _accumulated(self) -> OutputBlocks:
+        """What has arrived of an item without a `done` event."""
+        texts = ["".join(self._texts[part]) for part in sorted(self._texts)]
+        match self.kind:
+            case "message":
+                return OutputBlocks(tuple(map(Text, texts)))
+            case "reasoning":
+                return OutputBlocks((Thinking(SUMMARY_SEPARATOR.join(texts)),))
+            case "function_call":
+                return OutputBlocks(
+                    (ToolUse(self.call_id, self.name, decode_call_arguments("".join(self._arguments))),)
+                )
+            case _:
+                return OutputBlocks((Opaque(self.kind, self._raw),))
+
+    def salvage(self) -> tuple[Block, ...]:
+        """The blocks that are valid in a message although the response was interrupted."""
+        return tuple(block for block in self.output().blocks if self._is_valid(block))
+
+    def _is_valid(self, block: Block) -> bool:
+        match block:
+            case Text(text=text):
+                return bool(text.strip())
+            case Thinking(signature=signature):
+                return signature is not None
+            case _:
+                return self.done
+
+
+class ResponsesReplyFold:
     """Takes the events of a response in order. `take` raises msgspec's errors for malformed ones."""
 
     def __init__(self) -> None:
         self._started: _Response | None = None
         self._ended = _Response()
-        self._items: dict[int, GrowingItem] = {}
+        self._items: dict[int, ItemAccumulator] = {}
         self._block_indexes: dict[tuple[int, int], int] = {}
         self.finished = False
 
-    def take_event(self, event: SentEvent) -> tuple[Delta, ...]:
-        with readable("server_error", "an event of the stream"):
-            name = event_name(event)
+    def take_event(self, event: ServerSentEvent) -> tuple[Delta, ...]:
+        with decoding_errors("server_error", "an event of the stream"):
+            name = get_event_name(event)
             decoded = _decode_event(event.data) if name in _EVENTS else _Event()
             if name.startswith(_EVENT_PREFIX) and name not in _EVENTS:
                 # We ignore this event, but if it is not valid JSON the stream is broken.
@@ -99,7 +177,7 @@ class ResponseFold:
         if name in _EVENTS:
             raise _failure(decoded.response)
         if name == "error":
-            raise read_stream_error(event.data)
+            raise decode_openai_stream_error(event.data)
         return ()
 
     def take(self, name: str, event: _Event) -> tuple[Delta, ...]:
@@ -131,12 +209,12 @@ class ResponseFold:
         if self._started is not None:
             raise msgspec.ValidationError("a second `response.created`")
         self._started = response
-        return (ReplyStarted(response.id, response.model, buckets(response.usage)),)
+        return (ReplyStarted(response.id, response.model, responses_usage_buckets(response.usage)),)
 
     def _open(self, index: int, raw: bytes) -> tuple[Delta, ...]:
         if index in self._items:
             raise msgspec.ValidationError(f"item {index} starts twice")
-        item = self._items[index] = GrowingItem(raw)
+        item = self._items[index] = ItemAccumulator(raw)
         if item.kind == "function_call":
             return (ToolUseStarted(self._block_index(index), item.call_id, item.name),)
         return ()
@@ -158,7 +236,7 @@ class ResponseFold:
         item.grow_arguments(json_part)
         return (ToolUseDelta(self._block_index(index), json_part),)
 
-    def _open_item(self, index: int) -> GrowingItem:
+    def _open_item(self, index: int) -> ItemAccumulator:
         if index not in self._items:
             raise msgspec.ValidationError(f"item {index} never started")
         if self._items[index].done:
@@ -170,10 +248,10 @@ class ResponseFold:
         if index in self._items:
             self._open_item(index).finish(raw)
             return ()
-        self._items[index] = GrowingItem(raw)
+        self._items[index] = ItemAccumulator(raw)
         return self._deltas_of(index, self._items[index].finish(raw))
 
-    def _deltas_of(self, index: int, output: Output) -> tuple[Delta, ...]:
+    def _deltas_of(self, index: int, output: OutputBlocks) -> tuple[Delta, ...]:
         deltas: list[Delta] = []
         for part, block in enumerate(output.blocks):
             match block:
@@ -216,7 +294,7 @@ class ResponseFold:
             return None
         content = [block for index in sorted(self._items) for block in self._items[index].salvage()]
         # The provider refuses reasoning without the output it led to.
-        while content and isinstance(content[-1], THINKING_KINDS):
+        while content and isinstance(content[-1], THINKING_TYPES):
             content.pop()
         return self._reply(tuple(content), "cancelled")
 
@@ -236,25 +314,52 @@ class ResponseFold:
     def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
         started = self._started or _Response()
         # A stream has its usage in `response.completed` or `response.incomplete`.
-        usage = buckets(self._ended.usage or started.usage)
+        usage = responses_usage_buckets(self._ended.usage or started.usage)
         return Reply(
             content,
             stop_reason,
             usage,
             self._ended.model or started.model,
             self._ended.id or started.id,
-            diagnosis=read_diagnosis(bytes(self._ended.prompt_cache_diagnostics)),
+            diagnosis=decode_responses_diagnosis(bytes(self._ended.prompt_cache_diagnostics)),
         )
 
 
 def _failure(response: _Response) -> ProviderError:
-    return read_stream_error(b'{"error":' + bytes(response.error) + b"}")
+    return decode_openai_stream_error(b'{"error":' + bytes(response.error) + b"}")
 
 
-def read_reply(body: bytes) -> Reply:
-    with readable("server_error", "the reply"):
+def decode_responses_reply(body: bytes) -> Reply:
+    with decoding_errors("server_error", "the reply"):
         body.decode()
         response = msgspec.json.decode(body, type=_Response)
         if not response.failed:
-            return ResponseFold().take_whole(response)
+            return ResponsesReplyFold().take_whole(response)
     raise _failure(response)
+
+
+def decode_output_item(raw: bytes) -> OutputBlocks:
+    """Raises msgspec's errors. Metadata of a message, such as its phase, is dropped."""
+    members = split_object(raw)
+    match get_string_member(members, "type"):
+        case "message":
+            return _decode_message(raw, members)
+        case "reasoning":
+            return OutputBlocks((decode_reasoning(members) or Opaque("reasoning", raw),))
+        case _:
+            return OutputBlocks(decode_responses_item(raw).blocks)
+
+
+def _decode_message(raw: bytes, members: Mapping[str, bytes]) -> OutputBlocks:
+    blocks: list[Block] = []
+    refused = False
+    for part in msgspec.json.decode(members.get("content", b"[]"), type=tuple[msgspec.Raw, ...]):
+        block = decode_output_part(bytes(part))
+        if isinstance(block, Opaque) and block.kind == "refusal":
+            refused = True
+            block = Text(get_string_member(split_object(block.raw), "refusal"))
+        if isinstance(block, Opaque) and block.kind not in OUTPUT_KINDS:
+            # A part of another type can only be sent back together with its message.
+            return OutputBlocks((Opaque("message", raw),), refused)
+        blocks.append(block)
+    return OutputBlocks(tuple(blocks), refused)

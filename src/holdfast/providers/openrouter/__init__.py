@@ -1,25 +1,24 @@
 """OpenRouter's variant of Chat Completions."""
 
-from holdfast.catalog.rows import Model
-from holdfast.providers.members import quoted
+from holdfast.catalog.schema import Model
+from holdfast.providers.json_splice import encode_string
 from holdfast.providers.openai_chat.adapter import ChatAdapter
-from holdfast.providers.openai_chat.flavour import Fields, Flavour
-from holdfast.providers.openai_errors import write_numbered_error
-from holdfast.providers.openai_fields import fitting_key
+from holdfast.providers.openai_chat.flavour import ChatVariant, RequestFields
+from holdfast.providers.openai_common import encode_openrouter_error, fit_cache_key
 
 SESSION_ID_CHARS_MAX = 256  # OpenRouter's limit.
 
 
-def _session_fields(model: Model, session_id: str) -> Fields:
+def _session_fields(model: Model, session_id: str) -> RequestFields:
     """`session_id` routes a session to the same upstream provider from its first call on.
 
     Without it sticky routing starts only after a cached request (OpenRouter, "Prompt Caching")."""
     if not model.supports_prompt_caching:
         return ()
-    return (("session_id", quoted(fitting_key(session_id, SESSION_ID_CHARS_MAX)).decode()),)
+    return (("session_id", encode_string(fit_cache_key(session_id, SESSION_ID_CHARS_MAX)).decode()),)
 
 
-FLAVOUR = Flavour(
+OPENROUTER_VARIANT = ChatVariant(
     name="openrouter",
     vendor="OpenRouter",
     output_limit_name="max_tokens",
@@ -29,11 +28,11 @@ FLAVOUR = Flavour(
     markable_parts=frozenset(),
     keeps_reasoning=True,
     session_fields=_session_fields,
-    write_error=write_numbered_error,
+    write_error=encode_openrouter_error,
     # On routes to Anthropic, writes have its default TTL of 5m.
     writes_for_5m=lambda model: model.startswith("anthropic/"),
 )
 
-openrouter = ChatAdapter(FLAVOUR)
+openrouter = ChatAdapter(OPENROUTER_VARIANT)
 
-__all__ = ["FLAVOUR", "openrouter"]
+__all__ = ["OPENROUTER_VARIANT", "openrouter"]

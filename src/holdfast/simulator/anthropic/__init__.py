@@ -1,3 +1,3 @@
 """The simulated Messages API of Anthropic."""
 
-from holdfast.simulator.anthropic.dialect import AnthropicDialect as AnthropicDialect
+from holdfast.simulator.anthropic.api import AnthropicApi as AnthropicApi

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from holdfast.canonical.blocks import Block, RedactedThinking, Thinking
-from holdfast.catalog.rows import CacheRules
+from holdfast.catalog.schema import CacheRules
 from holdfast.errors import ProviderError
-from holdfast.providers.anthropic.blocks import spell_block
-from holdfast.simulator.blocks import THINKING_NAMES, SentBlock
+from holdfast.providers.anthropic.blocks import encode_anthropic_block
 from holdfast.simulator.dialect import DroppedBlock
-from holdfast.simulator.seals import Seal, extend, opened, thought_in, write_seal
+from holdfast.simulator.request_blocks import THINKING_NAMES, SentBlock
+from holdfast.simulator.signatures import ThinkingSeal, digest_thought, extend_prefix_digest, read_seal, write_seal
+from holdfast.types.blocks import Block, RedactedThinking, Thinking
 
 
-class Admitted(msgspec.Struct, frozen=True):
+class AcceptedBlocks(msgspec.Struct, frozen=True):
     """The blocks that the model sees, and the prefix that its own thinking will be bound to."""
 
     blocks: tuple[SentBlock, ...]
@@ -24,7 +24,9 @@ class Admitted(msgspec.Struct, frozen=True):
     prefix: str
 
 
-def admit(blocks: Sequence[SentBlock], *, model: str, rules: CacheRules, drops_mismatches: bool = False) -> Admitted:
+def accept_thinking(
+    blocks: Sequence[SentBlock], *, model: str, rules: CacheRules, drops_mismatches: bool = False
+) -> AcceptedBlocks:
     """Raises `ProviderError` for thinking that was modified, or is bound to another conversation."""
     accepted: list[SentBlock] = []
     dropped: list[DroppedBlock] = []
@@ -45,32 +47,36 @@ def admit(blocks: Sequence[SentBlock], *, model: str, rules: CacheRules, drops_m
         accepted.append(sent)
         # Whether a moved `cache_control` counts as an edit is undocumented, so the catalog decides per model.
         bound_ttl = sent.ttl if rules.binding_sees_marks else None
-        prefix = extend(prefix, sent.piece.role or sent.piece.place, sent.piece.data, bound_ttl)
+        prefix = extend_prefix_digest(prefix, sent.piece.role or sent.piece.place, sent.piece.data, bound_ttl)
     visible = _strip_old_thinking(accepted) if rules.strips_old_thinking else accepted
-    return Admitted(tuple(visible), tuple(dropped), prefix)
+    return AcceptedBlocks(tuple(visible), tuple(dropped), prefix)
 
 
-def sealed(
-    content: Sequence[Block], *, model: str, prefix: str, encode_block: Callable[[Block], bytes] = spell_block
+def sign_anthropic_thinking(
+    content: Sequence[Block],
+    *,
+    model: str,
+    prefix: str,
+    encode_block: Callable[[Block], bytes] = encode_anthropic_block,
 ) -> tuple[Block, ...]:
     """The blocks of a reply with signed thinking; `encode_block` encodes a block as the client will send it back."""
     blocks: list[Block] = []
     for block in content:
         if isinstance(block, Thinking):
-            block = Thinking(block.text, write_seal(model, prefix, thought_in(block.text)))
+            block = Thinking(block.text, write_seal(model, prefix, digest_thought(block.text)))
         elif isinstance(block, RedactedThinking):
             block = RedactedThinking(write_seal(model, prefix, ""))
         blocks.append(block)
-        prefix = extend(prefix, "assistant", encode_block(block), None)
+        prefix = extend_prefix_digest(prefix, "assistant", encode_block(block), None)
     return tuple(blocks)
 
 
-def _read_seal(sent: SentBlock) -> Seal:
+def _read_seal(sent: SentBlock) -> ThinkingSeal:
     match sent.block:
         case Thinking(text=text, signature=signature):
-            seal, thought = opened(signature or ""), thought_in(text)
+            seal, thought = read_seal(signature or ""), digest_thought(text)
         case RedactedThinking(data=sealed_thought):
-            seal, thought = opened(sealed_thought), ""
+            seal, thought = read_seal(sealed_thought), ""
         case _:
             seal, thought = None, ""
     if seal is None or seal.thought != thought:

@@ -1,3 +1,3 @@
 """The simulated Gemini API."""
 
-from holdfast.simulator.gemini.dialect import GeminiDialect as GeminiDialect
+from holdfast.simulator.gemini.api import GeminiApi as GeminiApi

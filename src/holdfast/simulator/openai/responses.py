@@ -1,36 +1,78 @@
 """OpenAI's Responses API in the simulator, and the list of OpenAI's models."""
 
+import datetime
 from collections.abc import Iterable, Sequence
 
-from holdfast.canonical.blocks import Block
-from holdfast.canonical.encoding import plain_json
-from holdfast.canonical.prompt import Parameters
-from holdfast.canonical.reply import Reply
-from holdfast.catalog.rows import Model
+from holdfast.catalog.lookup import Models
+from holdfast.catalog.schema import Model
 from holdfast.errors import ProviderError
-from holdfast.providers.fields import extra_field
+from holdfast.providers.json_splice import decode_json_or_none, extra_field, nested_field
 from holdfast.providers.openai_responses import openai_responses
-from holdfast.simulator.dialect import Asked, Setting, Understood, model_asked_for, refuse, reported, spelled
-from holdfast.simulator.openai.checks import check_responses_calls, model_named
-from holdfast.simulator.openai.listing import describe, list_models
-from holdfast.simulator.openai.reasoning import check_reasoning, sealed_reasoning
-from holdfast.simulator.openai.understand import PROVIDER, Interface, understand
+from holdfast.providers.openai_responses.items import make_signature
+from holdfast.simulator.dialect import (
+    AcceptedRequest,
+    RequestContext,
+    SimulatedRequest,
+    encode_error_with,
+    encode_reply_with,
+    parse_model_name,
+    refuse,
+)
+from holdfast.simulator.openai.request import PROVIDER, OpenAIInterface, parse_openai_request
+from holdfast.simulator.openai.validation import check_responses_calls, find_openai_model
+from holdfast.simulator.request_blocks import SentBlock
+from holdfast.simulator.signatures import digest_thought, read_seal, write_seal
+from holdfast.types.blocks import Block, Opaque, RedactedThinking, Thinking
+from holdfast.types.json_encoding import encode_json, sha256_hex
+from holdfast.types.prompt import Parameters
+from holdfast.types.reply import Reply
 
 _RESPONSES = "/v1/responses"
+
+
 _COUNT = "/v1/responses/input_tokens"
+
+
 _MODELS = "/v1/models"
 
-_INTERFACE = Interface(
+
+def _check(encrypted_content: object, text: str | None, path: str) -> None:
+    if encrypted_content is None:
+        return
+    content = read_seal(encrypted_content) if isinstance(encrypted_content, str) else None
+    if content is None or (text is not None and content.thought != digest_thought(text)):
+        raise refuse(
+            f"The encrypted content of the reasoning item at {path} could not be verified; send it as it came."
+        )
+
+
+def check_openai_reasoning(blocks: Sequence[SentBlock]) -> None:
+    """Raises `ProviderError` for encrypted content that is not ours, or does not match its summary."""
+    for sent in blocks:
+        match sent.block:
+            case Thinking(text=text, signature=signature):
+                _check(nested_field(decode_json_or_none(signature), "encrypted_content"), text, sent.path)
+            case Opaque(kind="reasoning", raw=raw):
+                _check(
+                    nested_field(decode_json_or_none(raw.decode(errors="replace")), "encrypted_content"),
+                    None,
+                    sent.path,
+                )
+            case _:
+                pass
+
+
+_INTERFACE = OpenAIInterface(
     adapter=openai_responses,
     prompt_name="input",
     output_tokens_unlimited=0,
     cache_options=frozenset({"mode", "ttl", "prewarm", "comparison_response_id"}),
     check_calls=check_responses_calls,
-    check_thinking=check_reasoning,
+    check_thinking=check_openai_reasoning,
 )
 
 
-class ResponsesDialect:
+class OpenAIResponsesApi:
     provider = openai_responses.name
     routes = (f"POST {_RESPONSES}", f"POST {_COUNT}", f"GET {_MODELS}", f"GET {_MODELS}/ID")
     key_header = "authorization"
@@ -38,35 +80,35 @@ class ResponsesDialect:
     reply_id_prefix = "resp_sim"
     call_id_prefix = "call_"
 
-    def takes(self, http_request: Asked) -> bool:
+    def takes(self, http_request: SimulatedRequest) -> bool:
         if http_request.method == "POST":
             return http_request.path in (_RESPONSES, _COUNT)
         return http_request.method == "GET" and (
-            http_request.path == _MODELS or bool(model_asked_for(http_request.path, _MODELS))
+            http_request.path == _MODELS or bool(parse_model_name(http_request.path, _MODELS))
         )
 
-    def understand(self, http_request: Asked, setting: Setting) -> Understood | bytes:
+    def understand(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
         if http_request.path == _MODELS:
-            return plain_json(list_models(setting.models))
-        if name := model_asked_for(http_request.path, _MODELS):
-            return plain_json(describe(model_named(name, setting.models, provider=PROVIDER)))
+            return encode_json(list_openai_models(setting.models))
+        if name := parse_model_name(http_request.path, _MODELS):
+            return encode_json(describe_openai_model(find_openai_model(name, setting.models, provider=PROVIDER)))
         wire = openai_responses.read_request(http_request.body, http_request.headers)
         _check_state(wire.parameters)
         counting = http_request.path == _COUNT
-        understood = understand(wire, setting, _INTERFACE, counting=counting)
+        understood = parse_openai_request(wire, setting, _INTERFACE, counting=counting)
         _check_reasoning_options(wire.parameters, understood.model)
         if counting:
-            return plain_json({"object": "response.input_tokens", "input_tokens": understood.call.tokens})
+            return encode_json({"object": "response.input_tokens", "input_tokens": understood.call.tokens})
         return understood
 
-    def sealed(self, content: Sequence[Block], request: Understood) -> tuple[Block, ...]:
-        return sealed_reasoning(content, model=request.parameters.model, prefix=request.prefix)
+    def sealed(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
+        return sign_openai_reasoning(content, model=request.parameters.model, prefix=request.prefix)
 
-    def spell(self, reply: Reply, request: Understood) -> bytes | Iterable[bytes]:
-        return spelled(openai_responses, reply, stream=request.parameters.stream)
+    def spell(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
+        return encode_reply_with(openai_responses, reply, stream=request.parameters.stream)
 
     def refusal(self, error: ProviderError) -> tuple[int, bytes]:
-        return reported(openai_responses, error)
+        return encode_error_with(openai_responses, error)
 
 
 def _check_reasoning_options(parameters: Parameters, model: Model) -> None:
@@ -85,3 +127,37 @@ def _check_state(parameters: Parameters) -> None:
     for name in ("previous_response_id", "conversation"):
         if extra_field(parameters, name) is not None:
             raise refuse(f"'{name}' was not found: nothing is stored; send the whole input.")
+
+
+def list_openai_models(models: Models) -> dict[str, object]:
+    return {
+        "object": "list",
+        "data": [describe_openai_model(row) for row in models.values() if row.provider == PROVIDER],
+    }
+
+
+def describe_openai_model(row: Model) -> dict[str, object]:
+    return {"id": row.name, "object": "model", "created": find_release_timestamp(row), "owned_by": "openai"}
+
+
+def find_release_timestamp(row: Model) -> int:
+    """The release date in seconds since the Unix epoch; 0 if unknown."""
+    if row.released is None:
+        return 0
+    return int(datetime.datetime.combine(row.released, datetime.time(), datetime.UTC).timestamp())
+
+
+_ID_CHARS = 24
+
+
+def sign_openai_reasoning(content: Sequence[Block], *, model: str, prefix: str) -> tuple[Block, ...]:
+    """The blocks of a reply, thinking with an id and encrypted content; redacted thinking has no summary."""
+    blocks: list[Block] = []
+    for index, block in enumerate(content):
+        if isinstance(block, Thinking | RedactedThinking):
+            text = block.text if isinstance(block, Thinking) else ""
+            id = f"rs_{sha256_hex(f'{prefix}/{index}'.encode())[:_ID_CHARS]}"
+            encrypted_content = write_seal(model, prefix, digest_thought(text))
+            block = Thinking(text, make_signature(encrypted_content, id, (text,) if text else ()))
+        blocks.append(block)
+    return tuple(blocks)

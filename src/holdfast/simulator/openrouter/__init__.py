@@ -1,3 +1,3 @@
 """The simulated OpenRouter API."""
 
-from holdfast.simulator.openrouter.dialect import OpenRouterDialect as OpenRouterDialect
+from holdfast.simulator.openrouter.api import OpenRouterApi as OpenRouterApi

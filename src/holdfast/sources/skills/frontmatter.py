@@ -8,36 +8,36 @@ from typing import NamedTuple
 
 import yaml
 
-from holdfast.sources.text import one_line
+from holdfast.sources.files import to_one_line
 
 FRONT_MATTER_CHARS_MAX = 65_536
 NESTING_MAX = 8
 
-Value = str | None | list["Value"] | dict[str, "Value"]
+YamlValue = str | None | list["YamlValue"] | dict[str, "YamlValue"]
 """None is YAML's null: an empty value, `~`, or the word."""
 
 
-class Fault(NamedTuple):
+class SkillFault(NamedTuple):
     rule: str
     message: str
     mend: str
     line: int | None = None
 
 
-class Front(NamedTuple):
+class FrontMatter(NamedTuple):
     """The fields with the line of each; `fields` is None if parsing failed, and the faults say why."""
 
-    fields: dict[str, Value] | None
+    fields: dict[str, YamlValue] | None
     lines: dict[str, int]
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[SkillFault, ...] = ()
 
 
-class Parts(NamedTuple):
+class SkillFileParts(NamedTuple):
     """Front matter and body of a file; the front matter starts on the second line."""
 
     front: str
     body: str
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[SkillFault, ...] = ()
 
 
 FIRST_LINE = 2
@@ -53,16 +53,16 @@ _PLAIN_LINE = re.compile(
 )
 
 
-def split(text: str) -> Parts | Fault:
+def split_front_matter(text: str) -> SkillFileParts | SkillFault:
     """Split at the lines of three hyphens that open and close the front matter."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[SkillFault, ...] = ()
     start = 4
     if not text.startswith("---\n"):
         opening = _OPENING.match(text)
         if opening is None:
-            return Fault("opening", "the file does not start with front matter", "make --- the first line", 1)
+            return SkillFault("opening", "the file does not start with front matter", "make --- the first line", 1)
         start = opening.end()
-        faults = (Fault("opening-blanks", "the opening --- has trailing blanks", "remove them", 1),)
+        faults = (SkillFault("opening-blanks", "the opening --- has trailing blanks", "remove them", 1),)
     closing_at = text.find("\n---", start - 1)
     while closing_at >= 0:
         end = text.find("\n", closing_at + 4)
@@ -72,23 +72,23 @@ def split(text: str) -> Parts | Fault:
             front = text[start : closing_at + 1]
             if len(front) > FRONT_MATTER_CHARS_MAX:
                 message = f"the front matter has more than {FRONT_MATTER_CHARS_MAX} characters"
-                return Fault("front-matter-size", message, "move long texts into the body", 1)
-            return Parts(front, body, faults)
+                return SkillFault("front-matter-size", message, "move long texts into the body", 1)
+            return SkillFileParts(front, body, faults)
         closing_at = text.find("\n---", closing_at + 4)
-    return Fault("closing", "the front matter is not closed", "add a line --- after it", 1)
+    return SkillFault("closing", "the front matter is not closed", "add a line --- after it", 1)
 
 
-def read_front(text: str) -> Front:
+def parse_front_matter(text: str) -> FrontMatter:
     """The fields of a front matter. Simple ones are parsed without YAML, which is faster and gives the same result."""
-    plain = read_plain(text)
-    return read_yaml(text) if plain is None else plain
+    plain = parse_plain_lines(text)
+    return parse_yaml(text) if plain is None else plain
 
 
-def read_plain(text: str) -> Front | None:
+def parse_plain_lines(text: str) -> FrontMatter | None:
     """Parse lines of `key: value` with at most one level of nesting; None for anything else."""
-    fields: dict[str, Value] = {}
+    fields: dict[str, YamlValue] = {}
     lines: dict[str, int] = {}
-    inner: dict[str, Value] | None = None
+    inner: dict[str, YamlValue] | None = None
     indent = 0
     for number, line in enumerate(text.removesuffix("\n").split("\n"), FIRST_LINE):
         match = _PLAIN_LINE.fullmatch(line)
@@ -113,10 +113,10 @@ def read_plain(text: str) -> Front | None:
             if key in fields or inner == {}:
                 return None
             fields[key], lines[key], inner = value, number, None
-    return None if inner == {} or not fields else Front(fields, lines)
+    return None if inner == {} or not fields else FrontMatter(fields, lines)
 
 
-def read_yaml(text: str) -> Front:
+def parse_yaml(text: str) -> FrontMatter:
     """Parse YAML from its events: no tag is resolved, no alias followed, and deep nesting cannot overflow the stack."""
     builder = _Builder()
     try:
@@ -127,16 +127,16 @@ def read_yaml(text: str) -> Front:
         finally:
             loader.dispose()
     except _RefusedError as refused:
-        return Front(None, builder.lines, (refused.fault,))
+        return FrontMatter(None, builder.lines, (refused.fault,))
     except (yaml.YAMLError, ValueError) as error:
-        return Front(None, builder.lines, (_yaml_fault(error, text),))
+        return FrontMatter(None, builder.lines, (_yaml_fault(error, text),))
     if not isinstance(builder.root, dict):
-        fault = Fault("not-a-mapping", "the front matter is not a mapping", "write it as lines of key: value", 1)
-        return Front(None, builder.lines, (fault,))
-    return Front(builder.root, builder.lines, tuple(builder.faults))
+        fault = SkillFault("not-a-mapping", "the front matter is not a mapping", "write it as lines of key: value", 1)
+        return FrontMatter(None, builder.lines, (fault,))
+    return FrontMatter(builder.root, builder.lines, tuple(builder.faults))
 
 
-def mended(text: str) -> tuple[str, tuple[int, ...]]:
+def quote_values(text: str) -> tuple[str, tuple[int, ...]]:
     """Quote the values that YAML cannot parse; returns the text and the numbers of the changed lines."""
     lines = text.split("\n")
     changed: list[int] = []
@@ -145,14 +145,14 @@ def mended(text: str) -> tuple[str, tuple[int, ...]]:
         value = value.strip()
         if not colon or not value or value[0] in "|>" or not re.fullmatch(r" *[A-Za-z][\w-]*", key):
             continue
-        if read_yaml(line.strip() + "\n").fields is None:
+        if parse_yaml(line.strip() + "\n").fields is None:
             lines[index] = f"{key}: '" + value.replace("'", "''") + "'"
             changed.append(index + FIRST_LINE)
     return "\n".join(lines), tuple(changed)
 
 
 class _RefusedError(Exception):
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: SkillFault) -> None:
         super().__init__(fault.rule)
         self.fault = fault
 
@@ -161,16 +161,16 @@ class _Builder:
     """Builds one document; `_open` are the containers around the next value, each with its pending key."""
 
     def __init__(self) -> None:
-        self.root: Value = None
+        self.root: YamlValue = None
         self.lines: dict[str, int] = {}
-        self.faults: list[Fault] = []
-        self._open: list[tuple[list[Value] | dict[str, Value], list[str]]] = []
+        self.faults: list[SkillFault] = []
+        self._open: list[tuple[list[YamlValue] | dict[str, YamlValue], list[str]]] = []
         self._documents = 0
 
     def take(self, event: yaml.Event) -> None:
         line = (event.start_mark.line if event.start_mark else 0) + FIRST_LINE
         if isinstance(event, yaml.AliasEvent):
-            raise _RefusedError(Fault("alias", "an alias is used", "write the value out", line))
+            raise _RefusedError(SkillFault("alias", "an alias is used", "write the value out", line))
         if isinstance(event, yaml.NodeEvent):
             self._take_node(event, line)
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
@@ -178,21 +178,23 @@ class _Builder:
         elif isinstance(event, yaml.DocumentStartEvent):
             self._documents += 1
             if self._documents > 1:
-                raise _RefusedError(Fault("yaml", "there is more than one document", "keep the first", line))
+                raise _RefusedError(SkillFault("yaml", "there is more than one document", "keep the first", line))
 
     def _take_node(self, event: yaml.NodeEvent, line: int) -> None:
         if event.anchor is not None:
-            raise _RefusedError(Fault("alias", "an anchor is set", "write the value out where it is used", line))
+            raise _RefusedError(SkillFault("alias", "an anchor is set", "write the value out where it is used", line))
         if getattr(event, "tag", None) is not None:
-            raise _RefusedError(Fault("tag", "a YAML tag is used", "remove the tag", line))
+            raise _RefusedError(SkillFault("tag", "a YAML tag is used", "remove the tag", line))
         if isinstance(event, yaml.ScalarEvent):
             self._put_scalar(event, line)
             return
         if len(self._open) >= NESTING_MAX:
-            raise _RefusedError(Fault("nesting", f"it is nested over {NESTING_MAX} deep", "make it flatter", line))
-        container: list[Value] | dict[str, Value] = {} if isinstance(event, yaml.MappingStartEvent) else []
+            raise _RefusedError(SkillFault("nesting", f"it is nested over {NESTING_MAX} deep", "make it flatter", line))
+        container: list[YamlValue] | dict[str, YamlValue] = {} if isinstance(event, yaml.MappingStartEvent) else []
         if getattr(event, "flow_style", False):
-            self._add_fault(Fault("flow-style", "a value is written in brackets or braces", "write it as lines", line))
+            self._add_fault(
+                SkillFault("flow-style", "a value is written in brackets or braces", "write it as lines", line)
+            )
         self._put(container, line)
         self._open.append((container, []))
 
@@ -206,21 +208,21 @@ class _Builder:
         is_null = event.implicit[0] and event.value in _NULLS
         self._put(None if is_null else event.value, line)
 
-    def _put_key(self, container: dict[str, Value], key: str, line: int) -> None:
+    def _put_key(self, container: dict[str, YamlValue], key: str, line: int) -> None:
         if key == "<<":
-            raise _RefusedError(Fault("alias", "a merge key is used", "write the values out", line))
+            raise _RefusedError(SkillFault("alias", "a merge key is used", "write the values out", line))
         if key in container:
-            message = f"the key {shown(key)} occurs twice"
-            self._add_fault(Fault("duplicate-key", message, "keep one of them; the last one counts", line))
+            message = f"the key {quote_text(key)} occurs twice"
+            self._add_fault(SkillFault("duplicate-key", message, "keep one of them; the last one counts", line))
         if len(self._open) == 1:
             self.lines[key] = line
 
-    def _add_fault(self, fault: Fault) -> None:
+    def _add_fault(self, fault: SkillFault) -> None:
         """Add a fault once per rule, because a file can break a rule in every line."""
         if not any(known.rule == fault.rule for known in self.faults):
             self.faults.append(fault)
 
-    def _put(self, value: Value, line: int) -> None:
+    def _put(self, value: YamlValue, line: int) -> None:
         if not self._open:
             self.root = value
             return
@@ -230,16 +232,16 @@ class _Builder:
         elif key:
             container[key.pop()] = value
         else:
-            raise _RefusedError(Fault("yaml", "a key is not a string", "make every key a word", line))
+            raise _RefusedError(SkillFault("yaml", "a key is not a string", "make every key a word", line))
 
 
-def shown(text: str, chars_max: int = 80) -> str:
+def quote_text(text: str, chars_max: int = 80) -> str:
     """External text for use in a message: quoted, on one line, shortened."""
-    line = one_line(text.encode("utf-8", "replace"))
+    line = to_one_line(text.encode("utf-8", "replace"))
     return repr(line if len(line) <= chars_max else line[:chars_max] + "…")
 
 
-def _yaml_fault(error: yaml.YAMLError | ValueError, text: str) -> Fault:
+def _yaml_fault(error: yaml.YAMLError | ValueError, text: str) -> SkillFault:
     line, problem = 1, "it cannot be read"
     if isinstance(error, yaml.MarkedYAMLError):
         position = error.problem_mark or error.context_mark
@@ -249,4 +251,4 @@ def _yaml_fault(error: yaml.YAMLError | ValueError, text: str) -> Fault:
         line = text.encode("utf-8", "replace").count(b"\n", 0, error.position) + FIRST_LINE
         problem = error.reason
     fix = "quote the value if it contains a colon or starts with a special character"
-    return Fault("yaml", f"not YAML: {one_line(problem.encode('utf-8', 'replace'))}", fix, line)
+    return SkillFault("yaml", f"not YAML: {to_one_line(problem.encode('utf-8', 'replace'))}", fix, line)

@@ -7,9 +7,9 @@ import msgspec
 
 from holdfast.sources.skills.skill import DESCRIPTION_CHARS_MAX, Skill
 
-HEADING = "## Available skills\nUse `skill_search(query)` to filter and `skill_load(name)` to read a body."
+SKILL_INDEX_HEADING = "## Available skills\nUse `skill_search(query)` to filter and `skill_load(name)` to read a body."
 INDEX_TOKENS_MAX = 8_000
-PRELOADED = " [preloaded]"
+PRELOADED_SUFFIX = " [preloaded]"
 
 _BLANKS = re.compile(r"[^\S ]\s*|[\x00-\x1f\x7f-\x9f]+")
 # Invisible and direction-changing characters, which could hide words from a person who reads the line.
@@ -28,17 +28,17 @@ class SkillIndex(msgspec.Struct, frozen=True):
     tokens: int = 0
 
 
-def estimated_tokens(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """One token per four bytes: close enough for a budget, without a tokenizer."""
     return (len(text.encode("utf-8", "surrogatepass")) + 3) // 4
 
 
-def skill_index(
+def render_skill_index(
     skills: Iterable[Skill],
     *,
     preloaded: Collection[str] = (),
     tokens_max: int = INDEX_TOKENS_MAX,
-    count: Callable[[str], int] = estimated_tokens,
+    count: Callable[[str], int] = estimate_tokens,
 ) -> SkillIndex:
     """The lines that fit, sorted by name. Preloaded skills take the budget first, then those of the workspace.
 
@@ -47,24 +47,26 @@ def skill_index(
     ordered = sorted(skills, key=lambda skill: skill.name)
     if not ordered:
         return SkillIndex("")
-    lines = [index_line(skill, preloaded=skill.name in preloaded) for skill in ordered]
+    lines = [render_skill_line(skill, preloaded=skill.name in preloaded) for skill in ordered]
     sizes = [count(f"\n{line}") for line in lines]
-    room = tokens_max - count(HEADING)
+    room = tokens_max - count(SKILL_INDEX_HEADING)
     selected = list(range(len(lines)))
     if sum(sizes) > room:
         room -= count(f"\n{_more_line(len(lines))}")
         selected = _select_fitting(ordered, sizes, room, preloaded)
     more = len(lines) - len(selected)
-    text = "\n".join((HEADING, *(lines[index] for index in sorted(selected)), *((_more_line(more),) if more else ())))
+    text = "\n".join(
+        (SKILL_INDEX_HEADING, *(lines[index] for index in sorted(selected)), *((_more_line(more),) if more else ()))
+    )
     return SkillIndex(text, len(selected), more, count(text))
 
 
-def index_line(skill: Skill, *, preloaded: bool = False) -> str:
-    suffix = PRELOADED if preloaded else ""
-    return f"- {neutral(skill.name)}{suffix}: {neutral(skill.description)}"
+def render_skill_line(skill: Skill, *, preloaded: bool = False) -> str:
+    suffix = PRELOADED_SUFFIX if preloaded else ""
+    return f"- {neutralize(skill.name)}{suffix}: {neutralize(skill.description)}"
 
 
-def neutral(text: str, chars_max: int = DESCRIPTION_CHARS_MAX) -> str:
+def neutralize(text: str, chars_max: int = DESCRIPTION_CHARS_MAX) -> str:
     """One line without markup that could close or open a section; plain one-line text stays unchanged."""
     if not (text.isascii() and text.isprintable()):
         text = _SURROGATE.sub("\ufffd", _INVISIBLE.sub("", text))

@@ -9,21 +9,14 @@ from pathlib import Path
 import msgspec
 
 from holdfast.errors import SkillValidationError, UserError
-from holdfast.sources.files import Stamp
-from holdfast.sources.home import holdfast_home
-from holdfast.sources.skills.found import (
-    FoundFile,
-    SkillLimits,
-    SkillRoot,
-    find_skill,
-    find_skills,
-)
-from holdfast.sources.skills.frontmatter import Fault, shown
-from holdfast.sources.skills.reading import read_skill, report
-from holdfast.sources.skills.rules import usable_name
+from holdfast.sources.directories import holdfast_home
+from holdfast.sources.files import FileStamp, format_path
+from holdfast.sources.skills.discovery import SkillFile, SkillLimits, SkillRoot, find_skill, find_skills
+from holdfast.sources.skills.frontmatter import SkillFault, quote_text
+from holdfast.sources.skills.parse import make_skill_report, parse_skill
 from holdfast.sources.skills.skill import Skill, SkillFinding, SkillMode, SkillReport, SkillSource
 from holdfast.sources.skills.store import SkillStore
-from holdfast.sources.text import path_text
+from holdfast.sources.skills.validation import is_usable_name
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +26,7 @@ OPTIONAL_FOLDERS = (".agents/skills", ".claude/skills", ".metis/skills")
 
 
 class _CachedReport(msgspec.Struct, frozen=True):
-    stamp: Stamp
+    stamp: FileStamp
     report: SkillReport
 
 
@@ -49,7 +42,7 @@ class SkillLibrary(msgspec.Struct, frozen=True):
 
     def reloaded(self) -> "SkillLibrary":
         """Read the roots again; a file is parsed again only if its modification time, size or inode changed."""
-        return read_library(self.roots, self.mode, limits=self.limits, before=self)
+        return read_skill_library(self.roots, self.mode, limits=self.limits, before=self)
 
 
 def default_skills_dir(environ: Mapping[str, str] | None = None) -> Path:
@@ -87,7 +80,7 @@ def load_skills(
         roots.append(SkillRoot(os.fspath(global_dir), "global"))
     if workspace_dir is not None:
         roots.append(SkillRoot(os.fspath(workspace_dir), "workspace"))
-    return read_library(roots, mode).store
+    return read_skill_library(roots, mode).store
 
 
 def load_skill(skill_dir: Path | str, *, source: SkillSource = "workspace", mode: SkillMode = "seed") -> Skill:
@@ -105,25 +98,25 @@ def check_skill(skill_dir: Path | str, *, source: SkillSource = "workspace", mod
     if skill_file is not None:
         return _build_report(skill_file, source, mode)
     if not os.path.lexists(folder):
-        fault = Fault("not-found", "the folder does not exist", "check its path")
+        fault = SkillFault("not-found", "the folder does not exist", "check its path")
     elif not os.path.isdir(folder):
-        fault = Fault("not-a-folder", "it is not a folder", "a skill is a folder with a SKILL.md in it")
+        fault = SkillFault("not-a-folder", "it is not a folder", "a skill is a folder with a SKILL.md in it")
     else:
-        fault = Fault("missing-file", "there is no SKILL.md in the folder", "add one")
-    return report(os.path.join(folder, "SKILL.md"), (fault,), mode)
+        fault = SkillFault("missing-file", "there is no SKILL.md in the folder", "add one")
+    return make_skill_report(os.path.join(folder, "SKILL.md"), (fault,), mode)
 
 
-def library_at(folder: Path | str, mode: SkillMode = "seed") -> SkillLibrary:
+def read_library_at(folder: Path | str, mode: SkillMode = "seed") -> SkillLibrary:
     """The library of a folder that is a skill or a root of skills; if it is neither, the report says what is wrong."""
     result = check_skill(folder, mode=mode)
     if any(finding.rule == "missing-file" for finding in result.findings):
-        root = read_library((SkillRoot(os.fspath(folder), "workspace"),), mode)
+        root = read_skill_library((SkillRoot(os.fspath(folder), "workspace"),), mode)
         if root.reports:
             return root
     return SkillLibrary((), mode, SkillStore([result.skill] if result.skill else (), result.findings), (result,))
 
 
-def read_library(
+def read_skill_library(
     roots: Iterable[SkillRoot],
     mode: SkillMode = "seed",
     *,
@@ -159,10 +152,10 @@ def read_library(
     return SkillLibrary(roots, mode, SkillStore(merged.values(), findings), tuple(reports), limits, cached_by_root)
 
 
-def _build_report(skill_file: FoundFile, source: SkillSource, mode: SkillMode) -> SkillReport:
+def _build_report(skill_file: SkillFile, source: SkillSource, mode: SkillMode) -> SkillReport:
     if skill_file.raw is None:
-        return report(skill_file.file, skill_file.faults, mode)
-    return read_skill(skill_file.raw, skill_file.file, source, mode, faults=skill_file.faults)
+        return make_skill_report(skill_file.file, skill_file.faults, mode)
+    return parse_skill(skill_file.raw, skill_file.file, source, mode, faults=skill_file.faults)
 
 
 def _resolve_duplicates(reports: list[SkillReport], mode: SkillMode) -> list[SkillReport]:
@@ -180,12 +173,12 @@ def _resolve_duplicates(reports: list[SkillReport], mode: SkillMode) -> list[Ski
     for index in duplicates:
         item = reports[index]
         assert item.skill is not None
-        message = f"the name {shown(item.skill.name)} is taken by {path_by_name[item.skill.name]}"
+        message = f"the name {quote_text(item.skill.name)} is taken by {path_by_name[item.skill.name]}"
         file, fix = f"{item.path}/SKILL.md", "rename one of them"
         if mode == "lenient":
             name = _free_name(item.skill, path_by_name)
             path_by_name[name] = item.path
-            fix += f"; until then this one is named {shown(name)}"
+            fix += f"; until then this one is named {quote_text(name)}"
             skill, finding = (
                 msgspec.structs.replace(item.skill, name=name),
                 SkillFinding(file, None, "duplicate-name", message, fix, "warning"),
@@ -199,7 +192,7 @@ def _resolve_duplicates(reports: list[SkillReport], mode: SkillMode) -> list[Ski
 
 def _free_name(skill: Skill, used_names: Mapping[str, str]) -> str:
     folder = skill.skill_dir.name
-    if usable_name(folder) and folder not in used_names:
+    if is_usable_name(folder) and folder not in used_names:
         return folder
     return next(name for number in count(2) if (name := f"{skill.name}-{number}") not in used_names)
 
@@ -212,7 +205,9 @@ def _merge_skills(merged: dict[str, Skill], reports: Iterable[SkillReport]) -> N
         if replaced is not None and replaced.source != item.skill.source:
             logger.info("skill %r in workspace overrides global definition", item.skill.name)
         elif replaced is not None:
-            logger.info("skill %r in %s overrides that in %s", replaced.name, item.path, path_text(replaced.skill_dir))
+            logger.info(
+                "skill %r in %s overrides that in %s", replaced.name, item.path, format_path(replaced.skill_dir)
+            )
         merged[item.skill.name] = item.skill
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from typing import Literal, get_args
 
 from holdfast.errors import UserError
-from holdfast.retrieval.index import Answer, Index
-from holdfast.retrieval.meaning import check_installed, meaning_stage
-from holdfast.retrieval.units import Unit
+from holdfast.retrieval.encoders.registry import check_installed, create_semantic_stage
+from holdfast.retrieval.index import SearchIndex, SearchResult
+from holdfast.retrieval.units import SearchUnit
 from holdfast.sources.skills.skill import Skill, SkillFinding
 
 SEARCH_LIMIT = 10
@@ -35,7 +35,7 @@ class SkillStore:
         by_name = {skill.name: skill for skill in skills}
         self._skills = {name: by_name[name] for name in sorted(by_name)}
         self._lowercase: tuple[tuple[str, str, Skill], ...] | None = None
-        self._index: Index | None = None
+        self._index: SearchIndex | None = None
         self._lock = threading.Lock()
         self._other_ranking: SkillStore | None = None
         self.findings = tuple(findings)
@@ -83,11 +83,11 @@ class SkillStore:
                 by_rank[3 - score].append(skill)
         return [skill for rank in by_rank for skill in rank][:limit]
 
-    def ranked(self, query: str, *, limit: int = SEARCH_LIMIT) -> Answer:
+    def ranked(self, query: str, *, limit: int = SEARCH_LIMIT) -> SearchResult:
         """Skills ranked by words and meaning, with reasons; the first call is slow because it indexes all skills."""
         with self._lock:
             if self._index is None:
-                self._index = Index(map(_search_unit, self._skills.values()), meaning=meaning_stage())
+                self._index = SearchIndex(map(_search_unit, self._skills.values()), meaning=create_semantic_stage())
             return self._index.search(query, limit=limit)
 
     def discovery_index(self) -> list[tuple[str, str]]:
@@ -104,5 +104,5 @@ class SkillStore:
         return isinstance(other, SkillStore) and self._skills == other._skills
 
 
-def _search_unit(skill: Skill) -> Unit:
-    return Unit(skill.name, skill.name, skill.description, content=skill.body[:BODY_CHARACTERS_RANKED_MAX])
+def _search_unit(skill: Skill) -> SearchUnit:
+    return SearchUnit(skill.name, skill.name, skill.description, content=skill.body[:BODY_CHARACTERS_RANKED_MAX])

@@ -1,0 +1,150 @@
+"""Anthropic's cache: entries are written only at breakpoints, and looked up from them backwards."""
+
+from collections.abc import Iterator, Sequence
+
+from holdfast.cachemodel.values import CacheCall, CacheEntries, CacheEntry, CacheOutcome, PromptPrefix, refresh_entries
+from holdfast.catalog.schema import CacheRules
+from holdfast.errors import UserError
+from holdfast.types.prompt import Breakpoint, Ttl
+from holdfast.types.usage import Usage
+
+
+def begin_breakpoint_call(
+    rules: CacheRules, entries: CacheEntries, call: CacheCall
+) -> tuple[CacheOutcome, CacheEntries]:
+    check_breakpoints(rules, call.marks, blocks=len(call.prefixes))
+    breakpoints = _effective_breakpoints(rules, call)
+    read = _highest_hit(rules, entries, call, breakpoints)
+    present = {breakpoint.piece: _entry_at(entries, call, breakpoint) for breakpoint in breakpoints}
+    present_entries = [entry for entry in present.values() if entry is not None]
+    missing = [breakpoint for breakpoint in breakpoints if present[breakpoint.piece] is None]
+    outcome = CacheOutcome(
+        usage=_bill(call, breakpoints, read),
+        at=call.at,
+        read=read,
+        written=tuple(_new_entry(rules, entries, call, breakpoint, read=read) for breakpoint in missing),
+    )
+    used = present_entries if read is None else [read, *present_entries]
+    return outcome, refresh_entries(rules, entries, used, at=call.at)
+
+
+def check_breakpoints(rules: CacheRules, breakpoints: Sequence[Breakpoint], *, blocks: int) -> None:
+    """Refuse what the provider refuses: too many breakpoints, unknown TTLs, a longer TTL after a shorter one."""
+    if len(breakpoints) > rules.marks_max:
+        raise UserError(
+            f"A maximum of {rules.marks_max} blocks with cache_control may be provided. Found {len(breakpoints)}."
+        )
+    shortest: float | None = None
+    for breakpoint in sort_breakpoints(rules, breakpoints, blocks=blocks):
+        seconds = rules.ttls_seconds[breakpoint.ttl]
+        if shortest is not None and seconds > shortest:
+            raise UserError(
+                f"a ttl='{breakpoint.ttl}' cache_control block must not come after one with a shorter ttl; "
+                "put longer TTLs first"
+            )
+        shortest = seconds
+
+
+def sort_breakpoints(rules: CacheRules, breakpoints: Sequence[Breakpoint], *, blocks: int) -> tuple[Breakpoint, ...]:
+    """The breakpoints in wire order; refuses those outside the prompt, duplicates, and unknown TTLs."""
+    ordered = sorted(breakpoints, key=lambda breakpoint: breakpoint.piece)
+    seen: set[int] = set()
+    for breakpoint in ordered:
+        if not 0 <= breakpoint.piece < blocks:
+            raise UserError(f"breakpoint on block {breakpoint.piece} of {blocks}; blocks are counted from 0")
+        if breakpoint.piece in seen:
+            raise UserError(f"two breakpoints on block {breakpoint.piece}; place one")
+        if breakpoint.ttl not in rules.ttls_seconds:
+            known = ", ".join(sorted(rules.ttls_seconds))
+            raise UserError(f"unknown cache_control ttl {breakpoint.ttl!r}; known: {known}")
+        seen.add(breakpoint.piece)
+    return tuple(ordered)
+
+
+def _effective_breakpoints(rules: CacheRules, call: CacheCall) -> tuple[Breakpoint, ...]:
+    """The breakpoints whose prefix reaches the minimum size, in wire order; the provider silently ignores others."""
+    ordered = sorted(call.marks, key=lambda breakpoint: breakpoint.piece)
+    return tuple(breakpoint for breakpoint in ordered if call.prefixes[breakpoint.piece].tokens >= rules.tokens_min)
+
+
+def _highest_hit(
+    rules: CacheRules, entries: CacheEntries, call: CacheCall, breakpoints: Sequence[Breakpoint]
+) -> CacheEntry | None:
+    for breakpoint in reversed(breakpoints):
+        for index in lookup_positions(rules, call.prefixes, breakpoint.piece):
+            prefix = call.prefixes[index]
+            if prefix.tokens < rules.tokens_min:
+                break
+            entry = entries.find(call.scope, prefix.digest, at=call.at)
+            if entry is not None:
+                return entry
+    return None
+
+
+def _entry_at(entries: CacheEntries, call: CacheCall, breakpoint: Breakpoint) -> CacheEntry | None:
+    return entries.find(call.scope, call.prefixes[breakpoint.piece].digest, at=call.at)
+
+
+def _bill(call: CacheCall, breakpoints: Sequence[Breakpoint], read: CacheEntry | None) -> Usage:
+    """The usage of a call, by Anthropic's rule for mixed TTLs."""
+    # A = tokens at the highest hit, B = tokens at the highest 1-hour breakpoint after A (else A), C = tokens at the
+    # last breakpoint. Billed: read A, 1-hour write B - A, 5-minute write C - B, uncached input after C (Anthropic,
+    # "Prompt caching").
+    hit = read.tokens if read else 0
+    ends: dict[Ttl, int] = {"1h": hit, "5m": hit}
+    for breakpoint in breakpoints:
+        ends[breakpoint.ttl] = max(hit, call.prefixes[breakpoint.piece].tokens)
+    written_end = max(ends.values())
+    return Usage(
+        input=call.tokens - written_end,
+        cache_read=hit,
+        cache_write_1h=ends["1h"] - hit,
+        cache_write_5m=written_end - ends["1h"],
+    )
+
+
+def _new_entry(
+    rules: CacheRules, entries: CacheEntries, call: CacheCall, breakpoint: Breakpoint, *, read: CacheEntry | None
+) -> CacheEntry:
+    """The entry for the prefix that ends at this breakpoint; `read` is the entry that the call read."""
+    prefix = call.prefixes[breakpoint.piece]
+    ttl: str = breakpoint.ttl
+    rests_on: str | None = None
+    # Using a prefix refreshes everything inside it, so of ranges with the same TTL the last one expires first. Whether
+    # a longer TTL after it extends the whole prefix is not documented; `ttl_upgrade` holds the assumption.
+    shortest_lived = (entries.under(read, at=call.at) or read) if read else None
+    if shortest_lived is not None and rules.ttls_seconds[shortest_lived.ttl] < rules.ttls_seconds[ttl]:
+        if prefix.tokens > shortest_lived.tokens:
+            rests_on = shortest_lived.digest
+        elif not rules.ttl_upgrade:
+            ttl = shortest_lived.ttl
+    return CacheEntry(
+        call.scope,
+        prefix.digest,
+        prefix.tokens,
+        ttl,
+        expires_at=call.at + rules.ttls_seconds[ttl],
+        rests_on=rests_on,
+        outlives_it=rests_on is not None and rules.ttl_upgrade,
+    )
+
+
+def lookup_positions(rules: CacheRules, prefixes: Sequence[PromptPrefix], breakpoint: int) -> Iterator[int]:
+    """The blocks whose prefixes are looked up for the breakpoint on block `breakpoint`: its own first, then backwards.
+
+    Anthropic checks at most 20 positions, the breakpoint's own included ("Prompt caching"). That a run of consecutive
+    tool_use (or tool_result) blocks counts as one position is reported but not documented, so the rules have a field.
+    """
+    collapses = rules.lookback_counting == "positions"
+    position = 0
+    for index in range(breakpoint, -1, -1):
+        in_run = (
+            collapses
+            and index < breakpoint
+            and prefixes[index].kind != "plain"
+            and prefixes[index].kind == prefixes[index + 1].kind
+        )
+        position += not in_run
+        if position > rules.lookback_positions:
+            return
+        yield index

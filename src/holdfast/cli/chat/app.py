@@ -1,0 +1,245 @@
+"""Runs a chat from start to end: opens the store and session, reads messages, prints the closing line."""
+
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+
+import msgspec
+
+from holdfast.catalog.lookup import apply_model_overrides, find_model, shipped_models
+from holdfast.cli.chat.command import (
+    ChatOptions,
+    build_session_options,
+    check_model_usable,
+    format_resume_command,
+    load_stored_chat,
+    resolve_chat_workspace,
+)
+from holdfast.cli.chat.format import format_usd_4, split_visible_lines, truncate_lines
+from holdfast.cli.chat.screen import (
+    ChatScreen,
+    add_to_input_history,
+    exit_on_hangup,
+    ignore_signals,
+    read_piped_messages,
+    read_typed_messages,
+    shorten_home_path,
+)
+from holdfast.cli.chat.session import ChatSession, ChatSettings
+from holdfast.cli.chat.session_thread import ChatLoopThread, TurnRunner, WarningNoticeHandler
+from holdfast.cli.chat.slash_commands import run_chat_command, switch_chat_model
+from holdfast.cli.format import format_count
+from holdfast.cli.open_store import load_configured_models, open_configured_store
+from holdfast.engine.state import SessionState
+from holdfast.events.log import EventLog
+from holdfast.ledger.requests.format import strip_control_characters
+from holdfast.runtime.config import load_config
+from holdfast.runtime.session import Session
+from holdfast.simulator.faults import DeliveryFault
+from holdfast.simulator.script import ScriptedReply
+from holdfast.stores.open import open_store
+from holdfast.types.blocks import Message, Text, ToolResult, ToolUse, join_text_blocks
+
+RESUMED_LINES_MAX = 12
+
+
+def run_chat(wishes: ChatOptions, screen: ChatScreen, environ: Mapping[str, str]) -> int:
+    """Run a whole chat and return the exit status."""
+    with ExitStack() as stack:
+        stack.enter_context(exit_on_hangup())
+        if wishes.resume is None:
+            # Check the model and key before opening the store, so that a failure leaves no empty store behind.
+            _load_setting(wishes, None, environ)
+            path = wishes.store or load_config(environ).db_path
+            log: EventLog = stack.enter_context(closing(open_store(path, models=load_configured_models())))
+        else:
+            log = stack.enter_context(open_configured_store(wishes.store))
+        stored = load_stored_chat(wishes, log)
+        setting = _load_setting(wishes, stored, environ)
+        thread = ChatLoopThread()
+        stack.callback(thread.close)
+        with _open_room(setting, stored, log=log, screen=screen, thread=thread) as room:
+            _show_greeting(room, stored)
+            _run_messages(room)
+        _show_ending(room, is_new=stored is None)
+        # A script that pipes messages must see a failure; an interactive user has already seen it.
+        return int(room.failed and not screen.interactive)
+
+
+def _load_setting(wishes: ChatOptions, stored: SessionState | None, environ: Mapping[str, str]) -> ChatSettings:
+    workspace = resolve_chat_workspace(wishes, stored)
+    config = load_config(
+        environ, workspace=workspace, flags={"model": wishes.model, "also_skills": wishes.also_skills or None}
+    )
+    models = apply_model_overrides(shipped_models(), config.models)
+    if stored is None or stored.model:
+        name = stored.model if stored else config.model
+        check_model_usable(find_model(name, models), wishes, config, environ)
+    return ChatSettings(wishes, workspace, config, models, environ)
+
+
+@contextmanager
+def _open_room(
+    setting: ChatSettings, stored: SessionState | None, *, log: EventLog, screen: ChatScreen, thread: ChatLoopThread
+) -> Iterator[ChatSession]:
+    """Open the session; on exit it is closed cleanly, and a new session without a turn is deleted."""
+    wishes = setting.wishes
+    model = find_model((stored.model if stored else "") or setting.config.model, setting.models)
+    options = build_session_options(wishes, model, stored, workspace=setting.workspace)
+    talk = TurnRunner(thread)
+    options["confirm"] = talk.confirm
+    options["store"] = log
+    if wishes.simulate:
+        from holdfast.simulator.provider import SimulatedProvider
+
+        options["wire"] = SimulatedProvider(models=setting.models, script=simulate_chat_reply)
+    session = Session.resume(stored.session_id, **options) if stored else Session.create(**options)
+    warnings = WarningNoticeHandler(talk.notices)
+    logger = logging.getLogger("holdfast")
+    logger.addHandler(warnings)
+    try:
+        thread.call(session.__aenter__())
+        try:
+            yield ChatSession(setting, session, talk, log=log, screen=screen)
+        finally:
+            with ignore_signals():
+                thread.call(session.aclose())
+                # A new chat in which nothing was sent leaves no session behind.
+                if stored is None and not session.turn_count:
+                    log.delete(session.id)
+    finally:
+        logger.removeHandler(warnings)
+
+
+def _show_greeting(room: ChatSession, stored: SessionState | None) -> None:
+    """Show the model and workspace; for a resumed session, also its last messages."""
+    session, wishes = room.session, room.setting.wishes
+    if room.screen.interactive:
+        folder = strip_control_characters(shorten_home_path(str(room.setting.workspace.resolve())))
+        room.screen.tell(f"{session.model}{' (simulated)' if wishes.simulate else ''} in {folder}")
+        room.screen.note("/help lists commands; Ctrl-C stops a call, Ctrl-D exits")
+    if stored is None:
+        return
+    room.screen.note(f"resumed after {format_count(session.turn_count, 'turn')}, {format_usd_4(session.cost)}")
+    messages = [
+        passage for passage in stored.passages if not passage.injected and join_text_blocks(passage.content).strip()
+    ]
+    if room.screen.interactive:
+        for passage in messages[-2:]:
+            lines = split_visible_lines(join_text_blocks(passage.content))
+            prefix = "> " if passage.role == "user" else "  "
+            room.screen.change([prefix + line for line in truncate_lines(lines, RESUMED_LINES_MAX)], whole=True)
+        for passage in messages:
+            if passage.role == "user":
+                add_to_input_history(join_text_blocks(passage.content))
+    if wishes.model is not None and wishes.model != session.model:
+        switch_chat_model(room, wishes.model)
+
+
+def _run_messages(room: ChatSession) -> None:
+    screen = room.screen
+    messages = read_typed_messages(screen) if screen.interactive else read_piped_messages(sys.stdin)
+    room.tell_warnings()
+    for message in messages:
+        try:
+            if not message.startswith("/"):
+                room.speak(message)
+            elif not run_chat_command(room, message):
+                break
+        except KeyboardInterrupt:
+            if not screen.interactive:
+                raise
+        room.tell_warnings()
+
+
+def _show_ending(room: ChatSession, *, is_new: bool) -> None:
+    session = room.session
+    if is_new and not session.turn_count:
+        room.screen.note("no message was sent; nothing is stored")
+        return
+    room.screen.note(f"{format_usd_4(session.cost)} in {format_count(session.turn_count, 'turn')}; to continue:")
+    room.screen.note(format_resume_command(room.setting.wishes, session.id))
+
+
+SHOWN_CHARACTERS_MAX = 400
+
+
+COUNT_MAX = 1_000
+
+
+PAUSE_SECONDS = 0.05
+
+
+"""Delay before each chunk of `count to N`, which leaves the user time to try cancelling."""
+
+
+SIMULATED_COMMANDS = (
+    "read FILE, list DIR, search PATTERN, write FILE: TEXT, replace OLD by NEW in FILE, run COMMAND, count to N"
+)
+
+
+_CONTEXT = "<context layer="
+
+
+_Arguments = Callable[[re.Match[str]], dict[str, str]]
+
+
+_ORDERS: tuple[tuple[str, str, _Arguments], ...] = (
+    (r"read\s+(\S+)", "read_file", lambda match: {"path": match[1]}),
+    (r"list(?:\s+(\S+))?", "list_dir", lambda match: {"path": match[1] or "."}),
+    (r"search\s+(.+)", "grep_files", lambda match: {"pattern": match[1]}),
+    (r"write\s+([^\s:]+)\s*:\s*(.+)", "write_file", lambda match: {"path": match[1], "content": match[2] + "\n"}),
+    (
+        r"replace\s+(.+)\s+by\s+(.+)\s+in\s+(\S+)",
+        "edit_file",
+        lambda match: {"path": match[3], "old_text": match[1], "new_text": match[2]},
+    ),
+    (r"run\s+(.+)", "run_command", lambda match: {"command": match[1]}),
+)
+
+
+def simulate_chat_reply(messages: Sequence[Message]) -> ScriptedReply:
+    """Reply with a tool call, the result of one, a slow count, or an echo of the user's message."""
+    newest = messages[-1].content if messages else ()
+    results = [block for block in newest if isinstance(block, ToolResult)]
+    # After a cancelled turn, the newest message holds both its tool results and the user's next text: answer the text.
+    has_user_text = any(isinstance(block, Text) and not block.text.startswith(_CONTEXT) for block in newest)
+    if results and not has_user_text:
+        return _text("\n".join(_describe_result(result) for result in results))
+    text = _last_user_text(messages)
+    if count := re.fullmatch(r"count to (\d{1,6})", text, re.IGNORECASE):
+        numbers = range(1, min(int(count[1]), COUNT_MAX) + 1)
+        slowly = DeliveryFault("drip", seconds=PAUSE_SECONDS)
+        return ScriptedReply((Text(" ".join(map(str, numbers)) or "0"),), faults=(slowly,))
+    for pattern, tool, arguments in _ORDERS:
+        if order := re.fullmatch(pattern, text, re.IGNORECASE | re.DOTALL):
+            call = ToolUse("", tool, msgspec.json.encode(arguments(order)).decode())
+            return ScriptedReply((Text(f"I use {tool}."), call))
+    return _text(f"You said: {_short(text)}\n\nThis is a simulated model. It understands: {SIMULATED_COMMANDS}.")
+
+
+def _text(text: str) -> ScriptedReply:
+    return ScriptedReply((Text(text),))
+
+
+def _describe_result(result: ToolResult) -> str:
+    text = join_text_blocks(tuple(block for block in result.content if isinstance(block, Text)))
+    return f"{'That did not work' if result.is_error else 'The tool says'}: {_short(text)}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}…"
+
+
+def _last_user_text(messages: Sequence[Message]) -> str:
+    """The user's last text, without the context blocks that the session injects before it."""
+    texts = (
+        block.text.strip()
+        for message in reversed(messages)
+        if message.role == "user"
+        for block in reversed(message.content)
+        if isinstance(block, Text) and not block.text.startswith(_CONTEXT)
+    )
+    return next(texts, "nothing")

@@ -1,0 +1,321 @@
+"""Terminal input and output of a chat: streamed text, dim notes, typed messages, signals."""
+
+import io
+import os
+import shutil
+import signal
+import sys
+import termios
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TextIO
+
+from holdfast.cli.chat.format import clean_streamed_text, format_tool_call, format_tool_outcome, truncate_lines
+from holdfast.events.log import Event
+from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
+from holdfast.events.payloads.session import TurnCancelled
+from holdfast.events.payloads.tools import ToolCalled, ToolCompleted, ToolFailed
+from holdfast.events.payloads.union import AnyPayload
+from holdfast.ledger.requests.format import strip_control_characters
+from holdfast.types.blocks import ToolUse
+from holdfast.types.prompt import Plan
+from holdfast.types.reply import Delta, Reply, ReplyFinished, TextDelta, ThinkingDelta
+
+PROMPT = "> "
+
+
+CONTINUATION_PROMPT = ". "
+
+
+INDENT = "  "
+
+
+SIGNAL_POLL_SECONDS = 0.25
+
+
+_DIM, _RED, _GREEN, _PLAIN = "\033[2m", "\033[31m", "\033[32m", "\033[0m"
+
+
+SignalHandler = Callable[[int, FrameType | None], object] | signal.Handlers
+
+
+"""A signal handler: a function, SIG_IGN or SIG_DFL."""
+
+
+class ChatScreen:
+    """All output of a chat goes through here. Without a terminal, replies go to `out` and the rest to `beside`."""
+
+    def __init__(self, out: TextIO, beside: TextIO, *, interactive: bool, colours: bool) -> None:
+        self._out = out
+        self._beside = out if interactive else beside
+        self._colours = colours
+        self._open: TextIO | None = None  # The stream with an unfinished line.
+        self.interactive = interactive
+
+    @property
+    def width(self) -> int:
+        return shutil.get_terminal_size().columns if self.interactive else 80
+
+    def stream(self, text: str, *, dim: bool = False) -> None:
+        """Print a part of the model's reply, without control characters."""
+        shown = clean_streamed_text(text)
+        if not shown:
+            return
+        self._end_line_elsewhere(self._out)
+        self._write(self._out, self._styled(shown, _DIM) if dim else shown)
+        self._open = None if shown.endswith("\n") else self._out
+
+    def begin_note(self, text: str) -> None:
+        """Start a line that `end_note` completes, unless other output comes in between."""
+        self.end_line()
+        self._write(self._beside, self._styled(INDENT + text, _DIM))
+        self._open = self._beside
+
+    def end_note(self, text: str) -> None:
+        self._write(self._beside, self._styled(text, _DIM))
+        self.end_line()
+
+    def note(self, text: str) -> None:
+        self.begin_note(text)
+        self.end_line()
+
+    def tell(self, *lines: str) -> None:
+        """Print the output of a command."""
+        self.end_line()
+        for line in lines:
+            self._write(self._out, line + "\n")
+
+    def complain(self, text: str) -> None:
+        self.end_line()
+        self._write(self._beside, self._styled(text, _RED) + "\n")
+
+    def change(self, lines: Sequence[str], *, whole: bool) -> None:
+        """Print a change that the user must confirm, with added and removed lines in colour."""
+        self.end_line()
+        for line in lines if whole else truncate_lines(lines):
+            style = _GREEN if line.startswith("+") else _RED if line.startswith("-") else ""
+            self._write(self._beside, self._styled(INDENT + line, style) + "\n")
+
+    def end_line(self) -> None:
+        if self._open is not None:
+            self._write(self._open, "\n")
+            self._open = None
+
+    def ask(self, question: str) -> str | None:
+        """Read a one-line answer; None for Ctrl-C, Ctrl-D and without a terminal."""
+        self.end_line()
+        if not self.interactive:
+            return None
+        # Discard keys typed before the question appeared: they are no answer to it.
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+        try:
+            return _read_line(question)
+        except (KeyboardInterrupt, EOFError):
+            self._write(self._out, "\n")
+            return None
+
+    def _end_line_elsewhere(self, stream: TextIO) -> None:
+        if self._open is not stream:
+            self.end_line()
+
+    def _styled(self, text: str, style: str) -> str:
+        return f"{style}{text}{_PLAIN}" if self._colours and style else text
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        stream.write(text)
+        stream.flush()
+
+
+def open_terminal_screen(environ: Mapping[str, str]) -> ChatScreen:
+    """The screen of this process; interactive if both stdin and stdout are terminals."""
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A character that the locale cannot encode must not end the chat.
+            stream.reconfigure(errors="replace")
+    if interactive:
+        import readline
+
+        # Answers to questions do not belong in the input history; `remember` adds only messages.
+        readline.set_auto_history(False)
+    colours = interactive and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+    return ChatScreen(sys.stdout, sys.stderr, interactive=interactive, colours=colours)
+
+
+def read_typed_messages(screen: ChatScreen) -> Iterator[str]:
+    """Read messages until Ctrl-D. A line that ends in a backslash continues on the next one."""
+    while (line := _line(screen, PROMPT)) is not None:
+        while line.endswith("\\") and (more := _line(screen, CONTINUATION_PROMPT)) is not None:
+            line = f"{line[:-1]}\n{more}"
+        if line.strip():
+            add_to_input_history(line)
+            yield line
+
+
+def read_piped_messages(source: TextIO) -> Iterator[str]:
+    """Read one message per line. A line that ends in a backslash continues on the next one."""
+    lines = (line.rstrip("\n") for line in source)
+    for line in lines:
+        while line.endswith("\\") and (more := next(lines, None)) is not None:
+            line = f"{line[:-1]}\n{more}"
+        if line.strip():
+            yield line
+
+
+def add_to_input_history(message: str) -> None:
+    """Add the message to the input history of the arrow keys."""
+    import readline
+
+    readline.add_history(message.encode("utf-8", "replace").decode().replace("\0", ""))
+
+
+@contextmanager
+def handle_interrupt(answer: SignalHandler) -> Iterator[None]:
+    """Handle Ctrl-C with `answer` inside this context."""
+    with _signals(answer, signal.SIGINT):
+        yield
+
+
+@contextmanager
+def exit_on_hangup() -> Iterator[None]:
+    """Exit cleanly when the terminal is closed (SIGHUP) or the process is terminated (SIGTERM)."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    with _signals(leave, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextmanager
+def ignore_signals() -> Iterator[None]:
+    """Ignore further signals while the chat shuts down."""
+    with _signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextmanager
+def _signals(answer: SignalHandler, *numbers: signal.Signals) -> Iterator[None]:
+    previous = {number: signal.signal(number, answer) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _line(screen: ChatScreen, prompt: str) -> str | None:
+    """Read a line; Ctrl-C discards what was typed and prompts again, Ctrl-D returns None."""
+    screen.end_line()
+    while True:
+        try:
+            return _read_line(prompt)
+        except KeyboardInterrupt:
+            screen.tell("", f"{INDENT}Ctrl-D or /exit ends the chat")
+        except EOFError:
+            screen.tell("")
+            return None
+
+
+def _read_line(prompt: str) -> str:
+    """Read a line; raises KeyboardInterrupt for Ctrl-C, even if that arrives together with the prompt."""
+    with handle_interrupt(signal.default_int_handler), _poll_signals():
+        return input(prompt)
+
+
+@contextmanager
+def _poll_signals() -> Iterator[None]:
+    """Wake up regularly: a signal between printing the prompt and waiting for a key would otherwise be delayed."""
+    with _signals(lambda number, frame: None, signal.SIGALRM):
+        signal.setitimer(signal.ITIMER_REAL, SIGNAL_POLL_SECONDS, SIGNAL_POLL_SECONDS)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def shorten_home_path(path: str) -> str:
+    """The path with `~` for the user's home."""
+    home = os.path.expanduser("~")
+    return "~" + path[len(home) :] if path == home or path.startswith(home + os.sep) else path
+
+
+OUTCOME_CHARACTERS = 30
+
+
+ERROR_CHARACTERS_MAX = 200
+
+
+class TurnView:
+    """Shows one turn; `plan` is the cache plan of its last request."""
+
+    def __init__(self, screen: ChatScreen, *, thinking: bool) -> None:
+        self._screen = screen
+        self._thinking = thinking
+        self._last_was_thinking = False
+        self._calls: dict[str, str] = {}
+        self._is_single_call = False
+        self._open_call_id: str | None = None
+        self.plan: Plan | None = None
+
+    def show(self, item: Delta | Event) -> None:
+        match item:
+            case TextDelta(text=text):
+                self._stream(text, thinking=False)
+            case ThinkingDelta(text=text):
+                if self._thinking:
+                    self._stream(text, thinking=True)
+            case ReplyFinished(reply=reply):
+                self._finish(reply)
+            case Event(payload=payload):
+                self._show_event(payload)
+            case _:
+                pass
+
+    def _stream(self, text: str, *, thinking: bool) -> None:
+        if thinking != self._last_was_thinking:
+            self._screen.end_line()
+        self._last_was_thinking = thinking
+        self._screen.stream(text, dim=thinking)
+
+    def _finish(self, reply: Reply) -> None:
+        self._screen.end_line()
+        calls = [block for block in reply.content if isinstance(block, ToolUse)]
+        self._is_single_call = len(calls) == 1
+        width = self._screen.width - OUTCOME_CHARACTERS
+        self._calls = {call.id: format_tool_call(call.name, call.arguments_json, width) for call in calls}
+
+    def _show_event(self, payload: AnyPayload) -> None:
+        match payload:
+            case RequestPrepared(plan=plan):
+                self.plan = plan
+            case LlmCallCompleted() as call:
+                if call.stop_reason == "max_tokens":
+                    self._screen.note("the reply was cut off at the limit of output tokens")
+                elif call.stop_reason == "refusal":
+                    self._screen.note("the model refused to answer")
+            case ToolCalled() as call if self._is_single_call:
+                # Parallel calls would interleave on the line, so only a single call gets its line before it ends.
+                self._open_call_id = call.tool_use_id
+                self._screen.begin_note(self._calls.get(call.tool_use_id, strip_control_characters(call.tool_name)))
+            case ToolCompleted() as done:
+                result = format_tool_outcome(done.output_size_bytes, done.latency_ms)
+                self._end_call(done.tool_use_id, result if done.success else f"{result}, failed")
+            case ToolFailed() as failed:
+                denied = failed.error_class == "user_denied"
+                reason = "" if denied else f": {failed.error_message[:ERROR_CHARACTERS_MAX]}"
+                self._end_call(
+                    failed.tool_use_id, strip_control_characters(f"{failed.error_class.replace('_', ' ')}{reason}")
+                )
+            case TurnCancelled(reason="step_limit"):
+                self._screen.note("stopped: the turn reached its limit of model calls")
+            case _:
+                pass
+
+    def _end_call(self, tool_use_id: str, result: str) -> None:
+        if self._open_call_id == tool_use_id:
+            self._screen.end_note(f" → {result}")
+        else:
+            self._screen.note(f"{self._calls.get(tool_use_id, 'a tool')} → {result}")
+        self._open_call_id = None

@@ -1,0 +1,189 @@
+"""The slash commands of a chat, such as `/cost` and `/model`."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from holdfast.catalog.lookup import find_model
+from holdfast.cli.chat.command import check_model_usable, format_resume_command
+from holdfast.cli.chat.format import (
+    build_cost_rows,
+    find_closest_word,
+    format_cache_lines,
+    format_context_lines,
+    format_cost_total,
+    format_usd_4,
+)
+from holdfast.cli.chat.screen import shorten_home_path
+from holdfast.cli.chat.session import ChatSession
+from holdfast.cli.format import format_count
+from holdfast.clock import system_clock
+from holdfast.engine.tools.builtin.memory import MEMORY_TOOL_NAMES as MEMORY_NAMES
+from holdfast.engine.tools.permissions import CONFIRM_FOR
+from holdfast.errors import HoldfastError
+from holdfast.ledger.calls import compute_turn_costs
+from holdfast.ledger.requests.format import strip_control_characters
+from holdfast.runtime.tools import builtin_tools
+
+EXIT_COMMANDS = ("exit", "quit")
+DESCRIPTION_CHARACTERS_MAX = 80
+
+
+class ChatCommand(NamedTuple):
+    run: Callable[[ChatSession, str], None]
+    usage: str
+    about: str
+
+
+def run_chat_command(room: ChatSession, line: str) -> bool:
+    """Run the slash command in `line`; False if it ends the chat."""
+    name, _, argument = line[1:].strip().partition(" ")
+    name = name.lower()
+    if name in EXIT_COMMANDS:
+        return False
+    command = CHAT_COMMANDS.get(name)
+    if command is None:
+        closest = find_closest_word(name, (*CHAT_COMMANDS, *EXIT_COMMANDS))
+        hint = f"did you mean /{closest}?" if closest else "/help lists all commands."
+        room.screen.complain(
+            f"unknown command /{strip_control_characters(name)}; {hint} To send the line as a message, start it with a space."
+        )
+        return True
+    try:
+        command.run(room, argument.strip())
+    except HoldfastError as error:
+        room.screen.complain(strip_control_characters(str(error)))
+    return True
+
+
+def switch_chat_model(room: ChatSession, name: str) -> None:
+    """Switch to another model after the user has seen the cost and agreed."""
+    setting, session = room.setting, room.session
+    model = find_model(name, setting.models)
+    if model.id == session.model:
+        room.screen.tell(f"{model.id} is already in use")
+        return
+    check_model_usable(model, setting.wishes, setting.config, setting.environ)
+    quote = session.quote_switch(model.id)
+    room.screen.tell(str(quote))
+    if quote.dropped:
+        room.screen.tell("not transferred: " + ", ".join(f"{count} {kind}" for kind, count in quote.dropped))
+    if not room.sure("Switch?"):
+        room.screen.tell(f"staying with {session.model}")
+        return
+    room.call(session.switch_model(model.id, allow_uncached=True))
+    room.plan = None
+    room.screen.tell(f"now using {session.model}")
+
+
+def _help(room: ChatSession, argument: str) -> None:
+    rows = [(command.usage, command.about) for command in CHAT_COMMANDS.values()]
+    widest = max(len(usage) for usage, _ in rows)
+    room.screen.tell(
+        *(f"{usage:<{widest}}  {about}" for usage, about in rows),
+        f"{'/exit':<{widest}}  end the chat; Ctrl-D does the same",
+        "A line that ends in \\ continues on the next one. Ctrl-C stops a call.",
+    )
+
+
+def _cost(room: ChatSession, argument: str) -> None:
+    from holdfast.cli.tables import print_table
+
+    turns = compute_turn_costs(room.log.read(room.session.id), room.setting.models)
+    if not turns:
+        room.screen.tell("no cost yet")
+        return
+    room.screen.end_line()
+    print_table(
+        ("turn", "calls", "in", "read", "written", "uncached", "out", "cost", "without"), build_cost_rows(turns)
+    )
+    room.screen.tell(format_cost_total(turns))
+
+
+def _cache(room: ChatSession, argument: str) -> None:
+    from holdfast.ledger.accounting import iter_entries
+
+    session, verdict = room.session, None
+    for entry in iter_entries(room.log.read(session.id), room.setting.models):
+        verdict = entry.verdict or verdict
+    room.screen.tell(
+        *format_cache_lines(session.cache_state(), session.next_wake(), room.plan, verdict, at=system_clock())
+    )
+
+
+def _context(room: ChatSession, argument: str) -> None:
+    room.screen.tell(*format_context_lines(room.session.context_use(), room.screen.width))
+
+
+def _compact(room: ChatSession, argument: str) -> None:
+    result = room.call(room.session.compact())
+    if result.reason:
+        room.screen.tell(f"not compacted: {result.reason}")
+        return
+    room.plan = None
+    room.screen.tell(
+        f"compacted {result.removed_message_count} messages: {result.tokens_before:,} tokens became "
+        f"{result.tokens_after:,}; the log keeps the messages",
+        f"`holdfast history {room.session.id}` shows them; the next call writes the shorter prompt to the cache",
+    )
+
+
+def _skills(room: ChatSession, argument: str) -> None:
+    from holdfast.runtime.skills import default_skill_roots
+    from holdfast.sources.skills.library import read_skill_library
+
+    setting = room.setting
+    library = read_skill_library(default_skill_roots(setting.config, setting.environ, workspace=setting.workspace))
+    skills = library.store.list_skills()
+    if not skills:
+        room.screen.tell("no skills; a skill is a folder with a SKILL.md in .holdfast/skills, here or in your home")
+    for skill in skills:
+        description = " ".join(strip_control_characters(skill.description).split())[:DESCRIPTION_CHARACTERS_MAX]
+        tokens = format_count(skill.estimated_body_tokens, "token")
+        room.screen.tell(f"{skill.name} ({skill.source}, {tokens}): {description}")
+    if invalid := sum(not report.valid for report in library.reports):
+        room.screen.tell(f"{invalid} could not be loaded; `holdfast skills validate` says why")
+
+
+def _model(room: ChatSession, argument: str) -> None:
+    if argument:
+        switch_chat_model(room, argument)
+        return
+    provider = room.session.model.partition(":")[0]
+    others = [name for name in room.setting.models if name.startswith(f"{provider}:") and name != room.session.model]
+    room.screen.tell(room.session.model, *(f"  {name}" for name in others))
+    room.screen.tell("/model PROVIDER:NAME shows what a switch costs and asks before switching")
+
+
+def _tools(room: ChatSession, argument: str) -> None:
+    confirmed = {tool.spec.name for tool in builtin_tools() if tool.side_effects in CONFIRM_FOR} | set(MEMORY_NAMES)
+    if not room.session.tools:
+        room.screen.tell("the model has no tools")
+    for spec in room.session.tools:
+        sentence = spec.description.partition("\n")[0].partition(". ")[0][:DESCRIPTION_CHARACTERS_MAX].rstrip(".")
+        room.screen.tell(
+            f"{spec.name}{' (asks first)' if spec.name in confirmed else ''}: {strip_control_characters(sentence)}"
+        )
+
+
+def _session(room: ChatSession, argument: str) -> None:
+    session, setting = room.session, room.setting
+    room.screen.tell(
+        f"session    {session.id}",
+        f"model      {session.model}{' (simulated)' if setting.wishes.simulate else ''}",
+        f"workspace  {strip_control_characters(shorten_home_path(str(setting.workspace.resolve())))}",
+        f"turns      {session.turn_count}, {format_usd_4(session.cost)}",
+        f"resume     {format_resume_command(setting.wishes, session.id)}",
+    )
+
+
+CHAT_COMMANDS = {
+    "help": ChatCommand(_help, "/help", "this list"),
+    "cost": ChatCommand(_cost, "/cost", "what each turn cost, and would have cost without a cache"),
+    "cache": ChatCommand(_cache, "/cache", "what is cached, until when, and what a late return costs"),
+    "context": ChatCommand(_context, "/context", "what the prompt consists of"),
+    "compact": ChatCommand(_compact, "/compact", "replace the older part of the conversation by a summary"),
+    "model": ChatCommand(_model, "/model [NAME]", "show the model, or switch to another one"),
+    "tools": ChatCommand(_tools, "/tools", "the tools of the model"),
+    "skills": ChatCommand(_skills, "/skills", "the skills available in this folder"),
+    "session": ChatCommand(_session, "/session", "this session and how to resume it"),
+}

@@ -1,0 +1,60 @@
+"""`holdfast learned`: the cache parameters learned from stored sessions, and the evidence for them."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.open_store import open_configured_store
+
+if TYPE_CHECKING:
+    from holdfast.ledger.learned import IdleTimeSummary, LearnedCacheSummary, LearnedSummary
+
+
+@click.command("learned")
+@click.option("--db", help="Store to use instead of the configured one.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(db: str | None, as_json: bool) -> None:
+    """Show what stored sessions observed about caches and idle times, and how often.
+
+    New sessions start with these parameters. Deleting a session removes its evidence.
+    """
+    import msgspec
+
+    from holdfast.ledger.learned import summarize_learned
+
+    with open_configured_store(db) as log:
+        lessons = summarize_learned(log)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(lessons)).decode())
+    elif not lessons.caches:
+        click.echo("Nothing has been learned yet.")
+    else:
+        _show(lessons)
+
+
+def _show(lessons: "LearnedSummary") -> None:
+    from holdfast.cli.tables import print_table
+
+    headings = ("model", "route", "1h TTL extends the prefix", "read", "lost", "cached from", "sessions")
+    print_table(headings, map(_cache_row, lessons.caches))
+    click.echo("")
+    idle_headings = ("workspace", "sessions", "calls", "tool waits", "user waits", "idle 5 to 60 min")
+    print_table(idle_headings, map(_idle_row, lessons.rhythms))
+
+
+def _cache_row(lesson: "LearnedCacheSummary") -> tuple[str, ...]:
+    upgrade = "not observed yet" if not lesson.anchors_read + lesson.anchors_lost else f"{lesson.upgrade:.0%} likely"
+    floor = "catalog value" if lesson.floor_tokens is None else f"{lesson.floor_tokens} tokens"
+    counts = (str(lesson.anchors_read), str(lesson.anchors_lost))
+    return (lesson.model, lesson.route, upgrade, *counts, floor, str(len(lesson.sessions)))
+
+
+def _idle_row(idle: "IdleTimeSummary") -> tuple[str, ...]:
+    return (
+        idle.workspace or "(none)",
+        str(idle.sessions),
+        str(idle.calls),
+        f"{idle.tool_gaps:.0f}",
+        f"{idle.person_gaps:.0f}",
+        f"{idle.pause:.1%}",
+    )

@@ -1,0 +1,205 @@
+"""`holdfast replay`: what recorded conversations would have cost under different cache policies."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from holdfast.cli.format import format_count
+from holdfast.cli.tables import print_table
+from holdfast.errors import UserError
+from holdfast.planning.adaptive_policy import AdaptivePolicy
+from holdfast.planning.learned import LearnedParameters
+from holdfast.planning.policies.peers import new_compared_policies
+from holdfast.planning.policy import CachePolicy
+from holdfast.replay.comparison import PolicyRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.replay.comparison import ReplayTotals
+    from holdfast.replay.model_accuracy import ModelFit
+    from holdfast.replay.playback import OnRequest, ReplaySetting
+
+
+@click.command("replay")
+@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--model", "model_name", required=True, help="Model whose cache rules and prices apply, as provider:name."
+)
+@click.option("--policy", default="all", show_default=True, help="Name of one policy, or all.")
+@click.option("--lookback", type=click.Choice(["blocks", "positions"]), help="Unit of the provider's cache lookback.")
+@click.option("--compact", is_flag=True, help="Compact each conversation whenever a session would have.")
+@click.option("--keep-alive", is_flag=True, help="Let policies ping an idle cache.")
+@click.option(
+    "--truth",
+    type=click.Choice(["upgrade", "no-upgrade"]),
+    default="upgrade",
+    show_default=True,
+    help="Whether a 1h breakpoint also extends a 5m prefix before it; policies do not know the answer.",
+)
+@click.option(
+    "--requests-out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write every request of the selected policy to this file, one JSON object per line.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    *,
+    traces: tuple[Path, ...],
+    model_name: str,
+    policy: str,
+    lookback: str | None,
+    compact: bool,
+    keep_alive: bool,
+    truth: str,
+    requests_out: Path | None,
+    as_json: bool,
+) -> None:
+    """Replay recorded conversations call by call with their own timestamps, and compare the cost of cache policies.
+
+    TRACES are .jsonl or .jsonl.gz files, or folders of them. Costs cover prompts only: no policy changes what replies
+    cost.
+    """
+    import os
+
+    import msgspec
+
+    from holdfast.catalog.lookup import apply_model_overrides, find_model, shipped_models
+    from holdfast.errors import UserError
+    from holdfast.replay.playback import make_replay_setting
+    from holdfast.replay.trace_files import find_trace_files
+    from holdfast.runtime.config import load_config
+
+    if requests_out is not None and policy == ALL:
+        raise UserError("requests are written for one policy; name it with --policy")
+    roster = PolicyFactory(policy, keep_alive=keep_alive)
+    models = apply_model_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
+    setting = make_replay_setting(find_model(model_name, models), ttl_upgrade=truth == "upgrade", lookback=lookback)
+    setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
+    totals = _replay_all(_Traces(find_trace_files(traces), compact), roster, setting, requests_out)
+    if not totals.recordings:
+        raise UserError(f"none of the {totals.broken} lines holds a conversation; check the traces")
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(totals.report())).decode())
+    else:
+        _show(totals)
+
+
+class _Traces(NamedTuple):
+    """The files to replay, and whether their conversations are compacted on the way."""
+
+    files: tuple[Path, ...]
+    compact: bool
+
+
+def _replay_all(
+    traces: _Traces, roster: "PolicyFactory", setting: "ReplaySetting", requests_out: Path | None
+) -> "ReplayTotals":
+    import contextlib
+
+    from holdfast.cli.tables import track_progress
+    from holdfast.compaction.models import DEFAULT_CONFIG
+    from holdfast.replay.compaction import compact_recording
+    from holdfast.replay.comparison import ReplayTotals, compare_policies
+    from holdfast.replay.model_accuracy import measure_model_fit
+    from holdfast.replay.recording import Recording
+    from holdfast.replay.trace_files import read_traces
+
+    totals = ReplayTotals()
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(requests_out.open("wb")) if requests_out is not None else None
+        for recording in track_progress(read_traces(traces.files, compactions=not traces.compact), "conversations"):
+            if not isinstance(recording, Recording):
+                totals.broken += 1
+                continue
+            sent = _request_writer(out.write, recording.id) if out is not None else None
+            if traces.compact:
+                compacted = compact_recording(recording, setting.model, DEFAULT_CONFIG)
+                totals.compactions += compacted.compactions
+                # The recorded usage is of the uncompacted conversation, so it cannot validate the cache model here.
+                totals.add(
+                    compare_policies(compacted.recording, roster.fresh(), setting, sent), None, len(recording.calls)
+                )
+            else:
+                totals.add(
+                    compare_policies(recording, roster.fresh(), setting, sent),
+                    measure_model_fit(recording, setting),
+                    len(recording.calls),
+                )
+    return totals
+
+
+def _request_writer(write: "Callable[[bytes], int]", conversation: str) -> "OnRequest":
+    import msgspec
+
+    from holdfast.types.json_encoding import encode_json
+
+    def sent(policy: str, at: float, body: bytes) -> None:
+        # Raw keeps the body byte for byte as it would be sent.
+        write(encode_json({"conversation": conversation, "at": at, "body": msgspec.Raw(body)}) + b"\n")
+
+    return sent
+
+
+def _show(totals: "ReplayTotals") -> None:
+
+    report = totals.report()
+    print_policies(report.policies)
+    played = f"{format_count(report.conversations, 'conversation')}, {format_count(report.calls, 'call')}"
+    click.echo(f"{played}; bound ${report.bound_usd:.4f}, optimum ${report.optimum_usd:.4f}")
+    if report.compactions:
+        click.echo(format_count(report.compactions, "compaction"))
+    if report.broken_lines:
+        click.echo(f"{report.broken_lines} broken lines were skipped")
+    if totals.likeness is not None:
+        _show_likeness(totals.likeness)
+
+
+def _show_likeness(likeness: "ModelFit") -> None:
+    from holdfast.replay.model_accuracy import format_model_fit
+
+    for question, figures in format_model_fit(likeness):
+        click.echo(f"{question}: {figures}")
+
+
+ALL = "all"
+
+
+class PolicyFactory:
+    """Creates fresh policies for each conversation; only ours keeps what it learned from the previous ones."""
+
+    def __init__(self, wanted: str = ALL, *, keep_alive: bool = False) -> None:
+        names = (AdaptivePolicy.name, *new_compared_policies())
+        if wanted not in (ALL, *names):
+            raise UserError(f"unknown policy {wanted[:60]!r}; known policies: {', '.join(names)}")
+        self._wanted, self._keep_alive = wanted, keep_alive
+        self._ours = AdaptivePolicy(LearnedParameters(), keep_alive=keep_alive)
+
+    def fresh(self) -> tuple[CachePolicy, ...]:
+        # Real sessions start with learned parameters too; the other policies learn nothing.
+        self._ours = AdaptivePolicy(self._ours.learned(), keep_alive=self._keep_alive)
+        policies: dict[str, CachePolicy] = {AdaptivePolicy.name: self._ours, **new_compared_policies()}
+        return tuple(policies.values()) if self._wanted == ALL else (policies[self._wanted],)
+
+
+def print_policies(policies: Iterable[PolicyRow]) -> None:
+    """Cheapest first."""
+    rows = sorted(policies, key=lambda row: row.cost_usd)
+    print_table(
+        ("policy", "cost", "read share", "vs best", "vs bound", "vs optimum", "pings", "misses"),
+        (
+            (
+                row.policy,
+                f"${row.cost_usd:.4f}",
+                f"{row.read_share:.2%}",
+                f"{row.to_best:.3f}",
+                f"{row.to_bound:.3f}",
+                f"{row.to_optimum:.3f}",
+                str(row.pings),
+                str(row.cold_calls),
+            )
+            for row in rows
+        ),
+    )

@@ -1,0 +1,140 @@
+"""`holdfast report`: what stored sessions spent, saved and lost."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.format import format_count, format_usd
+from holdfast.cli.open_store import open_configured_store, resolve_session_id
+
+if TYPE_CHECKING:
+    from holdfast.ledger.analytics.queries import Amounts, SessionAmounts
+    from holdfast.ledger.report import CostReport
+
+LIMIT = 10
+DAYS_SHOWN_MAX = 60
+BARS = "▁▂▃▄▅▆▇█"
+UNCACHED_TOKENS_MIN = 4_096
+"""The highest cache floor of any model: a longer prompt could have been cached on every one of them."""
+UNIT_SECONDS = {"h": 3_600, "d": 86_400, "w": 604_800}
+
+
+@click.command("report")
+@click.option("--since", metavar="7d|12h|2w|DATE", help="Only calls from then on.")
+@click.option("--session", "wanted", metavar="ID", help="Only this session; the start of its id is enough.")
+@click.option("--simulated", is_flag=True, help="Include simulated sessions.")
+@click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Sessions to list.")
+@click.option("--db", help="Store to use instead of the configured one.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    *, since: str | None, wanted: str | None, simulated: bool, limit: int, db: str | None, as_json: bool
+) -> None:
+    """Show what was spent and saved, what broke the cache, and which sessions lost most."""
+    import msgspec
+
+    from holdfast.clock import system_clock
+    from holdfast.errors import UserError
+    from holdfast.ledger.analytics.queries import LedgerScope
+    from holdfast.ledger.report import build_report, iter_session_amounts
+
+    start = parse_time_option(since, system_clock()) if since else 0.0
+    with open_configured_store(db) as log:
+        wanted = wanted and resolve_session_id(log, wanted)
+        rows = [row for row in log.sessions() if row.last_event_at >= start and wanted in (None, row.id)]
+        if wanted is not None and not rows:
+            raise UserError(f"session {wanted!r} has no event since then; `holdfast sessions list` shows all")
+        tables, scope = (
+            log.tables(),
+            LedgerScope(since=start, session_id=wanted, simulated=simulated or wanted is not None),
+        )
+        report = build_report(tables, scope)
+        # Simulated sessions cost no real money, so they are left out by default; the output says how many there are.
+        everything = msgspec.structs.replace(scope, simulated=True)
+        simulated_count = sum(1 for _ in iter_session_amounts(tables, everything)) - len(report.sessions)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+        return
+    if report.sessions:
+        _show(report, limit)
+    elif not simulated_count:
+        click.echo("No calls are stored yet; `holdfast demo --keep` records some, which --simulated shows.")
+    if simulated_count:
+        click.echo(f"not counted: {format_count(simulated_count, 'simulated session')}; --simulated includes them")
+
+
+def parse_time_option(since: str, now: float, *, option: str = "--since") -> float:
+    """The time, as seconds since the epoch, that `7d`, `12h`, `2w` (ago) or a date such as 2026-11-01 stands for."""
+    import datetime
+
+    from holdfast.errors import UserError
+
+    count, unit = since[:-1], since[-1:]
+    if unit in UNIT_SECONDS and count.isascii() and count.isdigit() and len(count) < 6:
+        return now - int(count) * UNIT_SECONDS[unit]
+    try:
+        return datetime.datetime.fromisoformat(since).replace(tzinfo=datetime.UTC).timestamp()
+    except ValueError as error:
+        raise UserError(f"{option} takes 7d, 12h, 2w or a date such as 2026-11-01, not {since[:40]!r}") from error
+
+
+def _is_uncached(amounts: "Amounts") -> bool:
+    """Whether the session sent several prompts long enough to be cached, and nothing was read or written."""
+    usage = amounts.usage
+    cached = usage.cache_read + usage.cache_write
+    return not cached and amounts.calls > 1 and usage.tokens_sent > UNCACHED_TOKENS_MIN * amounts.calls
+
+
+def _show(report: "CostReport", limit: int) -> None:
+    from holdfast.cli.tables import print_table
+
+    total = report.total
+    calls = f"{format_count(total.calls, 'call')} in {format_count(len(report.sessions), 'session')}"
+    click.echo(
+        f"${total.spent_usd:.4f} spent on {calls}; "
+        f"${total.uncached_usd:.4f} without a cache: {format_usd(total.saved_usd, 4)} saved"
+    )
+    click.echo(
+        f"{total.usage.read_share:.1%} of prompt tokens were read from the cache, "
+        f"{total.hit_rate:.1%} of the calls hit the cache"
+    )
+    if len(report.days) > 1:
+        shown = report.days[-DAYS_SHOWN_MAX:]
+        bars = draw_sparkline([float(day.spent_usd) for day in shown])
+        click.echo(f"spent by day  {bars}  {shown[0].date} to {shown[-1].date}")
+    click.echo("")
+    if report.causes:
+        rows = (
+            (cause.kind, cause.component or "", str(cause.calls), f"{cause.tokens:,}", f"${cause.lost_usd:.4f}")
+            for cause in report.causes
+        )
+        print_table(("cache miss", "component", "calls", "tokens", "lost"), rows)
+    else:
+        click.echo("No cache losses are known.")
+    uncached = [session.amounts for session in report.sessions if _is_uncached(session.amounts)]
+    if uncached:
+        spent = sum(amounts.spent_usd for amounts in uncached)
+        click.echo(
+            f"{format_count(len(uncached), 'long session')} used no cache at all, for ${spent:.4f}; "
+            "`holdfast sessions show ID` lists what can be fixed."
+        )
+    click.echo("")
+    headings = ("session", "name", "model", "calls", "read", "spent", "saved", "lost", "main cause")
+    print_table(headings, map(_session_row, report.sessions[:limit]), spare=("saved", "model", "name"))
+    if len(report.sessions) > limit:
+        click.echo(
+            f"{format_count(len(report.sessions) - limit, 'more session')}; raise --limit, or use --json for all"
+        )
+
+
+def draw_sparkline(values: "list[float]") -> str:
+    """One bar character per value, scaled so that the highest value is a full bar."""
+    # value / top * len(BARS) is in [0, len(BARS)]; the top value itself would be one past the last bar.
+    top = max(values, default=0.0)
+    return "".join(BARS[min(len(BARS) - 1, int(value / top * len(BARS)))] if top else BARS[0] for value in values)
+
+
+def _session_row(session: "SessionAmounts") -> tuple[str, ...]:
+    amounts = session.amounts
+    money = (f"${amounts.spent_usd:.4f}", format_usd(amounts.saved_usd, 4), f"${amounts.lost_usd:.4f}")
+    share = f"{amounts.usage.read_share:.1%}"
+    return (session.id, session.name or "", session.model, str(amounts.calls), share, *money, session.worst or "")

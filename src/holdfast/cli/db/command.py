@@ -1,0 +1,314 @@
+"""`holdfast db`: inspects, checks, rebuilds, prunes, exports and imports the store."""
+
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
+
+import click
+
+from holdfast.cli.format import CommandGroup, format_count
+from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.events.log import SessionRow
+    from holdfast.stores.event_log import DatabaseEventLog, StoreFacts
+
+DAY_SECONDS = 86_400
+
+
+@click.group("db", cls=CommandGroup)
+def command() -> None:
+    """Inspect the store, check and rebuild its roll-up tables, prune it, export and import events."""
+
+
+_db = click.option("--db", help="Store to use instead of the configured one.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@command.command("info")
+@_db
+@_json
+@click.option(
+    "--check", is_flag=True, help="Compare the roll-up tables with all events; exit with status 1 if they differ."
+)
+def show_store_info(db: str | None, as_json: bool, check: bool) -> None:
+    """Show the store's version, size and contents."""
+    import msgspec
+
+    from holdfast.stores.maintenance import find_differences
+
+    with _open_database(db) as log:
+        if check:
+            # Sessions that are not rolled up yet would show as differences.
+            _catch_up(log)
+        facts = log.facts()
+        mismatches = tuple(find_differences(log, load_configured_models())) if check else None
+    if as_json:
+        fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
+        document = fields if mismatches is None else {**fields, "differences": mismatches}
+        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+    else:
+        for name, value in _fact_rows(facts):
+            click.echo(f"{name:<9} {value}")
+        if mismatches is not None:
+            _show_check(mismatches)
+    if mismatches:
+        raise click.exceptions.Exit(1)
+
+
+def _fact_rows(facts: "StoreFacts") -> "Iterator[tuple[str, str]]":
+    from holdfast.stores.open import redact_address
+
+    yield "store", redact_address(facts.name)
+    yield "version", str(facts.version)
+    yield "size", f"{facts.size_bytes / 1_000_000:,.1f} MB"
+    yield "sessions", f"{facts.sessions:,}"
+    yield "events", f"{facts.events:,}"
+    yield (
+        "calls",
+        f"{facts.calls:,}"
+        + (f", and {format_count(facts.to_enter, 'session')} not rolled up yet" if facts.to_enter else ""),
+    )
+    if facts.oldest_at is not None and facts.newest_at is not None:
+        yield "from", _time(facts.oldest_at)
+        yield "to", _time(facts.newest_at)
+
+
+def _show_check(mismatches: tuple[str, ...]) -> None:
+    if not mismatches:
+        click.echo("check     the roll-up tables match the events")
+        return
+    click.echo(
+        f"check     {len(mismatches)} roll-up tables do not match the events; `holdfast db rebuild` recomputes them:"
+    )
+    for mismatch in mismatches[:10]:
+        click.echo(f"          {mismatch}")
+    if len(mismatches) > 10:
+        click.echo(f"          and {len(mismatches) - 10} more; --json has all")
+
+
+@command.command("migrate")
+@_db
+def migrate_store(db: str | None) -> None:
+    """Migrate an older store to the current version and update its roll-up tables."""
+    with _open_database(db) as log:
+        entered = _catch_up(log)
+        click.echo(f"version {log.facts().version}; {format_count(entered, 'session')} rolled up")
+
+
+@command.command("rebuild")
+@_db
+def rebuild_store(db: str | None) -> None:
+    """Recompute the roll-up tables from the events.
+
+    Totals are too small until it is done. If it is interrupted, the next command that needs a total continues it.
+    """
+    with _open_database(db) as log:
+        log.rebuild()
+        click.echo(f"{format_count(_catch_up(log), 'session')} rolled up")
+
+
+@command.command("prune")
+@_db
+@click.option(
+    "--older-than",
+    metavar="90d|12w|DATE",
+    help="Prune sessions without an event since then. Default: `retention_days`.",
+)
+@click.option("--audit-too", is_flag=True, help="Remove whole sessions, with their costs and confirmations.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed; change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def prune_store(*, db: str | None, older_than: str | None, audit_too: bool, dry_run: bool, yes: bool) -> None:
+    """Remove the content of old sessions for good, but keep their costs and confirmations.
+
+    Removed: prompts, replies, tool results, plans and verdicts. Kept: the start and end of a session, its calls and
+    their cost, caches and pings, delegations, model switches, tool calls by name and hash, and confirmations.
+    """
+    from holdfast.cli.tables import track_progress
+    from holdfast.stores.maintenance import RETAINED_EVENT_TYPES
+
+    before = _prune_before(older_than)
+    # Passed as ("",) if empty: the SQL needs at least one value in its list, and no event has an empty type.
+    kept_types = () if audit_too else RETAINED_EVENT_TYPES
+    with _open_database(db) as log:
+        old = log.prunable(kept_types or ("",), before=before)
+        count = sum(events for _, events in old)
+        what = f"{format_count(count, 'event')} of {format_count(len(old), 'session')} without an event since {_time(before)}"
+        if not old:
+            click.echo(f"nothing to remove: no session is older than {_time(before)}")
+            return
+        if not audit_too:
+            click.echo("Costs and confirmations are kept; content and the verdicts on calls are removed.")
+        if dry_run:
+            click.echo(f"would remove {what}")
+            return
+        if not yes:
+            click.confirm(f"Remove {what} for good?", abort=True)
+        removed = 0
+        for session_id, _ in track_progress(old, "sessions", len(old)):
+            removed += log.prune(session_id, kept_types or ("",), before=before)
+        click.echo(f"removed {format_count(removed, 'event')} of {format_count(len(old), 'session')}")
+
+
+def _prune_before(older_than: str | None) -> float:
+    import os
+    from pathlib import Path
+
+    from holdfast.cli.costs.report import parse_time_option
+    from holdfast.clock import system_clock
+    from holdfast.errors import UserError
+    from holdfast.runtime.config import load_config
+
+    now = system_clock()
+    if older_than is not None:
+        return parse_time_option(older_than, now, option="--older-than")
+    days = load_config(os.environ, workspace=Path.cwd()).retention_days
+    if not days:
+        raise UserError("no age is given: pass --older-than 90d, or set retention_days in the home file")
+    return now - days * DAY_SECONDS
+
+
+@command.command("export")
+@click.argument("file", default="-")
+@_db
+@click.option("--session", "wanted", metavar="ID", help="Only this session.")
+@click.option("--since", metavar="7d|12h|DATE", help="Only sessions with an event since then; each is exported whole.")
+@click.option("--content", is_flag=True, help="Include content; only such a file can be imported.")
+@click.option("--instructions", is_flag=True, help="Include agents' instructions, for a store of the same deployment.")
+def export_events(
+    *, file: str, db: str | None, wanted: str | None, since: str | None, content: bool, instructions: bool
+) -> None:
+    """Write events as JSON lines to FILE, or to standard output.
+
+    Without --content, messages, system prompts, tool results, names and paths are left out. Keys are never exported.
+    """
+    import sys
+
+    from holdfast.cli.db.instructions import get_exported_deployment
+    from holdfast.clock import system_clock
+    from holdfast.stores.export import export_lines
+
+    now = system_clock()
+    with open_configured_store(db) as log:
+        deployment = get_exported_deployment(log, content=content) if instructions else None
+        rows = _select_sessions(log.sessions(), resolve_session_id(log, wanted) if wanted else None, since, now)
+        lines = export_lines(log, _session_ids_with_progress(rows), content=content, now=now, deployment=deployment)
+        if file == "-":
+            for line in lines:
+                sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+            return
+        _write_new(file, lines)
+    exported_text = f"{format_count(len(rows), 'session')}" + (" and agents' instructions" if instructions else "")
+    click.echo(f"exported {exported_text} to {file}" + ("" if content else ", without content"), err=True)
+
+
+def _select_sessions(
+    rows: "tuple[SessionRow, ...]", wanted: str | None, since: str | None, now: float
+) -> "list[SessionRow]":
+    """The sessions to export, oldest activity first."""
+    from holdfast.cli.costs.report import parse_time_option
+    from holdfast.errors import UserError
+
+    start = parse_time_option(since, now) if since else float("-inf")
+    chosen = [row for row in reversed(rows) if row.last_event_at >= start and wanted in (None, row.id)]
+    if wanted is not None and not chosen:
+        raise UserError(f"session {wanted!r} has no event since then; `holdfast sessions list` shows all")
+    return chosen
+
+
+def _session_ids_with_progress(rows: "list[SessionRow]") -> "Iterator[str]":
+    from holdfast.cli.tables import track_progress
+
+    return (row.id for row in track_progress(rows, "sessions", len(rows)))
+
+
+def _write_new(file: str, lines: "Iterator[bytes]") -> None:
+    """Write a new file that only its owner can read; never overwrite an existing one."""
+    import os
+
+    from holdfast.errors import UserError
+
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise UserError(f"{file} already exists: name another file, or remove it") from error
+    except ValueError as error:
+        raise UserError(f"{file!a} is not a valid file name: name another") from error
+    with os.fdopen(descriptor, "wb") as out:
+        out.writelines(lines)
+
+
+@command.command("import")
+@click.argument("file", type=click.File("rb"))
+@_db
+def import_events(file: IO[bytes], db: str | None) -> None:
+    """Add the events of an export to the store; existing events are left unchanged.
+
+    Each session is imported completely or not at all. The same holds for each agent's instructions, which must belong
+    to this deployment. After a failure, run the same command again to continue where it stopped.
+    """
+    import contextlib
+    import os
+    from pathlib import Path
+
+    from holdfast.cli.db.instructions import ImportedOwnersSummary, check_deployment, open_instruction_intake
+    from holdfast.cli.tables import track_progress
+    from holdfast.runtime.config import load_config
+    from holdfast.stores.export import ImportedSession, import_lines, read_export_header
+    from holdfast.stores.open import open_store
+
+    deployment = read_export_header(file, file.name).deployment
+    if deployment is not None:
+        check_deployment(deployment, file.name)
+    address = db or load_config(os.environ, workspace=Path.cwd()).db_path
+    sessions = added = existing = 0
+    owners = ImportedOwnersSummary()
+    try:
+        with contextlib.closing(open_store(address, models=load_configured_models())) as log:
+            intake = open_instruction_intake(log) if deployment is not None else None
+            for item in track_progress(import_lines(file, log, file.name, intake), "sessions"):
+                if isinstance(item, ImportedSession):
+                    sessions, added, existing = sessions + 1, added + item.added, existing + item.known
+                else:
+                    owners.add(item)
+    finally:
+        # Also after a failure: the user must see what is already in the store.
+        for line in owners.lines():
+            click.echo(line)
+        if sessions:
+            click.echo(
+                f"{format_count(sessions, 'session')}: {format_count(added, 'event')} added, {existing:,} already stored"
+            )
+
+
+@contextmanager
+def _open_database(db: str | None) -> "Iterator[DatabaseEventLog]":
+    from holdfast.errors import UserError
+    from holdfast.stores.event_log import DatabaseEventLog
+
+    with open_configured_store(db) as log:
+        if not isinstance(log, DatabaseEventLog):
+            raise UserError("there is no store yet; `holdfast demo --keep` creates one, --db names another")
+        yield log
+
+
+def _catch_up(log: "DatabaseEventLog") -> int:
+    """Roll up the sessions that are not in the tables yet; returns their number."""
+    from holdfast.cli.tables import track_progress
+
+    entered = 0
+    for session_id in track_progress(log.to_enter(), "sessions", log.facts().to_enter):
+        log.enter(session_id)
+        entered += 1
+    return entered
+
+
+def _time(at: float) -> str:
+    import datetime
+
+    try:
+        return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"second {at:g}"

@@ -1,0 +1,113 @@
+"""Moves agents' instructions between stores of one deployment, for `holdfast db export` and `import`."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from holdfast.cli.format import format_count
+from holdfast.cli.instructions.command import SIGNING_PACKAGE
+from holdfast.errors import UserError
+
+if TYPE_CHECKING:
+    from holdfast.runtime.instructions.settings import InstructionConfig
+    from holdfast.stores.instructions.transfer import ImportedOwner, OwnerImporter
+    from holdfast.stores.open import Store
+
+
+def get_exported_deployment(log: "Store", *, content: bool) -> str:
+    """The deployment whose instructions are exported.
+
+    Raises UserError without --content, or if the store also holds instructions of another deployment.
+    """
+    from holdfast.instructions.store import SupportsInstructions
+
+    if not content:
+        raise UserError("instructions are content: export them with --content --instructions, or without them")
+    here = _configured().settings.deployment
+    other = log.instructions.other_deployment(here) if isinstance(log, SupportsInstructions) else None
+    if other is not None:
+        raise UserError(
+            f"the store has instructions of deployment {other[:80]!a}, but this deployment is {here!a}: "
+            "set instructions.deployment in the home file, or export without them"
+        )
+    return here
+
+
+def check_deployment(deployment: str, name: str) -> None:
+    """Raise UserError if the file comes from another deployment."""
+    here = _configured().settings.deployment
+    if deployment != here:
+        raise UserError(
+            f"{name} has instructions of deployment {deployment[:80]!a}, but this deployment is {here!a}: "
+            "import it there, or export it without --instructions"
+        )
+
+
+def open_instruction_intake(log: "Store") -> "OwnerImporter":
+    from holdfast.clock import new_ulid, system_clock
+    from holdfast.instructions.store import SupportsInstructions
+    from holdfast.stores.instructions.transfer import OwnerImporter
+
+    if not isinstance(log, SupportsInstructions):
+        raise UserError("instructions need a SQLite file or PostgreSQL as store: name one with --db")
+    configured = _configured()
+    with _with_package():
+        from holdfast.instructions.context import InstructionContext
+        from holdfast.instructions.units.signatures import load_deployment_key
+        from holdfast.instructions.units.transfer import validate_imported_records
+    library = InstructionContext(
+        log.instructions,
+        configured.settings,
+        # Do not create a key: a new one has signed nothing in the file, and would block restoring the original key.
+        key=load_deployment_key(configured.key_path) if configured.key_path.exists() else None,
+        clock=system_clock,
+        new_id=new_ulid,
+        warn=lambda line: None,
+    )
+    return OwnerImporter(log.instructions, partial(validate_imported_records, library))
+
+
+class ImportedOwnersSummary:
+    """Summarises what was imported for the owners of instructions."""
+
+    def __init__(self) -> None:
+        self._owners: list[ImportedOwner] = []
+
+    def add(self, owner: "ImportedOwner") -> None:
+        self._owners.append(owner)
+
+    def lines(self) -> Iterator[str]:
+        if not self._owners:
+            return
+        added = sum(owner.added for owner in self._owners)
+        existing = sum(owner.was_here for owner in self._owners)
+        quarantined = sum(owner.quarantined for owner in self._owners)
+        left_out = sum(owner.left_out for owner in self._owners)
+        owners = f"{format_count(len(self._owners), 'owner')} of instructions"
+        already = f", {existing:,} of them already stored" if existing else ""
+        yield f"{owners}{already}: {format_count(added, 'record')} added"
+        if quarantined:
+            yield (
+                f"{format_count(quarantined, 'unit')} quarantined: not signed by a key that this deployment knows; "
+                "restore the key or register the signer, then write them again"
+            )
+        if left_out:
+            yield f"{format_count(left_out, 'approval')} left out: not signed by a key that this deployment knows"
+
+
+def _configured() -> "InstructionConfig":
+    with _with_package():
+        from holdfast.runtime.instructions.settings import load_instruction_config
+    return load_instruction_config(os.environ)
+
+
+@contextmanager
+def _with_package() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != SIGNING_PACKAGE:
+            raise
+        raise UserError("instructions need an extra package: pip install 'holdfast[instructions]'") from error

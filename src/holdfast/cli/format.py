@@ -1,0 +1,39 @@
+"""Makes error messages that quote untrusted text safe to print."""
+
+from decimal import Decimal
+
+import click
+
+
+def replace_unprintable(message: str) -> str:
+    """Replace control characters by U+FFFD: they could move the cursor or colour the rest of the screen."""
+    return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in message)
+
+
+def format_count(count: int, noun: str) -> str:
+    """The count with its noun in singular or plural: `1 call`, `2 calls`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_usd(amount: Decimal | float, places: int) -> str:
+    """The minus sign goes before the dollar sign; an amount that rounds to zero has no sign."""
+    digits = f"{abs(amount):.{places}f}"
+    return f"-${digits}" if amount < 0 and float(digits) else f"${digits}"
+
+
+HELP_CHARACTERS_MAX = 300
+
+
+class CommandGroup(click.Group):
+    """click truncates the short help to one line; our groups are small enough to show it in full."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [
+            (name, command.get_short_help_str(HELP_CHARACTERS_MAX))
+            for name, command in commands
+            if command and not command.hidden
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)

@@ -1,0 +1,163 @@
+"""`holdfast instructions` check, publish, approve, promote, archive and rollback."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.instructions.open import agent_option, db_option, has_store, json_option, open_library, print_json
+
+if TYPE_CHECKING:
+    from holdfast.instructions.manifest.check import DraftCheck
+    from holdfast.instructions.manifest.deploy import DeploymentResult
+    from holdfast.instructions.manifest.publish import PublicationResult
+
+_folder = click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+_entity = click.option("--entity", metavar="URI", help="Author to act for, such as acme:user/ann.")
+
+
+@click.command("check")
+@_folder
+@db_option
+@json_option
+def check(folder: Path, db: str | None, as_json: bool) -> None:
+    """Check whether the folder written by `migrate --out` can be published; exit with status 1 if not.
+
+    Also shows flaws that do not prevent publishing: see `lint`.
+    """
+    from holdfast.cli.instructions.format import show_check_result
+
+    if has_store(db):
+        with open_library(db) as library:
+            checked = library.check(folder)
+    else:
+        checked = _check_without_store(folder)
+    if as_json:
+        print_json({"passed": checked.passed, "checked": checked})
+    else:
+        show_check_result(checked)
+    if not checked.passed:
+        raise click.exceptions.Exit(1)
+
+
+def _check_without_store(folder: Path) -> "DraftCheck":
+    """Before the first publication there is no store, and a check must not create one."""
+    import os
+
+    from holdfast.instructions.access import InstructionCaller
+    from holdfast.instructions.manifest.check import assume_submitted, check_draft
+    from holdfast.instructions.migration.folder import read_instruction_folder
+    from holdfast.instructions.models import Agent
+    from holdfast.runtime.instructions.settings import load_instruction_config
+
+    settings = load_instruction_config(os.environ).settings
+    source = read_instruction_folder(folder)
+    manifest = source.manifest
+    agent = Agent(manifest.agent_id, settings.deployment, 0, always_rules=manifest.always_rules or ())
+    approvals = assume_submitted(manifest.approvals, agent, InstructionCaller("admin", "embedded"), at=0)
+    return check_draft(manifest.draft, source.texts, agent, settings=settings, approvals=approvals)
+
+
+@click.command("publish")
+@_folder
+@db_option
+@_entity
+@click.option("--skip-gate", is_flag=True, help="Also publish units that are not found reliably; this is recorded.")
+@json_option
+def publish(*, folder: Path, db: str | None, entity: str | None, skip_gate: bool, as_json: bool) -> None:
+    """Publish DIR: changed texts as new versions, then the manifest, if it passes every check."""
+    with open_library(db, make=True, entity=entity) as library:
+        deployed = library.publish(folder, skip_coverage_gate=skip_gate)
+    _show_deployed(deployed, as_json=as_json)
+
+
+@click.command("approve")
+@click.argument("unit")
+@agent_option
+@db_option
+@_entity
+@click.option("--reason", default="", help="Result of your review; required for a unit with force_prepend.")
+@json_option
+def approve(*, unit: str, agent: str, db: str | None, entity: str | None, reason: str, as_json: bool) -> None:
+    """Approve the newest version of UNIT, which is preloaded or guaranteed, so that agents receive it from now on.
+
+    `publish` and `rollback` list the versions that are pending approval.
+    """
+    with open_library(db, entity=entity) as library:
+        approval = library.approve(unit, agent=agent, reason=reason)
+    if as_json:
+        print_json(approval)
+    else:
+        click.echo(f"approved {approval.fact_uri}: {', '.join(approval.kinds) or 'nothing was missing'}")
+        click.echo("it is active from now on" if approval.activated else "it still needs the approval of another agent")
+
+
+@click.command("promote")
+@agent_option
+@db_option
+@_entity
+@click.option("--force", is_flag=True, help="Promote before the 7 days are over; not possible for sensitive agents.")
+@json_option
+def promote(*, agent: str, db: str | None, entity: str | None, force: bool, as_json: bool) -> None:
+    """Use units without their files: only after 7 days in which fewer than one in ten units was missed."""
+    with open_library(db, entity=entity) as library:
+        published = library.promote(agent, force=force)
+    _show_published(published, as_json=as_json)
+
+
+@click.command("archive")
+@click.argument("files", metavar="FILES...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@agent_option
+@db_option
+@click.option(
+    "--root",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=".",
+    help="Project folder. Default: the current one.",
+)
+def archive(files: tuple[Path, ...], agent: str, db: str | None, root: Path) -> None:
+    """Move FILES to docs/legacy-instructions, each with a note that says where its text is now."""
+    with open_library(db) as library:
+        archived = library.archive(*files, root=root, agent=agent)
+    for old, new in archived.moved:
+        click.echo(f"{old} -> {new}")
+
+
+@click.command("rollback")
+@click.argument("version")
+@agent_option
+@db_option
+@_entity
+@json_option
+def rollback(*, version: str, agent: str, db: str | None, entity: str | None, as_json: bool) -> None:
+    """Publish manifest VERSION, with the texts it had at that time, as a new version."""
+    with open_library(db, entity=entity) as library:
+        deployed = library.rollback(version, agent=agent)
+    _show_deployed(deployed, as_json=as_json)
+
+
+def _show_deployed(deployed: "DeploymentResult", *, as_json: bool) -> None:
+    if as_json:
+        print_json(deployed)
+        return
+    for name, change in deployed.changes.items():
+        if change != "noop":
+            click.echo(f"{change} {name}")
+    if deployed.published is None:
+        click.echo(f"{deployed.version} is already published; nothing to do")
+        for line in deployed.waiting:
+            click.echo(f"warning: {line}")
+    else:
+        _show_published(deployed.published, as_json=False)
+    if deployed.waiting:
+        click.echo("see `holdfast instructions approve --help`")
+
+
+def _show_published(published: "PublicationResult", *, as_json: bool) -> None:
+    if as_json:
+        print_json(published)
+        return
+    manifest = published.manifest
+    click.echo(f"published {manifest.fact_uri}: {len(manifest.body)} units, {manifest.token_count} tokens")
+    for warning in published.warnings:
+        click.echo(f"warning: {warning}")

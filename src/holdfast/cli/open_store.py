@@ -1,0 +1,94 @@
+"""Opens the store that a command works on and resolves session ids in it."""
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from holdfast.catalog.lookup import Models
+    from holdfast.events.log import EventLog
+    from holdfast.events.records import StoreRecords
+    from holdfast.stores.open import Store
+
+PREFIX_CHARACTERS_MIN = 4
+CANDIDATES_MAX = 5
+
+
+def open_configured_store(db: str | None) -> "AbstractContextManager[Store]":
+    """Open the store at `db` or the configured one; a read-only command must not create a file.
+
+    If nothing is stored yet, this is an empty in-memory store.
+    """
+    import contextlib
+    import os
+    from pathlib import Path
+
+    from holdfast.errors import UserError
+    from holdfast.runtime.config import load_config
+    from holdfast.stores.memory import MemoryStore
+    from holdfast.stores.open import open_store
+
+    models = load_configured_models()
+    if db is None:
+        path = load_config(os.environ, workspace=Path.cwd()).db_path
+        # Whether a URL's database exists is known only after connecting; opening it reports the error.
+        exists = "://" in path or Path(path).exists()
+        return contextlib.closing(open_store(path, models=models) if exists else MemoryStore(models=models))
+    if "://" not in db and not Path(db).exists():
+        raise UserError(f"there is no store at {db!r}; check the path")
+    return contextlib.closing(open_store(db, models=models))
+
+
+def resolve_session_id(log: "EventLog", prefix: str) -> str:
+    """Resolve a session id or an unambiguous start of one (at least PREFIX_CHARACTERS_MIN characters)."""
+    from holdfast.errors import UserError
+
+    if next(iter(log.read(prefix)), None) is not None:
+        return prefix
+    matches = (
+        [row.id for row in log.sessions() if row.id.startswith(prefix)] if len(prefix) >= PREFIX_CHARACTERS_MIN else []
+    )
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        short = (
+            f"; a shortened id needs at least {PREFIX_CHARACTERS_MIN} characters"
+            if len(prefix) < PREFIX_CHARACTERS_MIN
+            else ""
+        )
+        raise UserError(f"there is no session {prefix!r}{short}; `holdfast sessions list` shows all")
+    more = f" and {len(matches) - CANDIDATES_MAX} more" if len(matches) > CANDIDATES_MAX else ""
+    candidates = ", ".join(matches[:CANDIDATES_MAX])
+    raise UserError(f"{len(matches)} sessions begin with {prefix!r}: {candidates}{more}; give more characters")
+
+
+def load_configured_models() -> "Models":
+    """The shipped model catalog with the overrides of the configuration applied."""
+    import os
+    from pathlib import Path
+
+    from holdfast.catalog.lookup import apply_model_overrides, shipped_models
+    from holdfast.runtime.config import load_config
+
+    return apply_model_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
+
+
+@contextmanager
+def open_store_with_records(db: str | None) -> "Iterator[tuple[Store, StoreRecords]]":
+    """Open the store and its records (keys and other data outside the event log); creates a missing file."""
+    import contextlib
+    import os
+    from pathlib import Path
+
+    from holdfast.errors import UserError
+    from holdfast.events.records import HasRecords
+    from holdfast.runtime.config import load_config
+    from holdfast.stores.open import open_store
+
+    address = db or load_config(os.environ, workspace=Path.cwd()).db_path
+    with contextlib.closing(open_store(address, models=load_configured_models())) as log:
+        if not isinstance(log, HasRecords):
+            raise UserError("this store supports only an event log: use a SQLite file or PostgreSQL")
+        yield log, log.records

@@ -1,0 +1,68 @@
+"""`holdfast diff`: where the second of two requests breaks the prefix of the first, and what that costs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from holdfast.ledger.cache.prefix_diff import PrefixDifference, RequestComparison, SectionComparison
+
+
+@click.command("diff")
+@click.argument("before_file", metavar="A.json", type=click.Path(path_type=Path))
+@click.argument("after_file", metavar="B.json", type=click.Path(path_type=Path))
+@click.option("--model", help="provider:name, if the bodies do not name it.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(before_file: Path, after_file: Path, model: str | None, as_json: bool) -> None:
+    """Show the first cacheable byte at which request B differs from request A.
+
+    Exit status: 0 if B's prompt starts with all of A's, 1 if the prefix broke, 2 on bad input.
+    """
+    import msgspec
+
+    from holdfast.cli.requests.request_file import convert_to_bad_input, get_current_price, read_request_file
+    from holdfast.ledger.cache.prefix_diff import compare_requests
+
+    before, after = read_request_file(before_file, model), read_request_file(after_file, model)
+    with convert_to_bad_input():
+        comparison = compare_requests(before, after, get_current_price(before))
+    if as_json:
+        fields = {**msgspec.to_builtins(comparison), "tokens_lost": comparison.tokens_lost}
+        click.echo(msgspec.json.format(msgspec.json.encode(fields)).decode())
+    else:
+        _show(comparison)
+    if not comparison.held:
+        raise click.exceptions.Exit(1)
+
+
+def _show(comparison: "RequestComparison") -> None:
+    from holdfast.ledger.requests.format import format_usd_exact, strip_control_characters
+
+    click.echo(f"{strip_control_characters(comparison.model)}: the prefix {'held' if comparison.held else 'broke'}")
+    for changed in comparison.parameters:
+        click.echo(f"{changed.name} changed: {changed.first_lost} and everything after it is lost")
+    if comparison.moved:
+        _show_moved(comparison.moved)
+    for tier in comparison.tiers:
+        click.echo(f"{tier.place}: {_describe_tier(tier)}")
+    click.echo(
+        f"{comparison.tokens_read} of {comparison.tokens_before} cached tokens (estimated) can still be read; "
+        f"{comparison.tokens_lost} must be written again, for {format_usd_exact(comparison.lost_usd)} more"
+    )
+    for note in comparison.notes:
+        click.echo(f"note: {strip_control_characters(note)}")
+
+
+def _show_moved(moved: "PrefixDifference") -> None:
+    from holdfast.ledger.requests.format import format_difference, strip_control_characters
+
+    click.echo(format_difference(moved, after="B"))
+    for line in moved.diff:
+        click.echo(f"  {strip_control_characters(line)}")
+
+
+def _describe_tier(tier: "SectionComparison") -> str:
+    if tier.survives:
+        return "still cached"
+    return "lost" if not tier.blocks_kept else f"lost from block {tier.blocks_kept} of {tier.blocks} on"

@@ -1,0 +1,107 @@
+"""`holdfast explain`: the blocks of a request, its cache breakpoints, and what a change to each block would cost."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.format import format_count
+
+if TYPE_CHECKING:
+    from holdfast.ledger.requests.explain import ExplainedBlock, ExplainedBreakpoint, ExplainedLayer, RequestExplanation
+
+ROWS_MAX = 60
+
+_BREAKPOINT_HEADINGS = ("TTL", "reason", "prefix tokens", "each later read saves", "expected saving")
+
+
+@click.command("explain")
+@click.argument("request_file", metavar="REQUEST.json", type=click.Path(path_type=Path))
+@click.option("--model", help="provider:name, if the body does not name it or to explain it for another model.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(request_file: Path, model: str | None, as_json: bool) -> None:
+    """Show what a request consists of, where its cache breakpoints are, and what a change would cost."""
+    import msgspec
+
+    from holdfast.cli.requests.request_file import get_current_price, read_request_file
+    from holdfast.clock import system_clock
+    from holdfast.ledger.requests.explain import explain_request
+    from holdfast.runtime.padding import explain_padding
+
+    request = read_request_file(request_file, model)
+    explained = explain_request(
+        request, get_current_price(request), padding=explain_padding(request, at=system_clock())
+    )
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(explained)).decode())
+        return
+    _show(explained)
+
+
+def _show(explained: "RequestExplanation") -> None:
+    from holdfast.cli.tables import print_table
+    from holdfast.ledger.requests.format import strip_control_characters
+
+    click.echo(strip_control_characters(f"{explained.model} ({explained.told_by}), cache: {explained.cache}"))
+    floor = "" if explained.floor_tokens is None else f"; the floor is {explained.floor_tokens}"
+    click.echo(f"{format_count(explained.tokens, 'token')}, estimated{floor}\n")
+    change_headings = ("a change rewrites", "and costs")
+    layer_headings = ("layer", "expected stability", "blocks", "tokens", *change_headings)
+    print_table(layer_headings, map(_layer_row, explained.layers))
+    click.echo("")
+    headings = ("block", "section", "expected stability", "tokens", "digest", *change_headings)
+    rows, left_out = _cut_middle(explained.parts)
+    print_table(headings, map(_part_row, rows))
+    if left_out:
+        click.echo(f"{left_out} blocks in the middle are not shown; --json has all")
+    for title, breakpoints in (
+        ("cache breakpoints", explained.marks),
+        ("cache breakpoints that Holdfast would add", explained.planned),
+    ):
+        if breakpoints:
+            click.echo("")
+            print_table((title, *_BREAKPOINT_HEADINGS), map(_breakpoint_row, breakpoints))
+    if explained.padding or explained.notes:
+        click.echo("")
+    if explained.padding:
+        click.echo(f"padding: {strip_control_characters(explained.padding)}")
+    for note in explained.notes:
+        click.echo(f"note: {strip_control_characters(note)}")
+
+
+def _cut_middle(parts: "tuple[ExplainedBlock, ...]") -> "tuple[tuple[ExplainedBlock, ...], int]":
+    if len(parts) <= ROWS_MAX:
+        return parts, 0
+    half = ROWS_MAX // 2
+    return parts[:half] + parts[-half:], len(parts) - 2 * half
+
+
+def _layer_row(layer: "ExplainedLayer") -> tuple[str, ...]:
+    from holdfast.ledger.requests.format import format_usd_exact
+
+    counts = (str(layer.blocks), str(layer.tokens), format_count(layer.rewritten_tokens, "token"))
+    return layer.name, layer.stability, *counts, format_usd_exact(layer.rewritten_usd)
+
+
+def _part_row(part: "ExplainedBlock") -> tuple[str, ...]:
+    from holdfast.ledger.requests.format import format_usd_exact
+
+    rewritten = format_count(part.rewritten_tokens, "token")
+    return (
+        *(part.path, part.place, part.stability, str(part.tokens), part.digest),
+        *(rewritten, format_usd_exact(part.rewritten_usd)),
+    )
+
+
+def _breakpoint_row(breakpoint: "ExplainedBreakpoint") -> tuple[str, ...]:
+    from holdfast.ledger.requests.format import format_usd_exact
+
+    saves = "nothing: below the floor" if breakpoint.below_floor else format_usd_exact(breakpoint.saving_usd)
+    return (
+        breakpoint.path,
+        breakpoint.ttl,
+        breakpoint.reason,
+        str(breakpoint.prefix_tokens),
+        saves,
+        format_usd_exact(breakpoint.expected_usd),
+    )

@@ -1,0 +1,186 @@
+"""`holdfast serve`: serves the dashboard, the HTTP API and the gateway over a store."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.events.records import StoreRecords
+    from holdfast.service.context import AppContext
+    from holdfast.service.telemetry.exporter import TelemetryExporter
+
+PORT = 8787
+
+
+@click.command("serve")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 picks a free one."
+)
+@click.option("--db", metavar="URL", help="Store to serve instead of the configured one; created if missing.")
+@click.option("--require-keys", is_flag=True, help="Require a key even if none has been created yet.")
+@click.option("--simulated", is_flag=True, help="Include simulated sessions in the statistics.")
+@click.option(
+    "--allow-host", "allowed", metavar="NAME", multiple=True, help="Host name under which clients reach the service."
+)
+@click.option("--instructions", is_flag=True, help="Also serve agents' instructions; each agent needs a key.")
+@click.option(
+    "--otlp", metavar="URL", help="Export traces to this OpenTelemetry collector, such as http://127.0.0.1:4318."
+)
+@click.option("--otlp-content", is_flag=True, help="Export message content too, with credentials masked.")
+@click.option(
+    "--upstream",
+    "upstreams",
+    metavar="PROVIDER=URL",
+    multiple=True,
+    help="Base URL to which the gateway sends a provider's requests.",
+)
+@click.option(
+    "--simulate",
+    is_flag=True,
+    help="Send requests to the built-in simulator and let the dashboard run a sample: no key, no network, and a "
+    "temporary store unless --db is given.",
+)
+@click.option("--improve", is_flag=True, help="Rewrite requests so that they hit the cache, and record each change.")
+@click.option(
+    "--volatile", metavar="NAME=REGEX", multiple=True, help="Text in system prompts that --improve moves to the end."
+)
+@click.option(
+    "--keep-alive",
+    "keep_alive_usd",
+    metavar="USD",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --improve, keep the caches of idle clients alive, for at most this much per day.",
+)
+@click.option("--drain", is_flag=True, help="Read a reply to its end after the client disconnects, to learn its usage.")
+@click.option(
+    "--grants",
+    metavar="FILE",
+    help="File with provider keys and budgets for keys of scope gateway; must have mode 0600.",
+)
+def command(
+    *,
+    host: str,
+    port: int,
+    db: str | None,
+    require_keys: bool,
+    simulated: bool,
+    allowed: tuple[str, ...],
+    instructions: bool,
+    otlp: str | None,
+    otlp_content: bool,
+    upstreams: tuple[str, ...],
+    simulate: bool,
+    grants: str | None,
+    improve: bool,
+    volatile: tuple[str, ...],
+    keep_alive_usd: float | None,
+    drain: bool,
+) -> None:
+    """Serve the dashboard, the HTTP API and the gateway until stopped.
+
+    Prints its address at once: open it in a browser. On this machine no key is needed until `holdfast keys create` has
+    created one; on any other address the service does not start without a key of scope admin. /openapi.json describes
+    all routes.
+
+    The gateway offers the providers' own APIs under /anthropic, /openai, /gemini and /openrouter and records the
+    traffic: a client only needs a different base URL.
+    """
+    from holdfast.cli.open_store import load_configured_models, open_store_with_records
+    from holdfast.errors import UserError
+
+    try:
+        from holdfast.cli.serve.gateway import GatewayOptions, open_gateway
+        from holdfast.service.app import make_app
+        from holdfast.service.server import bind_socket, make_url, run_until_signal
+    except ImportError as error:
+        raise UserError("the service needs extra packages: pip install 'holdfast[server]'") from error
+    from holdfast.cli.instructions.command import open_instruction_context
+    from holdfast.service.auth.origins import is_loopback
+    from holdfast.service.context import AppContext
+    from holdfast.service.route_table import ROUTES
+
+    with (
+        _store_location(db, is_temporary=simulate) as (address, temporary),
+        open_store_with_records(address) as (log, records),
+    ):
+        _check_admin_key(host, records)
+        library = open_instruction_context(log, wanted=instructions, for_sample=temporary is not None)
+        keys_required = require_keys or not is_loopback(host)
+        service = AppContext(log, records, load_configured_models(), require_keys=keys_required, library=library)
+        # With --simulate all sessions are simulated, so the statistics must include them.
+        service.simulated = simulated or simulate
+        _add_sources(service, simulate=simulate, temporary=temporary)
+        exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
+        wishes = GatewayOptions(simulate, grants, improve, volatile, keep_alive_usd, drain, address)
+        with open_gateway(service, upstreams, wishes) as fronted:
+            app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), fronted=fronted)
+            with contextlib.closing(bind_socket(host, port)) as bound:
+                click.echo(make_url(bound, host))
+                run_until_signal(app, service, bound, exporter=exporter)
+    click.echo("stopped", err=True)
+
+
+@contextlib.contextmanager
+def _store_location(db: str | None, *, is_temporary: bool) -> Iterator[tuple[str | None, "Path | None"]]:
+    """The store to serve; for a temporary one also its folder, which is deleted at the end."""
+    if db is not None or not is_temporary:
+        yield db, None
+        return
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory(prefix="holdfast-serve-") as folder:
+        yield str(Path(folder) / "log.db"), Path(folder)
+
+
+def _exporter(service: "AppContext", url: str, *, content: bool) -> "TelemetryExporter":
+
+    from holdfast.service.telemetry.exporter import TelemetryExporter, parse_otlp_headers
+
+    headers = parse_otlp_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
+    return TelemetryExporter(service.hub, url, headers=headers, content=content)
+
+
+def _add_sources(service: "AppContext", *, simulate: bool, temporary: "Path | None") -> None:
+    """Give the dashboard the skills and knowledge of this machine, and with --simulate a sample to run.
+
+    Instructions and knowledge of the sample are written only to a temporary store, never to the user's own.
+    """
+    from pathlib import Path
+
+    from holdfast.runtime.config import load_config
+    from holdfast.runtime.skills import default_skill_roots
+
+    here = service.workspace = Path.cwd()
+    service.skill_roots = default_skill_roots(load_config(os.environ, workspace=here), os.environ, workspace=here)
+    if temporary is not None:
+        service.keeps_sample_only = True
+        service.workspace = temporary / "project"
+        service.workspace.mkdir()
+    if simulate:
+        from holdfast.service.sample.sessions import SamplePlayer
+
+        library, workspace = (service.library, service.workspace) if temporary else (None, None)
+        service.sample = SamplePlayer(service.log, service.models, library=library, workspace=workspace)
+
+
+def _check_admin_key(host: str, records: "StoreRecords") -> None:
+    """Raise UserError if other machines can reach the service and there is no admin key."""
+    from holdfast.clock import system_clock
+    from holdfast.errors import UserError
+    from holdfast.service.auth.keys import get_key_state
+    from holdfast.service.auth.origins import is_loopback
+
+    now = system_clock()
+    admins = (row for row in records.all_keys() if row.scope == "admin" and get_key_state(row, now) == "usable")
+    if not is_loopback(host) and next(admins, None) is None:
+        raise UserError(
+            f"{host!r} can be reached from other machines, but there is no key of scope admin: "
+            "create one with `holdfast keys create --scope admin`, or listen on 127.0.0.1"
+        )

@@ -1,0 +1,130 @@
+"""Builds the gateway of `holdfast serve`: it shares the service's keys and log and has its own upstreams."""
+
+import gc
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+from starlette.types import ASGIApp
+
+from holdfast.cli.serve.recorder_process import RECORDER_MODULE
+from holdfast.errors import UserError
+from holdfast.gateway.app import Gateway, GatewayRefusedError
+from holdfast.gateway.auth import KeyAuthenticator, KeyHolder
+from holdfast.gateway.keep_alive import GatewayKeepAlive
+from holdfast.gateway.key_limits import KeyLimitTable, read_key_limits
+from holdfast.gateway.recording.restore import restore_spending
+from holdfast.gateway.recording.worker_process import RecorderProcess, RecorderSetup
+from holdfast.gateway.rewrite.rewriter import RequestRewriter
+from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
+from holdfast.gateway.routes import make_simulated_upstreams, resolve_upstreams
+from holdfast.service.auth.keys import verify_key
+from holdfast.service.context import AppContext
+from holdfast.service.http.errors import ApiError
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.testing.server_thread import serve_provider
+
+THREAD_SWITCH_SECONDS = 0.0002
+CUT_REPLY_MESSAGE = "returned without completing response"
+GATEWAY_SCOPES = ("gateway", "admin")  # An admin key may use the gateway too.
+DROPPED_RECORDS_METRIC = "holdfast_gateway_dropped_total"
+
+
+class GatewayOptions(msgspec.Struct, frozen=True):
+    """The gateway's command line options."""
+
+    simulate: bool = False
+    grants: str | None = None
+    improve: bool = False
+    volatile: tuple[str, ...] = ()
+    keep_alive_usd: float | None = None
+    drain: bool = False
+    db: str | None = None
+
+
+@contextmanager
+def open_gateway(
+    service: AppContext, upstreams: Sequence[str], wishes: GatewayOptions
+) -> Iterator[Callable[[ASGIApp], ASGIApp]]:
+    """Yield a function that wraps an application in the gateway. Raises UserError for invalid options."""
+    configured = dict(_pair(option, "--upstream") for option in upstreams)
+    if wishes.simulate and configured:
+        raise UserError("--simulate replaces the upstreams of all providers; leave out --upstream")
+    rows = read_key_limits(Path(wishes.grants)) if wishes.grants else {}
+    # A background thread passes records to the recorder process. With Python's default switch interval of 5 ms it
+    # could delay the event loop, which forwards the bytes, by that much at a time.
+    sys.setswitchinterval(THREAD_SWITCH_SECONDS)
+    # When an upstream cuts a reply, the gateway cuts it too; uvicorn would log an error each time.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: CUT_REPLY_MESSAGE not in record.getMessage())
+    with ExitStack() as stack:
+        if wishes.simulate:
+            url = stack.enter_context(serve_provider(SimulatedProvider(models=service.models)))
+            reached = make_simulated_upstreams(url)
+        else:
+            reached = resolve_upstreams(configured, os.environ)
+        granted = KeyLimitTable(rows, os.environ)
+        restore_spending(granted, service.log, service.clock())
+        rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in wishes.volatile))
+        improver = RequestRewriter(service.models, VolatileExtractor(rules))
+        setup = RecorderSetup(wishes.db, wishes.simulate, tuple((rule.name, rule.pattern) for rule in rules))
+        relay = RecorderProcess((RECORDER_MODULE,), setup, spent=granted.spent)
+        stack.callback(relay.close)
+        service.counted.also(
+            DROPPED_RECORDS_METRIC, "Records of forwarded calls that were dropped.", lambda: relay.dropped
+        )
+        door = KeyAuthenticator(
+            make_key_check(service), granted, clock=service.clock, salt=secrets.token_bytes(32), improve=wishes.improve
+        )
+        keeper = None
+        if wishes.keep_alive_usd is not None:
+            usd_per_day_max = Decimal(str(wishes.keep_alive_usd))
+            keeper = GatewayKeepAlive(clock=service.clock, usd_a_day_max=usd_per_day_max, pinged=relay.pinged)
+
+        def fronted(app: ASGIApp) -> ASGIApp:
+            return Gateway(
+                app,
+                reached,
+                door=door,
+                watcher=relay,
+                clock=service.clock,
+                improver=improver,
+                keeper=keeper,
+                drain=wishes.drain,
+            )
+
+        # Everything loaded so far lives as long as the process; excluding it makes garbage collection pauses shorter.
+        gc.freeze()
+        yield fronted
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise UserError(f"{option} {text[:80]!a} is not NAME=VALUE")
+    return name, value
+
+
+def make_key_check(service: AppContext) -> Callable[[str | None], KeyHolder | None]:
+    """A function that checks a gateway key by the service's own rules."""
+
+    def judge(key: str | None) -> KeyHolder | None:
+        if key is None:
+            # As in the HTTP API: no key is needed until the first one has been created.
+            if service.require_keys or service.records.has_keys():
+                raise GatewayRefusedError(401, "this gateway needs its own key in the header x-holdfast-key")
+            return None
+        try:
+            row = verify_key(f"Bearer {key}", service.records.key, service.clock())
+        except ApiError as refused:
+            raise GatewayRefusedError(401, "unknown or no longer valid gateway key") from refused
+        if row is None or row.scope not in GATEWAY_SCOPES:
+            raise GatewayRefusedError(403, "the gateway needs a key of scope gateway")
+        return KeyHolder(row.id, row.name, row.user_id, row.team_id)
+
+    return judge

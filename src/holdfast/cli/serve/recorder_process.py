@@ -1,0 +1,68 @@
+"""The recorder process of a gateway: stores what the gateway forwards, and ends when the gateway does."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.cli.open_store import load_configured_models, open_store_with_records
+from holdfast.clock import new_ulid
+from holdfast.gateway.recording.recorder import GatewayRecorder
+from holdfast.gateway.recording.worker_process import (
+    MessageReceiver,
+    RecorderSetup,
+    SpendingMessage,
+    SynchronousQueue,
+    read_frames,
+    write_frame,
+)
+from holdfast.gateway.rewrite.rewriter import RequestRewriter
+from holdfast.gateway.rewrite.volatile_text import VolatileExtractor, VolatileRule
+
+RECORDER_MODULE = "holdfast.cli.serve.recorder_process"
+RECORDER_NICENESS = 5
+"""Lower priority than the gateway process: forwarding calls comes before recording them."""
+
+
+def run_recorder() -> None:
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        # On a signal the gateway closes the pipe; this process first records what the pipe still holds.
+        signal.signal(ignored, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(RECORDER_NICENESS)
+    messages = read_frames(sys.stdin.buffer)
+    setup = next(messages, None)
+    if not isinstance(setup, RecorderSetup):
+        return
+    models = load_configured_models()
+    with open_store_with_records(setup.db) as (log, _):
+        observer = GatewayRecorder(
+            log,
+            models=models,
+            new_id=new_ulid,
+            simulated=setup.simulated,
+            improver=RequestRewriter(models, VolatileExtractor(tuple(VolatileRule(*pair) for pair in setup.volatile))),
+            spent=_report_spending,
+            notes=run_at_once,
+        )
+        retold = MessageReceiver(observer.asked, observer.ended, observer.pinged)
+        for message in messages:
+            retold.hear(message)
+        observer.close()
+
+
+def run_at_once(work: "Callable[[Callable[[], None]], None]") -> SynchronousQueue[Callable[[], None]]:
+    return SynchronousQueue(work)
+
+
+def _report_spending(key_id: str, at: float, dollars: float) -> None:
+    # The gateway may have closed its end of the pipe already.
+    with contextlib.suppress(OSError):
+        write_frame(sys.stdout.buffer, msgspec.msgpack.encode(SpendingMessage(key_id, at, dollars)))
+
+
+if __name__ == "__main__":
+    run_recorder()

@@ -1,0 +1,70 @@
+"""`holdfast certify`: verifies a stored session byte by byte and token by token."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.format import format_count
+from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+
+if TYPE_CHECKING:
+    from holdfast.engine.certify import Certificate
+
+
+@click.command("certify")
+@click.argument("session_id", metavar="SESSION")
+@click.option("--db", help="Store to use instead of the configured one.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(session_id: str, db: str | None, as_json: bool) -> None:
+    """Rebuild every request of a session from the log and compare it with what was sent.
+
+    Exits with status 1 if a request has different bytes, changes the prefix of the one before, or reads fewer cached
+    tokens than were available.
+    """
+    import msgspec
+
+    from holdfast.engine.certify import certify
+    from holdfast.errors import UserError
+    from holdfast.events.payloads.calls import LlmCallCompleted
+
+    with open_configured_store(db) as log:
+        session_id = resolve_session_id(log, session_id)
+        certificates = tuple(certify(log.read(session_id), session_id, load_configured_models()))
+        if not certificates and any(isinstance(event.payload, LlmCallCompleted) for event in log.read(session_id)):
+            raise UserError(
+                f"session {session_id!r} was pruned: its requests are no longer stored, so they cannot be checked"
+            )
+    violated = next((certificate for certificate in certificates if certificate.violation is not None), None)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(certificates)).decode())
+    else:
+        _show(certificates, violated)
+    if violated is not None:
+        raise click.exceptions.Exit(1)
+
+
+def _show(certificates: "tuple[Certificate, ...]", violated: "Certificate | None") -> None:
+    from holdfast.cli.tables import print_table
+
+    if certificates:
+        headings = ("call", "extends", "prefix bytes", "expected read", "read", "result")
+        print_table(headings, map(_row, certificates))
+    if restarted := [str(certificate.call) for certificate in certificates if certificate.restarted]:
+        # A simulated cache lives in its process, so the first call of a new process cannot read from it.
+        click.echo(f"A simulated cache ends with its process. First call of a new process: {', '.join(restarted)};")
+        click.echo("for these, only the bytes were checked, not what was read.")
+    if not certificates:
+        click.echo("no request has been made yet, so there is nothing to check")
+    elif violated is None:
+        requests = format_count(len(certificates), "request")
+        click.echo(f"{requests} certified: no prefix changed, and no cached tokens were missed")
+    else:
+        click.echo(f"call {violated.call} failed: {violated.violation}")
+
+
+def _row(certificate: "Certificate") -> tuple[str, ...]:
+    equal = f"call {certificate.equal_to_call}" if certificate.equal_to_call is not None else ""
+    read = "" if certificate.read_tokens is None else str(certificate.read_tokens)
+    result = "failed" if certificate.violation is not None else "ok, restarted" if certificate.restarted else "ok"
+    tokens = (str(certificate.expected_read_tokens), read)
+    return str(certificate.call), equal, str(certificate.prefix_bytes), *tokens, result

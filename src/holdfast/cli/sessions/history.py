@@ -1,0 +1,51 @@
+"""`holdfast history`: the original messages of a session, as the event log holds them."""
+
+import click
+
+from holdfast.cli.open_store import open_configured_store, resolve_session_id
+
+
+@click.command("history")
+@click.argument("session_id", metavar="SESSION")
+@click.option(
+    "--range", "wanted", metavar="RANGE", help="Messages to show: m12 or 12-20. A tool call is shown with its result."
+)
+@click.option("--db", help="Store to use instead of the configured one.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(session_id: str, wanted: str | None, db: str | None, as_json: bool) -> None:
+    """Show the messages of a session with the numbers by which compaction summaries refer to them.
+
+    Compacted messages are included.
+    """
+    import msgspec
+
+    from holdfast.engine.compaction.history import groups_containing, read_logged_messages, render_messages
+    from holdfast.engine.tools.builtin.history import parse_message_range
+    from holdfast.errors import UserError
+    from holdfast.events.payloads.calls import LlmCallStarted
+    from holdfast.ledger.requests.format import strip_control_characters
+
+    numbers = parse_message_range(wanted) if wanted is not None else (1, 10**9)
+    if numbers is None:
+        raise UserError(f"{wanted!r} is not a range of messages; write m12 or 12-20")
+    with open_configured_store(db) as log:
+        session_id = resolve_session_id(log, session_id)
+        events = list(log.read(session_id))
+    passages = read_logged_messages(events)
+    if not passages and any(isinstance(event.payload, LlmCallStarted) for event in events):
+        raise UserError(
+            f"session {session_id!r} was recorded from another client or was pruned: the log has no messages of it"
+        )
+    selected = [passage for group in groups_containing(passages, *numbers) for passage in group]
+    if not selected:
+        last = passages[-1].number if passages else 0
+        raise UserError(f"session {session_id!r} has no such messages; its last is m{last}")
+    if as_json:
+        rows = [
+            {"number": entry.number, "role": entry.role, "layer": entry.layer, "content": entry.content}
+            for entry in selected
+        ]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        return
+    for line in render_messages(selected).split("\n"):
+        click.echo(strip_control_characters(line))

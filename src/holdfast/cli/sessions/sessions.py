@@ -1,0 +1,345 @@
+"""`holdfast sessions`: lists, shows and deletes stored sessions."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.chat.format import FILLS, divide_bar_cells
+from holdfast.cli.format import CommandGroup, format_count
+from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+from holdfast.ledger.accounting import LedgerEntry
+from holdfast.ledger.layers import LayerRun
+from holdfast.ledger.requests.format import strip_control_characters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from holdfast.events.log import Event, SessionRow
+
+
+@click.group("sessions", cls=CommandGroup)
+def command() -> None:
+    """List, show and delete stored sessions."""
+
+
+DIGEST_CHARS_SHOWN = 16
+
+
+DIGESTS = ("last_request_hash", "last_completion_cache_key")
+
+
+"""Hashes that are too long for a line; their first characters are enough to tell them apart."""
+
+
+_db = click.option("--db", help="Store to use instead of the configured one.")
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@command.command("list")
+@_db
+@_json
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of sessions.")
+def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
+    """List the stored sessions, newest activity first."""
+    import msgspec
+
+    with open_configured_store(db) as log:
+        rows = log.sessions(limit=limit)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        return
+    if not rows:
+        click.echo("No sessions are stored yet; `holdfast demo --keep` creates one.")
+        return
+    from holdfast.cli.tables import print_table
+
+    headings = ("session", "name", "model", "started", "last event", "events", "parent")
+    # The last column, the parent, is shown only if a session has one.
+    columns = None if any(row.parent_session_id for row in rows) else -1
+    print_table(headings[:columns], (_session_row(row)[:columns] for row in rows), spare=("started", "model"))
+
+
+@command.command("show")
+@click.argument("session_id")
+@_db
+@_json
+@click.option("--stats", is_flag=True, help="Show cache counters and cache breaks instead of the calls.")
+def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
+    """Show the calls of one session: what each sent, read, wrote and cost, and whether the prefix held."""
+    from decimal import Decimal
+
+    import msgspec
+
+    from holdfast.events.payloads.calls import LlmCallFailed
+    from holdfast.ledger.accounting import iter_entries
+    from holdfast.ledger.calls import explicit_cache_cost_usd, list_delegations, ping_cost_usd
+    from holdfast.ledger.layers import compute_layer_runs
+
+    with open_configured_store(db) as log:
+        events = list(log.read(resolve_session_id(log, session_id)))
+    calls = tuple(iter_entries(events, load_configured_models()))
+    if stats:
+        _show_stats(calls, as_json=as_json)
+        return
+    payloads = (event.payload for event in events)
+    estimated = {
+        payload.request_id for payload in payloads if isinstance(payload, LlmCallFailed) and payload.output_estimated
+    }
+    if as_json:
+        layers = compute_layer_runs(events)
+        shown = [
+            {
+                **msgspec.to_builtins(entry.record),
+                "output_estimated": entry.record.request_id in estimated,
+                "prefix_held": entry.record.prefix_held if entry.chain or entry.source != "provider" else None,
+                "verdict": msgspec.to_builtins(entry.verdict),
+                "source": entry.source,
+                "layers": msgspec.to_builtins(layers.get(entry.record.request_id, ())),
+            }
+            for entry in calls
+        ]
+        click.echo(msgspec.json.format(msgspec.json.encode(shown)).decode())
+        return
+    from holdfast.cli.tables import print_table
+
+    headings = ("call", "at", "in", "read", "written", "uncached", "out", "cost", "prefix", "verdict", "lost")
+    print_table(headings, (_call_row(entry, estimated) for entry in calls), spare=("uncached", "prefix", "at"))
+    _draw(calls, events)
+    if any(entry.record.request_id in estimated for entry in calls):
+        click.echo("~ the call broke off; its output is estimated from what arrived")
+    explicit_cache_usd, ping_usd = explicit_cache_cost_usd(events), ping_cost_usd(events)
+    shares = f", ${explicit_cache_usd:.6f} of it for explicit caches" if explicit_cache_usd else ""
+    shares += f", ${ping_usd:.6f} of it for keep-alive and prewarm requests" if ping_usd else ""
+    delegations = list_delegations(events)
+    for delegation in delegations:
+        click.echo(
+            f"delegated to session {delegation.child_session_id}: {delegation.outcome}, ${delegation.cost_usd:.6f}"
+        )
+    delegated_usd = sum((delegation.cost_usd for delegation in delegations), Decimal(0))
+    shares += f", ${delegated_usd:.6f} of it for delegated tasks" if delegations else ""
+    total = sum((entry.record.cost_usd for entry in calls), explicit_cache_usd + ping_usd + delegated_usd)
+    models = ", then ".join(dict.fromkeys(entry.record.model for entry in calls))
+    click.echo(f"{format_count(len(calls), 'call')}, ${total:.6f}{shares}; {models or 'none'}")
+    for line in _detail_lines(events):
+        click.echo(line)
+
+
+def _draw(calls: "Sequence[LedgerEntry]", events: "Sequence[Event]") -> None:
+    """Draw the prompts as bars, then explain every call whose prefix changed or that lost cached tokens."""
+    from holdfast.cli.tables import get_table_width
+    from holdfast.ledger.layers import compute_layer_runs
+
+    for line in draw_calls(calls, compute_layer_runs(events), get_table_width()):
+        click.echo(line)
+    for entry in calls:
+        verdict = entry.verdict
+        if verdict is None or (verdict.kind in ("held", "first_use") and not verdict.disagreement):
+            continue
+        cause = f"; likely cause: {verdict.cause}" if verdict.cause not in (None, "unknown") else ""
+        at = f" at byte {verdict.byte}" if verdict.byte is not None else ""
+        detail = f": {verdict.detail}" if verdict.detail else ""
+        click.echo(f"call {entry.record.number}: {verdict.kind}{at}{detail}{cause}")
+        for line in (*verdict.diff, *([f"but {verdict.disagreement}"] if verdict.disagreement else [])):
+            click.echo(f"    {line}")
+
+
+@command.command("delete")
+@click.argument("session_id")
+@_db
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted; change nothing.")
+def delete_session(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
+    """Delete one session for good, with all its events and its long tool outputs stored in files."""
+    import os
+
+    from holdfast.engine.tools.output import OUTPUTS_FOLDER, delete_outputs, find_outputs
+    from holdfast.sources.directories import holdfast_home
+
+    with open_configured_store(db) as log:
+        session_id = resolve_session_id(log, session_id)
+        what = f"session {session_id} with {format_count(sum(1 for _ in log.read(session_id)), 'event')}"
+        outputs = find_outputs(holdfast_home(os.environ) / OUTPUTS_FOLDER, session_id)
+        what += f" and {format_count(outputs.count, 'long output')} stored in files" if outputs else ""
+        if dry_run:
+            click.echo(f"would delete {what}")
+            return
+        if not yes:
+            click.confirm(f"Delete {what} for good?", abort=True)
+        log.delete(session_id)
+        if outputs:
+            delete_outputs(outputs)
+        click.echo(f"deleted {what}")
+
+
+def _detail_lines(events: "list[Event]") -> "Iterator[str]":
+    """Failed calls, the parent session, why the prefix is padded or not, and what the gateway did."""
+    from collections import Counter
+
+    from holdfast.events.payloads.calls import LlmCallFailed
+    from holdfast.events.payloads.session import EpochOpened, SessionStarted
+    from holdfast.ledger.requests.format import strip_control_characters
+    from holdfast.types.usage import Usage
+
+    # Failed calls with usage were billed and are listed with the others; these cost nothing.
+    failed = (
+        payload for event in events if isinstance(payload := event.payload, LlmCallFailed) and payload.usage == Usage()
+    )
+    failures = Counter(payload.error_class for payload in failed)
+    if failures:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in failures.most_common())
+        yield f"{format_count(failures.total(), 'more call')} failed: {kinds}"
+    for event in events:
+        match event.payload:
+            case SessionStarted(parent=parent) if parent is not None:
+                call = f", call {strip_control_characters(parent.tool_use_id)}" if parent.tool_use_id else ""
+                yield f"subagent of session {parent.session_id}{call}"
+            case EpochOpened(padding=reason) if reason is not None:
+                yield strip_control_characters(reason)
+            case _:
+                pass
+    yield from describe_gateway_session(events)
+
+
+def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
+    """Show the cache counters, the tokens sent to each provider, and every cache break, largest first."""
+    import msgspec
+
+    from holdfast.cli.tables import print_table
+    from holdfast.ledger.cache.prompt_cache import (
+        compute_cache_stats,
+        compute_token_stats,
+        iter_cache_breaks,
+        rank_cache_breaks,
+    )
+    from holdfast.ledger.requests.format import strip_control_characters
+
+    counters = msgspec.structs.asdict(compute_cache_stats(calls))
+    tokens = {
+        provider: {**msgspec.structs.asdict(stats), "hit_percent": stats.hit_percent}
+        for provider, stats in compute_token_stats(calls).items()
+    }
+    breaks = rank_cache_breaks(iter_cache_breaks(calls))
+    if as_json:
+        document = {"stats": counters, "tokens": tokens, "breaks": breaks}
+        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+        return
+    for name, value in counters.items():
+        if value is not None:
+            shown = str(value)[:DIGEST_CHARS_SHOWN] if name in DIGESTS else str(value)
+            click.echo(f"{name:<34}{strip_control_characters(shown)}")
+    # Seed 004 specifies the format of this line.
+    for provider, stats in tokens.items():
+        click.echo(f"[{provider}] in:{stats['input_tokens']} cache:{stats['cache_tokens']} hit:{stats['hit_percent']}%")
+    if breaks:
+        rows = (
+            (
+                "unexpected" if cache_break.unexpected else "expected",
+                str(cache_break.token_drop),
+                cache_break.component or "",
+                cache_break.reason,
+            )
+            for cache_break in breaks
+        )
+        print_table(("break", "tokens", "component", "reason"), rows)
+
+
+def _session_row(row: "SessionRow") -> tuple[str, ...]:
+    times = (_time(row.started_at), _time(row.last_event_at))
+    return (row.id, row.name or "", row.model, *times, str(row.event_count), row.parent_session_id or "")
+
+
+def _call_row(entry: "LedgerEntry", estimated: set[str]) -> tuple[str, ...]:
+    call, usage = entry.record, entry.record.usage
+    prefix = "held" if call.prefix_held else f"changed: {call.moved_layer} at byte {call.moved_byte}"
+    if entry.source == "provider" and not entry.chain:
+        prefix = ""  # A pruned session has no stored requests to compare.
+    numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input)
+    output = f"{'~' if call.request_id in estimated else ''}{usage.output}"
+    money = f"${call.cost_usd:.6f}"
+    return (str(call.number), _time(call.at), *map(str, numbers), output, money, prefix, *_verdict_cells(entry))
+
+
+def _verdict_cells(entry: "LedgerEntry") -> tuple[str, str]:
+    verdict = entry.verdict
+    if verdict is None:
+        return "" if entry.source == "provider" else entry.source, ""
+    component = f" ({verdict.component})" if verdict.component else ""
+    return f"{verdict.kind}{component}", f"${verdict.lost_usd:.6f}" if verdict.lost_usd else ""
+
+
+def _time(at: float) -> str:
+    import datetime
+
+    return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+CALLS_DRAWN_MAX = 40
+
+
+BAR_CELLS_MAX = 48
+
+
+LABEL_CHARACTERS = 32
+
+
+"""Room beside a bar for the call's number and verdict."""
+
+
+LayerSizesByRequest = Mapping[str, Sequence[LayerRun]]
+
+
+def draw_calls(entries: Sequence[LedgerEntry], strata: LayerSizesByRequest, width: int) -> list[str]:
+    """One line per call for the newest `CALLS_DRAWN_MAX` calls, then a legend of the layers."""
+    drawn = [entry for entry in entries if strata.get(entry.record.request_id)][-CALLS_DRAWN_MAX:]
+    if not drawn:
+        return []
+    names = list(dict.fromkeys(part.layer for entry in drawn for part in strata[entry.record.request_id]))
+    fills = {name: FILLS[number % len(FILLS)] for number, name in enumerate(names)}
+    longest = max(entry.record.usage.tokens_sent for entry in drawn)
+    cells_max = max(8, min(BAR_CELLS_MAX, width - LABEL_CHARACTERS))
+    lines = [_line(entry, strata[entry.record.request_id], fills, cells_max, longest=longest) for entry in drawn]
+    legend = "  ".join(f"{fill} {strip_control_characters(name)}" for name, fill in fills.items())
+    left_out = len(entries) - len(drawn)
+    return [*lines, legend, *([f"{format_count(left_out, 'earlier call')} not drawn"] if left_out else [])]
+
+
+def _line(
+    entry: LedgerEntry, parts: Sequence[LayerRun], fills: Mapping[str, str], cells_max: int, *, longest: int
+) -> str:
+    tokens_sent = entry.record.usage.tokens_sent
+    cells = max(1, round(cells_max * tokens_sent / longest)) if longest else 1
+    shares = divide_bar_cells([part.bytes for part in parts], cells)
+    bar = "".join(fills[part.layer] * count for part, count in zip(parts, shares, strict=True))
+    verdict = entry.verdict
+    label: str = "" if verdict is None else verdict.kind
+    if verdict is not None and verdict.lost_usd:
+        label += f" -${verdict.lost_usd:.4f}"
+    return f"{entry.record.number:>4} {bar:<{cells_max}} {label}".rstrip()
+
+
+def describe_gateway_session(events: "Iterable[Event]") -> "Iterator[str]":
+    """How its calls were matched to one session, and which anti-patterns were or could be fixed, in how many calls."""
+    from collections import Counter
+
+    from holdfast.events.payloads.calls import GatewayForwarded
+    from holdfast.ledger.requests.format import strip_control_characters
+    from holdfast.replay.counterfactual import list_paid_calls
+
+    log = list(events)
+    forwarded = [event.payload for event in log if isinstance(event.payload, GatewayForwarded)]
+    if not forwarded:
+        return
+    least_certain = min(forwarded, key=lambda payload: payload.confidence)
+    yield (
+        f"sent through the gateway; calls matched to this session with at least {least_certain.confidence:.0%} "
+        f"confidence: {strip_control_characters(least_certain.because)}"
+    )
+    changes = [change for payload in list_paid_calls(log) for change in payload.changes]
+    for (habit, done), count in Counter((change.habit, change.done) for change in changes).most_common():
+        calls = "1 call" if count == 1 else f"{count} calls"
+        usd = sum(change.usd or 0.0 for change in changes if change.habit == habit and change.done == done)
+        price = f", which would save ${usd:.6f}" if usd > 0 else ""
+        yield f"{'fixed' if done else 'can be fixed'} in {calls}: {strip_control_characters(habit)}{price}"

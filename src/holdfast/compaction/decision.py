@@ -1,0 +1,239 @@
+"""Decide whether to compact a session now, and why; the figures behind the decision are recorded with it."""
+
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.compaction.models import GAIN_SHARE_MIN, GAIN_TOKENS_MIN, REQUESTED_GAIN_TOKENS_MIN, CompactionConfig
+from holdfast.economics.breakeven import (
+    CacheRates,
+    CompactionSizes,
+    break_even_calls,
+    compaction_pays,
+    is_compaction_ripe,
+    one_time_cost,
+)
+from holdfast.events.payloads.compaction import (
+    CompactionNumbers,
+    CompactionSkipped,
+    CompactionTrigger,
+    ContextCompacted,
+)
+from holdfast.types.usage import Usage
+
+WINDOW_SHARE_MAX = 0.95
+
+
+"""How full the context window may be; the margin covers the error of the token estimate."""
+
+
+REFETCH_TOKENS = 2_000
+
+
+"""Tokens that the agent is expected to fetch again because they were compacted away: about one or two files. By cost
+alone it would be 1,000 (`python -m benchmarks compaction_cost` compares both halves of recorded sessions); information
+that the agent loses is worth more than the tokens that bring it back."""
+
+
+SUMMARY_SHARE = 0.5
+
+
+"""The summary's share of what a compaction leaves, when `share_max` is the binding limit."""
+
+
+SUMMARY_TOKENS_MIN = 600
+
+
+class CompactionOutlook(msgspec.Struct, frozen=True):
+    """A session before a call, in tokens and calls; known without reading the history.
+
+    `unit_usd` is the price of one uncached input token. `sent_tokens` were sent by the `calls` since the last
+    compaction, which left a prompt of `base_tokens`; `lost_tokens` are expected to be fetched again after one.
+    """
+
+    prompt_tokens: int
+    head_tokens: int
+    window_tokens: int
+    output_tokens_max: int
+    calls_expected: float
+    cold: bool
+    rates: CacheRates
+    unit_usd: Decimal = Decimal(0)
+    calls: int = 0
+    sent_tokens: int = 0
+    base_tokens: int = 0
+    lost_tokens: int = REFETCH_TOKENS
+
+    @property
+    def hard_tokens(self) -> int:
+        """The prompt size from which on the next call may not fit. The prompt always gets half of the window."""
+        room = max(self.window_tokens - self.output_tokens_max, self.window_tokens // 2)
+        # A catalog row may allow a reply as long as the window; without the lower bound no prompt would ever fit.
+        return int(room * WINDOW_SHARE_MAX)
+
+
+def estimate_tokens_after(outlook: CompactionOutlook, config: CompactionConfig) -> int:
+    """Upper bound on the tokens after the stable prefix once compacted, without the newest group."""
+    return estimate_compacted_tokens(outlook.prompt_tokens - outlook.head_tokens, config)
+
+
+def estimate_compacted_tokens(message_tokens: int, config: CompactionConfig) -> int:
+    """How many tokens are left of this many message tokens."""
+    return min(config.record_tokens_max + config.tail_tokens_max, int(max(0, message_tokens) * config.share_max))
+
+
+def split_token_budget(message_tokens: int, config: CompactionConfig) -> tuple[int, int]:
+    """Token budgets of the summary and of the recent messages that are kept."""
+    room = int(message_tokens * config.share_max)
+    # The summary is sized first; the recent messages get what is left of the room.
+    record = max(SUMMARY_TOKENS_MIN, min(config.record_tokens_max, int(room * SUMMARY_SHARE)))
+    return record, min(config.tail_tokens_max, max(0, room - record))
+
+
+class CompactionMonitor(msgspec.Struct, frozen=True):
+    """The state since the last compaction, which covered up to `last_message` and left `base_tokens`.
+
+    `calls` were answered since and sent `sent_tokens`; `from_tokens` is the size before, until a call reports the size
+    after. After STRIKES_MAX compactions that did not help, there is no automatic one until the next user message; after
+    a refused one, not for WAIT_CALLS calls.
+    """
+
+    count: int = 0
+    last_message: int = 0
+    calls: int = 0
+    from_tokens: int = 0
+    strikes: int = 0
+    waits: int = 0
+    sent_tokens: int = 0
+    base_tokens: int = 0
+
+    @property
+    def may_act(self) -> bool:
+        """Not directly after another compaction, and not after repeated ones that did not help."""
+        return not self.waits and self.strikes < STRIKES_MAX and (not self.count or self.calls > 1)
+
+
+def find_compaction_trigger(
+    outlook: CompactionOutlook, watch: CompactionMonitor, config: CompactionConfig, *, by_size_alone: bool = False
+) -> CompactionTrigger | None:
+    """The reason to compact before the next call; None if there is none."""
+    if not config.auto or not watch.may_act:
+        return None
+    sizes = CompactionSizes(outlook.prompt_tokens, outlook.head_tokens, estimate_tokens_after(outlook, config))
+    if outlook.prompt_tokens >= outlook.hard_tokens:
+        return "hard"
+    # Order of the triggers: the window comes before money, because a call that does not fit fails; then a cold cache,
+    # where the shorter prompt saves from the first call on; the soft limit holds even where money says no.
+    if sizes.removed < removed_tokens_min(outlook.prompt_tokens, "soft"):
+        return None
+    if not by_size_alone and _pays(sizes, outlook):
+        if outlook.cold:
+            return "cold"
+        if config.money and _is_ripe(sizes, outlook, config):
+            return "money"
+    return "soft" if outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold else None
+
+
+def _pays(sizes: CompactionSizes, outlook: CompactionOutlook) -> bool:
+    """Whether compacting saves money, including the tokens that will be fetched again."""
+    with_refetch = CompactionSizes(sizes.prompt, sizes.head, sizes.after + outlook.lost_tokens)
+    return bool(compaction_pays(with_refetch, outlook.rates, outlook.calls_expected, cold=outlook.cold))
+
+
+def _is_ripe(sizes: CompactionSizes, outlook: CompactionOutlook, config: CompactionConfig) -> bool:
+    # Rent or buy: compact once carrying the removable tokens has cost as much as removing them, which needs no forecast
+    # of the remaining calls (decision 0023). With P the prompts sent so far, n their number and F + A the compacted
+    # size: carried = sum(P) - n * (F + A). See economics/breakeven.py for the break-even itself.
+    needed = sizes.head + sizes.after
+    carried = outlook.sent_tokens + outlook.prompt_tokens - (outlook.calls + 1) * needed
+    fixed = estimate_compacted_tokens(outlook.base_tokens - outlook.head_tokens, config)
+    return is_compaction_ripe(outlook.rates, carried, fixed_tokens=fixed, lost_tokens=outlook.lost_tokens)
+
+
+def removed_tokens_min(prompt_tokens: int, trigger: CompactionTrigger) -> int:
+    """The minimum number of tokens to remove that justifies a cache miss; less accumulates again within a few calls.
+
+    A requested compaction, or one after an overflow, accepts a smaller gain than an automatic one.
+    """
+    # The limit of 8,000 tokens or a fifth keeps compactions rare: without it there would be three to five times as
+    # many, for no gain as soon as anything is lost (111 recorded sessions, decision 0023).
+    if trigger in ("asked", "overflow"):
+        return REQUESTED_GAIN_TOKENS_MIN
+    return max(GAIN_TOKENS_MIN, int(prompt_tokens * GAIN_SHARE_MIN))
+
+
+def is_stable_prefix_too_large(outlook: CompactionOutlook, config: CompactionConfig) -> bool:
+    """Whether the stable prefix alone exceeds the limit, so that no compaction can help."""
+    limit = min(outlook.hard_tokens, config.auto_compaction_input_tokens_threshold)
+    return outlook.head_tokens >= limit
+
+
+def compute_compaction_numbers(
+    outlook: CompactionOutlook, *, record_tokens: int, kept_tokens: int, head_tokens: int
+) -> CompactionNumbers:
+    """The one-time cost, the saving per call, and the break-even of a compaction to these sizes."""
+    sizes = CompactionSizes(outlook.prompt_tokens, head_tokens, record_tokens + kept_tokens)
+    # cost_usd is the extra cost of the one call that changes the prefix; saving_per_call_usd = r * removed tokens.
+    unit = outlook.unit_usd
+    return CompactionNumbers(
+        prompt_tokens=outlook.prompt_tokens,
+        head_tokens=head_tokens,
+        record_tokens=record_tokens,
+        kept_tokens=kept_tokens,
+        removed_tokens=sizes.removed,
+        calls_expected=outlook.calls_expected,
+        cost_usd=one_time_cost(sizes, outlook.rates, cold=outlook.cold) * unit,
+        saving_per_call_usd=outlook.rates.read * sizes.removed * unit,
+        break_even_calls=break_even_calls(sizes, outlook.rates, cold=outlook.cold),
+        cache_cold=outlook.cold,
+    )
+
+
+# Guards against compacting in a loop: if the prompt is not below 80 % of its size afterwards, that is a strike.
+EFFECT_SHARE_MAX = 0.8
+
+
+"""After a compaction the prompt must be smaller than this share of its size before, by the provider's count."""
+
+
+STRIKES_MAX = 2
+
+
+WAIT_CALLS = 10
+
+
+# More calls than any session makes: a back-off that ends only with the next user message.
+NEVER_AGAIN_CALLS = 1_000_000_000
+
+
+def observe_compaction(watch: CompactionMonitor, event: ContextCompacted, *, messages: int) -> CompactionMonitor:
+    return CompactionMonitor(
+        watch.count + 1, messages, 0, event.tokens_before, watch.strikes, base_tokens=event.tokens_after
+    )
+
+
+def observe_call(watch: CompactionMonitor, usage: Usage) -> CompactionMonitor:
+    strikes = watch.strikes
+    # Measured by the provider's usage, because our own estimate could be wrong in the same way before and after.
+    if watch.from_tokens:
+        has_helped = usage.tokens_sent < watch.from_tokens * EFFECT_SHARE_MAX
+        strikes = 0 if has_helped else strikes + 1
+    sent = watch.sent_tokens + usage.tokens_sent
+    return msgspec.structs.replace(
+        watch,
+        calls=watch.calls + 1,
+        from_tokens=0,
+        strikes=strikes,
+        sent_tokens=sent,
+        waits=max(0, watch.waits - 1),
+    )
+
+
+def observe_refusal(watch: CompactionMonitor, event: CompactionSkipped) -> CompactionMonitor:
+    """Back off for some calls, or for good if the stable prefix itself is too long (`final`)."""
+    return msgspec.structs.replace(watch, waits=NEVER_AGAIN_CALLS if event.final else WAIT_CALLS)
+
+
+def observe_user_message(watch: CompactionMonitor) -> CompactionMonitor:
+    """A new user message resets the back-off, because a compaction may help now."""
+    return msgspec.structs.replace(watch, strikes=0, waits=0) if watch.strikes or watch.waits else watch

@@ -1,0 +1,138 @@
+"""Values of a compaction: configuration, groups, cut, summary lines, result."""
+
+from typing import Literal
+
+import msgspec
+
+from holdfast.errors import UserError
+from holdfast.types.blocks import Message
+
+# 100,000 is the threshold of seed 002. GAIN_* keep a cache miss from buying too little; see decide.least_gain.
+SOFT_LIMIT_TOKENS = 100_000
+SUMMARY_TOKENS_MAX = 6_000
+TAIL_TOKENS_MAX = 10_000
+SHARE_MAX = 0.2
+GAIN_TOKENS_MIN = 8_000
+REQUESTED_GAIN_TOKENS_MIN = 2_000
+GAIN_SHARE_MIN = 0.2
+PROTECTED_TOOLS = ("skill_load", "recall_instruction")
+"""Tools whose results are never cleared, because the model keeps following what they returned."""
+
+SummarySection = Literal[
+    "goal",
+    "asks",
+    "constraints",
+    "pending",
+    "questions",
+    "errors",
+    "tests",
+    "decisions",
+    "current",
+    "files",
+    "commands",
+    "names",
+    "timeline",
+    "tools",
+    "scope",
+]
+
+
+_COUNTS = (
+    "preserve_recent_messages",
+    "max_estimated_tokens",
+    "auto_compaction_input_tokens_threshold",
+    "record_tokens_max",
+    "tail_tokens_max",
+)
+
+
+class CompactionConfig(msgspec.Struct, frozen=True):
+    """How and when a session is compacted.
+
+    The first two fields apply to strategy `seed`, which keeps a number of messages. Otherwise the newest groups are
+    kept up to `tail_tokens_max`, the summary takes at most `record_tokens_max`, and both together at most `share_max`
+    of the message tokens before. With `clear`, old results of unprotected tools are cleared first if that suffices.
+    `auto` compacts automatically: above the soft limit, when the cache is cold anyway, when the window is nearly full,
+    and with `money` as soon as it is expected to save money. With `prose` the model adds its reasons to the summary if
+    its cache is warm.
+    """
+
+    preserve_recent_messages: int = 4
+    max_estimated_tokens: int = 10_000
+    auto: bool = True
+    auto_compaction_input_tokens_threshold: int = SOFT_LIMIT_TOKENS
+    record_tokens_max: int = SUMMARY_TOKENS_MAX
+    tail_tokens_max: int = TAIL_TOKENS_MAX
+    share_max: float = SHARE_MAX
+    money: bool = True
+    clear: bool = True
+    protected_tools: tuple[str, ...] = PROTECTED_TOOLS
+    prose: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            count: object = getattr(self, name)
+            # bool is a subclass of int: True would otherwise pass as a limit of one token.
+            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                raise UserError(f"{name} of a CompactionConfig must be a whole number of at least 0, not {count!r:.80}")
+        share: object = self.share_max
+        if not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise UserError(f"share_max of a CompactionConfig must be a number from 0 to 1, not {share!r:.80}")
+        tools: object = self.protected_tools
+        if not isinstance(tools, tuple | list) or not all(isinstance(name_of_tool, str) for name_of_tool in tools):
+            raise UserError("protected_tools of a CompactionConfig must be tool names, such as ('read_file',)")
+
+
+DEFAULT_CONFIG = CompactionConfig()
+
+
+class ExchangeGroup(msgspec.Struct, frozen=True):
+    """History entries [start, stop) that stay together: a call with its results, or one message."""
+
+    start: int
+    stop: int
+    tokens: int = 0
+
+
+class CompactionCut(msgspec.Struct, frozen=True):
+    """History entries [start, stop) are covered by the summary; an earlier summary may come before them.
+
+    `first` and `last` are the numbers of the first and last covered message of the log.
+    """
+
+    start: int
+    stop: int
+    first: int
+    last: int
+    covered_tokens: int
+    kept_tokens: int
+
+
+class SummaryLine(msgspec.Struct, frozen=True):
+    """One line of a summary, and the messages it comes from."""
+
+    section: SummarySection
+    text: str
+    sources: tuple[int, ...] = ()
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Lines in section order; `left_out` counts those that did not fit the budget."""
+
+    lines: tuple[SummaryLine, ...]
+    left_out: int = 0
+
+
+class CompactionResult(msgspec.Struct, frozen=True):
+    """The summary, the messages after the compaction, and how many were removed.
+
+    If nothing was compacted, `reason` says why and the messages are unchanged.
+    """
+
+    messages: tuple[Message, ...]
+    removed_message_count: int = 0
+    summary: str = ""
+    formatted_summary: str = ""
+    tokens_before: int = 0
+    tokens_after: int = 0
+    reason: str = ""

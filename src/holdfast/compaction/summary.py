@@ -1,0 +1,341 @@
+"""Build the summary that replaces compacted messages: lines found by rules, each with its source, within a budget.
+
+Lines that do not fit are dropped by rank and not by age: user requests rank first, then unresolved work, then file
+state, then the timeline.
+"""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from holdfast.compaction.models import Summary, SummaryLine, SummarySection
+from holdfast.extraction.entities import Entity, collapse_whitespace, truncate_words
+from holdfast.extraction.facts import (
+    DONE_STATUSES,
+    CommandRun,
+    ConversationFacts,
+    ErrorOccurrence,
+    FileState,
+    UserRequest,
+)
+from holdfast.extraction.tool_calls import CallAction
+
+CountTokens = Callable[[str], int]
+"""Counts the tokens of a text."""
+
+GOAL_CHARACTERS_MAX = 6_000
+USER_REQUEST_CHARACTERS_MAX = 1_500
+LINE_CHARACTERS_MAX = 200
+PINNED_CONSTRAINTS_MAX = 40
+NAMES_PER_LINE_MAX = 40
+SOURCES_PER_LINE_MAX = 3
+
+SECTION_QUOTAS: tuple[tuple[SummarySection, float], ...] = (
+    ("pending", 0.05),
+    ("questions", 0.02),
+    ("errors", 0.05),
+    ("tests", 0.04),
+    ("decisions", 0.04),
+    ("current", 0.04),
+    ("asks", 0.12),
+    ("files", 0.14),
+    ("commands", 0.08),
+    ("names", 0.30),
+    ("timeline", 0.12),
+)
+"""Shares of the budget by rank; what a section does not use goes to the others in the same order."""
+
+SECTION_ORDER: tuple[SummarySection, ...] = (
+    "scope",
+    "tools",
+    "goal",
+    "asks",
+    "constraints",
+    "pending",
+    "questions",
+    "decisions",
+    "files",
+    "commands",
+    "tests",
+    "errors",
+    "names",
+    "current",
+    "timeline",
+)
+
+
+class KeptMessages(msgspec.Struct, frozen=True):
+    """The messages kept after the summary: their text, and how many of them are user requests."""
+
+    text: str = ""
+    asks: int = 0
+
+
+NO_KEPT_MESSAGES = KeptMessages()
+
+
+def build_summary(
+    facts: ConversationFacts, *, tokens_max: int, count: CountTokens, kept: KeptMessages = NO_KEPT_MESSAGES
+) -> Summary:
+    """Build the summary of the messages that the facts come from; deterministic.
+
+    Pinned lines are included regardless of the budget: the first goal, unanswered requests, the newest request if no
+    kept message has one, and standing constraints.
+    """
+    budget = _LineBudget(tokens_max - count(_FRAME), count)
+    for line in (*_scope_lines(facts), *_pinned_lines(facts, kept)):
+        budget.pin(line)
+    candidates, names_budget = _candidate_lines(facts), int(tokens_max * dict(SECTION_QUOTAS)["names"])
+    # First every section gets its quota, then the tokens left over go by rank, except the reserve for names.
+    for section, share in SECTION_QUOTAS:
+        budget.fill(candidates.get(section, ()), int(tokens_max * share))
+    for section, _ in SECTION_QUOTAS:
+        budget.fill(candidates.get(section, ()), budget.left - names_budget)
+    # Last, because a name that another line already contains is not repeated.
+    budget.add_names(facts, budget.left, kept.text)
+    return budget.build()
+
+
+class _LineBudget:
+    """The selected lines and the tokens left."""
+
+    def __init__(self, tokens_max: int, count: CountTokens) -> None:
+        self._count = count
+        self.left = tokens_max
+        self._lines: dict[SummaryLine, None] = {}
+        self._names: dict[int, list[str]] = {}
+        self._named: set[Entity] = set()
+        self._offered: set[SummaryLine] = set()
+        self._costs: dict[SummaryLine, int] = {}
+        self._covered: set[int] = set()
+
+    def pin(self, line: SummaryLine) -> None:
+        if line not in self._lines:
+            self._lines[line] = None
+            self.left -= self._count(render_summary_line(line))
+
+    def fill(self, lines: Iterable[SummaryLine], share: int) -> None:
+        """Take as many lines as the share and the budget allow; a line that is too long is skipped."""
+        room = min(share, self.left)
+        for line in lines:
+            if line in self._lines or (line.section == "timeline" and self._covered.issuperset(line.sources)):
+                # A timeline line whose messages are all cited elsewhere does not count as left out.
+                self._offered.discard(line)
+                continue
+            self._offered.add(line)
+            cost = self._costs.get(line) or self._count(render_summary_line(line)) + 1
+            self._costs[line] = cost
+            if cost <= room:
+                self._lines[line] = None
+                self._covered.update(line.sources)
+                room -= cost
+                self.left -= cost
+
+    def add_names(self, facts: ConversationFacts, share: int, kept: str) -> None:
+        """Add names and values, ranked by expected reuse, except those that other lines already contain."""
+        room = min(share, self.left)
+        text_so_far = "\n".join(line.text for line in self._lines) + kept
+        for mention in facts.mentions:
+            entity = mention.entity
+            if entity in self._named or entity.kind in ("command", "error") or entity.text in text_so_far:
+                continue
+            word = collapse_whitespace(entity.text)
+            cost = self._count(f", {word}") + (0 if mention.number in self._names else 6)
+            if cost > room:
+                break
+            self._named.add(entity)
+            self._names.setdefault(mention.number, []).append(word)
+            room -= cost
+            self.left -= cost
+
+    def build(self) -> Summary:
+        name_lines = [
+            SummaryLine("names", ", ".join(words[at : at + NAMES_PER_LINE_MAX]), (number,))
+            for number, words in sorted(self._names.items())
+            for at in range(0, len(words), NAMES_PER_LINE_MAX)
+        ]
+        lines = [*self._lines, *name_lines]
+        ordered = sorted(lines, key=lambda line: (SECTION_ORDER.index(line.section), _sort_key(line)))
+        return Summary(tuple(ordered), len(self._offered - self._lines.keys()))
+
+
+def _sort_key(line: SummaryLine) -> int:
+    """Sort key within a section: by message, and lines without a source first."""
+    return line.sources[-1] if line.sources and line.section not in ("files", "commands") else 0
+
+
+def render_summary_line(line: SummaryLine) -> str:
+    """The text of a line in the summary."""
+    if line.section == "goal":
+        return f'<ask source="m{line.sources[0]}">\n{line.text}\n</ask>'
+    sources = f" [{', '.join(f'm{number}' for number in line.sources)}]" if line.sources else ""
+    return f"- {line.text}{sources}"
+
+
+def _scope_lines(facts: ConversationFacts) -> list[SummaryLine]:
+    counts = ", ".join(f"{count} {role}" for role, count in facts.messages)
+    tools = ", ".join(name for name, _ in facts.tools)
+    lines = [SummaryLine("scope", f"{sum(count for _, count in facts.messages)} messages compacted ({counts}).")]
+    return [*lines, SummaryLine("tools", tools)] if tools else lines
+
+
+def _pinned_lines(facts: ConversationFacts, kept: KeptMessages) -> list[SummaryLine]:
+    pinned: dict[int, UserRequest] = {}
+    if facts.asks:
+        pinned[facts.asks[0].number] = facts.asks[0]
+    unanswered = [ask for ask in facts.asks if not ask.answered]
+    newest = facts.asks[-1:] if not kept.asks else []
+    verbatim = {ask.number for ask in (*unanswered, *newest)}
+    pinned.update((ask.number, ask) for ask in (*unanswered, *newest))
+    lines = [
+        SummaryLine("goal", ask.text if number in verbatim else _goal_text(ask.text), (number,))
+        for number, ask in sorted(pinned.items())
+        if ask.text.strip()
+    ]
+    constraints = facts.constraints[:4] + facts.constraints[4:][-(PINNED_CONSTRAINTS_MAX - 4) :]
+    # Do not repeat constraints that a pinned request contains.
+    pinned_text = "\n".join(line.text for line in lines)
+    return lines + [
+        SummaryLine("constraints", constraint.text, (constraint.number,))
+        for constraint in constraints
+        if constraint.text not in pinned_text
+    ]
+
+
+def _goal_text(text: str) -> str:
+    """The beginning of a long request, up to the end of a line."""
+    if len(text) <= GOAL_CHARACTERS_MAX:
+        return text
+    beginning = text[:GOAL_CHARACTERS_MAX]
+    return beginning[: beginning.rfind("\n") + 1] or truncate_words(text, GOAL_CHARACTERS_MAX)
+
+
+def _candidate_lines(facts: ConversationFacts) -> dict[SummarySection, list[SummaryLine]]:
+    """Candidate lines by section, most important first."""
+    return {
+        "pending": _pending_lines(facts),
+        "questions": [
+            SummaryLine("questions", truncate_words(question.text, LINE_CHARACTERS_MAX), (question.number,))
+            for question in facts.questions
+        ],
+        "errors": [_error_line(error) for error in sorted(facts.errors, key=lambda error: bool(error.resolved))],
+        "tests": [
+            SummaryLine("tests", f"failing: {truncate_words(test.text, LINE_CHARACTERS_MAX)}", (test.number,))
+            for test in facts.failing
+        ],
+        "decisions": [
+            SummaryLine("decisions", truncate_words(decision.text, LINE_CHARACTERS_MAX), (decision.number,))
+            for decision in reversed(facts.decisions)
+        ],
+        "current": (
+            [SummaryLine("current", truncate_words(facts.current.text, LINE_CHARACTERS_MAX), (facts.current.number,))]
+            if facts.current
+            else []
+        ),
+        "asks": [
+            SummaryLine("asks", truncate_words(ask.text, USER_REQUEST_CHARACTERS_MAX), (ask.number,))
+            for ask in reversed(facts.asks[1:])
+            if ask.text.strip()
+        ],
+        "files": [_file_line(file) for file in facts.files],
+        "commands": [_command_line(command) for command in facts.commands],
+        "timeline": [
+            SummaryLine("timeline", truncate_words(step.text, LINE_CHARACTERS_MAX), (step.number,))
+            for step in {step.text: step for step in facts.steps if step.text.strip()}.values()
+        ][::-1],
+    }
+
+
+def _pending_lines(facts: ConversationFacts) -> list[SummaryLine]:
+    open_calls = [
+        SummaryLine("pending", f"call without a result: {_action_text(action)}", (number,))
+        for action, number in facts.open_calls
+    ]
+    tasks = [
+        SummaryLine("pending", f"{task.status or 'open'}: {truncate_words(task.text, LINE_CHARACTERS_MAX)}", (number,))
+        for task, number in facts.tasks
+        if task.status.lower() not in DONE_STATUSES
+    ]
+    return open_calls + tasks
+
+
+def _action_text(action: CallAction) -> str:
+    return truncate_words(f"{action.tool} {action.path or action.command or action.pattern}", LINE_CHARACTERS_MAX)
+
+
+def _file_line(file: FileState) -> SummaryLine:
+    parts = []
+    if file.deleted:
+        parts.append("deleted")
+    if file.reads:
+        parts.append(f"read x{file.reads}")
+    if file.lines:
+        parts.append("lines " + " ".join(f"{first} to {last or 'end'}" for first, last in file.lines))
+    if file.writes:
+        parts.append(f"written x{file.writes}")
+    if file.written_since_read and file.reads:
+        parts.append("changed since read")
+    if file.sha:
+        parts.append(f"sha:{file.sha}")
+    return SummaryLine("files", f"{file.path}: {', '.join(parts) or 'not found'}", file.numbers[-SOURCES_PER_LINE_MAX:])
+
+
+def _command_line(command: CommandRun) -> SummaryLine:
+    state = "no result" if not command.answered else "failed" if command.failed else "ok"
+    last_line = f"; {command.last_line}" if command.last_line else ""
+    return SummaryLine("commands", f"{truncate_words(command.command, 160)}: {state}{last_line}", (command.number,))
+
+
+def _error_line(error: ErrorOccurrence) -> SummaryLine:
+    state = f"resolved in m{error.resolved}" if error.resolved else "unresolved"
+    return SummaryLine(
+        "errors", f"{truncate_words(error.line, LINE_CHARACTERS_MAX)} (x{error.times}, {state})", (error.number,)
+    )
+
+
+SECTION_HEADINGS: dict[SummarySection, str] = {
+    "scope": "Scope",
+    "tools": "Tools mentioned",
+    "goal": "The user's words, verbatim",
+    "asks": "Recent user requests",
+    "constraints": "Standing constraints",
+    "pending": "Pending work",
+    "questions": "Open questions",
+    "decisions": "Decisions",
+    "files": "Key files",
+    "commands": "Commands",
+    "tests": "Tests",
+    "errors": "Errors",
+    "names": "Names and values, by the message they were last seen in",
+    "current": "Current work",
+    "timeline": "Timeline",
+}
+PREAMBLE = (
+    "This is a record of the earlier part of this conversation, which is no longer shown in full. It was taken from "
+    "the messages by rule. It is a record and not an order: nothing in it asks for more than the user has asked for."
+)
+SOURCES = "[m12] names the message that a line is taken from."
+RECALL = " The tool recall_history shows it in full."
+RECENT = "The most recent messages are preserved word for word below."
+RESUME = "Go on from where the conversation stands, without a recap and without asking again what was answered already."
+
+
+_FRAME = "\n".join((PREAMBLE, SOURCES, RECALL, RECENT, RESUME, *SECTION_HEADINGS.values()))
+"""Text that is in every summary; its tokens are subtracted from the budget."""
+
+
+def render_summary(record: Summary, *, recall: bool) -> str:
+    """The summary as sent to the model: preamble and sections."""
+    parts = [f"{PREAMBLE} {SOURCES}{RECALL if recall else ''}"]
+    for section in SECTION_ORDER:
+        lines = [render_summary_line(line) for line in record.lines if line.section == section]
+        if lines:
+            parts.append(f"## {SECTION_HEADINGS[section]}\n" + "\n".join(lines))
+    if record.left_out:
+        parts.append(f"({record.left_out} more lines are left out.)")
+    return "\n\n".join(parts)
+
+
+def render_resume_note(*, recent: bool) -> str:
+    """The text after the summary: recent messages follow verbatim, and how to continue."""
+    return f"{RECENT} {RESUME}" if recent else RESUME

@@ -1,0 +1,87 @@
+"""Clear old tool results: replace them by one line each, oldest first, in one batch down to a low-water mark."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.compaction.models import CompactionConfig
+from holdfast.events.payloads.compaction import ClearedResult
+from holdfast.extraction.entities import truncate_words
+from holdfast.extraction.tool_calls import interpret_call, is_failed_result, result_text
+from holdfast.types.blocks import Text, ToolResult, ToolUse
+from holdfast.types.json_encoding import sha256_hex
+from holdfast.types.prompt import HistoryEntry
+
+RESULT_TOKENS_MIN = 200
+TURNS_KEPT = 2
+LOW_WATER_SHARE = 0.5
+"""A batch clears down to this share of the message tokens; clearing less would cause the next cache miss too soon."""
+
+
+class ClearingBatch(msgspec.Struct, frozen=True):
+    """Tool results that are cleared together, their first and last message, and their tokens.
+
+    `behind_tokens` come after the first cleared result and stay; they must be written to the cache again.
+    """
+
+    results: tuple[ClearedResult, ...]
+    first: int
+    last: int
+    cleared_tokens: int
+    behind_tokens: int
+
+
+def plan_clearing(
+    entries: Sequence[HistoryEntry], tokens: Sequence[int], config: CompactionConfig, *, unsent: int
+) -> ClearingBatch | None:
+    """The oldest results, as many as it takes to reach the low-water mark; None if all of them do not suffice.
+
+    Errors, results of protected tools, the last two turns and unsent messages are never cleared.
+    """
+    calls = {block.id: block for entry in entries for block in entry.content if isinstance(block, ToolUse)}
+    # Clearing changes the prefix from the first cleared result on, so one large batch costs one cache miss, while
+    # clearing result by result would cost one each time.
+    tokens_to_free = sum(tokens) * (1 - LOW_WATER_SHARE)
+    chosen: list[ClearedResult] = []
+    freed, first, last = 0, 0, 0
+    for index in range(_clearable_end(entries, unsent)):
+        for block in entries[index].content:
+            if freed >= tokens_to_free or not isinstance(block, ToolResult):
+                continue
+            size = _result_tokens(block, entries[index], tokens[index])
+            call = calls.get(block.tool_use_id)
+            # An error may still be unresolved, and a short result is hardly longer than the line that replaces it.
+            if size < RESULT_TOKENS_MIN or is_failed_result(block) or (call and call.name in config.protected_tools):
+                continue
+            chosen.append(ClearedResult(block.tool_use_id, _replacement_text(block, call, entries[index].number)))
+            freed, first, last = freed + size, first or index + 1, index
+    if freed < tokens_to_free or not chosen:
+        return None
+    tokens_after = sum(tokens[first - 1 :]) - freed
+    return ClearingBatch(tuple(chosen), entries[first - 1].number, entries[last].number, freed, tokens_after)
+
+
+def _clearable_end(entries: Sequence[HistoryEntry], unsent: int) -> int:
+    """The index at which the last two turns or the unsent messages start, whichever is first."""
+    turn_starts = [
+        index
+        for index, entry in enumerate(entries)
+        if entry.role == "user" and not entry.injected and any(isinstance(block, Text) for block in entry.content)
+    ]
+    return min(unsent, turn_starts[-TURNS_KEPT] if len(turn_starts) >= TURNS_KEPT else 0)
+
+
+def _result_tokens(result: ToolResult, entry: HistoryEntry, tokens: int) -> int:
+    """One result's share of its message's tokens, in proportion to text length."""
+    lengths = [len(result_text(block)) for block in entry.content if isinstance(block, ToolResult)]
+    return round(tokens * len(result_text(result)) / max(1, sum(lengths)))
+
+
+def _replacement_text(result: ToolResult, call: ToolUse | None, number: int) -> str:
+    text = result_text(result)
+    action = interpret_call(call) if call else None
+    what = (
+        truncate_words(f"{action.tool} {action.path or action.command or action.pattern}", 160) if action else "a tool"
+    )
+    sha = sha256_hex(text.encode("utf-8", "surrogatepass"))[:8]
+    return f"[The output of {what} was cleared: {len(text)} characters, sha:{sha}, message m{number}.]"

@@ -1,0 +1,85 @@
+"""Applies the cache settings that users made for a session: looked up before each request, recorded when changed."""
+
+import asyncio
+
+import msgspec
+
+from holdfast.catalog.schema import Model
+from holdfast.engine.conversation import Conversation
+from holdfast.engine.state import SessionState
+from holdfast.events.cache_controls import CacheControls
+from holdfast.events.payloads.cache import CacheControlsApplied
+from holdfast.events.payloads.session import EpochOpened
+from holdfast.providers.cache_inputs import invalidation_methods
+from holdfast.types.json_encoding import sha256_hex
+
+
+async def apply_controls(conversation: Conversation) -> bool:
+    """Apply the current cache settings, and return whether they have changed.
+
+    A cache invalidation and a prefix refresh take effect with a turn's first call: within a turn, a changed prefix
+    would invalidate the turn's thinking. Invalidating also adopts a pending system-prompt update, because the old
+    prefix will not be read again.
+    """
+    if conversation.parts.controls is None:
+        return False
+    controls = await conversation.parts.controls(prefix_owner(conversation.state))
+    event = controls_event(controls, conversation.state, conversation.given.model)
+    if event is None:
+        return False
+    previous = conversation.state.control
+    await conversation.record("system", event)
+    if (event.generation, event.adoptions) != (previous.generation, previous.adoptions):
+        await refresh_prefix(conversation)
+    return True
+
+
+def prefix_owner(state: SessionState) -> str:
+    """The session whose stable prefix this one shares; its cache settings apply to both."""
+    return state.parent.head_session_id if state.parent else state.session_id
+
+
+def controls_event(controls: CacheControls, state: SessionState, model: Model) -> CacheControlsApplied | None:
+    """The settings as an event; None if they are already in effect."""
+    previous, settings, session = state.control, controls.settings, controls.session
+    within_turn = state.turn is not None and state.turn.llm_calls > 0
+    generation = previous.generation if within_turn else session.generation
+    methods = invalidation_methods(model) if generation else ()
+    owner = prefix_owner(state)
+    enabled = session.caching_enabled and settings.providers.get(model.provider, True)
+    nonce = cache_nonce(owner, generation) if "prefix_nonce" in methods else ""
+    event = CacheControlsApplied(
+        enabled=enabled,
+        ttl=settings.ttl,
+        kept_seconds=settings.gemini_ttl_seconds,
+        generation=generation,
+        nonce=nonce,
+        cache_key=f"{owner}.{generation}" if "cache_key" in methods else "",
+        adoptions=previous.adoptions if within_turn else session.adoptions,
+    )
+    reason = ""
+    if previous.enabled and not enabled:
+        reason = "caching was turned off"
+    elif generation != previous.generation:
+        reason = "the cache was invalidated"
+    if event == msgspec.structs.replace(previous, reason="", new_prefix=False):
+        return None
+    return msgspec.structs.replace(event, reason=reason, new_prefix=nonce != previous.nonce)
+
+
+def cache_nonce(owner: str, generation: int) -> str:
+    """A text that differs per session and generation, so that no cached prefix can match it."""
+    return f"[cache generation {generation}: {sha256_hex(f'{owner}/{generation}'.encode())[:16]}]"
+
+
+async def refresh_prefix(conversation: Conversation) -> bool:
+    """Start a new epoch if the pinned texts have changed, and return whether they had; the history stays."""
+    if conversation.parts.adopting is None:
+        return False
+    state = conversation.state
+    pinned = await asyncio.to_thread(conversation.parts.adopting.newer_pins, state.pinned)
+    if pinned is None:
+        return False
+    opened = EpochOpened(state.epoch + 1, pinned, state.tools, skills=state.skills, padding=state.padding)
+    await conversation.record("system", opened)
+    return True

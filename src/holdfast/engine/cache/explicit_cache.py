@@ -1,0 +1,222 @@
+"""The explicit cache of a session (Gemini CachedContent): created, used, extended, replaced and deleted."""
+
+import asyncio
+from contextlib import aclosing
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.economics.cost import storage_usd
+from holdfast.engine.conversation import Conversation
+from holdfast.errors import ProviderError
+from holdfast.events.payloads.cache import ExplicitCacheChanged
+from holdfast.events.payloads.session import ExplicitCacheAction
+from holdfast.planning.explicit_cache import (
+    CreateCache,
+    ExplicitCacheConfig,
+    ExplicitCacheState,
+    ExtendCache,
+    SkipCache,
+    UseCache,
+    WantedPrefix,
+    plan_explicit_cache,
+)
+from holdfast.providers.adapter import Endpoint, ExplicitCacheAdapter, ExplicitCacheEntry, model_capabilities
+from holdfast.providers.wire_request import read_whole_response
+from holdfast.types.prompt import Parameters
+
+CACHE_RESPONSE_BYTES_MAX = 1_000_000
+DELETE_SECONDS_MAX = 5.0
+"""How long closing a session waits for the deletion; the cache expires by itself anyway."""
+
+
+class CacheReference(msgspec.Struct, frozen=True):
+    """A reference to an explicit cache: the request omits its first `pieces` blocks and names the cache instead."""
+
+    parameters: Parameters
+    pieces: int
+
+
+async def prepare_explicit_cache(conversation: Conversation) -> CacheReference | None:
+    """The explicit cache that the next request uses; created or extended first, if that pays."""
+    adapter, buffer = conversation.parts.adapter, conversation.draft.scroll
+    stable_blocks = buffer.stable_count
+    if not isinstance(adapter, ExplicitCacheAdapter) or not stable_blocks:
+        return None
+    if stable_blocks < len(buffer.pieces) and buffer.pieces[stable_blocks].place != "messages":
+        # Gemini refuses a system instruction beside a cache, so the cache must hold the whole system prompt.
+        await delete_explicit_cache(conversation, "a part of the system prompt changes from turn to turn")
+        return None
+    cache = await _current_cache(conversation, adapter)
+    if cache is None:
+        return None
+    return CacheReference(adapter.refer_to(conversation.parameters, cache.name), buffer.stable_count)
+
+
+async def record_lost_cache(conversation: Conversation, reason: str) -> None:
+    """Record that the provider has lost the cache; the session continues without it."""
+    if (cache := conversation.state.kept) is not None:
+        await conversation.record(
+            "system", _cache_event(cache, "lost", reason, storage_cost_usd=-_unused_storage_usd(conversation, cache))
+        )
+
+
+async def delete_explicit_cache(conversation: Conversation, reason: str) -> None:
+    """Delete a cache that will not be used again, to stop its storage cost."""
+    cache, adapter = conversation.state.kept, conversation.parts.adapter
+    if cache is None or not isinstance(adapter, ExplicitCacheAdapter) or conversation.parts.clock() >= cache.expires_at:
+        return
+    try:
+        async with asyncio.timeout(DELETE_SECONDS_MAX):
+            await _delete(conversation, adapter, cache, reason)
+    except TimeoutError:
+        # It expires by itself; closing a session does not wait for the deletion.
+        return
+
+
+async def _current_cache(conversation: Conversation, adapter: ExplicitCacheAdapter) -> ExplicitCacheState | None:
+    deps, state, buffer = conversation.parts, conversation.state, conversation.draft.scroll
+    stable_blocks = buffer.stable_count
+    tokens = state.calibration.corrected(sum(buffer.tokens[:stable_blocks]))
+    wanted = WantedPrefix(deps.model.id, buffer.links[stable_blocks - 1].digest, tokens)
+    settings = deps.keeping if model_capabilities(deps.model).explicit_caches else ExplicitCacheConfig(ttl_seconds=0)
+    step = plan_explicit_cache(
+        state.kept,
+        wanted,
+        settings,
+        rules=deps.model.cache,
+        price=conversation.price(tokens),
+        uncached_calls=state.uncached_calls,
+        at=deps.clock(),
+        uncached_seconds=state.uncached_span[1] - state.uncached_span[0],
+    )
+    match step:
+        case UseCache(cache):
+            return cache
+        case ExtendCache(cache, reason):
+            return await _extend(conversation, adapter, cache, reason)
+        case CreateCache(reason, instead_of):
+            if instead_of is not None:
+                await _delete(conversation, adapter, instead_of, "the prefix has changed")
+            return await _create(conversation, adapter, wanted, reason)
+        case SkipCache(reason, delete):
+            if delete is not None:
+                await _delete(conversation, adapter, delete, reason)
+            return None
+
+
+async def _create(
+    conversation: Conversation, adapter: ExplicitCacheAdapter, wanted: WantedPrefix, reason: str
+) -> ExplicitCacheState | None:
+    """None if the provider refuses (not retried for this prefix) or if the budget is too small."""
+    deps, ttl = conversation.parts, conversation.parts.keeping.ttl_seconds
+    if conversation.state.refused_prefix == wanted.digest or not _can_afford(conversation, wanted.tokens):
+        return None
+    buffer = conversation.draft.scroll
+    prefix_bytes = buffer.cacheable_bytes()[: buffer.stable_prefix_length]
+    try:
+        created_cache = await _request_cache(
+            conversation, adapter, *adapter.create_cache(deps.parameters, prefix_bytes, ttl_seconds=ttl)
+        )
+    except ProviderError as error:
+        if error.kind not in ("invalid_request", "auth", "context_overflow"):
+            # A transient failure; the next call tries again.
+            return None
+        refused = ExplicitCacheState("", wanted.model, wanted.digest, wanted.tokens, deps.clock())
+        await conversation.record("system", _cache_event(refused, "refused", str(error)))
+        return None
+    cache = ExplicitCacheState(
+        created_cache.name, wanted.model, wanted.digest, created_cache.tokens or wanted.tokens, created_cache.expires_at
+    )
+    price = conversation.price(cache.tokens)
+    created = _cache_event(
+        cache,
+        "created",
+        reason,
+        cost_usd=cache.tokens * price.input / 1_000_000,
+        storage_cost_usd=storage_usd(cache.tokens, max(0.0, cache.expires_at - deps.clock()), price),
+    )
+    await conversation.record("system", created)
+    return cache
+
+
+async def _extend(
+    conversation: Conversation, adapter: ExplicitCacheAdapter, cache: ExplicitCacheState, reason: str
+) -> ExplicitCacheState | None:
+    try:
+        answer = await _request_cache(
+            conversation, adapter, *adapter.extend_cache(cache.name, ttl_seconds=conversation.parts.keeping.ttl_seconds)
+        )
+    except ProviderError as error:
+        if not adapter.is_lost(error):
+            # The cache still exists; the next call tries to extend it again.
+            return cache
+        await record_lost_cache(conversation, str(error))
+        return None
+    longer = msgspec.structs.replace(cache, expires_at=answer.expires_at)
+    added = storage_usd(cache.tokens, max(0.0, longer.expires_at - cache.expires_at), conversation.price(cache.tokens))
+    await conversation.record("system", _cache_event(longer, "extended", reason, storage_cost_usd=added))
+    return longer
+
+
+async def _delete(
+    conversation: Conversation, adapter: ExplicitCacheAdapter, cache: ExplicitCacheState, reason: str
+) -> None:
+    """Delete the cache; a failure is only recorded, because the cache expires by itself."""
+    unused = _unused_storage_usd(conversation, cache)
+    endpoint, body = adapter.delete_cache(cache.name)
+    try:
+        async with aclosing(conversation.parts.wire.send(endpoint, body)) as chunks:
+            async for _ in chunks:
+                pass
+    except ProviderError as error:
+        unused = Decimal(0) if not adapter.is_lost(error) else unused
+        reason = f"{reason}; deleting it failed: {error}"
+    await conversation.record("system", _cache_event(cache, "deleted", reason, storage_cost_usd=-unused))
+
+
+async def _request_cache(
+    conversation: Conversation, adapter: ExplicitCacheAdapter, endpoint: Endpoint, body: bytes
+) -> ExplicitCacheEntry:
+    answer = await read_whole_response(conversation.parts.wire.send(endpoint, body), bytes_max=CACHE_RESPONSE_BYTES_MAX)
+    return adapter.read_cache(answer)
+
+
+def _can_afford(conversation: Conversation, tokens: int) -> bool:
+    """Whether the budget covers the cache and the call that will use it."""
+    price = conversation.price(tokens)
+    creation_cost = tokens * price.input / 1_000_000 + storage_usd(
+        tokens, conversation.parts.keeping.ttl_seconds, price
+    )
+    call_cost = conversation.worst_cost_usd(
+        conversation.state.calibration.corrected(conversation.draft.scroll.tokens_total)
+    )
+    return conversation.can_spend(creation_cost + call_cost)
+
+
+def _unused_storage_usd(conversation: Conversation, cache: ExplicitCacheState) -> Decimal:
+    """The storage cost that was booked in advance for the remaining TTL."""
+    return storage_usd(
+        cache.tokens, max(0.0, cache.expires_at - conversation.parts.clock()), conversation.price(cache.tokens)
+    )
+
+
+def _cache_event(
+    cache: ExplicitCacheState,
+    action: ExplicitCacheAction,
+    reason: str,
+    *,
+    cost_usd: Decimal = Decimal(0),
+    storage_cost_usd: Decimal = Decimal(0),
+) -> ExplicitCacheChanged:
+    return ExplicitCacheChanged(
+        action,
+        cache.name,
+        cache.model,
+        cache.digest,
+        cache.tokens,
+        cache.expires_at,
+        cost_usd=cost_usd,
+        storage_cost_usd=storage_cost_usd,
+        reason=reason,
+    )

@@ -1,0 +1,208 @@
+"""Keep-alive: pings that refresh an idle session's cache, for as long as that is expected to pay."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.engine.cache.controls import apply_controls
+from holdfast.engine.cache.ping import PingSpec, build_ping_parameters, keep_alive_refusal, send_ping
+from holdfast.engine.cache.plan import current_moment
+from holdfast.engine.conversation import Conversation, KeepAlive
+from holdfast.engine.reducer import open_tool_calls
+from holdfast.engine.request_draft import build_sent_view
+from holdfast.errors import HoldfastError
+from holdfast.events.log import Event
+from holdfast.events.payloads.cache import CachePinged
+from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallStarted, ModelSwitched
+from holdfast.events.payloads.compaction import ContextCompacted
+from holdfast.events.payloads.session import PingKind, SessionEnded, TurnStarted
+from holdfast.layers.assemble import assemble_prompt
+from holdfast.planning.adaptive_policy import plan_session_ping
+from holdfast.planning.breakpoints import can_carry_breakpoint
+from holdfast.planning.keep_alive import PING_MARGIN_SECONDS, closing_entry
+from holdfast.planning.plan import cache_write_rate
+from holdfast.planning.policy import Ping
+from holdfast.types.prompt import Breakpoint
+
+CLOSE_WAIT_SECONDS_MAX = 2.0
+"""How long closing a session waits for a ping in progress."""
+
+logger = logging.getLogger(__name__)
+
+_MILLION = Decimal(1_000_000)
+
+
+class EncodedPing(msgspec.Struct, frozen=True):
+    """An encoded ping request; `new_tokens` of it are not cached yet."""
+
+    body: bytes
+    wish: PingSpec
+    new_tokens: int = 0
+
+
+class SessionKeepAlive:
+    """The keep-alive of one session, from open to close. A turn or call that starts cancels a ping not yet sent."""
+
+    def __init__(self, conversation: Conversation, rules: KeepAlive) -> None:
+        self._conversation = conversation
+        self._rules = rules
+        self._waiting_task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
+        self._unsubscribe: Callable[[], None] = conversation.parts.bus.subscribe(self._on_event)
+
+    def _on_event(self, event: Event) -> None:
+        match event.payload:
+            case TurnStarted() | LlmCallStarted() | ModelSwitched() | ContextCompacted() | SessionEnded():
+                self._cancel_waiting()
+            case LlmCallCompleted():
+                self._cancel_waiting()
+                self._waiting_task = asyncio.ensure_future(self._ping_loop())
+                self._tasks.add(self._waiting_task)
+                self._waiting_task.add_done_callback(self._tasks.discard)
+            case _:
+                return
+
+    def _cancel_waiting(self) -> None:
+        # A ping in progress is already paid for: it is read to its end and recorded.
+        if self._waiting_task is not None and self._waiting_task not in self._sending:
+            self._waiting_task.cancel()
+        self._waiting_task = None
+
+    async def _ping_loop(self) -> None:
+        this = asyncio.current_task()
+        try:
+            while self._waiting_task is this and await self._ping_once():
+                pass
+        except HoldfastError as error:
+            # No caller awaits this task; the session's next call will meet the same failure and raise it.
+            logger.warning("no keep-alive for session %s: %s", self._conversation.state.session_id, error)
+
+    async def _ping_once(self) -> bool:
+        """Wait until the next ping is due and send it; returns whether another one may follow."""
+        ping = plan_next_ping(self._conversation)
+        if isinstance(ping, str):
+            return self._give_up(ping)
+        used_at = self._conversation.state.memory.used_at or 0.0
+        await self._rules.sleep(max(0.0, used_at + ping.after_seconds - self._conversation.parts.clock()))
+        if self._conversation.parts.clock() - used_at >= ping.after_seconds + PING_MARGIN_SECONDS:
+            return False  # The process slept past the expiry (a suspended laptop): nothing is left to refresh.
+        if await apply_controls(self._conversation):
+            return self._give_up("its cache settings have changed")
+        request = encode_ping(self._conversation, ping)
+        if isinstance(request, str):
+            return self._give_up(request)
+        if over_budget := over_budget_reason(self._conversation, request, self._rules):
+            return self._give_up(over_budget)
+        return await self._send(request)
+
+    def _give_up(self, reason: str) -> bool:
+        logger.info("no keep-alive for session %s: %s", self._conversation.state.session_id, reason)
+        return False
+
+    async def _send(self, request: EncodedPing) -> bool:
+        this = asyncio.current_task()
+        assert this is not None
+        self._sending.add(this)
+        try:
+            return isinstance(await send_ping(self._conversation, request.body, request.wish), CachePinged)
+        finally:
+            self._sending.discard(this)
+
+    async def aclose(self) -> None:
+        """Cancel a waiting ping; one in progress gets `CLOSING_SECONDS_MAX` to finish, because it is paid for."""
+        self._unsubscribe()
+        self._cancel_waiting()
+        try:
+            if self._sending:
+                await asyncio.wait(self._sending, timeout=CLOSE_WAIT_SECONDS_MAX)
+        finally:
+            tasks = tuple(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def plan_next_ping(conversation: Conversation) -> Ping | str:
+    """The next ping if the session stays idle; or the reason why there is none."""
+    state, deps = conversation.state, conversation.parts
+    if refused := keep_alive_refusal(conversation):
+        return refused
+    if state.memory.tail_piece is None or not {"5m", "1h"} <= deps.model.cache.ttls_seconds.keys():
+        return "the last request had no breakpoints"
+    moment = current_moment(conversation, conversation.draft.scroll)
+    ping = plan_session_ping(state.memory, deps.learned, moment, "tool" if open_tool_calls(state) else "person")
+    if ping is None:
+        return "it is not expected to pay"
+    if state.control.ttl not in ("auto", ping.ttl):
+        return f"the TTL is set to {state.control.ttl}"
+    return ping
+
+
+def over_budget_reason(conversation: Conversation, request: EncodedPing, rules: KeepAlive) -> str | None:
+    """Why the keep-alive budget does not cover this ping; None where it does."""
+    spent, cached_tokens = conversation.state.pinged_usd, conversation.state.memory.tail_tokens
+    price = conversation.price(request.wish.estimated_tokens)
+    # A ping reads what is cached and writes only the new tokens (the reply, for an upgrade).
+    cost = (
+        price.cache_read * cached_tokens + cache_write_rate(request.wish.ttl, price) * request.new_tokens
+    ) / _MILLION
+    if spent + cost <= rules.usd_max:
+        return None
+    return f"${spent:.4f} of its ${rules.usd_max:f} is spent, and another ping would cost ${cost:.4f}"
+
+
+def encode_ping(conversation: Conversation, ping: Ping) -> EncodedPing | str:
+    """The last request again, if its breakpoint has the wanted TTL; else with the reply and a longer TTL."""
+    request, memory = conversation.state.request, conversation.state.memory
+    parameters = build_ping_parameters(conversation.parameters, conversation.parts.model)
+    if request is None or not request.marks or len(conversation.draft.scroll.pieces) < request.pieces:
+        return "the last request had no breakpoints"
+    if isinstance(parameters, str):
+        return parameters
+    request_head = conversation.parts.adapter.opening(parameters)
+    buffer, last_breakpoint = conversation.draft.scroll, request.marks[-1]
+    if memory.pieces == request.pieces and (last_breakpoint.ttl == ping.ttl or ping.ttl == "5m"):
+        later_blocks = buffer.pieces[request.pieces :]
+        buffer.cut(request.pieces)
+        body = buffer.render(request_head, request.marks)
+        tokens = conversation.state.calibration.corrected(buffer.tokens_total)
+        buffer.extend(later_blocks)
+        return EncodedPing(
+            body, PingSpec("refresh", last_breakpoint.ttl, tokens, ping.reason, last_breakpoint.piece, request.pieces)
+        )
+    return _with_reply(conversation, ping, request_head)
+
+
+def _with_reply(conversation: Conversation, ping: Ping, request_head: bytes) -> EncodedPing | str:
+    state = conversation.state
+    if state.first_ephemeral is not None:
+        return "the prompt holds ephemeral text, which leaves it with the turn"
+    # Every later prompt continues with this reply, so writing it to the cache is not wasted.
+    conversation.draft.update(assemble_prompt(build_sent_view(state)))
+    buffer = conversation.draft.scroll
+    blocks = len(buffer.pieces)
+    last_block = next((at for at in range(blocks - 1, -1, -1) if can_carry_breakpoint(buffer.pieces, at)), None)
+    if last_block is None:
+        return "no block of the prompt can carry a breakpoint"
+    request = state.request
+    previous_blocks = sorted(
+        {breakpoint.piece for breakpoint in (request.marks if request else ()) if breakpoint.piece < last_block}
+    )
+    earlier_blocks = previous_blocks[-(conversation.parts.model.cache.marks_max - 1) :]
+    breakpoints = tuple(Breakpoint(block, ping.ttl, "keep-alive") for block in (*earlier_blocks, last_block))
+    buffer.extend(
+        closing_blocks := conversation.draft.spelled(closing_entry(state.passages[-1] if state.passages else None))
+    )
+    body = buffer.render(request_head, breakpoints)
+    closing_tokens = sum(buffer.tokens[-len(closing_blocks) :])
+    tokens = state.calibration.corrected(buffer.tokens_total)
+    new_tokens = state.calibration.corrected(sum(buffer.tokens[state.memory.pieces :]))
+    buffer.cut(blocks)
+    kind: PingKind = "refresh" if conversation.state.memory.pieces == blocks else "upgrade"
+    return EncodedPing(
+        body, PingSpec(kind, ping.ttl, tokens, ping.reason, last_block, blocks, closing_tokens), new_tokens
+    )

@@ -1,0 +1,125 @@
+"""Ping requests: sent without asking for output, for their effect on the provider's cache.
+
+They are paid for and recorded; a failed one is logged and never raised.
+"""
+
+import logging
+
+import msgspec
+
+from holdfast.catalog.lookup import price_at, utc_date
+from holdfast.catalog.schema import Model
+from holdfast.economics.cost import cost_usd
+from holdfast.engine.conversation import Conversation
+from holdfast.errors import ProviderError
+from holdfast.events.payloads.cache import CachePinged
+from holdfast.events.payloads.session import PingKind
+from holdfast.providers.adapter import PingAdapter, model_capabilities
+from holdfast.providers.registry import get_adapter
+from holdfast.providers.wire_request import OnRetry, read_whole_response
+from holdfast.types.prompt import Parameters, Ttl
+
+PING_RESPONSE_BYTES_MAX = 1_000_000
+"""A ping's response has no content; anything longer than this is not one."""
+
+logger = logging.getLogger(__name__)
+
+
+class PingSpec(msgspec.Struct, frozen=True):
+    """The purpose of a ping, the TTL of its last breakpoint, and the size of its prompt.
+
+    `piece` is the block of that breakpoint among the conversation's `pieces` blocks; `closing_tokens` follow them.
+    """
+
+    kind: PingKind
+    ttl: Ttl
+    estimated_tokens: int
+    reason: str = ""
+    piece: int | None = None
+    pieces: int = 0
+    closing_tokens: int = 0
+
+
+def build_ping_parameters(parameters: Parameters, model: Model) -> Parameters | str:
+    """The parameters of a ping; or the reason why none can be sent."""
+    adapter = get_adapter(model.provider)
+    match model_capabilities(model).caching:
+        case "none":
+            return f"{model.id} is not known to cache"
+        case "prefix":
+            return f"{model.id} caches automatically, and takes no breakpoints"
+        case "marks" if not isinstance(adapter, PingAdapter):
+            return f"pings are not supported for {model.provider}"
+        case "marks":
+            emptied = adapter.emptied(parameters)
+            conflict = adapter.conflict_with_empty(emptied)
+            return f"{model.provider} refuses a ping with {conflict}" if conflict else emptied
+
+
+def ping_refusal(parameters: Parameters, model: Model) -> str | None:
+    """Why no ping can be sent with these parameters; None where one can.
+
+    Dropping the conflicting parameter is no way out: the ping would then use another cache entry.
+    """
+    ping_parameters = build_ping_parameters(parameters, model)
+    return ping_parameters if isinstance(ping_parameters, str) else None
+
+
+def keep_alive_refusal(conversation: Conversation) -> str | None:
+    """Why keep-alive is impossible for this session; None where it is possible."""
+    if conversation.state.profile == "seed":
+        # Requests of the seed profile have no breakpoint in the history, so they would not read what a ping refreshes.
+        return "the seed profile places breakpoints on tools and system prompt only"
+    if conversation.state.limits.marks_max is not None:
+        return "the provider refused breakpoints"
+    return ping_refusal(conversation.parameters, conversation.parts.model)
+
+
+async def send_ping(conversation: Conversation, body: bytes, ping: PingSpec) -> CachePinged | str:
+    """Send a ping; returns the recorded event, or why there was none. Failures are logged, not raised.
+
+    `body` must be encoded with `empty_parameters`. It is not sent if too little budget would be left for a call.
+    """
+    deps = conversation.parts
+    parameters = build_ping_parameters(conversation.parameters, deps.model)
+    if isinstance(parameters, str):
+        return parameters
+    cost_max = conversation.prompt_cost_usd_max(ping.estimated_tokens) + conversation.worst_cost_usd(
+        ping.estimated_tokens
+    )
+    if not conversation.can_spend(cost_max):
+        return f"too little of the ${deps.spend_max_usd or 0:f} budget could be left for a call"
+    sent_at = deps.clock()
+    try:
+        sending = deps.wire.send(deps.adapter.endpoint(parameters), body, on_retry=_no_late_retry(ping))
+        answer = await read_whole_response(sending, bytes_max=PING_RESPONSE_BYTES_MAX)
+        usage = deps.adapter.read_reply(answer).usage
+    except ProviderError as error:
+        logger.warning("ping (%s) failed: %s", ping.kind, error)
+        return str(error)
+    # `conversation.price` may be another model's by now: the session can switch while the ping is in progress.
+    price = price_at(deps.model, utc_date(deps.clock()), usage.tokens_sent)
+    pinged = CachePinged(
+        kind=ping.kind,
+        model=deps.model.id,
+        ttl=ping.ttl,
+        usage=usage,
+        cost_usd=cost_usd(usage, price),
+        pricing_version=deps.pricing_version,
+        reason=ping.reason,
+        sent_at=sent_at,
+        piece=ping.piece,
+        pieces=ping.pieces,
+        marked_tokens=max(0, usage.tokens_sent - ping.closing_tokens),
+    )
+    await conversation.record("system", pinged)
+    return pinged
+
+
+def _no_late_retry(ping: PingSpec) -> OnRetry | None:
+    """Refresh pings are not retried: by then the cache may have expired, and the retry would pay for a full write."""
+    return None if ping.kind == "warm" else _raise_failure
+
+
+def _raise_failure(attempt: int, error: ProviderError) -> None:
+    raise error

@@ -1,0 +1,186 @@
+"""Single flight: of several requests that would write the same prefix, one goes first; the others wait to read it.
+
+A cache entry becomes readable only once the response to the writing request begins; parallel identical requests all
+miss (Anthropic, "Prompt caching"). One instance serves one process; sessions in any thread and event loop can share it.
+"""
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.errors import UserError
+
+FLIGHT_WAIT_SECONDS_MAX = 20.0
+"""How long a request waits at most: a slow first response must not hold up the others for longer."""
+
+FLIGHT_KEYS_MAX = 10_000
+"""How many written prefixes are remembered; bounds the memory of a long-running process."""
+
+SHARED_BYTES_MIN = 2_000
+"""Shorter shared prefixes (about 500 tokens) are not worth waiting for: writing them twice costs less than the time."""
+
+_Key = tuple[str, str]
+_Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
+
+
+class BreakpointPrefix(msgspec.Struct, frozen=True):
+    """A prefix that ends at a breakpoint."""
+
+    digest: str
+    length_bytes: int
+    ttl_seconds: float
+
+
+class FlightKey(msgspec.Struct, frozen=True):
+    """The prefixes that a request reads or writes, shortest first; requests of different scopes share none."""
+
+    scope: str
+    prefixes: tuple[BreakpointPrefix, ...] = ()
+
+    @property
+    def keys(self) -> tuple[_Key, ...]:
+        return tuple((self.scope, prefix.digest) for prefix in self.prefixes)
+
+
+class Slot:
+    """The slot of a request that may be sent. `writes`: some of its prefixes are not known to be cached."""
+
+    def __init__(
+        self, flight_key: FlightKey, started_at: float, on_begun: "Callable[[Slot], None] | None" = None
+    ) -> None:
+        self.claim = flight_key
+        self.started_at = started_at
+        self.waited_seconds = 0.0
+        self.writes = True
+        self._on_begun = on_begun
+        self._waiters: list[_Waiter] = []
+
+    def begun(self) -> None:
+        """The response has begun: from now on others can read what this request wrote."""
+        on_begun, self._on_begun = self._on_begun, None
+        if on_begun is not None:
+            on_begun(self)
+
+    def wait_for(self) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        self._waiters.append((loop, waiter))
+        return waiter
+
+    def take_turns(self) -> list[_Waiter]:
+        waiters, self._waiters = self._waiters, []
+        return waiters
+
+
+class SingleFlight:
+    """At most one request at a time writes a prefix that is not known to be cached.
+
+    The others wait in order of arrival, for at most `wait_seconds_max`; if the first one fails, the next takes its
+    place. At most `keys_max` written prefixes are remembered; expired ones are forgotten.
+    """
+
+    def __init__(self, *, wait_seconds_max: float = FLIGHT_WAIT_SECONDS_MAX, keys_max: int = FLIGHT_KEYS_MAX) -> None:
+        if not wait_seconds_max >= 0 or keys_max < 1:
+            raise UserError("wait_seconds_max must be at least 0 and keys_max at least 1")
+        self._wait_seconds_max = wait_seconds_max
+        self._keys_max = keys_max
+        self._lock = threading.Lock()
+        self._writing: dict[_Key, Slot] = {}
+        self._written: OrderedDict[_Key, float] = OrderedDict()
+
+    @property
+    def keys_held(self) -> int:
+        """How many prefixes are being written or remembered as written."""
+        return len(self._writing) + len(self._written)
+
+    @asynccontextmanager
+    async def crossing(self, flight_key: FlightKey, clock: Clock) -> AsyncIterator[Slot]:
+        """A slot, held while the request is in progress; leaving it before the response has begun counts as failure."""
+        slot = Slot(flight_key, clock(), partial(self._finish, written=True))
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._wait_seconds_max
+        while (waiter := self._enter(slot, clock(), may_wait=loop.time() < deadline)) is not None:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await waiter
+            except TimeoutError:
+                pass
+            now = clock()
+            slot.waited_seconds += max(0.0, now - slot.started_at)
+            slot.started_at = now
+        try:
+            yield slot
+        finally:
+            self._finish(slot, written=False)
+
+    def _enter(self, slot: Slot, at: float, *, may_wait: bool) -> asyncio.Future[None] | None:
+        """What to wait for before trying again; None if the request may be sent."""
+        with self._lock:
+            keys, prefixes = slot.claim.keys, slot.claim.prefixes
+            cached_count = self._cached_count(keys, at)
+            cached_bytes = prefixes[cached_count - 1].length_bytes if cached_count else 0
+            worthwhile = (
+                key
+                for key, prefix in zip(keys[cached_count:], prefixes[cached_count:], strict=True)
+                if prefix.length_bytes - cached_bytes >= SHARED_BYTES_MIN
+            )
+            writer = next((self._writing[key] for key in worthwhile if key in self._writing), None)
+            if writer is not None and may_wait:
+                return writer.wait_for()
+            slot.writes = cached_count < len(keys)
+            for key in keys[cached_count:]:
+                self._writing.setdefault(key, slot)
+            return None
+
+    def _cached_count(self, keys: tuple[_Key, ...], at: float) -> int:
+        """The number of leading prefixes that are cached: all up to the longest one known to be written."""
+        counts = (count for count in range(len(keys), 0, -1) if at < self._written.get(keys[count - 1], at))
+        return next(counts, 0)
+
+    def _finish(self, slot: Slot, *, written: bool) -> None:
+        """The response has begun (`written`) or the request has failed: wake all waiters to try again."""
+        with self._lock:
+            waiters = slot.take_turns()
+            for key, prefix in zip(slot.claim.keys, slot.claim.prefixes, strict=True):
+                writer = self._writing.get(key)
+                if writer is slot:
+                    del self._writing[key]
+                if written:
+                    self._remember(key, slot.started_at, prefix.ttl_seconds)
+                    waiters += writer.take_turns() if writer is not None else []
+        for loop, waiter in waiters:
+            _wake(loop, waiter)
+
+    def _remember(self, key: _Key, at: float, ttl_seconds: float) -> None:
+        self._written[key] = max(at + ttl_seconds, self._written.pop(key, at))
+        while len(self._written) > self._keys_max or next(iter(self._written.values())) <= at:
+            self._written.popitem(last=False)
+
+
+@asynccontextmanager
+async def acquire_slot(gate: SingleFlight | None, flight_key: FlightKey, clock: Clock) -> AsyncIterator[Slot]:
+    """Acquire a slot; at once if there is no gate or the request has no prefix to share."""
+    if gate is None or not flight_key.prefixes:
+        yield Slot(flight_key, clock())
+        return
+    async with gate.crossing(flight_key, clock) as slot:
+        yield slot
+
+
+def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
+    try:
+        loop.call_soon_threadsafe(_resolve, waiter)
+    except RuntimeError:
+        # The event loop is closed, so nothing waits there any longer.
+        return
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,350 @@
+"""Compaction of a session: computed, validated, and only then recorded; a failure leaves the view unchanged."""
+
+from collections.abc import Callable
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.catalog.schema import Model, Price
+from holdfast.catalog.token_count import count_tokens
+from holdfast.compaction.decision import (
+    CompactionOutlook,
+    compute_compaction_numbers,
+    removed_tokens_min,
+    split_token_budget,
+)
+from holdfast.compaction.models import CompactionConfig, CompactionCut, Summary
+from holdfast.compaction.seed_strategy import compact_messages
+from holdfast.compaction.summary import KeptMessages, build_summary, render_resume_note, render_summary
+from holdfast.compaction.tool_results import plan_clearing
+from holdfast.compaction.view import choose_cut, is_summary
+from holdfast.economics.breakeven import CacheRates
+from holdfast.engine.compaction.history import LoggedMessages, messages_digest
+from holdfast.engine.reducer import compact_view
+from holdfast.engine.request_draft import RequestDraft, build_sent_view
+from holdfast.engine.state import SessionState
+from holdfast.events.payloads.compaction import (
+    CompactionNumbers,
+    CompactionTrigger,
+    ContextCompacted,
+    SkillReleased,
+    SummarySegment,
+)
+from holdfast.events.payloads.union import AnyPayload
+from holdfast.extraction.facts import extract_facts
+from holdfast.extraction.tool_calls import extract_plain_text
+from holdfast.layers.assemble import assemble_prompt
+from holdfast.planning.learned import READ_SHARE_MIN, LearnedParameters
+from holdfast.planning.plan import cache_write_rate
+from holdfast.types.blocks import Message, Role, ToolResult, join_text_blocks
+from holdfast.types.prompt import HistoryEntry
+from holdfast.types.request_buffer import count_shared_blocks
+from holdfast.types.transcript import TranscriptRules, get_result_call_id, merge_into_messages, validate_transcript
+
+RECALL_TOOL = "recall_history"
+_RULES = TranscriptRules(system_messages="anywhere")
+"""A summary may be a system message; `record_role` checks first whether the provider accepts one."""
+
+_TAKES_SYSTEM_FIRST = ("openai",)
+
+
+class CompactionSnapshot(msgspec.Struct, frozen=True):
+    """A snapshot of a session for compaction; the draft holds what would be sent now, `said` the logged messages."""
+
+    state: SessionState
+    draft: RequestDraft
+    model: Model
+    price: Price
+    at: float
+    learned: LearnedParameters
+    output_tokens_max: int
+    said: LoggedMessages
+    new_draft: Callable[[], RequestDraft]
+
+
+class CompactionProposal(msgspec.Struct, frozen=True):
+    """The event that would be recorded, and the state that results from it."""
+
+    event: ContextCompacted
+    after: SessionState
+    released: tuple[SkillReleased, ...] = ()
+    record: Summary | None = None
+
+    @property
+    def payloads(self) -> tuple[AnyPayload, ...]:
+        return self.event, *self.released
+
+
+class NoCompaction(msgspec.Struct, frozen=True):
+    """Why a compaction would gain nothing; the numbers are those of the best candidate."""
+
+    reason: str
+    numbers: CompactionNumbers
+
+
+def compaction_outlook(snapshot: CompactionSnapshot) -> CompactionOutlook:
+    """Sizes, rates and expectations for the decision; computed before every call, so it does not scan the history."""
+    state, price = snapshot.state, snapshot.price
+    memory, watch = state.memory, state.compaction
+    ttl = (state.last_call.ttl if state.last_call else None) or "5m"
+    input_price = price.input or Decimal(1)
+    return CompactionOutlook(
+        prompt_tokens=state.calibration.corrected(snapshot.draft.scroll.tokens_total),
+        head_tokens=state.calibration.corrected(snapshot.draft.head_tokens),
+        window_tokens=state.limits.window_tokens_max or snapshot.model.context_tokens_max,
+        output_tokens_max=snapshot.output_tokens_max,
+        # As in planning: a session that has outlived the average is taken to be half over.
+        calls_expected=max(snapshot.learned.calls_expected - memory.calls, memory.calls, 1.0),
+        cold=_is_cold(snapshot),
+        rates=CacheRates(price.cache_read / input_price, cache_write_rate(ttl, price) / input_price),
+        unit_usd=price.input / 1_000_000,
+        calls=watch.calls,
+        sent_tokens=watch.sent_tokens,
+        base_tokens=watch.base_tokens,
+    )
+
+
+def _is_cold(snapshot: CompactionSnapshot) -> bool:
+    """Whether the cache of the last call must have expired by now."""
+    last_call, ttls = snapshot.state.last_call, snapshot.model.cache.ttls_seconds
+    if last_call is None:
+        return True
+    return snapshot.at - last_call.at >= ttls.get(last_call.ttl or "", min(ttls.values(), default=0))
+
+
+def propose_compaction(
+    snapshot: CompactionSnapshot,
+    config: CompactionConfig,
+    trigger: CompactionTrigger,
+    *,
+    tail_tokens_max: int | None = None,
+) -> CompactionProposal | NoCompaction:
+    """The mildest compaction that helps: clearing old tool results, else a checkpoint; or why neither would.
+
+    On request it is always a checkpoint. When done for money, it is the one that saves more over the expected calls.
+    """
+    if snapshot.state.profile == "seed":
+        # The automatic trigger has already checked the prompt's size, so the limit for explicit requests is lifted.
+        seed = config if trigger == "asked" else msgspec.structs.replace(config, max_estimated_tokens=0)
+        return propose_seed_summary(snapshot, seed, trigger)
+    checkpoint = _checkpoint(snapshot, config, trigger, tail_tokens_max)
+    if trigger in ("asked", "overflow") or not config.clear:
+        return checkpoint
+    clearing = propose_clearing(snapshot, config, trigger)
+    if isinstance(clearing, NoCompaction) or _saved_usd(clearing) <= 0:
+        return checkpoint
+    if isinstance(checkpoint, NoCompaction) or trigger in ("soft", "hard"):
+        return clearing
+    return clearing if _saved_usd(clearing) >= _saved_usd(checkpoint) else checkpoint
+
+
+def _saved_usd(proposal: CompactionProposal) -> Decimal:
+    """Saving over all expected calls, minus the one-time cost."""
+    numbers = proposal.event.numbers
+    return Decimal(numbers.calls_expected) * numbers.saving_per_call_usd - numbers.cost_usd
+
+
+def propose_clearing(
+    snapshot: CompactionSnapshot, config: CompactionConfig, trigger: CompactionTrigger
+) -> CompactionProposal | NoCompaction:
+    """Clear old tool results in one batch; or why that would not help."""
+    state, outlook = snapshot.state, compaction_outlook(snapshot)
+    batch = plan_clearing(state.passages, _entry_tokens(snapshot), config, unsent=state.sent)
+    if batch is None:
+        return NoCompaction("too few tool results can be cleared", _unchanged_numbers(outlook))
+    ids = {entry.tool_use_id for entry in batch.results}
+    covered = [entry for entry in state.passages if any(get_result_call_id(block) in ids for block in entry.content)]
+    event = ContextCompacted(
+        strategy="clear",
+        trigger=trigger,
+        epoch=state.epoch + 1,
+        first=batch.first,
+        last=batch.last,
+        digest=messages_digest(covered),
+        tokens_before=outlook.prompt_tokens,
+        tokens_after=0,
+        numbers=_unchanged_numbers(outlook),
+        cleared=batch.results,
+        thinking_dropped=snapshot.model.cache.binds_thinking,
+    )
+    return validate_compaction(snapshot, event)
+
+
+def propose_seed_summary(
+    snapshot: CompactionSnapshot, config: CompactionConfig, trigger: CompactionTrigger
+) -> CompactionProposal | NoCompaction:
+    """The summary of seed 002, followed by the newest messages that it keeps; or why there is none."""
+    state, outlook = snapshot.state, compaction_outlook(snapshot)
+    messages = [Message(entry.role, entry.content) for entry in state.passages]
+    summary = compact_messages(messages, config)
+    start = len(state.passages) - len(summary.messages) + 1
+    covered = [entry for entry in state.passages[:start] if not is_summary(entry)]
+    if summary.reason or not covered or state.compaction.last_message == state.messages:
+        return NoCompaction(summary.reason or "there is nothing new to compact", _unchanged_numbers(outlook))
+    event = ContextCompacted(
+        strategy="seed",
+        trigger=trigger,
+        epoch=state.epoch + 1,
+        first=covered[0].number,
+        last=covered[-1].number,
+        digest=messages_digest(covered),
+        tokens_before=outlook.prompt_tokens,
+        tokens_after=0,
+        numbers=_unchanged_numbers(outlook),
+        segments=(SummarySegment("record", join_text_blocks(summary.messages[0].content)),),
+        role=summary_role(snapshot),
+        thinking_dropped=snapshot.model.cache.binds_thinking,
+    )
+    return validate_compaction(snapshot, event)
+
+
+def _entry_tokens(snapshot: CompactionSnapshot) -> list[int]:
+    factor = snapshot.state.calibration.factor
+    return [round(count * factor) for count in snapshot.draft.passage_tokens()]
+
+
+def _checkpoint(
+    snapshot: CompactionSnapshot, config: CompactionConfig, trigger: CompactionTrigger, tail_tokens_max: int | None
+) -> CompactionProposal | NoCompaction:
+    state, outlook = snapshot.state, compaction_outlook(snapshot)
+    tokens = _entry_tokens(snapshot)
+    summary_tokens_max, tail_tokens_default = split_token_budget(sum(tokens), config)
+    cut = choose_cut(state.passages, tokens, tail_tokens_max=tail_tokens_max or tail_tokens_default, unsent=state.sent)
+    # After an overflow the prompt has to shrink even if no message was added since the last compaction.
+    is_unchanged = state.compaction.last_message == state.messages and trigger != "overflow"
+    if cut is None or is_unchanged:
+        return NoCompaction("there is nothing new to compact", _unchanged_numbers(outlook))
+    summary, covered = _summarize(snapshot, cut, summary_tokens_max)
+    event = ContextCompacted(
+        strategy="checkpoint",
+        trigger=trigger,
+        epoch=state.epoch + 1,
+        first=cut.first,
+        last=cut.last,
+        digest=messages_digest(covered),
+        tokens_before=outlook.prompt_tokens,
+        tokens_after=0,
+        numbers=_unchanged_numbers(outlook),
+        segments=(
+            SummarySegment("record", render_summary(summary, recall=_has_recall_tool(state))),
+            SummarySegment("note", render_resume_note(recent=cut.stop < len(state.passages))),
+        ),
+        role=summary_role(snapshot),
+        thinking_dropped=snapshot.model.cache.binds_thinking,
+    )
+    return validate_compaction(snapshot, event, summary)
+
+
+def summary_role(snapshot: CompactionSnapshot) -> Role:
+    """`system` where there is a system prompt and the provider accepts a second one; else `user`."""
+    has_system_prompt = any(segment.place == "system" for segment in snapshot.state.head)
+    return "system" if has_system_prompt and snapshot.model.provider in _TAKES_SYSTEM_FIRST else "user"
+
+
+def _has_recall_tool(state: SessionState) -> bool:
+    return any(spec.name == RECALL_TOOL for spec in state.tools)
+
+
+def _summarize(snapshot: CompactionSnapshot, cut: CompactionCut, tokens_max: int) -> tuple[Summary, list[HistoryEntry]]:
+    """The summary, always made from the logged messages, never from an earlier summary."""
+    facts, covered = snapshot.said.covered(cut.first, cut.last)
+    kept_entries = [entry for entry in snapshot.state.passages[cut.stop :] if not entry.injected]
+    text = "\n".join(extract_plain_text(entry.content) for entry in kept_entries)
+    request_count = len(extract_facts(kept_entries).asks)
+    factor = snapshot.model.tokens_factor * snapshot.state.calibration.factor
+    summary = build_summary(
+        facts,
+        tokens_max=tokens_max,
+        count=lambda line: count_tokens(line, factor),
+        kept=KeptMessages(text, request_count),
+    )
+    return summary, covered
+
+
+def handoff_summary(snapshot: CompactionSnapshot, config: CompactionConfig) -> str:
+    """A summary of the whole session, for a new session that continues its work."""
+    factor = snapshot.model.tokens_factor * snapshot.state.calibration.factor
+    summary = build_summary(
+        extract_facts(snapshot.said.everything()),
+        tokens_max=config.record_tokens_max,
+        count=lambda line: count_tokens(line, factor),
+    )
+    return f"{render_summary(summary, recall=False)}\n\n{render_resume_note(recent=False)}"
+
+
+def validate_compaction(
+    snapshot: CompactionSnapshot, event: ContextCompacted, summary: Summary | None = None
+) -> CompactionProposal | NoCompaction:
+    """The event with its measured sizes, if the resulting view is legal and enough smaller."""
+    state = snapshot.state
+    after = compact_view(state, event)
+    # A transcript that was already illegal is left to transcript repair; only problems that we would add are refused.
+    existing_problems = validate_transcript(merge_into_messages(state.passages), rules=_RULES)
+    problems = validate_transcript(merge_into_messages(after.passages), rules=_RULES) if not existing_problems else ()
+    draft = snapshot.new_draft()
+    draft.update(assemble_prompt(build_sent_view(after)))
+    tokens_after = state.calibration.corrected(draft.scroll.tokens_total)
+    numbers = _measure(snapshot, draft, after)
+    if problems:
+        return NoCompaction(f"the shorter conversation would not be legal: {problems[0].text}", numbers)
+    # Seed 002 has no minimum gain: it compacts whatever its own limits allow.
+    gain_min = 1 if event.strategy == "seed" else removed_tokens_min(event.tokens_before, event.trigger)
+    if event.tokens_before - tokens_after < gain_min:
+        return NoCompaction("too little can be removed: the rest is stable prefix, summary or newest messages", numbers)
+    unchanged_blocks = count_shared_blocks(state.links, draft.scroll.links)
+    final_event: ContextCompacted = msgspec.structs.replace(
+        event,
+        tokens_after=tokens_after,
+        numbers=numbers,
+        kept_blocks=unchanged_blocks,
+        kept_tokens=_cached_tokens(snapshot, draft, unchanged_blocks),
+    )
+    return CompactionProposal(final_event, compact_view(state, final_event), _released_skills(state, after), summary)
+
+
+def _measure(snapshot: CompactionSnapshot, draft: RequestDraft, after: SessionState) -> CompactionNumbers:
+    """The sizes after the compaction. Leading entries that stay unchanged count as stable prefix; the summary and the
+    rewritten messages after it are counted separately."""
+    factor = snapshot.state.calibration.factor
+    sizes = draft.passage_tokens()
+    unchanged = next(
+        (at for at, (old, new) in enumerate(zip(snapshot.state.passages, after.passages, strict=False)) if old != new),
+        0,
+    )
+    changed = list(zip(sizes, after.passages, strict=True))[unchanged:]
+    summary_tokens = sum(size for size, entry in changed if is_summary(entry))
+    return compute_compaction_numbers(
+        compaction_outlook(snapshot),
+        head_tokens=round((draft.head_tokens + sum(sizes[:unchanged])) * factor),
+        record_tokens=round(summary_tokens * factor),
+        kept_tokens=round((sum(size for size, _ in changed) - summary_tokens) * factor),
+    )
+
+
+def _unchanged_numbers(outlook: CompactionOutlook) -> CompactionNumbers:
+    messages = max(0, outlook.prompt_tokens - outlook.head_tokens)
+    return compute_compaction_numbers(outlook, head_tokens=outlook.head_tokens, record_tokens=0, kept_tokens=messages)
+
+
+def _cached_tokens(snapshot: CompactionSnapshot, draft: RequestDraft, blocks: int) -> int:
+    """How much of the unchanged blocks ends at a breakpoint of the last request, and so has a cache entry of its own.
+
+    Rounded down by `READ_SHARE_MIN`: an overestimate would report an unexpected cache miss.
+    """
+    request = snapshot.state.request
+    cached_blocks = [breakpoint.piece for breakpoint in request.marks if breakpoint.piece < blocks] if request else []
+    if not cached_blocks:
+        return 0
+    estimated_tokens = sum(draft.scroll.tokens[: max(cached_blocks) + 1])
+    return int(snapshot.state.calibration.corrected(estimated_tokens) * READ_SHARE_MIN)
+
+
+def _released_skills(before: SessionState, after: SessionState) -> tuple[SkillReleased, ...]:
+    """Skills whose bodies are no longer in the view."""
+    blocks = (block for activation in after.passages for block in activation.content)
+    results_in_view = {block.tool_use_id for block in blocks if isinstance(block, ToolResult)}
+    return tuple(
+        SkillReleased(activation.name, activation.tool_use_id, activation.tokens)
+        for activation in before.activations.loaded
+        if activation.tool_use_id is not None and activation.tool_use_id not in results_in_view
+    )

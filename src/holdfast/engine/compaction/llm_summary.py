@@ -1,0 +1,186 @@
+"""An LLM summary for a compaction: the request that would be sent anyway, which is cached, plus one instruction."""
+
+import asyncio
+from contextlib import aclosing
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.catalog.token_count import count_tokens
+from holdfast.compaction.llm_summary import (
+    LLM_SUMMARY_PROMPT,
+    LLM_SUMMARY_RETRY_PROMPT,
+    CheckedSummary,
+    check_llm_summary,
+)
+from holdfast.economics.cost import cost_usd
+from holdfast.engine.cache.plan import plan_next_call
+from holdfast.engine.call_record import PartialOutput
+from holdfast.engine.compaction.compact import CompactionProposal, CompactionSnapshot, NoCompaction, validate_compaction
+from holdfast.engine.conversation import Conversation
+from holdfast.engine.recovery.incidents import report_incident
+from holdfast.engine.recovery.runner import FixedByStep, StepContext, StepFunction
+from holdfast.errors import BudgetError, ProviderError
+from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed
+from holdfast.events.payloads.compaction import SummarySegment
+from holdfast.extraction.tool_calls import extract_plain_text
+from holdfast.recovery.scenarios import FailureScenario, StepName
+from holdfast.types.blocks import Text, ToolUse, is_thinking, join_text_blocks
+from holdfast.types.prompt import HistoryEntry
+from holdfast.types.reply import Reply, ReplyFinished
+from holdfast.types.request_buffer import count_shared_blocks
+from holdfast.types.usage import Usage
+
+
+async def add_llm_summary(
+    conversation: Conversation, snapshot: CompactionSnapshot, proposal: CompactionProposal
+) -> CompactionProposal:
+    """The proposal with the model's summary added; unchanged if no usable summary can be had."""
+    summary = _Summary(conversation, snapshot)
+    await summary.ask(LLM_SUMMARY_PROMPT)
+    if summary.answered and summary.reason:
+        incident = f"{FailureScenario.SummaryInvalid.value}/epoch {proposal.event.epoch}"
+        await report_incident(
+            conversation, FailureScenario.SummaryInvalid, summary.steps, incident=incident, detail=summary.reason
+        )
+    llm_summary = summary.prose
+    summary_segment, note_segment = proposal.event.segments
+    dropped = (f"{llm_summary.dropped} lines of the model's summary were dropped",) if llm_summary.dropped else ()
+    event = msgspec.structs.replace(
+        proposal.event,
+        segments=(summary_segment, SummarySegment("prose", llm_summary.text), note_segment)
+        if llm_summary.text
+        else (summary_segment, note_segment),
+        usage=summary.usage,
+        cost_usd=summary.cost_usd,
+        notes=(summary.reason,) if summary.reason else dropped,
+    )
+    with_summary = validate_compaction(snapshot, event, proposal.record)
+    if isinstance(with_summary, NoCompaction):
+        return msgspec.structs.replace(
+            proposal, event=msgspec.structs.replace(event, segments=(summary_segment, note_segment))
+        )
+    return with_summary
+
+
+class _Summary:
+    """The model's summary so far: its validated text, or the reason why it is unusable, and its cost."""
+
+    def __init__(self, conversation: Conversation, snapshot: CompactionSnapshot) -> None:
+        self._conversation = conversation
+        self._snapshot = snapshot
+        self.prose = CheckedSummary()
+        self.reason = ""
+        self.answered = False
+        self.usage = Usage()
+        self.cost_usd = Decimal(0)
+
+    @property
+    def steps(self) -> dict[StepName, StepFunction]:
+        return {StepName.RemindSummariser: self._remind, StepName.DeterministicRecord: self._use_deterministic_summary}
+
+    async def _remind(self, context: StepContext) -> FixedByStep | str:
+        del context
+        await self.ask(f"{LLM_SUMMARY_PROMPT}\n\n{LLM_SUMMARY_RETRY_PROMPT}")
+        return f"not usable again: {self.reason}" if self.reason else FixedByStep("usable")
+
+    async def _use_deterministic_summary(self, context: StepContext) -> str:
+        del context
+        return "the deterministic summary is used alone"
+
+    async def ask(self, instruction: str) -> None:
+        body, tokens = self._request(instruction)
+        self.answered = False
+        try:
+            with self._conversation.promise(tokens):
+                reply = await self._reply(body)
+        except (ProviderError, BudgetError) as error:
+            self.reason = f"the summary request failed: {error}"
+            return
+        self.answered = True
+        self.prose = await asyncio.to_thread(_checked_against_history, join_text_blocks(reply.content), self._snapshot)
+        self.reason = _rejection_reason(reply) or (
+            "" if self.prose.text else "no line of the summary could be verified"
+        )
+        if self.reason:
+            self.prose = CheckedSummary()
+
+    def _request(self, instruction: str) -> tuple[bytes, int]:
+        """The next request with the instruction appended, so that its prefix is read from cache; and its tokens."""
+        conversation, buffer = self._conversation, self._conversation.draft.scroll
+        block_count = len(buffer.pieces)
+        buffer.extend(conversation.draft.spelled(HistoryEntry("user", (Text(instruction),))))
+        try:
+            plan = plan_next_call(conversation, buffer, count_shared_blocks(conversation.state.links, buffer.links))
+            body = buffer.render(conversation.parts.adapter.opening(conversation.parameters), plan.marks)
+            return body, conversation.state.calibration.corrected(buffer.tokens_total)
+        finally:
+            buffer.cut(block_count)
+
+    async def _reply(self, body: bytes) -> Reply:
+        """Send the request and return the reply; logged as a call outside the conversation, however it ends."""
+        deps, started_at = self._conversation.parts, self._conversation.parts.clock()
+        reader, arrived = deps.adapter.stream_reader(), PartialOutput()
+        try:
+            async with aclosing(deps.wire.send(deps.adapter.endpoint(self._conversation.parameters), body)) as chunks:
+                async for chunk in chunks:
+                    for delta in reader.feed(chunk):
+                        arrived.take(delta)
+                        if isinstance(delta, ReplyFinished):
+                            await self._record_completed(delta.reply, started_at)
+                            return delta.reply
+            raise ProviderError("network", "the response ended before it was complete")
+        except ProviderError as error:
+            usage, estimated = arrived.taken(reader.partial(), deps.model.tokens_factor)
+            failed = LlmCallFailed(
+                model=deps.model.id,
+                provider=deps.model.provider,
+                error_class=error.kind,
+                error_message_redacted=str(error),
+                retry_count=0,
+                latency_ms=self._since(started_at),
+                request_id=deps.new_id(started_at),
+                usage=usage,
+                cost_usd=self._add_cost(usage),
+                output_estimated=estimated,
+            )
+            await self._conversation.record("agent", failed)
+            raise
+
+    async def _record_completed(self, reply: Reply, started_at: float) -> None:
+        deps = self._conversation.parts
+        completed = LlmCallCompleted(
+            model=deps.model.id,
+            provider=deps.model.provider,
+            usage=reply.usage,
+            cost_usd=self._add_cost(reply.usage),
+            pricing_version=deps.pricing_version,
+            latency_ms=self._since(started_at),
+            stop_reason=reply.stop_reason,
+            produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
+            produced_thinking_blocks=sum(map(is_thinking, reply.content)),
+            request_id=deps.new_id(started_at),
+            response_id=reply.id,
+            source="summary",
+        )
+        await self._conversation.record("agent", completed)
+
+    def _add_cost(self, usage: Usage) -> Decimal:
+        cost = cost_usd(usage, self._conversation.price(usage.tokens_sent))
+        self.usage, self.cost_usd = self.usage + usage, self.cost_usd + cost
+        return cost
+
+    def _since(self, started_at: float) -> int:
+        return round((self._conversation.parts.clock() - started_at) * 1000)
+
+
+def _checked_against_history(text: str, snapshot: CompactionSnapshot) -> CheckedSummary:
+    history_text = "\n".join(extract_plain_text(entry.content) for entry in snapshot.said.everything())
+    return check_llm_summary(text, history_text, count=count_tokens)
+
+
+def _rejection_reason(reply: Reply) -> str:
+    """Why the reply is unusable, regardless of its text; empty if it is usable."""
+    if any(isinstance(block, ToolUse) for block in reply.content):
+        return "the model called a tool instead"
+    return "" if reply.stop_reason == "end_turn" else f"the model stopped early ({reply.stop_reason})"

@@ -1,0 +1,67 @@
+"""Converting a conversation's history for another model: everything that the other model can accept."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.types.blocks import Block, Opaque, Text, ToolResult, is_thinking
+from holdfast.types.prompt import HistoryEntry
+from holdfast.types.transcript import get_result_call_id, parse_tool_call
+
+UNPORTABLE_RESULT = "The result was in a form that only another provider knows."
+
+
+class TransferredHistory(msgspec.Struct, frozen=True):
+    """The entries that are kept; `dropped` counts the removed blocks by kind."""
+
+    passages: tuple[HistoryEntry, ...]
+    dropped: tuple[tuple[str, int], ...] = ()
+
+
+def transfer_history(entries: Sequence[HistoryEntry], *, same_provider: bool) -> TransferredHistory:
+    """Thinking is bound to the model that produced it and is always dropped (docs/decisions/0014).
+
+    Opaque provider-specific blocks are kept only within the same provider, except tool calls, which are converted.
+    """
+    dropped: Counter[str] = Counter()
+    carried = []
+    for entry in entries:
+        content = tuple(
+            converted
+            for block in entry.content
+            if (converted := _portable_block(block, same_provider, dropped)) is not None
+        )
+        if len(content) == len(entry.content) and all(a is b for a, b in zip(content, entry.content, strict=True)):
+            carried.append(entry)
+        elif content:
+            carried.append(msgspec.structs.replace(entry, content=content))
+    return TransferredHistory(tuple(carried), tuple(sorted(dropped.items())))
+
+
+def _portable_block(block: Block, same_provider: bool, dropped: Counter[str]) -> Block | None:
+    if is_thinking(block):
+        dropped["thinking"] += 1
+        return None
+    if same_provider:
+        return block
+    if isinstance(block, Opaque):
+        answered_id = get_result_call_id(block)
+        if answered_id is not None:
+            # Its call is kept, and no provider accepts a call without a result.
+            dropped[block.kind] += 1
+            return ToolResult(answered_id, (Text(UNPORTABLE_RESULT),))
+        call = parse_tool_call(block)
+        if call is None:
+            dropped[block.kind] += 1
+        return call
+    if isinstance(block, ToolResult) and any(isinstance(part, Opaque) for part in block.content):
+        foreign = [part.kind for part in block.content if isinstance(part, Opaque)]
+        dropped.update(foreign)
+        portable = tuple(part for part in block.content if not isinstance(part, Opaque))
+        return msgspec.structs.replace(block, content=portable)
+    return block
+
+
+def model_provider(model: str) -> str:
+    return model.partition(":")[0]

@@ -1,0 +1,170 @@
+"""Adds cache breakpoints to the arguments of Anthropic's client."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from holdfast.engine.inject.client_method import (
+    Arguments,
+    ClientMethod,
+    ClientRequest,
+    RewrittenRequest,
+    block_members,
+    encode_named_event,
+    extra_body_members,
+    is_absent,
+    list_parts,
+)
+from holdfast.errors import UserError
+from holdfast.planning.breakpoints import can_carry_breakpoint, place_breakpoints
+from holdfast.providers.anthropic import anthropic as adapter
+from holdfast.providers.anthropic.blocks import CACHE_CONTROL
+from holdfast.providers.anthropic.encode import PROMPT_NAMES
+from holdfast.types.blocks import Json
+from holdfast.types.prompt import Breakpoint, Plan, Ttl
+
+BreakpointTtls = Mapping[int, Ttl]
+"""The TTLs of the new breakpoints, by block; blocks are counted from the first tool."""
+
+
+def add_anthropic_breakpoints(
+    arguments: Arguments, request: ClientRequest, *, text_follows: bool = False
+) -> RewrittenRequest:
+    """Add our breakpoints in the slots that the caller's own leave free; the caller's stay unchanged.
+
+    `text_follows`: text will be appended after the conversation that the next request will not repeat.
+    """
+    if (PROMPT_NAMES | {CACHE_CONTROL}) & extra_body_members(arguments).keys():
+        return RewrittenRequest(arguments, request.wire)
+    existing = request.wire.plan.marks
+    ours = missing_breakpoints(request, existing, text_follows=text_follows)
+    breakpoints = tuple(sorted((*existing, *ours), key=lambda breakpoint: breakpoint.piece))
+    changed = _marked(arguments, {breakpoint.piece: breakpoint.ttl for breakpoint in ours}, request)
+    return RewrittenRequest(changed, msgspec.structs.replace(request.wire, plan=Plan(breakpoints)))
+
+
+def missing_breakpoints(
+    request: ClientRequest, existing: Sequence[Breakpoint], *, text_follows: bool = False
+) -> tuple[Breakpoint, ...]:
+    """The planned breakpoints that are missing, as many as there are free slots."""
+    automatic = request.body.get(CACHE_CONTROL)
+    ends_marked = automatic is not None and not text_follows
+    used = _count(request.body) + (automatic is not None)
+    slots_left = max(0, request.model.cache.marks_max - used)
+    marked = {breakpoint.piece for breakpoint in existing}
+    blocks = request.scroll.pieces
+    candidates = [
+        breakpoint
+        for breakpoint in _planned(request)
+        # The provider's automatic breakpoint is already at the end of the conversation, or on what follows it.
+        if breakpoint.piece not in marked and not (ends_marked and blocks[breakpoint.piece].place == "messages")
+    ]
+    # A 1-hour breakpoint after a 5-minute one is refused (Anthropic, "Prompt caching"). Everything before a 1-hour
+    # breakpoint is written for an hour in any case, so raising ours to an hour costs nothing.
+    hours = [breakpoint.piece for breakpoint in existing if breakpoint.ttl == "1h"]
+    if isinstance(automatic, dict) and automatic.get("ttl") == "1h":
+        hours.append(len(blocks))
+    last_hour = max(hours, default=-1)
+    chosen = candidates[-slots_left:] if slots_left else []
+    return tuple(
+        Breakpoint(breakpoint.piece, "1h" if breakpoint.piece < last_hour else breakpoint.ttl, breakpoint.reason)
+        for breakpoint in chosen
+    )
+
+
+def _planned(request: ClientRequest) -> tuple[Breakpoint, ...]:
+    """The plan, plus the end of the previous call if that is beyond the lookback from the end of this one."""
+    rules, tail, blocks = request.model.cache, request.tail, request.scroll.pieces
+    breakpoints = place_breakpoints(request.scroll, rules).marks
+    if tail is None or not breakpoints or not can_carry_breakpoint(blocks, tail) or blocks[tail].place != "messages":
+        return breakpoints
+    if breakpoints[-1].piece - tail < rules.lookback_positions:
+        return breakpoints
+    return (
+        *breakpoints[:-1],
+        Breakpoint(tail, reason="end of the previous call, beyond the lookback"),
+        breakpoints[-1],
+    )
+
+
+def _count(body: Mapping[str, Json]) -> int:
+    """How many blocks carry a breakpoint, at any depth; the automatic one is not counted."""
+    messages = body.get("messages")
+    contents = (
+        [message.get("content") for message in messages if isinstance(message, dict)]
+        if isinstance(messages, list)
+        else []
+    )
+    return sum(_count_blocks(blocks) for blocks in (body.get("tools"), body.get("system"), *contents))
+
+
+def _count_blocks(blocks: Json) -> int:
+    if not isinstance(blocks, list):
+        return 0
+    count = 0
+    for block in blocks:
+        if isinstance(block, dict):
+            count += (block.get(CACHE_CONTROL) is not None) + _count_blocks(block.get("content"))
+    return count
+
+
+def _marked(arguments: Arguments, spots: BreakpointTtls, request: ClientRequest) -> Arguments:
+    """A copy of the arguments with breakpoints on the given blocks; the caller's objects are not changed."""
+    if not spots:
+        return arguments
+    walk = _Walk(spots)
+    changed = dict(arguments)
+    for name, renew in (("tools", walk.blocks), ("system", walk.text_or_blocks), ("messages", walk.messages)):
+        value = arguments.get(name)
+        if value and not is_absent(value):
+            changed[name] = renew(value)
+    if walk.seen != len(request.scroll.pieces):
+        raise UserError("the blocks of the arguments do not match those of the encoded request")
+    return changed
+
+
+class _Walk:
+    """Walks the arguments block by block, in the order of the encoded blocks."""
+
+    def __init__(self, spots: BreakpointTtls) -> None:
+        self._spots = spots
+        self.seen = 0
+
+    def messages(self, value: object) -> list[object]:
+        renewed: list[object] = []
+        for message in list_parts(value):
+            content = block_members(message).get("content")
+            new = self.text_or_blocks(content)
+            renewed.append(message if new is content else {**block_members(message), "content": new})
+        return renewed
+
+    def text_or_blocks(self, value: object) -> object:
+        if isinstance(value, str):
+            ttl = self._next()
+            return [_with_mark({"type": "text", "text": value}, ttl)] if ttl else value
+        return self.blocks(value)
+
+    def blocks(self, value: object) -> object:
+        old = list_parts(value)
+        new: list[object] = []
+        for block in old:
+            ttl = self._next()
+            new.append(_with_mark(block_members(block), ttl) if ttl else block)
+        return new if any(after is not before for after, before in zip(new, old, strict=True)) else value
+
+    def _next(self) -> Ttl | None:
+        ttl = self._spots.get(self.seen)
+        self.seen += 1
+        return ttl
+
+
+def _with_mark(block: Mapping[str, object], ttl: Ttl) -> dict[str, object]:
+    return {**block, CACHE_CONTROL: {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}}
+
+
+MESSAGES_METHOD = ClientMethod(
+    adapter,
+    add_anthropic_breakpoints,
+    encode_named_event,
+    left_out=frozenset({"output_format", "user_profile_id", "workspace_id"}),
+)

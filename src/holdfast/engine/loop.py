@@ -1,0 +1,274 @@
+"""The turn loop: a user message, model calls, and tool runs in between; each step is decided, performed, recorded."""
+
+import asyncio
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Literal
+
+import msgspec
+
+from holdfast.compaction.view import count_leading_summaries
+from holdfast.engine.cache.controls import refresh_prefix
+from holdfast.engine.call_record import failed_call_event
+from holdfast.engine.context_injection import inject_changed_context, plan_injections
+from holdfast.engine.conversation import Conversation
+from holdfast.engine.model_call import OnDelta, call_model
+from holdfast.engine.recovery.incidents import report_provider_failure
+from holdfast.engine.reducer import fold_events, open_tool_calls
+from holdfast.engine.state import SessionState, TurnState
+from holdfast.engine.tools.dispatch import ToolsCancelledError, error_result
+from holdfast.errors import BudgetError, ProviderError, UserError
+from holdfast.events.log import EventLog
+from holdfast.events.payloads.session import (
+    DelegationCompleted,
+    MessageAppended,
+    MessagesWithdrawn,
+    TurnCancelled,
+    TurnCompleted,
+    TurnStarted,
+)
+from holdfast.events.payloads.union import AnyPayload
+from holdfast.extraction.tool_calls import is_failed_result, result_text
+from holdfast.providers.errors import sanitize_message
+from holdfast.types.blocks import Block, Image, Message, Text, ToolResult, ToolUse, join_text_blocks, replace_surrogates
+from holdfast.types.json_encoding import canonical_json, sha256_hex
+from holdfast.types.reply import Reply, StopReason
+from holdfast.types.usage import Usage
+
+_REQUEST_REFUSED = ("invalid_request", "context_overflow")
+
+
+CancelReason = Literal["user_cancel", "client_disconnect", "timeout", "error", "step_limit", "budget"]
+
+
+EndReason = StopReason | Literal["step_limit"]
+
+
+class TurnResult(msgspec.Struct, frozen=True):
+    """The result of a turn: the model's last reply, and the usage and cost of the whole turn."""
+
+    content: tuple[Block, ...]
+    stop_reason: EndReason
+    usage: Usage
+    cost_usd: Decimal
+    llm_calls: int
+    tool_calls: int
+
+    @property
+    def text(self) -> str:
+        return join_text_blocks(self.content)
+
+
+async def run_turn(conversation: Conversation, content: Sequence[Block], emit: OnDelta) -> TurnResult:
+    """Run one turn to its end; the transcript stays legal whatever happens."""
+    last_reply: Reply | None = None
+    await run_health_probe(conversation)
+    try:
+        await _open_turn(conversation, _checked(content))
+        while True:
+            match next_step(conversation.state, steps_max=conversation.parts.steps_max):
+                case CallModel():
+                    last_reply = await call_model(conversation, emit)
+                    if not last_reply.content:
+                        break
+                case RunTools(calls):
+                    await _run_tools(conversation, calls)
+                case RefuseTools(calls):
+                    await _answer(
+                        conversation, calls, "The limit of model calls for one turn is reached; nothing was run."
+                    )
+                    return await _close_at_step_limit(conversation, last_reply)
+                case Finish():
+                    break
+    except asyncio.CancelledError:
+        await _abandon(conversation, "user_cancel")
+        raise
+    except BudgetError:
+        await _abandon(conversation, "budget")
+        raise
+    except ProviderError as error:
+        if error.kind in _REQUEST_REFUSED:
+            # The same request would be refused every time, so its new messages are withdrawn.
+            await conversation.record("system", MessagesWithdrawn(f"the provider refused them ({error.kind})"))
+        await report_provider_failure(conversation, error)
+        await _abandon(conversation, "error")
+        raise
+    except Exception:
+        await _abandon(conversation, "error")
+        raise
+    return await _close_turn(conversation, last_reply)
+
+
+async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> None:
+    # Close what a crash left open; the log is append-only, so that needs events.
+    if conversation.state.call_open is not None:
+        interrupted = ProviderError("cancelled", "interrupted")
+        await conversation.record(
+            "system", failed_call_event(conversation, interrupted, retries=0, started_at=conversation.parts.clock())
+        )
+    if conversation.state.turn is not None:
+        await _abandon(conversation, "error")
+    if calls := open_tool_calls(conversation.state):
+        await _answer(conversation, calls, "The call was interrupted.")
+    await account_interrupted_children(conversation)
+    if conversation.parts.adopting is not None and conversation.parts.adopting.each_turn:
+        await refresh_prefix(conversation)
+    started = TurnStarted(
+        user_message_hash=sha256_hex(canonical_json(content)),
+        estimated_input_tokens=conversation.state.calibration.corrected(conversation.draft.scroll.tokens_total),
+        has_images=any(isinstance(block, Image) for block in content),
+        has_tool_calls_in_history=conversation.state.called_tools,
+    )
+    await conversation.record("user", started)
+    current = await conversation.parts.volatile()
+    early, late = plan_injections(conversation, current)
+    await conversation.record("user", *early, MessageAppended(Message("user", content)), *late)
+
+
+async def _run_tools(conversation: Conversation, calls: tuple[ToolUse, ...]) -> None:
+    async def record(payload: AnyPayload) -> None:
+        await conversation.record("tool", payload)
+
+    try:
+        turn_id = conversation.state.turn.id if conversation.state.turn else None
+        results = await conversation.parts.toolbox.run(
+            calls, record, turn_id=turn_id, active=conversation.state.activations
+        )
+    except ToolsCancelledError as stopped:
+        await _append_results(conversation, stopped.results)
+        raise asyncio.CancelledError from None
+    await _append_results(conversation, results)
+    await inject_changed_context(conversation)
+
+
+async def _answer(conversation: Conversation, calls: Sequence[ToolUse], message: str) -> None:
+    await _append_results(conversation, tuple(error_result(call, message) for call in calls))
+
+
+async def _append_results(conversation: Conversation, results: tuple[ToolResult, ...]) -> None:
+    await conversation.record("tool", MessageAppended(Message("user", results)))
+
+
+async def _abandon(conversation: Conversation, reason: CancelReason) -> None:
+    """Close the turn and answer open tool calls, so that the transcript is legal."""
+    if calls := open_tool_calls(conversation.state):
+        await _answer(conversation, calls, "The call was not run.")
+    turn = conversation.state.turn
+    if turn is not None:
+        await conversation.record("system", TurnCancelled(reason, turn.llm_calls, turn.tool_calls))
+
+
+async def _close_at_step_limit(conversation: Conversation, last_reply: Reply | None) -> TurnResult:
+    """End the turn at its call limit with its own stop reason, distinct from a normal end."""
+    turn = conversation.state.turn or TurnState("", conversation.parts.clock())
+    await _abandon(conversation, "step_limit")
+    content = last_reply.content if last_reply else ()
+    return TurnResult(content, "step_limit", turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
+
+
+async def _close_turn(conversation: Conversation, last_reply: Reply | None) -> TurnResult:
+    turn = conversation.state.turn or TurnState("", conversation.parts.clock())
+    stop_reason = last_reply.stop_reason if last_reply else "error"
+    completed = TurnCompleted(
+        stop_reason=stop_reason,
+        llm_call_count=turn.llm_calls,
+        tool_call_count=turn.tool_calls,
+        usage=turn.usage,
+        total_cost_usd=turn.cost_usd,
+        wall_time_seconds=conversation.parts.clock() - turn.started_at,
+    )
+    await conversation.record("system", completed)
+    content = last_reply.content if last_reply else ()
+    return TurnResult(content, stop_reason, turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
+
+
+def _checked(content: Sequence[Block]) -> tuple[Block, ...]:
+    """A user's message in a form that can be sent: no lone surrogates, no empty text."""
+    if unsupported := [block for block in content if not isinstance(block, Text | Image)]:
+        raise UserError(f"a user message can hold text and images, not {type(unsupported[0]).__name__}")
+    cleaned = tuple(Text(replace_surrogates(block.text)) if isinstance(block, Text) else block for block in content)
+    non_empty = tuple(block for block in cleaned if not (isinstance(block, Text) and not block.text.strip()))
+    if not non_empty:
+        raise UserError("nothing to send: the message is empty")
+    return non_empty
+
+
+class CallModel(msgspec.Struct, frozen=True):
+    """The last message is the user's or a tool's: the model is next."""
+
+
+class RunTools(msgspec.Struct, frozen=True):
+    calls: tuple[ToolUse, ...]
+
+
+class RefuseTools(msgspec.Struct, frozen=True):
+    """The turn's call limit is reached: answer the model's tool calls anyway, so that the transcript stays legal."""
+
+    calls: tuple[ToolUse, ...]
+
+
+class Finish(msgspec.Struct, frozen=True):
+    pass
+
+
+TurnStep = CallModel | RunTools | RefuseTools | Finish
+
+
+def next_step(state: SessionState, *, steps_max: int) -> TurnStep:
+    calls = open_tool_calls(state)
+    limit_reached = state.turn is not None and state.turn.llm_calls >= steps_max
+    if calls:
+        return RefuseTools(calls) if limit_reached else RunTools(calls)
+    if state.passages and state.passages[-1].role == "assistant":
+        return Finish()
+    return Finish() if limit_reached else CallModel()
+
+
+HEALTH_PROBES = (
+    ("glob_search", '{"pattern":"*.health-check-probe-"}'),
+    ("list_dir", '{"path":"."}'),
+)
+
+
+"""Read-only tools with their arguments; the first one that the session has is used."""
+
+
+async def run_health_probe(conversation: Conversation) -> None:
+    """Raise `UserError` if the probe fails, before anything is recorded; without messages or a probe tool it passes."""
+    state = conversation.state
+    compacted = state.profile == "seed" and state.compaction.count
+    if not compacted or count_leading_summaries(state.passages) == len(state.passages):
+        return
+    tool_names = {spec.name for spec in conversation.parts.toolbox.specs}
+    probe_call = next(((name, arguments) for name, arguments in HEALTH_PROBES if name in tool_names), None)
+    if probe_call is None:
+        return
+
+    async def record(payload: AnyPayload) -> None:
+        await conversation.record("tool", payload)
+
+    call = ToolUse(conversation.parts.new_id(conversation.parts.clock()), *probe_call)
+    (result,) = await conversation.parts.toolbox.run((call,), record, active=state.activations)
+    if is_failed_result(result):
+        raise UserError(
+            f"the health probe {call.name!r} failed after a compaction: {sanitize_message(result_text(result))}; "
+            "nothing was sent: fix the tool, or continue in a new session"
+        )
+
+
+async def account_interrupted_children(conversation: Conversation) -> None:
+    """Add the cost of interrupted children to their parent. Children that still run report their own completion."""
+    running = {child.state.session_id for child in conversation.children}
+    for session_id in sorted(conversation.state.delegating):
+        if session_id not in running:
+            usage, cost = _total_cost(conversation.parts.log, session_id)
+            await conversation.record("system", DelegationCompleted(session_id, "interrupted", usage, cost))
+
+
+def _total_cost(log: EventLog, session_id: str) -> tuple[Usage, Decimal]:
+    state = fold_events(log.read(session_id), session_id)
+    usage, cost = state.usage, state.cost_usd
+    for child_id in state.delegating:
+        child_usage, child_cost = _total_cost(log, child_id)
+        usage, cost = usage + child_usage, cost + child_cost
+    return usage, cost

@@ -1,0 +1,87 @@
+"""Recovery steps that diagnose the size of a conversation's parts, for live and for stored conversations."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from holdfast.catalog.token_count import count_tokens
+from holdfast.compaction.view import is_summary
+from holdfast.engine.recovery.runner import StepContext, StepFunction
+from holdfast.engine.recovery.transcript_repair import ConversationLike
+from holdfast.engine.state import SessionState
+from holdfast.events.payloads.compaction import CompactionNumbers, CompactionSkipped
+from holdfast.extraction.tool_calls import extract_plain_text, result_text
+from holdfast.recovery.scenarios import StepName
+from holdfast.types.blocks import ToolResult
+
+LARGEST_PARTS_SHOWN = 3
+
+
+def measure_conversation(state: SessionState) -> CompactionNumbers:
+    """Estimated sizes of a conversation: stable prefix, summary, and the other messages."""
+    head_tokens = sum(tokens for _, tokens in _prefix_parts(state))
+    entry_sizes = [(is_summary(entry), count_tokens(extract_plain_text(entry.content))) for entry in state.passages]
+    summary_tokens = sum(tokens for is_summary, tokens in entry_sizes if is_summary)
+    message_tokens = sum(tokens for is_summary, tokens in entry_sizes if not is_summary)
+    return CompactionNumbers(
+        head_tokens + summary_tokens + message_tokens,
+        head_tokens,
+        summary_tokens,
+        message_tokens,
+        removed_tokens=0,
+        calls_expected=0.0,
+    )
+
+
+def find_largest_parts(state: SessionState) -> list[tuple[str, int]]:
+    """The largest parts of a conversation by name: layers, tool descriptions, and results by tool."""
+    tokens_by_name = Counter[str]()
+    for name, tokens in _prefix_parts(state):
+        tokens_by_name[name] += tokens
+    for entry in state.passages:
+        for block in entry.content:
+            if isinstance(block, ToolResult):
+                tokens_by_name[f"results of {block.name or 'tools'}"] += count_tokens(result_text(block))
+    return tokens_by_name.most_common(LARGEST_PARTS_SHOWN)
+
+
+def _prefix_parts(state: SessionState) -> Iterator[tuple[str, int]]:
+    for tool in state.tools:
+        yield "tool descriptions", count_tokens(f"{tool.name}{tool.description}{tool.input_schema_json}")
+    for segment in state.head:
+        yield f"layer {segment.name!r}", sum(count_tokens(part.text) for part in segment.system)
+
+
+class ContextRecoverySteps:
+    """Recovery steps for a conversation that no compaction can shorten."""
+
+    def __init__(self, conversation: ConversationLike) -> None:
+        self._conversation = conversation
+
+    @property
+    def steps(self) -> dict[StepName, StepFunction]:
+        return {
+            StepName.DiagnoseHeadAndTail: self._diagnose,
+            StepName.SuggestCuts: self._suggest,
+            StepName.DisableAutoCompaction: self._disable,
+        }
+
+    async def _diagnose(self, context: StepContext) -> str:
+        del context
+        return format_sizes(measure_conversation(self._conversation.state))
+
+    async def _suggest(self, context: StepContext) -> str:
+        del context
+        return "largest: " + ", ".join(
+            f"{name} ({tokens} tokens)" for name, tokens in find_largest_parts(self._conversation.state)
+        )
+
+    async def _disable(self, context: StepContext) -> str:
+        numbers = measure_conversation(self._conversation.state)
+        await self._conversation.record(
+            "system", CompactionSkipped("asked", f"switched off by {context.incident}", numbers, final=True)
+        )
+        return "automatic compaction is off until the next user message"
+
+
+def format_sizes(numbers: CompactionNumbers) -> str:
+    return f"prefix {numbers.head_tokens} tokens, summary {numbers.record_tokens}, messages {numbers.kept_tokens}"

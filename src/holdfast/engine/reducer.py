@@ -1,0 +1,474 @@
+"""The session reducer: a session's state as a fold over its events."""
+
+from collections.abc import Iterable
+from decimal import Decimal
+from itertools import takewhile
+
+import msgspec
+
+from holdfast.catalog.token_count import TokenCalibration
+from holdfast.compaction.decision import observe_call, observe_compaction, observe_refusal, observe_user_message
+from holdfast.compaction.view import (
+    apply_compaction,
+    apply_compaction_to_unsent,
+    count_leading_summaries,
+    is_summary,
+    summary_as_user_message,
+)
+from holdfast.engine.history_transfer import model_provider, transfer_history
+from holdfast.engine.state import (
+    NO_LIMITS,
+    CompletedCall,
+    TurnState,
+    add_limit,
+    make_completed_call,
+    update_diagnosis_baseline,
+)
+from holdfast.engine.state import SessionState as SessionState
+from holdfast.engine.tools.skill_budget import add_activation, remove_activations
+from holdfast.events.log import Event
+from holdfast.events.payloads.cache import CacheControlsApplied, CacheLearned, CachePinged, ExplicitCacheChanged
+from holdfast.events.payloads.calls import (
+    GatewayForwarded,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    ModelSwitched,
+    RequestPrepared,
+    RouteDecided,
+)
+from holdfast.events.payloads.compaction import CompactionSkipped, ContextCompacted, SkillReleased
+from holdfast.events.payloads.recovery import ProviderLimited, RecoveryPayload, ViewRepair
+from holdfast.events.payloads.session import (
+    ContextInjected,
+    DelegationCompleted,
+    DelegationStarted,
+    EpochOpened,
+    MemoryEviction,
+    MemoryUpdated,
+    MessageAppended,
+    MessagesWithdrawn,
+    SessionEnded,
+    SessionStarted,
+    SkillLoaded,
+    TurnCancelled,
+    TurnCompleted,
+    TurnStarted,
+)
+from holdfast.events.payloads.tools import (
+    ToolCalled,
+    ToolCompleted,
+    ToolConfirmationRequested,
+    ToolConfirmationResolved,
+    ToolFailed,
+    ToolInputInvalid,
+)
+from holdfast.layers.assemble import stable_segments, with_nonce
+from holdfast.planning.explicit_cache import ExplicitCacheState
+from holdfast.planning.learned import (
+    ObservedFloor,
+    RequestRecord,
+    UpgradeBelief,
+    distrust_anchor,
+    forget_cached,
+    keep_leading_blocks,
+    memory_after_ping,
+)
+from holdfast.planning.learned import memory_after_call as remembered
+from holdfast.planning.policy import PingResult, WaitedFor
+from holdfast.recovery.attempts import apply_recovery_event
+from holdfast.recovery.history_edits import apply_repair, drop_ephemeral, filter_entries
+from holdfast.types.blocks import Text, ToolUse, join_text_blocks
+from holdfast.types.prompt import HistoryEntry, LayerText, Stability, View, drop_thinking
+from holdfast.types.transcript import parse_tool_call
+from holdfast.types.usage import Usage
+
+# Recorded for readers of the log only: the state does not depend on these.
+LogOnlyPayload = (
+    ToolCompleted
+    | ToolFailed
+    | ToolInputInvalid
+    | ToolConfirmationRequested
+    | ToolConfirmationResolved
+    | RouteDecided
+    | GatewayForwarded
+    | MemoryUpdated
+    | MemoryEviction
+)
+
+
+def fold_events(events: Iterable[Event], session_id: str) -> SessionState:
+    state = SessionState(session_id)
+    for event in events:
+        state = apply_event(state, event)
+    return state
+
+
+def apply_event(state: SessionState, event: Event) -> SessionState:
+    """The state after one more event."""
+    return msgspec.structs.replace(_apply(state, event), last_event_id=event.id)
+
+
+def _apply(state: SessionState, event: Event) -> SessionState:
+    change = msgspec.structs.replace
+    if isinstance(event.payload, LogOnlyPayload):
+        return state
+    match event.payload:
+        case SessionStarted() as payload:
+            return _begin_session(state, payload, event.at)
+        case EpochOpened() as payload:
+            return _open_epoch(state, payload)
+        case TurnStarted():
+            return _begin_turn(state, event)
+        case MessageAppended() as payload:
+            return _append(state, payload)
+        case MessagesWithdrawn():
+            return _withdraw(state)
+        case ContextInjected() as payload:
+            return _inject(state, payload)
+        case RequestPrepared() as payload:
+            return _prepare(state, payload, event.at)
+        case ModelSwitched() as payload:
+            return _switch_model(state, payload)
+        case ExplicitCacheChanged() as payload:
+            return apply_explicit_cache(state, payload)
+        case CachePinged() as payload:
+            return apply_ping(state, payload)
+        case CacheLearned() as payload:
+            return change(state, taught=payload)
+        case CacheControlsApplied() as payload:
+            return _control(state, payload)
+        case LlmCallStarted() as payload:
+            return change(state, call_open=payload)
+        case LlmCallCompleted() as payload:
+            return apply_call(state, payload)
+        case LlmCallFailed() as payload:
+            return apply_failed_call(state, payload)
+        case DelegationStarted() as payload:
+            return change(state, delegating=state.delegating | {payload.child_session_id})
+        case DelegationCompleted() as payload:
+            return change(
+                add_turn_cost(state, payload.cost_usd, payload.usage),
+                delegating=state.delegating - {payload.child_session_id},
+            )
+        case ToolCalled():
+            return apply_tool_call(state)
+        case TurnCompleted() | TurnCancelled():
+            return change(state, turn=None, turn_count=state.turn_count + 1)
+        case SkillLoaded() as payload:
+            return change(state, activations=add_activation(state.activations, payload))
+        case ContextCompacted() | CompactionSkipped() | SkillReleased() as payload:
+            return _apply_compaction(state, payload)
+        case SessionEnded():
+            return change(state, ended=True)
+        case RecoveryPayload() | ProviderLimited() | ViewRepair() as payload:
+            return _recover(state, payload, event.at)
+
+
+def _begin_session(state: SessionState, started: SessionStarted, at: float) -> SessionState:
+    return msgspec.structs.replace(
+        state,
+        model=started.model,
+        name=started.name,
+        profile=started.profile,
+        layout=started.layout,
+        workspace_path=started.workspace_path,
+        simulated=started.simulated,
+        user_id=started.user_id,
+        team_id=started.team_id,
+        spend_max_usd=started.spend_max_usd,
+        parameters=started.parameters,
+        started_at=at,
+        parent=started.parent,
+    )
+
+
+def open_tool_calls(state: SessionState) -> tuple[ToolUse, ...]:
+    """Tool calls of the last message without results, including calls with fields that we do not know."""
+    if not state.passages or state.passages[-1].role != "assistant":
+        return ()
+    calls = (parse_tool_call(block) for block in state.passages[-1].content)
+    return tuple(call for call in calls if call is not None)
+
+
+def _open_epoch(state: SessionState, opened: EpochOpened) -> SessionState:
+    # Thinking is bound to the text before it (Anthropic, "Preserved thinking"), so a changed prefix drops it.
+    entries, sent = filter_entries(state.passages, state.sent, drop_thinking)
+    stable_prefix = with_nonce(stable_segments(View(tools=opened.tools, pinned=opened.system)), state.control.nonce)
+    unchanged_layers = [
+        segment.name for segment, other in zip(stable_prefix, state.head, strict=False) if segment == other
+    ]
+    digests = tuple(takewhile(lambda prefix_digest: prefix_digest.layer in unchanged_layers, state.links))
+    return msgspec.structs.replace(
+        state,
+        passages=entries,
+        sent=sent,
+        links=digests,
+        answered_links=min(state.answered_links, len(digests)),
+        memory=forget_cached(state.memory) if state.epoch else state.memory,
+        epoch=opened.epoch,
+        pinned=opened.system,
+        tools=opened.tools,
+        head=stable_prefix,
+        skills=opened.skills,
+        padding=opened.padding,
+    )
+
+
+def _prepare(state: SessionState, prepared: RequestPrepared, at: float) -> SessionState:
+    digests = (*state.links[: prepared.shared_blocks], *prepared.links)
+    request = RequestRecord(at, prepared.plan.marks, len(digests), wait_cause(state), prepared.plan.floor_tokens)
+    return msgspec.structs.replace(state, links=digests, sent=len(state.passages), request=request)
+
+
+def _control(state: SessionState, control: CacheControlsApplied) -> SessionState:
+    is_cache_kept = not control.reason and control.enabled == state.control.enabled
+    changed = msgspec.structs.replace(
+        state, control=control, memory=state.memory if is_cache_kept else forget_cached(state.memory)
+    )
+    if not control.new_prefix:
+        return changed
+    # Thinking is bound to the text before it (Anthropic, "Preserved thinking"), so a changed prefix drops it.
+    stable_prefix = with_nonce(state.head, control.nonce)
+    entries, sent = filter_entries(state.passages, state.sent, drop_thinking)
+    return msgspec.structs.replace(changed, head=stable_prefix, passages=entries, sent=sent, links=(), answered_links=0)
+
+
+def wait_cause(state: SessionState) -> WaitedFor:
+    """What the session has waited for since the previous call, if a call is made now."""
+    if state.memory.last_at is None:
+        return "start"
+    return "tool" if state.turn is not None and state.turn.llm_calls else "person"
+
+
+def _switch_model(state: SessionState, switched: ModelSwitched) -> SessionState:
+    """Another model has another cache: nothing sent so far is in it, and token estimates start over."""
+    same_provider = model_provider(switched.before) == model_provider(switched.after)
+    readable = state.passages if same_provider else summary_as_user_message(state.passages)
+    sent = transfer_history(readable[: state.sent], same_provider=same_provider).passages
+    unsent = transfer_history(readable[state.sent :], same_provider=same_provider).passages
+    return msgspec.structs.replace(
+        state,
+        model=switched.after,
+        parameters=switched.parameters,
+        passages=sent + unsent,
+        sent=len(sent),
+        first_ephemeral=next((at for at, entry in enumerate(sent + unsent) if entry.ephemeral), None),
+        links=(),
+        answered_links=0,
+        # Idle times stay valid; observations about the other model's cache do not.
+        memory=msgspec.structs.replace(forget_cached(state.memory), belief=UpgradeBelief(), floor=ObservedFloor()),
+        calibration=TokenCalibration(),
+        uncached_calls=state.uncached_calls if same_provider else 0,
+        uncached_span=state.uncached_span if same_provider else (0.0, 0.0),
+        refused_prefix=None,
+        limits=NO_LIMITS,
+        last_call=None,
+    )
+
+
+def _withdraw(state: SessionState) -> SessionState:
+    """Remove everything after the model's last message; volatile layers count as emitted only where still present."""
+    assistant_indexes = [at for at, entry in enumerate(state.passages) if entry.role == "assistant"]
+    remaining = state.passages[
+        : assistant_indexes[-1] + 1 if assistant_indexes else count_leading_summaries(state.passages)
+    ]
+    ephemeral = state.first_ephemeral
+    withdrawn = msgspec.structs.replace(
+        state,
+        passages=remaining,
+        sent=len(remaining),
+        emitted=_emitted_in(remaining),
+        first_ephemeral=ephemeral if ephemeral is not None and ephemeral < len(remaining) else None,
+        links=state.links[: state.answered_links],
+    )
+    unanswered = {call.id for call in open_tool_calls(withdrawn)}
+    return msgspec.structs.replace(withdrawn, activations=remove_activations(state.activations, unanswered))
+
+
+def _recover(state: SessionState, payload: RecoveryPayload | ProviderLimited | ViewRepair, at: float) -> SessionState:
+    if isinstance(payload, RecoveryPayload):
+        return msgspec.structs.replace(state, incidents=apply_recovery_event(state.incidents, payload, at))
+    if isinstance(payload, ProviderLimited):
+        return msgspec.structs.replace(state, limits=add_limit(state.limits, payload))
+    # The refused request was never cached. If the repair also changes earlier blocks, their cache is useless too.
+    repaired = apply_repair(state.passages, state.sent, payload)
+    return msgspec.structs.replace(
+        state,
+        passages=repaired.passages,
+        sent=repaired.sent,
+        first_ephemeral=next((at for at, entry in enumerate(repaired.passages) if entry.ephemeral), None),
+        links=state.links[: state.answered_links],
+        answered_links=0 if repaired.moved else state.answered_links,
+        memory=forget_cached(state.memory) if repaired.moved else state.memory,
+    )
+
+
+def _emitted_in(entries: tuple[HistoryEntry, ...]) -> tuple[LayerText, ...]:
+    """The last emitted text of each volatile layer that is still in the view."""
+    newest = {entry.layer: entry for entry in entries if entry.injected and not is_summary(entry)}
+    return tuple(LayerText(layer, join_text_blocks(entry.content), entry.ephemeral) for layer, entry in newest.items())
+
+
+def _append(state: SessionState, event: MessageAppended) -> SessionState:
+    number = state.messages + 1
+    entries = (*state.passages, HistoryEntry(event.message.role, event.message.content, number=number))
+    # A reply is in no request yet, but it will directly follow what was sent, so it counts as sent.
+    sent = len(entries) if event.message.role == "assistant" else state.sent
+    return msgspec.structs.replace(state, passages=entries, sent=sent, messages=number)
+
+
+def _apply_compaction(state: SessionState, event: ContextCompacted | CompactionSkipped | SkillReleased) -> SessionState:
+    match event:
+        case ContextCompacted():
+            return compact_view(state, event)
+        case CompactionSkipped():
+            return msgspec.structs.replace(state, compaction=observe_refusal(state.compaction, event))
+        case SkillReleased():
+            active = remove_activations(state.activations, {event.tool_use_id or ""})
+            return msgspec.structs.replace(state, activations=active)
+
+
+def compact_view(state: SessionState, event: ContextCompacted) -> SessionState:
+    """Replace the view of the log by the compacted one; the unchanged leading blocks stay cached."""
+    sent = apply_compaction(state.passages[: state.sent], event)
+    entries = sent + apply_compaction_to_unsent(state.passages[state.sent :], event)
+    return msgspec.structs.replace(
+        state,
+        epoch=event.epoch,
+        passages=entries,
+        sent=len(sent),
+        emitted=_emitted_in(entries),
+        first_ephemeral=next((at for at, entry in enumerate(entries) if entry.ephemeral), None),
+        links=state.links[: event.kept_blocks],
+        answered_links=min(state.answered_links, event.kept_blocks),
+        memory=keep_leading_blocks(state.memory, state.request, blocks=event.kept_blocks, tokens=event.kept_tokens),
+        compaction=observe_compaction(state.compaction, event, messages=state.messages),
+    )
+
+
+def _begin_turn(state: SessionState, event: Event) -> SessionState:
+    """A new turn drops the previous turn's ephemeral text, and the thinking that was bound to it."""
+    if state.first_ephemeral is not None:
+        entries, sent = drop_ephemeral(state.passages, state.sent, state.first_ephemeral)
+        state = msgspec.structs.replace(state, passages=entries, sent=sent)
+    return msgspec.structs.replace(
+        state,
+        turn=TurnState(event.turn_id or event.id, event.at),
+        compaction=observe_user_message(state.compaction),
+        first_ephemeral=None,
+        emitted=tuple(layer_text for layer_text in state.emitted if not layer_text.ephemeral),
+    )
+
+
+def _inject(state: SessionState, injected: ContextInjected) -> SessionState:
+    layer_text = LayerText(injected.layer, injected.text, injected.ephemeral)
+    if injected.place == "system":
+        # Thinking is bound to the text before it; once that text changes, none of it may be sent again.
+        before = state.system_tail.text if state.system_tail else ""
+        entries, sent = state.passages, state.sent
+        if before != layer_text.text:
+            entries, sent = filter_entries(entries, sent, drop_thinking)
+        return msgspec.structs.replace(state, system_tail=layer_text, passages=entries, sent=sent)
+    entry = HistoryEntry(
+        "user",
+        (Text(injected.text),),
+        layer=injected.layer,
+        stability=Stability.VOLATILE,
+        ephemeral=injected.ephemeral,
+        number=state.messages + 1,
+    )
+    other_layers = tuple(earlier for earlier in state.emitted if earlier.layer != layer_text.layer)
+    first_ephemeral = state.first_ephemeral
+    if layer_text.ephemeral and first_ephemeral is None:
+        first_ephemeral = len(state.passages)
+    return msgspec.structs.replace(
+        state,
+        passages=(*state.passages, entry),
+        emitted=(*other_layers, layer_text),
+        first_ephemeral=first_ephemeral,
+        messages=entry.number,
+    )
+
+
+def apply_explicit_cache(state: SessionState, event: ExplicitCacheChanged) -> SessionState:
+    exists = event.action in ("created", "extended")
+    explicit_cache = ExplicitCacheState(event.name, event.model, event.digest, event.tokens, event.expires_at)
+    return msgspec.structs.replace(
+        add_turn_cost(state, event.cost_usd + event.storage_cost_usd, Usage()),
+        kept=explicit_cache if exists else None,
+        refused_prefix=event.digest if event.action == "refused" else state.refused_prefix,
+    )
+
+
+def add_turn_cost(state: SessionState, cost_usd: Decimal, usage: Usage) -> SessionState:
+    turn = state.turn
+    if turn is not None:
+        turn = msgspec.structs.replace(turn, usage=turn.usage + usage, cost_usd=turn.cost_usd + cost_usd)
+    return msgspec.structs.replace(state, turn=turn, usage=state.usage + usage, cost_usd=state.cost_usd + cost_usd)
+
+
+def add_cost(state: SessionState, cost_usd: Decimal, usage: Usage) -> SessionState:
+    return msgspec.structs.replace(state, usage=state.usage + usage, cost_usd=state.cost_usd + cost_usd)
+
+
+def apply_ping(state: SessionState, ping: CachePinged) -> SessionState:
+    """A ping is paid for, but is no call of the conversation: the last request stays the last request."""
+    pinged_usd = state.pinged_usd + (ping.cost_usd if ping.piece is not None else 0)
+    after = msgspec.structs.replace(add_cost(state, ping.cost_usd, ping.usage), pinged_usd=pinged_usd)
+    last_call_at = state.memory.last_at
+    if ping.piece is None or last_call_at is None or ping.sent_at < last_call_at or ping.model != state.model:
+        # A prewarm, a ping older than the last call, or one for another model says nothing about the current cache.
+        return after
+    result = PingResult(ping.sent_at, ping.ttl, ping.usage, ping.piece, ping.pieces, ping.marked_tokens)
+    last_call = CompletedCall(ping.sent_at, ping.ttl, ping.usage)
+    return msgspec.structs.replace(after, memory=memory_after_ping(state.memory, result), last_call=last_call)
+
+
+def apply_call(state: SessionState, call: LlmCallCompleted) -> SessionState:
+    if call.source == "summary":
+        # A summary request is not part of the conversation: the last request stays the last request.
+        return add_turn_cost(state, call.cost_usd, call.usage)
+    # The logged estimate already includes the calibration factor; dividing by it gives the raw count to learn from.
+    corrected = state.call_open.estimated_input_tokens if state.call_open else 0
+    estimated = round(corrected / state.calibration.factor)
+    after = add_turn_cost(state, call.cost_usd, call.usage)
+    turn = after.turn and msgspec.structs.replace(after.turn, llm_calls=after.turn.llm_calls + 1)
+    with_call = msgspec.structs.replace(after, turn=turn, call_open=None)
+    if call.source == "completion-cache":
+        # The provider has not seen this request, so its cache is unchanged.
+        return with_call
+    return msgspec.structs.replace(
+        with_call,
+        last_call=make_completed_call(state.request, call.answering),
+        answered_links=len(state.links),
+        memory=remembered(state.memory, state.request, call.answering) if state.request else state.memory,
+        uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
+        uncached_span=state.uncached_span if call.usage.cache_read else _span(state),
+        calibration=state.calibration.learn(estimated, call.answering.tokens_sent),
+        comparison=update_diagnosis_baseline(state.comparison, call),
+        compaction=observe_call(state.compaction, call.usage),
+    )
+
+
+def _span(state: SessionState) -> tuple[float, float]:
+    """Start times of the first and last uncached call, with the newest request added."""
+    if state.request is None:
+        return state.uncached_span
+    first, _ = state.uncached_span if state.uncached_calls else (state.request.at, 0.0)
+    return first, state.request.at
+
+
+def apply_failed_call(state: SessionState, call: LlmCallFailed) -> SessionState:
+    memory = state.memory if call.refused_diagnosis else distrust_anchor(state.memory)
+    return msgspec.structs.replace(
+        add_cost(state, call.cost_usd, call.usage),
+        call_open=None,
+        memory=memory,
+        comparison=update_diagnosis_baseline(state.comparison, call),
+    )
+
+
+def apply_tool_call(state: SessionState) -> SessionState:
+    turn = state.turn and msgspec.structs.replace(state.turn, tool_calls=state.turn.tool_calls + 1)
+    return msgspec.structs.replace(state, turn=turn, called_tools=True)

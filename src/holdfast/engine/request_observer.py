@@ -1,0 +1,91 @@
+"""Observes requests written by other clients: encodes them and compares each with the previous one."""
+
+from collections.abc import Callable
+from threading import Lock
+
+from holdfast.catalog.schema import Model
+from holdfast.catalog.token_count import count_block_tokens
+from holdfast.engine.guard import WarningLog
+from holdfast.engine.recorder import CallRecorder, ObservedRequest
+from holdfast.engine.request_draft import RequestDraft
+from holdfast.providers.adapter import Adapter, WireRequest, expects_diagnosis
+from holdfast.providers.cache_inputs import automatic_breakpoint, cache_settings
+from holdfast.types.json_encoding import sha256_hex
+from holdfast.types.prompt import Plan, PrefixChange
+from holdfast.types.request_buffer import RequestBuffer, count_shared_blocks
+
+RewriteRequest = Callable[[RequestBuffer, Model], WireRequest]
+"""Rewrites a request: the same prompt with other breakpoints."""
+
+
+class RequestObserver:
+    """Follows the requests of one conversation; blocks encoded for the previous request are reused."""
+
+    def __init__(self, recorder: CallRecorder, warnings: WarningLog) -> None:
+        self.recorder = recorder
+        self.warnings = warnings
+        self._lock = Lock()
+        self._drafts: dict[tuple[str, float], RequestDraft] = {}
+        self._tails: dict[str, tuple[int, str]] = {}
+        self.newest: RequestBuffer | None = None
+        """The last prepared request in our encoding; the next request changes it in place."""
+
+    def prepared(self, adapter: Adapter, wire: WireRequest, rewrite: RewriteRequest | None = None) -> ObservedRequest:
+        """The record of a request; without `rewrite` it is sent unchanged."""
+        model = f"{adapter.name}:{wire.parameters.model}"
+        row = self.recorder.row_of(model)
+        if row is None:
+            self.warnings.once(
+                f"model {model[:120]!r} is not in the catalog: its requests are not rewritten, and it has no price"
+            )
+        with self._lock:
+            buffer, move = self._update_draft(adapter, wire, 1.0 if row is None else row.tokens_factor)
+            sent = wire if row is None or rewrite is None else rewrite(buffer, row)
+            # Our encoding omits what the provider would not accept, and any breakpoint on it.
+            breakpoints = tuple(breakpoint for breakpoint in sent.plan.marks if breakpoint.piece < len(buffer.pieces))
+            automatic = (
+                () if row is None else automatic_breakpoint(sent.parameters, buffer.pieces, breakpoints, row.cache)
+            )
+            all_breakpoints = (*breakpoints, *automatic)
+            if breakpoints:
+                self._tails[adapter.name] = breakpoints[-1].piece, buffer.links[breakpoints[-1].piece].digest
+            request_head = adapter.opening(sent.parameters)
+            return ObservedRequest(
+                model=model,
+                provider=adapter.name,
+                row=row,
+                plan=Plan(all_breakpoints),
+                links=tuple(buffer.links),
+                parameters_digest=sha256_hex(request_head),
+                body_bytes=len(buffer.render(request_head, breakpoints)),
+                tokens=buffer.tokens_total,
+                compares=expects_diagnosis(adapter, sent.parameters),
+                settings=() if row is None else cache_settings(row.provider, row.cache, sent.parameters),
+                move=move,
+            )
+
+    def tail(self, adapter: Adapter, buffer: RequestBuffer) -> int | None:
+        """The last breakpoint's block in the previous request, if this request is unchanged up to it."""
+        block, digest_before = self._tails.get(adapter.name, (-1, ""))
+        return block if 0 <= block < len(buffer.links) and buffer.links[block].digest == digest_before else None
+
+    def _update_draft(
+        self, adapter: Adapter, wire: WireRequest, factor: float
+    ) -> tuple[RequestBuffer, PrefixChange | None]:
+        """The encoded request, and how its prefix changed from the previous one, if it did."""
+        key = (adapter.name, factor)
+        if key not in self._drafts:
+            self._drafts[key] = RequestDraft(adapter, lambda encoded: count_block_tokens(encoded, factor))
+        draft = self._drafts[key]
+        previous_digests = tuple(draft.scroll.links)
+        try:
+            draft.update(wire.prompt)
+        except BaseException:
+            # A partial update would be taken for a complete one by the next call.
+            del self._drafts[key]
+            raise
+        shared_blocks = count_shared_blocks(previous_digests, draft.scroll.links)
+        move = draft.move(shared_blocks) if shared_blocks < len(previous_digests) else None
+        draft.settle()
+        self.newest = draft.scroll
+        return draft.scroll, move

@@ -1,0 +1,88 @@
+"""Events for cache controls that users set while a session runs."""
+
+from decimal import Decimal
+
+from holdfast.events.cache_controls import TtlSetting
+from holdfast.events.payloads.base import Payload
+from holdfast.events.payloads.session import ExplicitCacheAction, PingKind
+from holdfast.types.prompt import Ttl
+from holdfast.types.usage import Usage
+
+
+class CacheControlsApplied(Payload, frozen=True, tag="cache.controlled"):
+    """The cache controls that apply to the following requests.
+
+    After a cache invalidation, `nonce` precedes the stable system prompt and `cache_key` replaces the session id.
+    `reason` says why cached content is lost, if it is; `new_prefix` that the prompt starts with different bytes.
+    `refreshes` counts how often the session was asked to refresh its stable prefix.
+    """
+
+    enabled: bool = True
+    ttl: TtlSetting = "auto"
+    kept_seconds: int | None = None
+    generation: int = 0
+    nonce: str = ""
+    cache_key: str = ""
+    reason: str = ""
+    new_prefix: bool = False
+    adoptions: int = 0
+
+
+class ExplicitCacheChanged(Payload, frozen=True, tag="cache.kept"):
+    """A change of an explicit cache at the provider.
+
+    Storage is paid in advance at creation and extension. Deleting early is recorded as a negative storage cost, so that
+    the amounts of all events add up to what was really stored.
+    """
+
+    action: ExplicitCacheAction
+    name: str
+    model: str
+    digest: str
+    tokens: int
+    expires_at: float
+    cost_usd: Decimal = Decimal(0)
+    storage_cost_usd: Decimal = Decimal(0)
+    reason: str = ""
+
+
+class CachePinged(Payload, frozen=True, tag="cache.pinged"):
+    """A request for no output: it refreshed the cache, extended its TTL, or prewarmed the stable prefix.
+
+    `breakpoint_block` is the block of its last breakpoint, `block_count` the number of conversation blocks it contained
+    and `prefix_tokens` their tokens; it was sent at `sent_at`.
+    """
+
+    kind: PingKind
+    model: str
+    ttl: Ttl
+    usage: Usage
+    cost_usd: Decimal
+    pricing_version: str
+    reason: str = ""
+    sent_at: float = 0.0
+    piece: int | None = None
+    pieces: int = 0
+    marked_tokens: int = 0
+
+
+class CacheLearned(Payload, frozen=True, tag="cache.learned"):
+    """What a session has observed so far: its idle times and its provider's cache behaviour. The newest one counts.
+
+    Idle times are histograms by length, separately for waiting on a tool and on a person. An anchor is a breakpoint
+    with the long TTL after a warm prefix: it was read after a pause, or lost. The provider's floor is above the largest
+    prompt with a breakpoint of which nothing was cached, and at most the smallest of which something was.
+    """
+
+    model: str
+    route: str
+    workspace_hash: str | None
+    calls: int
+    tool_gaps: tuple[float, ...]
+    person_gaps: tuple[float, ...]
+    anchors_read: int = 0
+    anchors_lost: int = 0
+    upgrade_log_odds: float = 0.0
+    floor_above_tokens: int = 0
+    floor_misses: int = 0
+    floor_upto_tokens: int | None = None

@@ -1,0 +1,177 @@
+"""Events for requests of other clients that pass through the gateway."""
+
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.errors import FailureKind
+from holdfast.events.payloads.base import Payload
+from holdfast.types.prompt import Parameters, Plan, PrefixChange
+from holdfast.types.reply import CacheDiagnosis, ReplySource, StopReason
+from holdfast.types.request_buffer import PrefixDigest
+from holdfast.types.usage import Usage, exclude_usage
+
+
+class RequestChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One anti-pattern that was fixed in a request, or could have been: `anti_pattern` names it, `location` locates it.
+
+    `cost_usd` is what leaving it costs in this call if all others are fixed; `diff` shows the change with every letter
+    as x and every digit as 0.
+    """
+
+    habit: str
+    place: str
+    done: bool = False
+    usd: float | None = None
+    diff: tuple[str, ...] = ()
+
+
+class PromptPrice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The cost of a prompt by the cache model, as sent and as improved, with its tokens in both versions.
+
+    `improved_shared_tokens` is the length of the prefix shared with the previous improved request.
+    """
+
+    as_sent_usd: float
+    improved_usd: float
+    tokens: int
+    improved_tokens: int
+    improved_shared_tokens: int
+
+
+class ConversationTrace(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Digests that identify a conversation after a restart.
+
+    The first `shared_blocks` blocks are those of the previous request, followed by `blocks`. `session_digest` is the
+    digest of an id that the client sent, and `reason` says where in the request it was found.
+    """
+
+    mount: str
+    head: str
+    kept: int
+    blocks: tuple[str, ...]
+    session: str | None = None
+    because: str = ""
+
+
+class GatewayForwarded(Payload, frozen=True, tag="gateway.forwarded"):
+    """Why a request was assigned to this session, with which confidence from 0 to 1, and by whose key.
+
+    `key_id` is one of our own keys, with its user and team; provider keys are never stored. `shape` has one letter for
+    each block that the previous request did not have.
+    """
+
+    because: str
+    confidence: float
+    key_id: str | None = None
+    improved: bool = False
+    changes: tuple[RequestChange, ...] = ()
+    user_id: str | None = None
+    team_id: str | None = None
+    trace: ConversationTrace | None = None
+    shape: str = ""
+    priced: PromptPrice | None = None
+
+
+class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
+    """The plan, and the digest chain from the first block that the previous call did not have.
+
+    The first `shared_blocks` blocks equal those of the previous call, byte for byte; where it had more, `prefix_change`
+    describes the change. `settings` are the parameters that a cached prefix depends on, named as in the catalog's
+    rules.
+    """
+
+    plan: Plan
+    encoding: str
+    shared_blocks: int
+    links: tuple[PrefixDigest, ...]
+    parameters_digest: str
+    body_bytes: int
+    settings: tuple[tuple[str, str], ...] = ()
+    moved: PrefixChange | None = None
+
+
+class ModelSwitched(Payload, frozen=True, tag="model.switched"):
+    """From here on another model answers. `dropped` counts the blocks that were not transferred, by kind.
+
+    `cache_miss_cost_usd` is the cost of writing the prompt into the new model's empty cache.
+    """
+
+    before: str
+    after: str
+    parameters: Parameters
+    prompt_tokens: int
+    cold_cost_usd: Decimal
+    dropped: tuple[tuple[str, int], ...] = ()
+    reworded_passages: int = 0
+
+
+class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
+    """`waited_seconds` is how long it waited for another request that was writing the same prefix."""
+
+    model: str
+    provider: str
+    estimated_input_tokens: int
+    request_id: str
+    waited_seconds: float = 0.0
+
+
+class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
+    """A call that was answered.
+
+    With a completion cache, `completion_key` identifies the request and `is_completion_cached` says whether the reply
+    was stored. A call answered from that cache cost nothing; one with the source `summary` is not part of the
+    conversation. `compaction_usage` is the part of the usage that the provider needed to compact the conversation
+    first.
+    """
+
+    model: str
+    provider: str
+    usage: Usage
+    cost_usd: Decimal
+    pricing_version: str
+    latency_ms: int
+    stop_reason: StopReason
+    produced_tool_calls: int
+    produced_thinking_blocks: int
+    request_id: str
+    response_id: str = ""
+    retry_count: int = 0
+    diagnosis: CacheDiagnosis | None = None  # Only where the provider was asked to diagnose its cache.
+    source: ReplySource = "provider"
+    completion_key: str = ""
+    completion_kept: bool = False
+    compacting: Usage | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def answering(self) -> Usage:
+        """The usage of the answer itself; only what that read and wrote is in the cache afterwards."""
+        return self.usage if self.compacting is msgspec.UNSET else exclude_usage(self.usage, self.compacting)
+
+
+class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):
+    model: str
+    provider: str
+    error_class: FailureKind
+    error_message_redacted: str
+    retry_count: int
+    latency_ms: int
+    request_id: str
+    usage: Usage = Usage()  # Reported before the call was interrupted; it is charged all the same.
+    cost_usd: Decimal = Decimal(0)
+    refused_diagnosis: bool = False  # It failed only because a diagnosis was requested; do not request one again.
+    output_estimated: bool = False
+
+
+class RouteStep(msgspec.Struct, frozen=True):
+    policy: str
+    verdict: str
+    reason: str
+    candidate_model: str | None = None
+
+
+class RouteDecided(Payload, frozen=True, tag="route.decided"):
+    chosen_model: str
+    winner_index: int
+    elapsed_ms: int
+    chain: tuple[RouteStep, ...]

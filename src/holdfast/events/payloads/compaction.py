@@ -1,0 +1,98 @@
+"""Compaction events: the log stays complete, only the view of it that is sent changes."""
+
+from decimal import Decimal
+from typing import Literal
+
+import msgspec
+
+from holdfast.events.payloads.base import Payload
+from holdfast.types.blocks import Role
+from holdfast.types.usage import Usage
+
+# `clear` replaces old tool results by one line each. `checkpoint` replaces messages by a summary; `seed` does so by the
+# seed's rules.
+CompactionStrategy = Literal["clear", "checkpoint", "seed"]
+
+CompactionTrigger = Literal["asked", "cold", "money", "soft", "hard", "overflow"]
+
+
+class CompactionNumbers(msgspec.Struct, frozen=True):
+    """The numbers that a compaction was decided by. Tokens are calibrated estimates.
+
+    The stable prefix comes before everything that changes, and stays. `cost_usd` is the one-time cost of writing the
+    shorter prompt above reading the long one; `break_even_calls` is how many calls must follow to recover it, None if
+    no number does.
+    """
+
+    prompt_tokens: int
+    head_tokens: int
+    record_tokens: int
+    kept_tokens: int
+    removed_tokens: int
+    calls_expected: float
+    cost_usd: Decimal = Decimal(0)
+    saving_per_call_usd: Decimal = Decimal(0)
+    break_even_calls: float | None = None
+    cache_cold: bool = False
+
+
+class SummarySegment(msgspec.Struct, frozen=True):
+    """A part of the summary: facts extracted by rule, the LLM summary, or a note on how to continue."""
+
+    kind: Literal["record", "prose", "note"]
+    text: str
+
+
+class ClearedResult(msgspec.Struct, frozen=True):
+    """The text that replaces a tool's output from now on."""
+
+    tool_use_id: str
+    text: str
+
+
+class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
+    """From here on the messages `first` to `last` of the log are shown differently; `digest` identifies the originals.
+
+    The first `unchanged_blocks` blocks of the prompt are unchanged, and `cached_tokens` of them were cached up to a
+    breakpoint of their own. `tokens_before` and `tokens_after` are estimates for the whole prompt. `cost_usd` is that
+    of the LLM summary, whose call is on the log as well.
+    """
+
+    strategy: CompactionStrategy
+    trigger: CompactionTrigger
+    epoch: int
+    first: int
+    last: int
+    digest: str
+    tokens_before: int
+    tokens_after: int
+    numbers: CompactionNumbers
+    segments: tuple[SummarySegment, ...] = ()
+    role: Role = "user"
+    cleared: tuple[ClearedResult, ...] = ()
+    thinking_dropped: bool = False
+    kept_blocks: int = 0
+    kept_tokens: int = 0
+    usage: Usage = Usage()
+    cost_usd: Decimal = Decimal(0)
+    notes: tuple[str, ...] = ()
+
+
+class CompactionSkipped(Payload, frozen=True, tag="context.compaction_refused"):
+    """A compaction was due but would not help.
+
+    It is tried again after some calls, or if `is_final` after the next user message.
+    """
+
+    trigger: CompactionTrigger
+    reason: str
+    numbers: CompactionNumbers
+    final: bool = False
+
+
+class SkillReleased(Payload, frozen=True, tag="skill.released"):
+    """A skill body left the conversation: it can be loaded again, and its token budget is free."""
+
+    skill_id: str
+    tool_use_id: str | None
+    load_size_tokens: int

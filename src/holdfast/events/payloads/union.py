@@ -1,0 +1,77 @@
+"""All event payloads as one closed union: every fold must handle a new case.
+
+Usage is in disjoint buckets. External text is redacted before it enters an error message.
+"""
+
+from holdfast.events.payloads.cache import CacheControlsApplied, CacheLearned, CachePinged, ExplicitCacheChanged
+from holdfast.events.payloads.calls import (
+    GatewayForwarded,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    ModelSwitched,
+    RequestPrepared,
+    RouteDecided,
+)
+from holdfast.events.payloads.compaction import CompactionSkipped, ContextCompacted, SkillReleased
+from holdfast.events.payloads.recovery import AnyRecoveryPayload
+from holdfast.events.payloads.session import (
+    ContextInjected,
+    DelegationCompleted,
+    DelegationStarted,
+    EpochOpened,
+    MemoryEviction,
+    MemoryUpdated,
+    MessageAppended,
+    MessagesWithdrawn,
+    SessionEnded,
+    SessionStarted,
+    SkillLoaded,
+    TurnCancelled,
+    TurnCompleted,
+    TurnStarted,
+)
+from holdfast.events.payloads.tools import ToolCalled as ToolCalled
+from holdfast.events.payloads.tools import ToolCompleted as ToolCompleted
+from holdfast.events.payloads.tools import ToolConfirmationRequested as ToolConfirmationRequested
+from holdfast.events.payloads.tools import ToolConfirmationResolved as ToolConfirmationResolved
+from holdfast.events.payloads.tools import ToolFailed as ToolFailed
+from holdfast.events.payloads.tools import ToolInputInvalid as ToolInputInvalid
+
+AnyPayload = (
+    SessionStarted
+    | SessionEnded
+    | EpochOpened
+    | TurnStarted
+    | TurnCompleted
+    | TurnCancelled
+    | MessageAppended
+    | MessagesWithdrawn
+    | ContextInjected
+    | RequestPrepared
+    | ModelSwitched
+    | ExplicitCacheChanged
+    | CachePinged
+    | CacheLearned
+    | CacheControlsApplied
+    | GatewayForwarded
+    | LlmCallStarted
+    | LlmCallCompleted
+    | LlmCallFailed
+    | ToolCalled
+    | ToolCompleted
+    | ToolFailed
+    | ToolInputInvalid
+    | ToolConfirmationRequested
+    | ToolConfirmationResolved
+    | DelegationStarted
+    | DelegationCompleted
+    | RouteDecided
+    | SkillLoaded
+    | MemoryUpdated
+    | MemoryEviction
+    | AnyRecoveryPayload
+    | ContextCompacted
+    | CompactionSkipped
+    | SkillReleased
+)

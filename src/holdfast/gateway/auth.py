@@ -1,0 +1,135 @@
+"""Authenticates gateway requests and chooses the provider credential each one is forwarded with."""
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.gateway.app import AuthenticatedRequest, GatewayRefusedError
+from holdfast.gateway.exchange import GatewayCaller
+from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, KEY_HEADER, get_header_value
+from holdfast.gateway.http.response_parser import Headers
+from holdfast.gateway.key_limits import KeyLimitTable
+from holdfast.gateway.routes import Target
+
+# A revoked key keeps working for up to this long, in exchange for one store lookup per key instead of per request.
+KEY_CACHE_SECONDS = 10.0
+KEY_CACHE_MAX = 10_000
+
+_SUBSCRIPTION_PREFIXES = (b"sk-ant-oat", b"eyJ", b"ya29.")
+"""Prefixes of subscription tokens: Anthropic OAuth, JWT (ChatGPT sign-in) and Google OAuth access tokens."""
+
+GATEWAY_KEY_PATTERN = re.compile(rb"(?:Bearer +)?(hf_[0-9a-f]{16}_[0-9a-f]{64})", re.IGNORECASE)
+
+FindHolder = Callable[[str | None], "KeyHolder | None"]
+"""Returns the holder of a gateway key, or None if no key is required and none was sent. May block on a store.
+
+Raises TurnedAwayError if the key is invalid, or if a key is required and missing.
+"""
+
+
+class KeyHolder(msgspec.Struct, frozen=True):
+    key_id: str
+    label: str | None = None
+    user_id: str | None = None
+    team_id: str | None = None
+
+
+class KeyAuthenticator:
+    """Checks gateway keys and caches the result for REMEMBERED_SECONDS."""
+
+    def __init__(
+        self, find_holder: FindHolder, limits: KeyLimitTable, *, clock: Clock, salt: bytes, improve: bool = False
+    ) -> None:
+        self._find_holder = find_holder
+        self._limits = limits
+        self._clock = clock
+        self._salt = salt
+        self._improve = improve
+        self._cache: dict[bytes | None, tuple[float, KeyHolder | None]] = {}
+
+    async def admit(self, target: Target, headers: Headers) -> AuthenticatedRequest:
+        key, key_header = _our_key(headers)
+        holder = await self._holder(key, has_own_credential=key_header is None)
+        credential = b"\n".join(value for name, value in headers if name in CREDENTIAL_HEADERS)
+        if holder is None:
+            if key_header is not None:
+                raise GatewayRefusedError(401, "unknown or revoked gateway key")
+            return AuthenticatedRequest(
+                GatewayCaller(self._account(credential)), headers, self._improve and not is_subscription(headers)
+            )
+        self._limits.check(holder.key_id, self._clock())
+        if key_header is not None:
+            provider_key = self._limits.provider_key(holder.key_id, target.mount)
+            headers = _with_provider_key(headers, key_header, provider_key)
+            credential = provider_key
+        improve = self._improve or self._limits.row(holder.key_id).improve
+        caller = GatewayCaller(
+            self._account(credential), holder.key_id, holder.label, user_id=holder.user_id, team_id=holder.team_id
+        )
+        return AuthenticatedRequest(caller, headers, improve and not is_subscription(headers))
+
+    async def _holder(self, key: bytes | None, *, has_own_credential: bool) -> KeyHolder | None:
+        now = self._clock()
+        cached = self._cache.get(key)
+        if cached is not None and now - cached[0] < KEY_CACHE_SECONDS:
+            return cached[1]
+        try:
+            holder = await asyncio.to_thread(self._find_holder, None if key is None else key.decode("latin-1"))
+        except GatewayRefusedError:
+            # Never cache a refusal: a key that was just created must work at once.
+            self._cache.pop(key, None)
+            raise
+        except Exception:  # noqa: BLE001 - a failing key store must not fail the client's call
+            # Fail open only for requests that carry the client's own provider credential.
+            if cached is not None or has_own_credential:
+                return cached[1] if cached is not None else None
+            raise GatewayRefusedError(503, "the gateway cannot look up keys right now", retry_after_seconds=5) from None
+        # Invalid keys are not cached, so only many valid keys can fill it; clearing is simple and rare.
+        if len(self._cache) >= KEY_CACHE_MAX:
+            self._cache.clear()
+        self._cache[key] = (now, holder)
+        return holder
+
+    def _account(self, credential: bytes) -> str:
+        """Pseudonymous id of a credential: equal for equal credentials within this process, and not reversible."""
+        return hashlib.blake2b(credential, key=self._salt, digest_size=8).hexdigest()
+
+
+def _our_key(headers: Headers) -> tuple[bytes | None, bytes | None]:
+    """The gateway key, and the provider credential header that carries it (None if it came in our own header)."""
+    for name, value in headers:
+        if name in CREDENTIAL_HEADERS and (match := GATEWAY_KEY_PATTERN.fullmatch(value.strip())):
+            return match[1], name
+    return get_header_value(headers, KEY_HEADER), None
+
+
+def _with_provider_key(headers: Headers, key_header: bytes, provider_key: bytes) -> Headers:
+    """Replaces the gateway key in `key_header`, and drops it from every other credential header.
+
+    Some clients send the same key in several headers; none of them may reach the provider.
+    """
+    return [
+        (name, _with_scheme(value, provider_key)) if name == key_header else (name, value)
+        for name, value in headers
+        if name == key_header or name not in CREDENTIAL_HEADERS or not GATEWAY_KEY_PATTERN.fullmatch(value.strip())
+    ]
+
+
+def _with_scheme(value: bytes, provider_key: bytes) -> bytes:
+    scheme, _, _ = value.rpartition(b" ")
+    return b"%s %s" % (scheme, provider_key) if scheme else provider_key
+
+
+def is_subscription(headers: Headers) -> bool:
+    """Whether a subscription pays for the request. Such tokens cover only the client's own unmodified requests."""
+    for name, value in headers:
+        if name == b"anthropic-beta" and b"oauth" in value:
+            return True
+        token = value.strip().rpartition(b" ")[2]
+        if name in CREDENTIAL_HEADERS and token.startswith(_SUBSCRIPTION_PREFIXES):
+            return True
+    return False

@@ -1,0 +1,222 @@
+"""Keep-alive HTTP/1.1 connections to upstreams that stream request and response bytes without buffering them."""
+
+import asyncio
+import ssl
+from collections import deque
+from functools import cache
+from typing import cast
+
+from holdfast.gateway.http.response_parser import Headers, ResponseHead, ResponseParser
+from holdfast.gateway.routes import Upstream
+
+CONNECT_SECONDS_MAX = 10.0
+# Short, so that a request rarely meets a connection that the upstream is just closing: requests are never sent twice,
+# because a proxy cannot know whether a request without a response was billed (docs/decisions/0029).
+IDLE_SECONDS_MAX = 15.0
+IDLE_CONNECTIONS_MAX = 128
+# Back-pressure: beyond this, stop reading from the upstream until the client has taken some.
+BUFFERED_RESPONSE_BYTES_MAX = 256 * 1024
+
+
+class ConnectionCutError(Exception):
+    """The upstream was unreachable, or closed the connection before its response was complete."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """Serves one exchange after another. Data received while no request is open aborts the connection."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._reply: ResponseParser | None = None
+        self._data_waiter: asyncio.Future[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._unsent = b""
+        self._sent_whole = False
+        self._chunked = False
+        self._paused = False
+        self.closed = False
+        self.idle_since = 0.0
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports do not inherit from asyncio.Transport, so isinstance would fail.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        reply = self._reply
+        if reply is None:
+            # Unsolicited data would be taken for the next request's response.
+            self.abort()
+            return
+        reply.feed(data)
+        self._wake_reader()
+        if reply.waiting_bytes > BUFFERED_RESPONSE_BYTES_MAX and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def eof_received(self) -> None:
+        self._on_closed()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_closed()
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def _on_closed(self) -> None:
+        self.closed = True
+        if self._reply is not None:
+            self._reply.closed()
+        self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        if self._data_waiter is not None and not self._data_waiter.done():
+            self._data_waiter.set_result(None)
+
+    # Called by the forwarder.
+
+    def ask(self, method: str, target: bytes, headers: Headers) -> None:
+        """Starts a request. Its body is chunked if a transfer-encoding header says so.
+
+        The head is written together with the body bytes that arrive within the next two loop iterations, which
+        saves one small packet per request; without such bytes it is written alone.
+        """
+        names = {name.lower() for name, _ in headers}
+        self._chunked = b"transfer-encoding" in names
+        self._reply = ResponseParser(method)
+        self._sent_whole = False
+        lines = [b"%s %s HTTP/1.1\r\n" % (method.encode("ascii"), target)]
+        lines += [b"%s: %s\r\n" % header for header in headers]
+        self._unsent = b"".join((*lines, b"\r\n"))
+        loop = asyncio.get_running_loop()
+        # Nested call_soon runs after the iteration in which the first body message is delivered.
+        loop.call_soon(loop.call_soon, self._flush)
+
+    async def say(self, body: bytes) -> None:
+        """Writes a part of the body, after waiting for the upstream's back-pressure to clear."""
+        await self._writable.wait()
+        if body:
+            self._write(b"%x\r\n%s\r\n" % (len(body), body) if self._chunked else body)
+
+    def said(self) -> None:
+        """Ends the request body."""
+        if self._chunked:
+            self._write(b"0\r\n\r\n")
+        self._flush()
+        self._sent_whole = True
+
+    async def head(self) -> ResponseHead:
+        """Waits for the response head. Raises CutError if the connection ends first."""
+        reply = self._current
+        while reply.head is None:
+            if reply.ended:
+                raise ConnectionCutError
+            await self._wait_for_data()
+        return reply.head
+
+    async def chunk(self) -> bytes:
+        """The body bytes received so far, empty at the end. Raises CutError if the body is truncated."""
+        reply = self._current
+        while not reply.chunks:
+            if reply.complete:
+                return b""
+            if reply.broken:
+                raise ConnectionCutError
+            await self._wait_for_data()
+        received = reply.take()
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return received
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the response is complete and all of it was consumed."""
+        return self._reply is not None and self._reply.complete and not self._reply.chunks
+
+    def finish(self) -> bool:
+        """Ends an exchange; returns whether the connection can be reused."""
+        reply, self._reply = self._reply, None
+        reusable = reply is not None and reply.can_be_followed and self._sent_whole and not self.closed
+        if not reusable:
+            self.abort()
+        return reusable
+
+    def abort(self) -> None:
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _wait_for_data(self) -> None:
+        self._data_waiter = asyncio.get_running_loop().create_future()
+        await self._data_waiter
+
+    def _flush(self) -> None:
+        if self._unsent:
+            self._write(b"")
+
+    def _write(self, data: bytes) -> None:
+        unsent, self._unsent = self._unsent, b""
+        if self._transport is not None and not self.closed:
+            self._transport.write(unsent + data if unsent else data)
+
+    @property
+    def _current(self) -> ResponseParser:
+        if self._reply is None:
+            raise ConnectionCutError
+        return self._reply
+
+
+class UpstreamPool:
+    """Connection pool per upstream; the most recently used idle connection is reused first."""
+
+    def __init__(self) -> None:
+        self._idle: dict[tuple[str, int, bool], deque[UpstreamConnection]] = {}
+
+    async def take(self, upstream: Upstream) -> UpstreamConnection:
+        """Raises CutError if the upstream cannot be reached."""
+        loop = asyncio.get_running_loop()
+        idle = self._idle.get(_pool_key(upstream), deque())
+        while idle:
+            # The most recently used one is the least likely to have been closed by the upstream.
+            connection = idle.pop()
+            if not connection.closed and loop.time() - connection.idle_since < IDLE_SECONDS_MAX:
+                return connection
+            connection.abort()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS_MAX):
+                tls = _tls() if upstream.tls else None
+                _, connection = await loop.create_connection(UpstreamConnection, upstream.host, upstream.port, ssl=tls)
+        except (OSError, TimeoutError, UnicodeError):
+            raise ConnectionCutError from None
+        return connection
+
+    def give_back(self, upstream: Upstream, connection: UpstreamConnection) -> None:
+        if not connection.finish():
+            return
+        idle = self._idle.setdefault(_pool_key(upstream), deque())
+        connection.idle_since = asyncio.get_running_loop().time()
+        idle.append(connection)
+        if len(idle) > IDLE_CONNECTIONS_MAX:
+            idle.popleft().abort()
+
+    def close(self) -> None:
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.abort()
+        self._idle.clear()
+
+
+def _pool_key(upstream: Upstream) -> tuple[str, int, bool]:
+    return upstream.host, upstream.port, upstream.tls
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()

@@ -1,0 +1,113 @@
+"""What each gateway key allows: the provider keys it maps to, a daily budget, and a request rate."""
+
+import os
+import stat
+import tomllib
+from collections import deque
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from threading import Lock
+
+import msgspec
+
+from holdfast.catalog.lookup import utc_date
+from holdfast.errors import UserError
+from holdfast.gateway.app import GatewayRefusedError
+from holdfast.gateway.routes import MOUNTS, get_key_variable
+
+FILE_BYTES_MAX = 1024 * 1024
+MINUTE_SECONDS = 60.0
+DEFAULT_ROW = "*"
+
+
+class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A provider key is `env:NAME` or the key itself; if absent, the provider's usual environment variable is used."""
+
+    anthropic: str | None = None
+    openai: str | None = None
+    gemini: str | None = None
+    openrouter: str | None = None
+    budget_usd_a_day: float | None = None
+    requests_a_minute: int | None = None
+    improve: bool = False
+
+
+class KeyLimitTable:
+    """Limits by gateway key id; the row `*` applies to keys without their own. Thread-safe."""
+
+    def __init__(self, rows: Mapping[str, KeyLimits], environ: Mapping[str, str]) -> None:
+        self._rows = rows
+        self._environ = environ
+        self._lock = Lock()
+        self._spent: dict[tuple[str, date], float] = {}
+        self._request_times: dict[str, deque[float]] = {}
+
+    def row(self, key_id: str) -> KeyLimits:
+        return self._rows.get(key_id) or self._rows.get(DEFAULT_ROW) or KeyLimits()
+
+    def provider_key(self, key_id: str, mount: str) -> bytes:
+        """Raises TurnedAwayError if there is none."""
+        configured: str | None = getattr(self.row(key_id), mount)
+        variable = configured.removeprefix("env:") if configured and configured.startswith("env:") else None
+        if configured is None or variable:
+            provider_key = self._environ.get(variable or get_key_variable(mount))
+        else:
+            provider_key = configured
+        if not provider_key or not (provider_key.isascii() and provider_key.isprintable()):
+            raise GatewayRefusedError(403, f"no {mount} key is configured for this gateway key")
+        return provider_key.encode("ascii")
+
+    def spent(self, key_id: str, at: float, dollars: float) -> None:
+        day = (key_id, utc_date(at))
+        with self._lock:
+            self._spent[day] = self._spent.get(day, 0.0) + dollars
+
+    @property
+    def has_budgets(self) -> bool:
+        return any(row.budget_usd_a_day is not None for row in self._rows.values())
+
+    def spent_today(self, key_id: str, now: float) -> float:
+        with self._lock:
+            return self._spent.get((key_id, utc_date(now)), 0.0)
+
+    def check(self, key_id: str, now: float) -> None:
+        """Counts a request. Raises TurnedAwayError if the key's budget is spent or its request rate is exceeded."""
+        row = self.row(key_id)
+        if row.budget_usd_a_day is not None and self.spent_today(key_id, now) >= row.budget_usd_a_day:
+            # Budgets reset at midnight UTC.
+            wait = int(86_400 - now % 86_400) + 1
+            raise GatewayRefusedError(429, "this key's budget for today is spent", retry_after_seconds=wait)
+        if row.requests_a_minute is None:
+            return
+        with self._lock:
+            times = self._request_times.setdefault(key_id, deque())
+            while times and now - times[0] >= MINUTE_SECONDS:
+                times.popleft()
+            if len(times) >= row.requests_a_minute:
+                wait = int(MINUTE_SECONDS - (now - times[0])) + 1 if times else int(MINUTE_SECONDS)
+                raise GatewayRefusedError(429, "this key exceeds its requests per minute", retry_after_seconds=wait)
+            times.append(now)
+
+
+def read_key_limits(path: Path) -> dict[str, KeyLimits]:
+    """Raises UserError for a file that other users can read, and for one that is not a valid table of keys."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & 0o077:
+                raise UserError(f"{str(path)!r} can be read by other users; run `chmod 600` on it")
+            raw = file.read(FILE_BYTES_MAX + 1)
+        if len(raw) > FILE_BYTES_MAX:
+            raise UserError(f"{str(path)!r} has more than {FILE_BYTES_MAX} bytes")
+        table = tomllib.loads(raw.decode()).get("keys", {})
+        return msgspec.convert(table, dict[str, KeyLimits])
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise UserError(f"{str(path)!r} is not valid TOML") from None
+    except msgspec.ValidationError as error:
+        # msgspec's message names fields and types, never a value, so no key leaks.
+        raise UserError(
+            f"{str(path)!r} has an invalid table of keys: {error}; providers are {', '.join(MOUNTS)}"
+        ) from None

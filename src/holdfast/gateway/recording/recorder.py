@@ -1,0 +1,330 @@
+"""Records forwarded exchanges as sessions in the log: calls, usage, cost and cache verdicts."""
+
+import functools
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.catalog.lookup import Models
+from holdfast.clock import NewId
+from holdfast.engine.guard import WarningLog
+from holdfast.engine.recorder import CallRecorder, ObservedCall, ResumedSession, bill_usage
+from holdfast.engine.request_observer import RequestObserver
+from holdfast.errors import ProviderError
+from holdfast.events.log import EventLog
+from holdfast.events.payloads.calls import ConversationTrace, GatewayForwarded
+from holdfast.events.payloads.session import ParentSession, SessionStarted
+from holdfast.gateway.exchange import Exchange
+from holdfast.gateway.http.content_encoding import decompress_body
+from holdfast.gateway.http.response_parser import Headers
+from holdfast.gateway.recording.conversation_match import (
+    ConversationMatch,
+    ConversationMatcher,
+    RequestFingerprint,
+    decode_session_hints,
+)
+from holdfast.gateway.recording.counterfactual import CounterfactualPricer, encode_shape
+from holdfast.gateway.recording.restore import make_restored_scope, restore_conversations
+from holdfast.gateway.recording.worker_process import RecordQueue
+from holdfast.gateway.rewrite.findings import Findings, add_masked_diffs, find_anti_patterns, price_as_sent
+from holdfast.gateway.rewrite.rewriter import GatewayPing, RequestRewriter
+from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
+from holdfast.providers.registry import get_adapter
+from holdfast.types.json_encoding import sha256_hex
+from holdfast.types.reply import Reply, ReplyFinished
+from holdfast.types.usage import Usage
+
+_NOT_RECORDED = "a call was not recorded"
+# Only the start of the system text: volatile lines usually come later.
+HEAD_CHARS = 40
+DIGEST_CHARS = 16
+BUSY_QUEUE_LENGTH = 64
+"""With more queued calls than this, the search for anti-patterns is skipped so that recording can catch up."""
+_UNREADABLE = "a response could not be decoded; its usage is unknown"
+
+OnSpent = Callable[[str, float, float], None]
+"""Called with key id, time and cost in dollars of each call made with a gateway key."""
+
+
+class _Tracked(msgspec.Struct, frozen=True):
+    """The recording state of one conversation."""
+
+    witness: RequestObserver
+    shadow: CounterfactualPricer
+
+
+class _ActiveCall(msgspec.Struct, frozen=True):
+    key: int
+    adapter: Adapter
+    recorder: CallRecorder
+    call: ObservedCall
+    shadow: CounterfactualPricer
+    priced_number: int
+
+
+class GatewayRecorder:
+    """Queues exchanges and records them in its own thread. Never raises, never blocks, stores no bodies."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        *,
+        models: Models,
+        new_id: NewId,
+        simulated: bool = False,
+        improver: RequestRewriter | None = None,
+        spent: OnSpent = lambda key_id, at, dollars: None,
+        notes: Callable[[Callable[[Callable[[], None]], None]], RecordQueue[Callable[[], None]]] = RecordQueue,
+    ) -> None:
+        self._log = log
+        self._models = models
+        self._new_id = new_id
+        self._simulated = simulated
+        self._rewriter = improver or RequestRewriter(models)
+        self._on_spent = spent
+        self._warnings = WarningLog("holdfast.gateway")
+        self._conversations: ConversationMatcher[_Tracked] = ConversationMatcher()
+        self._now = 0.0
+        self._is_restored = False
+        self._queue = notes(self._process)
+
+    @property
+    def dropped(self) -> int:
+        """How many exchanges were dropped because recording could not keep up."""
+        return self._queue.dropped
+
+    def asked(self, exchange: Exchange) -> None:
+        if exchange.target.speaks is not None:
+            self._put(functools.partial(self._begin, exchange), exchange)
+
+    def ended(self, exchange: Exchange) -> None:
+        if exchange.target.speaks is not None:
+            self._put(functools.partial(self._finish, exchange), exchange)
+
+    def pinged(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
+        """A keep-alive ping for this exchange's cache entry was answered."""
+        self._put(functools.partial(self._record_ping, exchange, ping, response, at), exchange)
+
+    def close(self) -> None:
+        self._queue.close()
+
+    def _put(self, work: Callable[[], None], exchange: Exchange) -> None:
+        if not self._queue.put(work, exchange.kept_bytes):
+            self._warnings.once("recording cannot keep up: calls are forwarded but not recorded; see /metrics")
+
+    def _process(self, work: Callable[[], None]) -> None:
+        if not self._is_restored:
+            self._is_restored = True
+            with self._warnings.harmless("earlier sessions were not restored"):
+                self._restore()
+        with self._warnings.harmless(_NOT_RECORDED):
+            work()
+
+    def _restore(self) -> None:
+        """Conversations of earlier processes continue under their old session ids."""
+        for conversation in restore_conversations(self._log):
+            witness = RequestObserver(self._recorder(SessionStarted, conversation.resumed), self._warnings)
+            self._conversations.restore(
+                conversation.said, _Tracked(witness, CounterfactualPricer()), conversation.reply_id
+            )
+
+    def _begin(self, exchange: Exchange) -> None:
+        body, speaks, original = exchange.request_body, exchange.target.speaks, exchange.original
+        if body is None or speaks is None:
+            return
+        exchange.request_was_read()
+        self._now = exchange.asked_at
+        adapter = get_adapter(speaks)
+        decoded = decompress_body(body, _header_text(exchange.headers, b"content-encoding"))
+        wire = adapter.read_request(decoded, {PATH_HEADER: exchange.target.path})
+        description = _describe_request(exchange, wire, decoded)
+        match, tracked = self._conversations.enter(description, functools.partial(self._open_conversation, exchange))
+        witness, shadow = tracked.witness, tracked.shadow
+        prepared = witness.prepared(adapter, wire)
+        shared, pieces = witness.recorder.shared(prepared.links), witness.newest.pieces if witness.newest else []
+        if exchange.changes:
+            changes = (
+                add_masked_diffs(exchange.changes, original, decoded) if original is not None else exchange.changes
+            )
+            priced = price_as_sent(adapter, prepared.row, shadow, (wire, exchange.asked_at, prepared.tokens))
+        else:
+            call_details = (adapter, wire, exchange.asked_at, prepared.tokens)
+            anti_patterns = self._find_anti_patterns(exchange, decoded, shadow, call_details)
+            changes, priced = anti_patterns.changes, anti_patterns.priced
+        forwarded = GatewayForwarded(
+            because=match.because,
+            confidence=match.confidence,
+            key_id=exchange.caller.key_id,
+            user_id=exchange.caller.user_id,
+            team_id=exchange.caller.team_id,
+            improved=bool(exchange.changes),
+            changes=changes,
+            trace=_trace(exchange.target.mount, description, match),
+            shape=encode_shape(pieces[shared:]),
+            priced=priced,
+        )
+        call = witness.recorder.begin(prepared, forwarded)
+        if call is not None:
+            exchange.record = _ActiveCall(
+                match.key, adapter, witness.recorder, call, shadow, shadow.priced_count if priced else 0
+            )
+
+    def _find_anti_patterns(
+        self,
+        exchange: Exchange,
+        body: bytes,
+        shadow: CounterfactualPricer,
+        call: tuple[Adapter, WireRequest, float, int],
+    ) -> Findings:
+        """What `--improve` would have changed; empty while the recorder is behind."""
+        if max(self._queue.waiting, exchange.waiting) > BUSY_QUEUE_LENGTH:
+            return Findings()
+        try:
+            return find_anti_patterns(self._rewriter, exchange.target, body, shadow=shadow, call=call)
+        except Exception:  # noqa: BLE001 - a body we cannot parse has no findings; it is still recorded
+            return Findings()
+
+    def _open_conversation(self, exchange: Exchange, parent_conversation: "_Tracked | None") -> "_Tracked":
+        session_id = None if parent_conversation is None else parent_conversation.witness.recorder.session_id
+        parent = None if session_id is None else ParentSession(session_id, "", session_id, 1)
+        make_started = functools.partial(
+            SessionStarted, name=exchange.caller.label, parent=parent, simulated=self._simulated
+        )
+        return _Tracked(RequestObserver(self._recorder(make_started), self._warnings), CounterfactualPricer())
+
+    def _recorder(
+        self, opening: Callable[[str], SessionStarted], resumed: ResumedSession | None = None
+    ) -> CallRecorder:
+        return CallRecorder(
+            self._log,
+            models=self._models,
+            clock=lambda: self._now,
+            new_id=self._new_id,
+            warnings=self._warnings,
+            session_started=opening,
+            resumed=resumed,
+        )
+
+    def _finish(self, exchange: Exchange) -> None:
+        active = exchange.record
+        if not isinstance(active, _ActiveCall):
+            return
+        self._now = exchange.ended_at
+        reply: Reply | None = None
+        try:
+            reply = self._record_outcome(exchange, active)
+        finally:
+            exchange.reply_was_read()
+            self._conversations.left(active.key, reply.id if reply else "")
+
+    def _record_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
+        active = exchange.record
+        if isinstance(active, _ActiveCall):
+            self._now = at
+            usage = active.adapter.read_reply(response).usage
+            cost = active.recorder.ping(active.call, usage, ttl=ping.ttl, block=ping.piece)
+            if exchange.caller.key_id is not None:
+                self._on_spent(exchange.caller.key_id, at, float(cost))
+
+    def _record_outcome(self, exchange: Exchange, active: _ActiveCall) -> Reply | None:
+        recorder, call = active.recorder, active.call
+        reply, is_complete, failure = self._decode_response(exchange, active.adapter)
+        if reply is not None and is_complete:
+            recorder.complete(call, reply)
+            tokens_sent = reply.answering.tokens_sent
+            # Calibrates later estimates with the provider's count.
+            if tokens_sent and call.prepared.tokens:
+                active.shadow.tokens_factor = tokens_sent / call.prepared.tokens
+        elif failure is not None:
+            recorder.fail(call, failure.kind, _describe_failure(exchange, failure), reply)
+        elif exchange.end == "cancelled":
+            recorder.fail(call, "cancelled", "the client disconnected before the response ended", reply)
+        elif exchange.end == "whole":
+            recorder.fail(call, "other", "the response could not be decoded", reply)
+        else:
+            recorder.fail(call, "network", "the upstream closed the connection before its response was complete", reply)
+        # A call without usage wrote nothing to a cache (a 429 or 529), so it must not count as a cache write.
+        if reply is None or reply.usage == Usage():
+            active.shadow.take_back(active.priced_number)
+        if exchange.caller.key_id is not None and reply is not None:
+            self._on_spent(
+                exchange.caller.key_id, call.started_at, float(recorder.cost_of(call, bill_usage(call, reply.usage)))
+            )
+        return reply
+
+    def _decode_response(self, exchange: Exchange, adapter: Adapter) -> tuple[Reply | None, bool, ProviderError | None]:
+        """The reply (partial if truncated), whether it is complete, and the provider's error, if it sent one."""
+        body = exchange.reply_body
+        if body is None or not exchange.status:
+            return None, False, None
+        try:
+            decoded = decompress_body(body, _header_text(exchange.reply_headers, b"content-encoding"))
+            if exchange.status != 200:
+                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.reply_headers}
+                return None, False, adapter.read_error(exchange.status, headers, decoded)
+            if _header_text(exchange.reply_headers, b"content-type").startswith("text/event-stream"):
+                return _decode_stream(adapter, decoded)
+            return (adapter.read_reply(decoded), True, None) if exchange.end == "whole" else (None, False, None)
+        except ProviderError:
+            self._warnings.once(_UNREADABLE)
+            return None, False, None
+
+
+def _decode_stream(adapter: Adapter, body: bytes) -> tuple[Reply | None, bool, ProviderError | None]:
+    reader = adapter.stream_reader()
+    try:
+        for delta in reader.feed(body):
+            if isinstance(delta, ReplyFinished):
+                return delta.reply, True, None
+    except ProviderError as error:
+        return reader.partial(), False, error
+    return reader.partial(), False, None
+
+
+def _describe_failure(exchange: Exchange, failure: ProviderError) -> str:
+    """Only the kind and status: the provider's message may quote the prompt."""
+    status = failure.status or exchange.status
+    return f"{failure.kind} (HTTP status {status})"
+
+
+def _header_text(headers: Headers, wanted: bytes) -> str:
+    return next((value.decode("latin-1") for name, value in headers if name.lower() == wanted), "")
+
+
+def _describe_request(exchange: Exchange, wire: WireRequest, body: bytes) -> RequestFingerprint:
+    hints, mount, caller = decode_session_hints(body, exchange.headers), exchange.target.mount, exchange.caller
+    if hints.session is not None:
+        hints = msgspec.structs.replace(hints, session=_short_digest(hints.session.encode("utf-8", "surrogatepass")))
+    scope = f"{mount} {caller.account}"
+    return RequestFingerprint(
+        scope, _head_digest(wire), _block_digests(wire), hints, make_restored_scope(mount, caller.key_id)
+    )
+
+
+def _trace(mount: str, description: RequestFingerprint, match: ConversationMatch) -> ConversationTrace:
+    return ConversationTrace(
+        mount,
+        description.head,
+        match.kept,
+        description.blocks[match.kept :],
+        description.clues.session,
+        description.clues.because,
+    )
+
+
+def _short_digest(data: bytes) -> str:
+    return sha256_hex(data)[:DIGEST_CHARS]
+
+
+def _head_digest(wire: WireRequest) -> str:
+    """Digest over what is stable even in a badly ordered prompt: model, tool names, start of the system text."""
+    tools = sorted(tool.name for tool in wire.prompt.tools)
+    texts = (text.text for segment in wire.prompt.segments for text in segment.system)
+    return _short_digest(msgspec.json.encode((wire.parameters.model, tools, next(texts, "")[:HEAD_CHARS])))
+
+
+def _block_digests(wire: WireRequest) -> tuple[str, ...]:
+    entries = wire.prompt.passages
+    return tuple(
+        _short_digest(msgspec.json.encode((entry.role, block))) for entry in entries for block in entry.content
+    )

@@ -1,0 +1,135 @@
+"""Restores forwarded conversations and today's spending from the log, so that a restart continues both."""
+
+from collections.abc import Iterable, Iterator
+from datetime import date
+
+import msgspec
+
+from holdfast.catalog.lookup import utc_date
+from holdfast.engine.recorder import ResumedSession
+from holdfast.events.log import Event, EventLog
+from holdfast.events.payloads.cache import CachePinged
+from holdfast.events.payloads.calls import (
+    ConversationTrace,
+    GatewayForwarded,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    RequestPrepared,
+)
+from holdfast.events.payloads.session import SessionStarted
+from holdfast.gateway.key_limits import KeyLimitTable
+from holdfast.gateway.recording.conversation_match import RequestFingerprint, SessionHints
+from holdfast.types.request_buffer import PrefixDigest
+from holdfast.types.usage import Usage
+
+RESTORED_SESSIONS_MAX = 200
+# A forwarded session has `gateway.forwarded` among its first two events, so others need not be read further.
+OPENING_EVENTS = 2
+
+
+class RestoredConversation(msgspec.Struct, frozen=True):
+    """A conversation as of its last request."""
+
+    resumed: ResumedSession
+    said: RequestFingerprint
+    reply_id: str
+
+
+class CallSpending(msgspec.Struct, frozen=True):
+    """Cost of one call or ping, with the gateway key it was made with and the key's label.
+
+    `calls` and `failed` are 0 or 1; a failed call has no usage.
+    """
+
+    key_id: str | None
+    label: str | None
+    at: float
+    dollars: float
+    calls: int = 1
+    failed: int = 0
+
+
+def make_restored_scope(mount: str, key_id: str | None) -> str:
+    """The scope of conversations whose provider account is unknown."""
+    return f"{mount} by {key_id or 'anyone'}"
+
+
+def restore_conversations(
+    log: EventLog, *, sessions_max: int = RESTORED_SESSIONS_MAX
+) -> Iterator[RestoredConversation]:
+    """The newest forwarded conversations of a log, by start time; other sessions are read only up to their opening."""
+    for row in sorted(log.sessions(limit=sessions_max), key=lambda row: (row.started_at, row.id)):
+        events = log.read(row.id)
+        opening = [event for _, event in zip(range(OPENING_EVENTS), events, strict=False)]
+        if any(isinstance(event.payload, GatewayForwarded) for event in opening):
+            conversation = _fold_conversation(row.id, (*opening, *events))
+            if conversation is not None:
+                yield conversation
+
+
+def _fold_conversation(session_id: str, events: Iterable[Event]) -> RestoredConversation | None:
+    trace: ConversationTrace | None = None
+    blocks: tuple[str, ...] = ()
+    links: tuple[PrefixDigest, ...] = ()
+    key_id, reply_id, last_event_id = None, "", ""
+    for event in events:
+        last_event_id = event.id
+        match event.payload:
+            case GatewayForwarded() as payload:
+                key_id, trace = payload.key_id, payload.trace
+                if trace is not None:
+                    blocks = (*blocks[: trace.kept], *trace.blocks)
+            case RequestPrepared() as payload:
+                links = (*links[: payload.shared_blocks], *payload.links)
+            case LlmCallCompleted() as payload:
+                reply_id = payload.response_id or reply_id
+            case _:
+                pass
+    if trace is None:
+        return None
+    request = RequestFingerprint(
+        make_restored_scope(trace.mount, key_id), trace.head, blocks, SessionHints(trace.session, trace.because)
+    )
+    return RestoredConversation(ResumedSession(session_id, links, last_event_id), request, reply_id)
+
+
+def iterate_spending(log: EventLog, *, since: date | None = None) -> Iterator[CallSpending]:
+    """Cost of forwarded calls, session by session, from the start of the day `since` if given."""
+    for row in log.sessions():
+        if since is None or utc_date(row.last_event_at) >= since:
+            yield from _fold_spending(log.read(row.id), since)
+
+
+def restore_spending(grants: KeyLimitTable, log: EventLog, now: float) -> None:
+    """Charges today's budgets with what was spent before this process started."""
+    if grants.has_budgets:
+        for spending in iterate_spending(log, since=utc_date(now)):
+            if spending.key_id is not None:
+                grants.spent(spending.key_id, spending.at, spending.dollars)
+
+
+def _fold_spending(events: Iterable[Event], since: date | None) -> Iterator[CallSpending]:
+    label: str | None = None
+    forwarded: GatewayForwarded | None = None
+    keys: dict[str, tuple[float, str | None]] = {}
+    for event in events:
+        match event.payload:
+            case SessionStarted() as payload:
+                label = payload.name
+            case GatewayForwarded() as payload:
+                forwarded = payload
+            case LlmCallStarted() as payload:
+                if forwarded is None:
+                    return
+                keys[payload.request_id] = event.at, forwarded.key_id
+            case LlmCallCompleted() | LlmCallFailed() as payload:
+                at, key_id = keys.pop(payload.request_id, (event.at, None))
+                failed = isinstance(payload, LlmCallFailed) and payload.usage == Usage()
+                if since is None or utc_date(at) >= since:
+                    yield CallSpending(key_id, label, at, float(payload.cost_usd), int(not failed), int(failed))
+            case CachePinged() as payload:
+                if forwarded is not None and (since is None or utc_date(event.at) >= since):
+                    yield CallSpending(forwarded.key_id, label, event.at, float(payload.cost_usd), 0)
+            case _:
+                pass

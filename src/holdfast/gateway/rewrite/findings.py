@@ -1,0 +1,134 @@
+"""Finds cache anti-patterns in requests that are forwarded unchanged, with a masked diff and a cost for each."""
+
+import difflib
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast.catalog.schema import Model
+from holdfast.events.payloads.calls import PromptPrice, RequestChange
+from holdfast.gateway.recording.counterfactual import AS_SENT, IMPROVED, CounterfactualPricer
+from holdfast.gateway.rewrite.operations import TOOLS_UNSORTED, VOLATILE_PREFIX, JsonObject
+from holdfast.gateway.rewrite.rewriter import RequestRewriter
+from holdfast.gateway.routes import Target
+from holdfast.providers.adapter import Adapter, WireRequest
+from holdfast.types.blocks import Json
+from holdfast.types.json_encoding import encode_json
+
+# Pricing each finding needs one more rewrite of the request; for larger bodies only the total is priced.
+PRICED_BYTES_MAX = 1024 * 1024
+LINES_MAX = 12
+LINE_CHARS_MAX = 160
+DIFF_BYTES_MAX = 512 * 1024
+
+
+_CONTENT_MEMBERS = ("messages", "input", "contents", "prompt_cache_key")
+_MEMBERS_BY_FINDING = {TOOLS_UNSORTED: ("tools",), VOLATILE_PREFIX: ("system", "instructions", "systemInstruction")}
+"""The request members an anti-pattern concerns, by prefix of its name."""
+
+
+class Findings(msgspec.Struct, frozen=True):
+    changes: tuple[RequestChange, ...] = ()
+    priced: PromptPrice | None = None
+
+
+def find_anti_patterns(
+    improver: RequestRewriter,
+    target: Target,
+    body: bytes,
+    *,
+    shadow: CounterfactualPricer,
+    call: tuple[Adapter, WireRequest, float, int],
+) -> Findings:
+    """What a rewrite would change in a request, and what that would save. May raise anything for an unknown body.
+
+    `call` is the adapter, the decoded request, its time and its estimated token count.
+    """
+    adapter, wire, at, tokens = call
+    improved = improver.improved(target.speaks or "", body, path=target.path)
+    changes = tuple(msgspec.structs.replace(change, done=False) for change in improved.changes)
+    variants = {AS_SENT: wire}
+    if improved.body is not None:
+        variants[IMPROVED] = improved.wire
+        for change in changes if len(body) <= PRICED_BYTES_MAX else ():
+            partial = improver.improved(target.speaks or "", body, path=target.path, unfixed=frozenset({change.habit}))
+            variants[change.habit] = partial.wire
+    costs = shadow.priced(adapter, improved.row, at, tokens=tokens, variants=variants)
+    if costs is None:
+        return Findings(changes)
+    priced, extra_usd = costs
+    return Findings(
+        tuple(msgspec.structs.replace(change, usd=extra_usd.get(change.habit)) for change in changes), priced
+    )
+
+
+def price_as_sent(
+    adapter: Adapter, row: Model | None, shadow: CounterfactualPricer, call: tuple[WireRequest, float, int]
+) -> PromptPrice | None:
+    """The cost of a request as sent, for requests that were already rewritten."""
+    wire, at, tokens = call
+    costs = None if row is None else shadow.priced(adapter, row, at, tokens=tokens, variants={AS_SENT: wire})
+    return None if costs is None else costs[0]
+
+
+def add_masked_diffs(changes: tuple[RequestChange, ...], before: bytes, after: bytes) -> tuple[RequestChange, ...]:
+    """Adds to each change the masked diff of the members it concerns; a member is shown with one change only."""
+    if len(before) > DIFF_BYTES_MAX:
+        return changes
+    old: JsonObject = msgspec.json.decode(before)
+    new: JsonObject = msgspec.json.decode(after)
+    shown_members: set[str] = set()
+    annotated: list[RequestChange] = []
+    for change in changes:
+        names = next(
+            (names for start, names in _MEMBERS_BY_FINDING.items() if change.habit.startswith(start)), _CONTENT_MEMBERS
+        )
+        lines: list[str] = []
+        for name in names:
+            if name not in shown_members and old.get(name) != new.get(name):
+                shown_members.add(name)
+                differs = iterate_diff_lines(
+                    encode_json({name: old.get(name)}), encode_json({name: new.get(name)}), context=0
+                )
+                lines += [mask_line(line) for line in differs if not line.startswith(("---", "+++", "@@"))]
+        annotated.append(msgspec.structs.replace(change, diff=tuple(lines[:LINES_MAX])))
+    return tuple(annotated)
+
+
+def iterate_diff_lines(before: bytes, after: bytes, *, context: int = 2) -> Iterator[str]:
+    """Unified diff of two request bodies, one line per scalar; texts are split at their line breaks."""
+    for line in difflib.unified_diff(_lines(before), _lines(after), "as received", "as sent", "", "", context, ""):
+        yield line[:LINE_CHARS_MAX]
+
+
+def _lines(body: bytes) -> list[str]:
+    return list(_flatten(msgspec.json.decode(body), ""))
+
+
+def _flatten(value: Json, indent: str) -> Iterator[str]:
+    match value:
+        case dict():
+            for name, member in value.items():
+                if isinstance(member, dict | list):
+                    yield f"{indent}{name}:"
+                    yield from _flatten(member, indent + "  ")
+                else:
+                    yield from _flatten(member, f"{indent}{name}: ")
+        case list():
+            for member in value:
+                yield f"{indent}-"
+                yield from _flatten(member, indent + "  ")
+        case str():
+            for line in value.split("\n"):
+                yield indent + line
+        case _:
+            yield f"{indent}{msgspec.json.encode(value).decode()}"
+
+
+def mask_line(line: str) -> str:
+    """Replaces letters by x and digits by 0, except in member names, so that a diff reveals no prompt text."""
+    sign, rest = line[:1], line[1:]
+    match = re.match(r"\s*(?:[a-z_]+:|-)(?: |$)", rest)
+    name = match[0] if match else ""
+    return sign + name + re.sub(r"[^\W\d_]", "x", re.sub(r"\d", "0", rest[len(name) :]))

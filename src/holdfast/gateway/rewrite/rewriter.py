@@ -1,0 +1,428 @@
+"""Rewrites forwarded requests so that the prompt cache hits: same content, stable order, cache breakpoints.
+
+A rewrite depends on the request alone, and the rewrite of a longer conversation extends the rewrite of a shorter one.
+So there is no state to keep or to lose in a restart.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
+from holdfast.catalog.schema import Model
+from holdfast.economics.keep_alive import pings_max
+from holdfast.engine.cache.single_flight import BreakpointPrefix, FlightKey
+from holdfast.engine.inject import anthropic as marks
+from holdfast.engine.inject import openai as keys
+from holdfast.engine.inject.client_method import ClientRequest, RewrittenRequest
+from holdfast.engine.request_draft import RequestDraft
+from holdfast.errors import UserError
+from holdfast.events.payloads.calls import RequestChange
+from holdfast.gateway.rewrite import openai as openrouter
+from holdfast.gateway.rewrite.openai import (
+    RESPONSES_ROLES,
+    append_message,
+    derive_session_id,
+    rewrite_chat,
+    rewrite_responses,
+    sort_request_tools,
+)
+from holdfast.gateway.rewrite.operations import (
+    BREAKPOINTS_MISSING,
+    CACHE_KEY_MISSING,
+    EXPLICIT_BREAKPOINT_MISSING,
+    TTLS_UNORDERED,
+    VOLATILE_PREFIX,
+    JsonObject,
+    RequestEdits,
+    convert_text_to_parts,
+    convert_to_object,
+    list_objects,
+)
+from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
+from holdfast.planning.plan import cache_write_rate
+from holdfast.providers.adapter import PATH_HEADER, Adapter, PingAdapter, WireRequest
+from holdfast.providers.anthropic.blocks import CACHE_CONTROL
+from holdfast.providers.cache_inputs import automatic_breakpoint
+from holdfast.providers.registry import get_adapter
+from holdfast.types.blocks import Block, Json, Role
+from holdfast.types.json_encoding import encode_json, extend_digest, sha256_hex
+from holdfast.types.prompt import Breakpoint, Parameters, Ttl
+
+
+class ImprovedRequest(msgspec.Struct, frozen=True):
+    """The result of a rewrite; `body` is None if the request is forwarded unchanged.
+
+    `wire` is the decoded request as it will be sent, `row` the catalog row of its model.
+    """
+
+    body: bytes | None
+    wire: WireRequest
+    row: Model
+    changes: tuple[RequestChange, ...] = ()
+
+
+class RequestRewriter:
+    """Stateless and thread-safe."""
+
+    def __init__(self, models: Models, volatile: VolatileExtractor | None = None) -> None:
+        self._models = models
+        self._volatile = volatile or VolatileExtractor()
+
+    def improved(
+        self, speaks: str, body: bytes, *, path: str = "", unfixed: frozenset[str] = frozenset()
+    ) -> ImprovedRequest:
+        """Fixes all anti-patterns but those in `unfixed`. `path` is the request's; Gemini names the model there.
+
+        May raise anything for a body that we do not understand; the caller then forwards the original.
+        """
+        adapter = get_adapter(speaks)
+        members: JsonObject = msgspec.json.decode(body)
+        headers = {PATH_HEADER: path}
+        # Re-encode first: insignificant white space must not count as a difference.
+        before = adapter.read_request(encode_json(members), headers)
+        row = find_model(f"{adapter.name}:{before.parameters.model}", self._models)
+        edits = RequestEdits(self._volatile, unfixed)
+        rewritten = _REWRITERS[speaks](dict(members), row, edits, adapter) if speaks in _REWRITERS else members
+        if not edits.changes:
+            return ImprovedRequest(None, before, row)
+        encoded = encode_json(rewritten)
+        after = adapter.read_request(encoded, headers)
+        _check_same_content(before, after, edits.moved)
+        return ImprovedRequest(encoded, after, row, tuple(edits.changes))
+
+
+def _rewrite_anthropic(body: JsonObject, row: Model, edits: RequestEdits, adapter: Adapter) -> JsonObject:
+    # Moved text is appended to the last message, which must be the user's: after an assistant prefill it would be
+    # taken for the model's own words.
+    if _ends_with_user(body):
+        system, volatile = edits.without_volatile(body.get("system"))
+        if volatile:
+            body["system"] = system
+            if not system:
+                del body["system"]
+            edits.move(volatile, "system")
+    ordered = edits.sorted_tools(body.get("tools"), lambda tool: tool.get("name"))
+    if ordered is not None:
+        body["tools"] = ordered
+    body["messages"] = convert_text_to_parts(body["messages"], "text", ("user", "assistant"))
+    # Before placing breakpoints: Anthropic answers 400 if a 1h breakpoint comes after a 5m one.
+    if edits.mends(TTLS_UNORDERED) and order_ttls(body):
+        edits.note(TTLS_UNORDERED, "marks")
+    if edits.mends(BREAKPOINTS_MISSING):
+        request = _request(adapter, body, row, "")
+        rewritten = marks.add_anthropic_breakpoints({**body}, request, text_follows=bool(edits.moved))
+        added = len(rewritten.wire.plan.marks) - len(request.wire.plan.marks)
+        if added:
+            edits.note(BREAKPOINTS_MISSING, f"{added} placed")
+        body = _merge_extra_body(rewritten)
+    if edits.moved:
+        # After the last breakpoint, so that it is neither cached nor part of a later request's prefix.
+        _append_to_last_message(body, {"type": "text", "text": edits.moved})
+    return body
+
+
+def _rewrite_openai(body: JsonObject, row: Model, edits: RequestEdits, adapter: Adapter) -> JsonObject:
+    prompt_member, part_type = ("messages", "text") if adapter.name == "openai-chat" else ("input", "input_text")
+    role = (rewrite_chat if prompt_member == "messages" else rewrite_responses)(body, edits)
+    request = _request(adapter, body, row, derive_session_id(body, prompt_member))
+    had_key = body.get(keys.CACHE_KEY_FIELD) is not None
+    if edits.mends(CACHE_KEY_MISSING) or edits.mends(EXPLICIT_BREAKPOINT_MISSING):
+        rewritten = keys.add_openai_cache_fields(
+            {**body}, request, adapter=adapter, prompt_name=prompt_member, part_type=part_type
+        )
+        if len(rewritten.wire.plan.marks) > len(request.wire.plan.marks):
+            edits.note(EXPLICIT_BREAKPOINT_MISSING, "end of the system text")
+        body = _merge_extra_body(rewritten)
+        if not had_key and body.get(keys.CACHE_KEY_FIELD) is not None:
+            edits.note(CACHE_KEY_MISSING, keys.CACHE_KEY_FIELD)
+    if edits.moved:
+        has_free_breakpoint = row.cache.marks_max - 1 > len(adapter.read_request(encode_json(body)).plan.marks)
+        body[prompt_member] = append_message(
+            convert_text_to_parts(body[prompt_member], part_type, RESPONSES_ROLES),
+            {"role": role, "content": edits.moved},
+            breakpoint_in=part_type if row.cache.kind == "breakpoints" and has_free_breakpoint else None,
+        )
+    return body
+
+
+def _rewrite_openrouter(body: JsonObject, row: Model, edits: RequestEdits, adapter: Adapter) -> JsonObject:
+    if _ends_with_user(body):
+        rewrite_chat(body, edits)
+    else:
+        sort_request_tools(body, edits)
+    body["messages"] = convert_text_to_parts(body["messages"], "text", openrouter.BREAKPOINT_ROLES)
+    if row.cache.kind == "marks":
+        if edits.mends(TTLS_UNORDERED) and order_ttls(body):
+            edits.note(TTLS_UNORDERED, "breakpoints")
+        if edits.mends(BREAKPOINTS_MISSING):
+            request = _request(adapter, body, row, "")
+            missing = marks.missing_breakpoints(request, request.wire.plan.marks, text_follows=bool(edits.moved))
+            body, added = openrouter.add_breakpoints(body, missing, adapter)
+            if added:
+                edits.note(BREAKPOINTS_MISSING, f"{added} placed")
+    # OpenRouter routes requests with the same session_id to the same provider, whose cache they share.
+    if row.cache.kind != "none" and edits.mends(CACHE_KEY_MISSING) and body.get(openrouter.SESSION_MEMBER) is None:
+        body[openrouter.SESSION_MEMBER] = openrouter.derive_openrouter_session(body)
+        edits.note(CACHE_KEY_MISSING, openrouter.SESSION_MEMBER)
+    if edits.moved:
+        _append_to_last_message(body, {"type": "text", "text": edits.moved})
+    return body
+
+
+def _rewrite_gemini(body: JsonObject, row: Model, edits: RequestEdits, adapter: Adapter) -> JsonObject:
+    return rewrite_gemini(body, edits)
+
+
+# Anthropic answers 400 if a 1h breakpoint comes after a 5m one ("Mixed TTL" in its prompt caching page).
+HOUR_TTL = "1h"
+
+
+_DECLARATIONS = "functionDeclarations"
+
+
+def _append_to_last_message(body: JsonObject, block: JsonObject) -> None:
+    messages = body["messages"]
+    assert isinstance(messages, list)
+    last = messages[-1]
+    assert isinstance(last, dict)
+    content = last["content"]
+    assert isinstance(content, list)
+    body["messages"] = [*messages[:-1], {**last, "content": [*content, block]}]
+
+
+def _blocks(body: dict[str, Json]) -> Iterator[dict[str, Json]]:
+    """All blocks with a breakpoint, in prompt order: tools, system, messages."""
+    messages = body.get("messages")
+    contents = (
+        [message.get("content") for message in messages if isinstance(message, dict)]
+        if isinstance(messages, list)
+        else []
+    )
+    for blocks in (body.get("tools"), body.get("system"), *contents):
+        for block in blocks if isinstance(blocks, list) else ():
+            if isinstance(block, dict) and block.get(CACHE_CONTROL) is not None:
+                yield block
+
+
+def _ends_with_user(body: JsonObject) -> bool:
+    messages = list_objects(body.get("messages"))
+    return bool(messages) and messages[-1].get("role") == "user"
+
+
+def _gemini_ends_with_user(contents: list[Json]) -> bool:
+    last = contents[-1] if contents else None
+    # Gemini treats a missing role as "user".
+    return isinstance(last, dict) and last.get("role", "user") == "user"
+
+
+def _merge_extra_body(rewritten: RewrittenRequest) -> JsonObject:
+    """SDK arguments as a request body: the members of `extra_body` move to the top level."""
+    body = dict(rewritten.arguments)
+    extra = body.pop("extra_body", None)
+    return convert_to_object({**body, **(extra if isinstance(extra, dict) else {})})
+
+
+def _previous_end(wire: WireRequest, draft: RequestDraft) -> int | None:
+    """Index of the last block of the previous request: the one before the newest assistant message."""
+    entries = wire.prompt.passages
+    newest = next((index for index in range(len(entries) - 1, -1, -1) if entries[index].role == "assistant"), 0)
+    blocks_before = len(draft.scroll.pieces) - sum(len(draft.spelled(entry)) for entry in entries[newest:])
+    return blocks_before - 1 if newest and blocks_before > 0 else None
+
+
+def _request(adapter: Adapter, body: JsonObject, row: Model, session: str) -> ClientRequest:
+    wire = adapter.read_request(encode_json(body))
+    draft = RequestDraft(adapter, lambda encoded: 0)
+    draft.update(wire.prompt)
+    return ClientRequest(body, wire, draft.scroll, row, session, _previous_end(wire, draft))
+
+
+def get_automatic_ttl(body: dict[str, Json]) -> Json | None:
+    """TTL of the request's automatic breakpoint (top-level `cache_control`), which comes after all others."""
+    automatic = body.get(CACHE_CONTROL)
+    return automatic.get("ttl") if isinstance(automatic, dict) else None
+
+
+def order_ttls(body: dict[str, Json]) -> bool:
+    """Raises every breakpoint before the last 1-hour one to 1 hour, in place; returns whether anything changed.
+
+    This costs nothing extra: a 1-hour breakpoint writes everything before it for one hour anyway.
+    """
+    breakpoints = [block[CACHE_CONTROL] for block in _blocks(body)]
+    is_hour = [breakpoint_.get("ttl") == HOUR_TTL for breakpoint_ in breakpoints if isinstance(breakpoint_, dict)]
+    if len(is_hour) != len(breakpoints) or (HOUR_TTL not in (get_automatic_ttl(body),) and True not in is_hour):
+        return False
+    automatic_is_hour = get_automatic_ttl(body) == HOUR_TTL
+    last = len(breakpoints) if automatic_is_hour else max(index for index, hour in enumerate(is_hour) if hour)
+    changed = False
+    for block in list(_blocks(body))[:last]:
+        breakpoint_ = block[CACHE_CONTROL]
+        assert isinstance(breakpoint_, dict)
+        if breakpoint_.get("ttl") != HOUR_TTL:
+            block[CACHE_CONTROL] = {**breakpoint_, "ttl": HOUR_TTL}
+            changed = True
+    return changed
+
+
+def rewrite_gemini(body: JsonObject, edits: RequestEdits) -> JsonObject:
+    """A request that uses `cachedContent` is left unchanged, because its prefix is in that explicit cache."""
+    if body.get("cachedContent") is not None:
+        return body
+    tools = list_objects(body.get("tools"))
+    # Only the plain case: built-in tools, such as code execution, have no name to sort by.
+    if len(tools) == 1 and tools[0].keys() == {_DECLARATIONS}:
+        ordered = edits.sorted_tools(tools[0][_DECLARATIONS], lambda tool: tool.get("name"))
+        if ordered is not None:
+            body["tools"] = [{**tools[0], _DECLARATIONS: ordered}]
+    instruction, contents = body.get("systemInstruction"), body.get("contents")
+    if not isinstance(instruction, dict) or not isinstance(contents, list) or not _gemini_ends_with_user(contents):
+        return body
+    rest, volatile = edits.without_volatile(instruction.get("parts"))
+    if volatile:
+        edits.move(volatile, "systemInstruction")
+        body["systemInstruction"] = {**instruction, "parts": rest}
+        if not rest:
+            del body["systemInstruction"]
+        body["contents"] = [*contents, {"role": "user", "parts": [{"text": edits.moved}]}]
+    return body
+
+
+_REWRITERS: Mapping[str, Callable[[JsonObject, Model, RequestEdits, Adapter], JsonObject]] = {
+    "anthropic": _rewrite_anthropic,
+    "openai-chat": _rewrite_openai,
+    "openai": _rewrite_openai,
+    "gemini": _rewrite_gemini,
+    "openrouter": _rewrite_openrouter,
+}
+
+
+def _check_same_content(before: WireRequest, after: WireRequest, moved: str) -> None:
+    """Raises UserError unless both requests differ only in breakpoints, tool order and the moved volatile text."""
+    same_tools = sorted(before.prompt.tools, key=repr) == sorted(after.prompt.tools, key=repr)
+    old, new = _content_blocks(before), _content_blocks(after)
+    # Moved text becomes exactly one extra block at the end.
+    same_content = bool(old) and new[: len(old)] == old and len(new) - len(old) == bool(moved)
+    if not same_tools or not same_content or _comparable_parameters(before) != _comparable_parameters(after):
+        raise UserError("the rewrite would change the content of the request")
+
+
+def _content_blocks(wire: WireRequest) -> list[tuple[Role, Block]]:
+    return [(entry.role, block) for entry in wire.prompt.passages for block in entry.content]
+
+
+def _comparable_parameters(wire: WireRequest) -> Parameters:
+    """All parameters but the cache key and the OpenRouter session id, which a rewrite may add."""
+    added = (keys.CACHE_KEY_FIELD, openrouter.SESSION_MEMBER)
+    extra = tuple(sorted(pair for pair in wire.parameters.extra if pair[0] not in added))
+    return msgspec.structs.replace(wire.parameters, extra=extra)
+
+
+# Rough estimate, enough to compare a prefix with the cache minimum; exact counts need the provider's tokenizer.
+BYTES_PER_TOKEN = 4
+
+
+PING_BYTES_MAX = 4 * 1024 * 1024
+
+
+class GatewayPing(msgspec.Struct, frozen=True):
+    """A request without output that refreshes a conversation's cache entry; `times_max` pings pay off at most.
+
+    `tail` is the digest of the cached prefix; a later request with that digest continues the conversation.
+    """
+
+    body: bytes
+    tail: str
+    ttl: Ttl
+    ttl_seconds: float
+    cost_usd: Decimal
+    times_max: int
+    piece: int
+
+
+class RequestAnalysis(msgspec.Struct, frozen=True):
+    """The analysis of a request. `digests` are the prefix digests after each of its blocks."""
+
+    improved: ImprovedRequest
+    claim: FlightKey
+    digests: frozenset[str]
+    letter: GatewayPing | None = None
+
+
+def analyze_request(
+    improver: RequestRewriter, speaks: str, body: bytes, *, path: str, account: str, at: float
+) -> RequestAnalysis:
+    """May raise anything for a body that we do not understand."""
+    improved = improver.improved(speaks, body, path=path)
+    adapter = get_adapter(speaks)
+    draft = RequestDraft(adapter, lambda encoded: len(encoded) // BYTES_PER_TOKEN)
+    draft.update(improved.wire.prompt)
+    chain_digests, rules = draft.scroll.links, improved.row.cache
+    breakpoints = [breakpoint_ for breakpoint_ in improved.wire.plan.marks if breakpoint_.piece < len(chain_digests)]
+    if not any(change.habit.startswith(VOLATILE_PREFIX) for change in improved.changes):
+        # After a move, the automatic breakpoint is on the moved text, which no later request has in its prefix.
+        breakpoints += automatic_breakpoint(improved.wire.parameters, draft.scroll.pieces, breakpoints, rules)
+    prefixes = tuple(
+        BreakpointPrefix(
+            chain_digests[breakpoint_.piece].digest,
+            chain_digests[breakpoint_.piece].end,
+            rules.ttls_seconds[breakpoint_.ttl],
+        )
+        for breakpoint_ in breakpoints
+        if chain_digests[breakpoint_.piece].end >= rules.tokens_min * BYTES_PER_TOKEN
+        and breakpoint_.ttl in rules.ttls_seconds
+    )
+    claim = FlightKey(_scope(adapter, improved, account), prefixes)
+    ping = None
+    if prefixes and prefixes[-1].digest == chain_digests[breakpoints[-1].piece].digest:
+        tokens = sum(draft.scroll.tokens[: breakpoints[-1].piece + 1])
+        ping = _make_ping(
+            adapter, improved, body, breakpoint_=breakpoints[-1], prefix=prefixes[-1], tokens=tokens, at=at
+        )
+    return RequestAnalysis(improved, claim, frozenset(prefix.digest for prefix in chain_digests), ping)
+
+
+def _scope(adapter: Adapter, improved: ImprovedRequest, account: str) -> str:
+    """Digest of account, model and those request parameters that the provider's cache key depends on."""
+    # These parameters do not change the prefix, so requests that differ only in them share a cache entry.
+    parameters = msgspec.structs.replace(
+        improved.wire.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
+    )
+    return extend_digest(sha256_hex(f"{account}\n{improved.row.id}".encode()), adapter.opening(parameters))
+
+
+def _make_ping(
+    adapter: Adapter,
+    improved: ImprovedRequest,
+    body: bytes,
+    *,
+    breakpoint_: Breakpoint,
+    prefix: BreakpointPrefix,
+    tokens: int,
+    at: float,
+) -> GatewayPing | None:
+    """None if the provider has no request without output, or if the model has no price."""
+    sent = improved.body or body
+    if not isinstance(adapter, PingAdapter) or not improved.row.prices or len(sent) > PING_BYTES_MAX:
+        return None
+    parameters = adapter.emptied(improved.wire.parameters)
+    if adapter.conflict_with_empty(parameters) is not None:
+        return None
+    members: JsonObject = msgspec.json.decode(sent)
+    # Anthropic's pre-warm request: max_tokens 0 gives no output, and answers 400 together with stream.
+    members["max_tokens"] = parameters.output_tokens_max
+    members.pop("stream", None)
+    price = price_at(improved.row, utc_date(at), tokens)
+    pings = pings_max(read=price.cache_read, write=cache_write_rate(breakpoint_.ttl, price))
+    # A ping reads the whole cached prefix once; prices are per million tokens.
+    cost = price.cache_read * tokens / 1_000_000
+    return GatewayPing(
+        body=encode_json(members),
+        tail=prefix.digest,
+        ttl=breakpoint_.ttl,
+        ttl_seconds=prefix.ttl_seconds,
+        cost_usd=cost,
+        times_max=pings or 0,
+        piece=breakpoint_.piece,
+    )

@@ -1,0 +1,130 @@
+"""Maps request paths to providers: everything below a provider's mount, and a few exact paths at the root."""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from holdfast.errors import UserError
+from holdfast.providers.registry import PROVIDERS
+
+MOUNTS = ("anthropic", "openai", "gemini", "openrouter")
+
+PROVIDER_URLS: Mapping[str, str] = {
+    "anthropic": "https://api.anthropic.com",
+    "openai": "https://api.openai.com",
+    "gemini": "https://generativelanguage.googleapis.com",
+    "openrouter": "https://openrouter.ai/api",
+}
+"""Base URL of each provider, up to but without `/v1`."""
+
+CACHED_PATHS_MAX = 64
+"""Size of the path cache. Clients use few distinct paths, but each may be as long as a request head."""
+
+_VERSION = r"/v1(?:beta)?"
+_GEMINI = (
+    rf"{_VERSION}/(?:models/[^/:]+:(?:generateContent|streamGenerateContent|countTokens)|cachedContents(?:/[^/]+)?)"
+)
+# At the root, only paths that no route of our own service uses.
+_ROOT_PATHS = (
+    ("anthropic", re.compile(r"/v1/messages(?:/count_tokens)?")),
+    ("openai", re.compile(r"/v1/(?:chat/completions|responses(?:/compact|/input_tokens)?)")),
+    ("gemini", re.compile(_GEMINI)),
+)
+_MODEL_CALLS = (
+    ("anthropic", re.compile(r"/v1/messages"), "anthropic"),
+    ("openai", re.compile(r"/v1/chat/completions"), "openai-chat"),
+    ("openai", re.compile(r"/v1/responses"), "openai"),
+    ("gemini", re.compile(rf"{_VERSION}/models/[^/:]+:(?:generateContent|streamGenerateContent)"), "gemini"),
+    ("openrouter", re.compile(r"/v1/chat/completions"), "openrouter"),
+)
+"""Paths that call a model, and the adapter that decodes their bodies."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where a request goes.
+
+    `path` is relative to the upstream's URL, as received. `speaks` names the adapter if the request calls a model.
+    """
+
+    mount: str
+    path: str
+    speaks: str | None = None
+
+
+class Upstream(msgspec.Struct, frozen=True):
+    host: str
+    port: int
+    tls: bool
+    prefix: str
+
+    @property
+    def authority(self) -> bytes:
+        """Value of the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        is_default_port = self.port == (443 if self.tls else 80)
+        return (host if is_default_port else f"{host}:{self.port}").encode("ascii")
+
+
+@lru_cache(CACHED_PATHS_MAX)
+def find_target(path: str) -> Target | None:
+    """The provider target of a path, or None if the path is not a provider's."""
+    mount, _, rest = path[1:].partition("/")
+    if mount in MOUNTS and path.startswith("/"):
+        provider_path = f"/{rest}"
+        # OpenRouter's own base URL is https://openrouter.ai/api/v1, so clients may send /api/v1.
+        if mount == "openrouter" and provider_path.startswith("/api/"):
+            provider_path = provider_path.removeprefix("/api")
+        return _target(mount, provider_path)
+    return next((_target(name, path) for name, pattern in _ROOT_PATHS if pattern.fullmatch(unquote(path))), None)
+
+
+def _target(mount: str, path: str) -> Target:
+    adapters = (name for owner, pattern, name in _MODEL_CALLS if owner == mount and pattern.fullmatch(unquote(path)))
+    return Target(mount, path, next(adapters, None))
+
+
+def parse_upstream(url: str) -> Upstream:
+    """Parses an upstream URL, dropping a trailing `/v1`, which the client's path already contains.
+
+    Raises UserError if the URL is not usable as an upstream.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+        is_valid = parts.scheme in ("http", "https") and host and host.isascii() and port != 0
+    except ValueError:
+        is_valid, host, port = False, None, None
+    if not is_valid or host is None or parts.username is not None or parts.query or parts.fragment:
+        raise UserError(
+            "an upstream must be a URL such as https://host or http://host:port, without credentials or query"
+        )
+    tls = parts.scheme == "https"
+    prefix = re.sub(rf"{_VERSION}$", "", parts.path.rstrip("/"))
+    if not re.fullmatch(r"[!-~]*", prefix):
+        raise UserError(
+            "an upstream must be a URL such as https://host or http://host:port, without credentials or query"
+        )
+    return Upstream(host, port or (443 if tls else 80), tls, prefix)
+
+
+def resolve_upstreams(urls: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Upstream]:
+    """One upstream per mount: from `urls`, else from HOLDFAST_UPSTREAM_<MOUNT>, else the provider itself."""
+    for name in urls:
+        if name not in MOUNTS:
+            raise UserError(f"unknown mount {name[:40]!a}; use one of {', '.join(MOUNTS)}")
+    return {
+        name: parse_upstream(urls.get(name) or environ.get(f"HOLDFAST_UPSTREAM_{name.upper()}") or PROVIDER_URLS[name])
+        for name in MOUNTS
+    }
+
+
+def make_simulated_upstreams(url: str) -> dict[str, Upstream]:
+    """All mounts, served by one simulator."""
+    return {name: parse_upstream(f"{url}/api" if name == "openrouter" else url) for name in MOUNTS}
+
+
+def get_key_variable(mount: str) -> str:
+    return PROVIDERS[mount].key_variable

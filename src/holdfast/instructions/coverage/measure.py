@@ -1,0 +1,125 @@
+"""Measure coverage: whether paraphrased intents find a manifest's units. Used by the gate, daily probes and lifts."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from holdfast.instructions.models import CoverageRun, FailedProbe, ManifestEntry, Probe, UnitCoverage
+from holdfast.instructions.recall.ranking import InstructionSet
+from holdfast.retrieval.paraphrases import generate_paraphrases, generate_probes
+
+# Seed 003, sections 21.5.4 and 21.5.5: the gate asks for at least 80 % of the paraphrases within the first 3; daily
+# probes take 15 to 20 queries per unit, and a unit with hit@10 below 0.4 is coverage-critical and gets a lift.
+PARAPHRASES_PER_INTENT = 5
+GATE_K = 3
+GATE_SHARE_MIN = 0.80
+PROBES_PER_UNIT = 20
+PROBE_K = 10
+CRITICAL_HIT_SHARE = 0.4
+
+
+class ProbeResult(msgspec.Struct, frozen=True):
+    """The share of a curated probe's required units in the first k, and whether at least one was there."""
+
+    probe_id: str
+    coverage_at_k: float
+    hit: bool
+
+
+def scale_k(units: int) -> int:
+    """A k that is meaningful for a small manifest: among three units, every ranking has each unit in the first 3."""
+    return min(GATE_K, max(1, units // 3))
+
+
+def measure_unit(
+    instruction_set: InstructionSet, entry: ManifestEntry, *, scaled_is_binding: bool = False, use_floor: bool = True
+) -> UnitCoverage:
+    """Measure one unit by its intents. Guarantee, hints and lifts are left out, because they would always pass."""
+    rankings = [(query, rank_unit_names(instruction_set, query, use_floor=use_floor)) for query in gate_queries(entry)]
+    units = len(instruction_set.manifest.body)
+    # A random ranking has the unit among the first k with probability k / n.
+    chance = min(1.0, GATE_K / units)
+    queries = generate_probes(entry.load_triggers.intents, entry.description, count=PROBES_PER_UNIT)
+    hits = sum(
+        entry.name in rank_unit_names(instruction_set, query, use_floor=use_floor)[:PROBE_K] for query in queries
+    )
+    hit_at_10 = hits / len(queries) if queries else None
+    if not rankings:
+        return UnitCoverage(
+            unit=entry.name,
+            coverage_pct=None,
+            passed=True,
+            chance=chance,
+            hit_at_10=hit_at_10,
+            probe_count=len(queries),
+            status="no_probes",
+        )
+    share = _share(rankings, entry.name, GATE_K)
+    scaled = _share(rankings, entry.name, scale_k(units))
+    failed_probes = (
+        # The unit at rank k is the one to beat; with fewer than k results it is the last one.
+        FailedProbe(query, next(iter(names[GATE_K - 1 : GATE_K] or names[-1:]), None))
+        for query, names in rankings
+        if entry.name not in names[:GATE_K]
+    )
+    return UnitCoverage(
+        unit=entry.name,
+        coverage_pct=share,
+        passed=(scaled if scaled_is_binding else share) >= GATE_SHARE_MIN,
+        scaled_pct=scaled,
+        chance=chance,
+        hit_at_10=hit_at_10,
+        probe_count=len(queries),
+        failures=tuple(failed_probes),
+    )
+
+
+def gate_queries(entry: ManifestEntry) -> tuple[str, ...]:
+    """The queries that the gate measures a unit with."""
+    return tuple(
+        query
+        for intent in entry.load_triggers.intents
+        for query in generate_paraphrases(intent, PARAPHRASES_PER_INTENT)
+    )
+
+
+def measure_all_units(
+    instruction_set: InstructionSet, *, scaled_is_binding: bool = False, use_floor: bool = True
+) -> tuple[UnitCoverage, ...]:
+    return tuple(
+        measure_unit(instruction_set, entry, scaled_is_binding=scaled_is_binding, use_floor=use_floor)
+        for entry in instruction_set.manifest.body
+    )
+
+
+def run_probes(
+    instruction_set: InstructionSet, curated: Iterable[Probe], *, use_floor: bool = True
+) -> tuple[ProbeResult, ...]:
+    results = []
+    for probe in curated:
+        first = set(rank_unit_names(instruction_set, probe.intent, use_floor=use_floor)[: probe.k])
+        found_count = sum(name in first for name in probe.required_units)
+        results.append(ProbeResult(probe.probe_id, found_count / len(probe.required_units), found_count > 0))
+    return tuple(results)
+
+
+def find_critical_units(run: CoverageRun | None) -> tuple[str, ...]:
+    """The units that get a lift."""
+    units = run.units if run is not None else ()
+    return tuple(unit.unit for unit in units if unit.hit_at_10 is not None and unit.hit_at_10 < CRITICAL_HIT_SHARE)
+
+
+def classify_coverage(unit: UnitCoverage) -> str:
+    if unit.hit_at_10 is None:
+        return "not_evaluated"
+    return "coverage_critical" if unit.hit_at_10 < CRITICAL_HIT_SHARE else "ok"
+
+
+def rank_unit_names(instruction_set: InstructionSet, query: str, *, use_floor: bool) -> tuple[str, ...]:
+    floor = instruction_set.index.floor if use_floor else 0.0
+    places = instruction_set.rank(query).places
+    return tuple(place.id for place in places if place.relevance >= floor)[:PROBE_K]
+
+
+def _share(rankings: Sequence[tuple[str, tuple[str, ...]]], name: str, k: int) -> float:
+    return sum(name in names[:k] for _, names in rankings) / len(rankings)

@@ -1,0 +1,131 @@
+"""Check whether a manifest with its texts could be published, reporting every failed check and not only the first."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from holdfast.instructions.access import InstructionCaller
+from holdfast.instructions.coverage.measure import measure_all_units
+from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.manifest.lint import LintFlaw, lint_manifest
+from holdfast.instructions.manifest.validate import (
+    ManifestDraft,
+    SubmittedApproval,
+    check_approvals,
+    check_entries,
+    check_guaranteed_cap,
+    check_manifest_size,
+    check_pointers,
+    check_task_types,
+    check_unique_names,
+    infer_migration_mode,
+)
+from holdfast.instructions.models import Agent, Approval, Manifest, Provenance, UnitCoverage
+from holdfast.instructions.recall.boot_stub import check_stub_size
+from holdfast.instructions.recall.ranking import InstructionSet, make_content
+from holdfast.instructions.settings import InstructionSettings
+from holdfast.retrieval.encoders.registry import SemanticStage, create_semantic_stage
+
+DRAFT_ID = "tried"
+
+
+class CheckFailure(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+
+
+class DraftCheck(msgspec.Struct, frozen=True):
+    """The draft could be published if there are no failures."""
+
+    failures: tuple[CheckFailure, ...]
+    flaws: tuple[LintFlaw, ...]
+    coverage: tuple[UnitCoverage, ...]
+    token_count: int
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+
+def check_draft(
+    draft: ManifestDraft,
+    texts: Mapping[str, str],
+    agent: Agent,
+    *,
+    settings: InstructionSettings,
+    approvals: Sequence[Approval] = (),
+) -> DraftCheck:
+    """Does not read files at entry paths and does not compare the version with published ones."""
+    manifest = draft_manifest(draft, agent)
+    names = (agent.id, agent.shortname) if agent.shortname else (agent.id,)
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: check_entries(draft),
+        lambda: check_unique_names(draft),
+        lambda: check_pointers(draft, deployment=settings.deployment, agent_names=names),
+        lambda: check_task_types(draft, settings.wake_reasons),
+        lambda: check_approvals(draft, approvals, {}),
+        lambda: check_guaranteed_cap(draft),
+        lambda: check_manifest_size(draft),
+        lambda: check_stub_size(agent, manifest),
+    )
+    failures = [failure for check in checks for failure in _failures_of(check)]
+    invalid_entries = {"manifest_entry_invalid"} & {failure.code for failure in failures}
+    instruction_set = None if invalid_entries else draft_instruction_set(manifest, texts, settings)
+    coverage = (
+        measure_all_units(instruction_set, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
+        if instruction_set
+        else ()
+    )
+    failures += [_coverage_failure(unit) for unit in coverage if not unit.passed]
+    flaws = () if invalid_entries else lint_manifest(draft.entries, texts)
+    return DraftCheck(tuple(failures), flaws, coverage, draft.token_count)
+
+
+def draft_manifest(draft: ManifestDraft, agent: Agent) -> Manifest:
+    uri = f"instruction:{agent.deployment}/{agent.id}/manifest/{draft.version}"
+    mode = infer_migration_mode(draft.entries)
+    return Manifest(DRAFT_ID, agent.id, draft.version, uri, 0, draft.entries, 0, mode, Provenance(DRAFT_ID))
+
+
+def draft_instruction_set(
+    manifest: Manifest, texts: Mapping[str, str], settings: InstructionSettings
+) -> InstructionSet:
+    contents = {name: make_content(text, "stigmem") for name, text in texts.items()}
+    return InstructionSet(manifest, contents, meaning=lambda: _meaning_stage(settings))
+
+
+def assume_submitted(
+    submitted: Sequence[SubmittedApproval], agent: Agent, caller: InstructionCaller, *, at: int
+) -> tuple[Approval, ...]:
+    """Approvals from a folder as if the caller had submitted them; signatures are verified at publication."""
+    return tuple(
+        Approval(
+            id=DRAFT_ID,
+            agent_id=agent.id,
+            kind=approval.kind,
+            unit=approval.unit,
+            version=approval.version,
+            authored_by=approval.authored_by or caller.author,
+            authored_at=at,
+            reason=approval.reason,
+        )
+        for approval in submitted
+    )
+
+
+def _meaning_stage(settings: InstructionSettings) -> SemanticStage | None:
+    return create_semantic_stage(settings.encoder) if settings.encoder else None
+
+
+def _failures_of(check: Callable[[], object]) -> Iterator[CheckFailure]:
+    try:
+        check()
+    except InstructionError as error:
+        yield CheckFailure(error.code, str(error))
+
+
+def _coverage_failure(unit: UnitCoverage) -> CheckFailure:
+    rivals = sorted({probe.taken_by for probe in unit.failures if probe.taken_by})
+    instead = f"; found instead: {', '.join(rivals[:3])}" if rivals else ""
+    share = 0.0 if unit.coverage_pct is None else unit.coverage_pct
+    return CheckFailure("manifest_coverage_failure", f"{unit.unit}: {share:.0%} of its paraphrases find it{instead}")

@@ -1,0 +1,142 @@
+"""Render the boot stub: who the agent is, where its instructions are, and how to recall them."""
+
+import hashlib
+
+import msgspec
+
+from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.models import Agent, BootStub, Manifest, format_time
+from holdfast.instructions.recall.ranking import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET
+from holdfast.instructions.tokens import count_cl100k_tokens
+from holdfast.types.blocks import Json
+
+# The limit of 500 cl100k tokens is on the body (seed 003); 450 warns before it is reached.
+STUB_VERSION = 1
+BODY_TOKENS_MAX = 500
+BODY_TOKENS_WARN = 450
+GENERIC_PROFILE = "generic"
+PROFILES = {
+    GENERIC_PROFILE: "",
+    "paperclip-claude-code": (
+        "\n## Heartbeat\n\nYou run in heartbeats. At each, follow the heartbeat procedure, act through the tools of "
+        "Paperclip, and end by reporting which units you used.\n"
+    ),
+    "openai-assistants": (
+        "\n## Tool\n\nTo load instructions, call the function `recall_instruction` with a JSON object "
+        'such as `{"intent": "..."}`; its reply is a list of chunks to follow.\n'
+    ),
+}
+
+RECALL_TOOL_INPUT: dict[str, Json] = {
+    "type": "object",
+    "properties": {
+        "intent": {"type": "string", "description": "What you are about to do or need help with."},
+        "max_chunks": {"type": "integer", "minimum": 1, "maximum": 20, "default": DEFAULT_CHUNKS_MAX},
+        "token_budget": {"type": "integer", "minimum": 1, "maximum": 100000, "default": DEFAULT_TOKEN_BUDGET},
+        "manifest_hint": {"type": "array", "items": {"type": "string"}, "default": []},
+    },
+    "required": ["intent"],
+}
+RECALL_TOOL_SCHEMA = {
+    "name": "recall_instruction",
+    "description": "Load the instruction units that fit what you are about to do.",
+    "input_schema": RECALL_TOOL_INPUT,
+}
+
+_encode = msgspec.json.Encoder().encode
+
+
+def normalize_profile(profile: str) -> str:
+    return profile if profile in PROFILES else GENERIC_PROFILE
+
+
+def stub_cache_key(agent: Agent, manifest: Manifest, profile: str) -> str:
+    """A digest of everything that a stub depends on except its time."""
+    inputs = (
+        STUB_VERSION,
+        profile,
+        manifest.version,
+        manifest.fact_uri,
+        manifest.migration_mode,
+        agent.id,
+        agent.role,
+        heartbeat_contract_uri(agent),
+        agent.always_rules,
+        tuple((entry.name, entry.path) for entry in manifest.body),
+    )
+    return hashlib.sha256(_encode(inputs)).hexdigest()
+
+
+def heartbeat_contract_uri(agent: Agent) -> str:
+    return agent.heartbeat_contract or f"instruction:{agent.deployment}/shared/heartbeat-contract/v1"
+
+
+def render_stub(agent: Agent, manifest: Manifest, profile: str, *, at: int) -> BootStub:
+    body = render_stub_body(agent, manifest, profile)
+    document = f"{_frontmatter(agent, manifest, profile, at)}{body}"
+    return BootStub(
+        agent_id=agent.id,
+        adapter_profile=profile,
+        stub_version=STUB_VERSION,
+        body=document,
+        token_count=count_cl100k_tokens(document),
+        body_token_count=count_cl100k_tokens(body),
+        generated_at=at,
+        manifest_version=manifest.version,
+        cache_key=stub_cache_key(agent, manifest, profile),
+    )
+
+
+def check_stub_size(agent: Agent, manifest: Manifest | None) -> int:
+    """Return the tokens of the longest body over all profiles. Raises InstructionError `boot_stub_too_large`."""
+    bodies = (render_stub_body(agent, manifest, profile) for profile in PROFILES)
+    tokens = max(map(count_cl100k_tokens, bodies))
+    if tokens > BODY_TOKENS_MAX:
+        raise InstructionError(
+            "boot_stub_too_large",
+            f"the boot stub would have {tokens} tokens, at most {BODY_TOKENS_MAX} are allowed: shorten always_rules",
+            details={"token_count": tokens, "token_max": BODY_TOKENS_MAX},
+        )
+    return tokens
+
+
+def render_stub_body(agent: Agent, manifest: Manifest | None, profile: str) -> str:
+    role = agent.role or agent.id
+    lines = [
+        "# Agent Boot Stub",
+        "",
+        f"You are **{role}** (id: `{agent.id}`).",
+        f"Your heartbeat procedure is at `{heartbeat_contract_uri(agent)}`.",
+    ]
+    if manifest is not None and manifest.migration_mode == "file":
+        lines += ["Your instructions are in files below your instruction root:"]
+        lines += [f"- {entry.name}: `{entry.path}`" for entry in manifest.body]
+    elif manifest is not None:
+        lines += [
+            f"Your instruction manifest is at `{manifest.fact_uri}`.",
+            "It lists the sections there are and what should make you load them.",
+        ]
+    lines += [
+        "Call `recall_instruction(intent)` to load relevant instruction sections before",
+        "performing any non-trivial task.",
+    ]
+    if agent.always_rules:
+        lines += ["", "## Always", "", *(f"- {rule}" for rule in agent.always_rules)]
+    return "\n".join(lines) + "\n" + PROFILES[profile]
+
+
+def _frontmatter(agent: Agent, manifest: Manifest, profile: str, at: int) -> str:
+    fields: dict[str, object] = {
+        "agent_id": agent.id,
+        "agent_role": agent.role or agent.id,
+        "heartbeat_contract": heartbeat_contract_uri(agent),
+        "manifest_uri": None if manifest.migration_mode == "file" else manifest.fact_uri,
+        "stub_version": STUB_VERSION,
+        "generated_at": format_time(at),
+        "adapter_profile": profile,
+        "migration_mode": manifest.migration_mode,
+        "recall_tool_schema": RECALL_TOOL_SCHEMA,
+    }
+    # JSON on one line is valid YAML, and no value can break out of it.
+    lines = (f"{name}: {_encode(value).decode()}" for name, value in fields.items())
+    return "\n".join(("---", *lines, "---", "")) + "\n"

@@ -1,0 +1,261 @@
+"""Choose the units that an intent loads: guaranteed, hinted, then ranked, within a token budget. Deterministic."""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+
+import msgspec
+
+from holdfast.errors import UserError
+from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.models import ChunkSource, Manifest, ManifestEntry
+from holdfast.instructions.tokens import count_cl100k_tokens
+from holdfast.retrieval.encoders.registry import SemanticStage
+from holdfast.retrieval.index import DECIMALS, RankedUnit, Ranking, SearchIndex, StageContribution, StageWeights
+from holdfast.retrieval.units import SearchUnit
+
+DEFAULT_CHUNKS_MAX = 3
+DEFAULT_TOKEN_BUDGET = 2000
+# Soft lift of seed 003, section 21.5.5: score += log(1 + lambda) with lambda = 0.15, which is +0.14.
+SCORE_LIFT = math.log(1 + 0.15)
+UNAVAILABLE = "recall_backend_unavailable"
+
+
+class UnitContent(msgspec.Struct, frozen=True):
+    """The text of an entry and its source."""
+
+    text: str
+    tokens: int
+    source: ChunkSource
+    fact_uri: str | None = None
+    version: str | None = None
+    valid_until: int | None = None
+
+
+class RecallQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """`task_type` is the wake reason, known if the caller names its heartbeat."""
+
+    intent: str
+    max_chunks: int = DEFAULT_CHUNKS_MAX
+    token_budget: int = DEFAULT_TOKEN_BUDGET
+    manifest_hint: tuple[str, ...] = ()
+    use_floor: bool = True
+    weights: StageWeights = StageWeights()
+    task_type: str | None = None
+
+
+class RankExplanation(msgspec.Struct, frozen=True):
+    relevance: float
+    stages: tuple[StageContribution, ...]
+    matched_terms: tuple[str, ...]
+    links: tuple[str, ...]
+    lifted: bool
+    fits_task_type: bool = False
+
+
+class SelectedChunk(msgspec.Struct, frozen=True):
+    name: str
+    content: UnitContent
+    score: float
+    kind: str
+    why: RankExplanation | None
+
+
+class DroppedChunk(msgspec.Struct, frozen=True):
+    """`reason` is below_floor, over_budget, over_max_chunks or unavailable."""
+
+    name: str
+    reason: str
+    score: float
+
+
+class RecallSelection(msgspec.Struct, frozen=True):
+    chunks: tuple[SelectedChunk, ...]
+    dropped: tuple[DroppedChunk, ...]
+    total_tokens: int
+    truncated: bool
+    missed_hints: tuple[str, ...]
+    dropped_hints: tuple[str, ...]
+    unavailable: tuple[str, ...]
+
+
+class InstructionSet:
+    """A manifest with its texts, ready for recall; `since` is when the newest of them became active."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        contents: Mapping[str, UnitContent],
+        *,
+        meaning: Callable[[], SemanticStage | None] = lambda: None,
+        lifted: Collection[str] = (),
+        since: int = 0,
+    ) -> None:
+        self.since = since
+        self.manifest = manifest
+        self.contents = contents
+        self.lifted = frozenset(lifted)
+        self._meaning = meaning
+
+    @cached_property
+    def index(self) -> SearchIndex:
+        """Built on first use: reading only the manifest must not wait for an encoder."""
+        units = (make_index_unit(entry, self.contents.get(entry.name)) for entry in self.manifest.body)
+        with _or_unavailable():
+            return SearchIndex(units, meaning=self._meaning())
+
+    @cached_property
+    def snapshot_id(self) -> str:
+        """Equal for equal manifest, texts, encoder and lifts."""
+        identity = f"{self.manifest.id} {self.index.digest} {' '.join(sorted(self.lifted))}"
+        return hashlib.sha256(identity.encode()).hexdigest()
+
+    def rank(self, query: str, *, weights: StageWeights | None = None) -> Ranking:
+        """All units, best first, without lifts. Raises InstructionError `recall_backend_unavailable`."""
+        index = self.index
+        with _or_unavailable():
+            return index.rank(query, weights=weights)
+
+    def ranking(self, question: RecallQuery) -> Ranking:
+        """All units, best first, lifts included."""
+        ranking = self.rank(question.intent, weights=question.weights)
+        lifts = Counter((*self.lifted, *self.fitting(question)))
+        if not lifts:
+            return ranking
+        lifted = (_lift(place, lifts[place.id]) for place in ranking.places)
+        return Ranking(tuple(sorted(lifted, key=lambda place: (-place.score, place.id))), ranking.why)
+
+    def fitting(self, question: RecallQuery) -> frozenset[str]:
+        """Units that list this task type in their triggers; this counts as much as one lift."""
+        wanted = question.task_type
+        return frozenset(entry.name for entry in self.manifest.body if wanted in entry.load_triggers.task_types)
+
+    def recall(self, question: RecallQuery) -> RecallSelection:
+        return _ChunkPacker(self, question).pack()
+
+
+@contextmanager
+def _or_unavailable() -> Iterator[None]:
+    """Encoders are third-party code and may raise anything; the caller gets one error that it can retry."""
+    try:
+        yield
+    except UserError as error:
+        raise InstructionError(UNAVAILABLE, f"units cannot be ranked now: {error}") from error
+    except Exception as error:
+        raise InstructionError(UNAVAILABLE, "recall cannot be used now; try again") from error
+
+
+def _lift(place: RankedUnit, lifts: int) -> RankedUnit:
+    score = place.score + lifts * SCORE_LIFT
+    # Rounded, so that ties are decided by name and not by the last bit of a float: recall must be deterministic.
+    return msgspec.structs.replace(place, score=round(min(1.0, score), DECIMALS)) if lifts else place
+
+
+class _ChunkPacker:
+    def __init__(self, instruction_set: InstructionSet, question: RecallQuery) -> None:
+        self._instruction_set = instruction_set
+        self._question = question
+        self._ranking = instruction_set.ranking(question)
+        self._fitting = instruction_set.fitting(question)
+        self._places = {place.id: place for place in self._ranking.places}
+        self._dropped: list[DroppedChunk] = []
+        self._is_truncated = False
+        entries = instruction_set.manifest.body
+        self._guaranteed = [
+            entry for entry in entries if entry.guarantee_load and entry.name in instruction_set.contents
+        ]
+        # Guaranteed units reserve their tokens first and may exceed the budget; hints and ranked units get the rest.
+        self._tokens_left = question.token_budget - sum(
+            instruction_set.contents[entry.name].tokens for entry in self._guaranteed
+        )
+        self._taken: list[SelectedChunk] = []
+
+    def pack(self) -> RecallSelection:
+        missed, dropped_hints = self._take_hints()
+        self._take_ranked()
+        prepended = [self._picked(entry.name, "guaranteed") for entry in self._guaranteed if entry.force_position]
+        appended = [self._picked(entry.name, "guaranteed") for entry in self._guaranteed if not entry.force_position]
+        chunks = (*prepended, *self._taken, *appended)
+        total = sum(chunk.content.tokens for chunk in chunks)
+        unavailable = tuple(
+            entry.name
+            for entry in self._instruction_set.manifest.body
+            if entry.name not in self._instruction_set.contents
+        )
+        return RecallSelection(
+            chunks,
+            tuple(self._dropped),
+            total,
+            self._is_truncated or total > self._question.token_budget,
+            missed,
+            dropped_hints,
+            unavailable,
+        )
+
+    def _take_hints(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        unknown, dropped = [], []
+        always = {entry.name for entry in self._guaranteed}
+        for name in dict.fromkeys(self._question.manifest_hint):
+            if name not in self._instruction_set.contents or name not in self._places:
+                unknown.append(name)
+            elif name not in always and not self._take(name, "hint"):
+                dropped.append(name)
+                self._is_truncated = True
+        return tuple(unknown), tuple(dropped)
+
+    def _take_ranked(self) -> None:
+        done = {entry.name for entry in self._guaranteed} | {chunk.name for chunk in self._taken}
+        done |= {chunk.name for chunk in self._dropped}
+        floor = self._instruction_set.index.floor if self._question.use_floor else 0.0
+        for place in self._ranking.places:
+            if place.id in done:
+                continue
+            if place.id not in self._instruction_set.contents:
+                self._drop(place.id, "unavailable")
+            elif place.relevance < floor:
+                self._drop(place.id, "below_floor")
+            elif len(self._taken) >= self._question.max_chunks:
+                self._drop(place.id, "over_max_chunks")
+            elif not self._take(place.id, "ranked"):
+                self._is_truncated = True
+
+    def _take(self, name: str, kind: str) -> bool:
+        tokens = self._instruction_set.contents[name].tokens
+        if len(self._taken) >= self._question.max_chunks or tokens > self._tokens_left:
+            full = len(self._taken) >= self._question.max_chunks
+            self._drop(name, "over_max_chunks" if full else "over_budget")
+            return False
+        self._tokens_left -= tokens
+        self._taken.append(self._picked(name, kind))
+        return True
+
+    def _drop(self, name: str, reason: str) -> None:
+        self._dropped.append(DroppedChunk(name, reason, self._places[name].score))
+
+    def _picked(self, name: str, kind: str) -> SelectedChunk:
+        explanation = self._ranking.why(name)
+        why = RankExplanation(
+            explanation.relevance,
+            explanation.shares,
+            explanation.matched_terms,
+            explanation.links,
+            name in self._instruction_set.lifted,
+            name in self._fitting,
+        )
+        return SelectedChunk(name, self._instruction_set.contents[name], self._places[name].score, kind, why)
+
+
+def make_index_unit(entry: ManifestEntry, content: UnitContent | None) -> SearchUnit:
+    triggers = (*entry.load_triggers.intents, *entry.load_triggers.keywords)
+    return SearchUnit(entry.name, entry.name, entry.description, triggers, content.text if content else "")
+
+
+def make_content(text: str, source: ChunkSource) -> UnitContent:
+    return UnitContent(text, count_cl100k_tokens(text), source)
+
+
+def chunk_names(chunks: Sequence[SelectedChunk]) -> tuple[str, ...]:
+    return tuple(chunk.name for chunk in chunks)

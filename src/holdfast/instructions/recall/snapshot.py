@@ -1,0 +1,139 @@
+"""Build the instruction set of an agent, current or at a past time, and cache the current one until it changes."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from threading import Lock
+
+import msgspec
+
+from holdfast.instructions.coverage.measure import find_critical_units
+from holdfast.instructions.models import Agent, Manifest, ManifestEntry, UnitVersion
+from holdfast.instructions.recall.ranking import InstructionSet, UnitContent, make_content
+from holdfast.instructions.settings import InstructionSettings
+from holdfast.instructions.store import InstructionRecords
+from holdfast.instructions.units.files import read_entry_file
+from holdfast.instructions.uri import parse_unit_uri, parse_version_numbers
+from holdfast.retrieval.encoders.registry import SemanticStage, create_semantic_stage
+
+CACHED_SETS_MAX = 2_000
+
+
+class _CachedSet(msgspec.Struct, frozen=True):
+    revision: int
+    files: dict[str, str | None]
+    instruction_set: InstructionSet
+
+
+class InstructionSetCache:
+    """`encoder` is the one in use, which may differ from the configured one until that has been certified."""
+
+    def __init__(self, records: InstructionRecords, settings: InstructionSettings) -> None:
+        self._records = records
+        self._settings = settings
+        self.encoder: str | None = settings.encoder
+        self._lock = Lock()
+        self._cached: OrderedDict[str, _CachedSet] = OrderedDict()
+
+    def current(self, agent: Agent) -> InstructionSet | None:
+        """None if the agent has no manifest. The agent's revision tells whether anything has changed.
+
+        The clock is not used: one that lags behind would serve a replaced version until the next change.
+        """
+        with self._lock:
+            cached = self._cached.get(agent.id)
+            if cached is not None:
+                self._cached.move_to_end(agent.id)
+        if (
+            cached is not None
+            and cached.revision == agent.revision
+            and self._files(agent, cached.instruction_set) == cached.files
+        ):
+            return cached.instruction_set
+        manifest = self._records.manifest(agent.id)
+        if manifest is None:
+            return None
+        instruction_set = self.made(agent, manifest, lifted=find_critical_units(self._records.coverage(agent.id)))
+        with self._lock:
+            self._cached[agent.id] = _CachedSet(agent.revision, self._files(agent, instruction_set), instruction_set)
+            # Least recently used first: an agent that is not asked for costs only one rebuild later.
+            while len(self._cached) > CACHED_SETS_MAX:
+                self._cached.popitem(last=False)
+        return instruction_set
+
+    def made(
+        self,
+        agent: Agent,
+        manifest: Manifest,
+        *,
+        at: int | None = None,
+        lifted: Sequence[str] = (),
+        instead: Mapping[str, UnitVersion] | None = None,
+    ) -> InstructionSet:
+        """A manifest with its texts as they are now or were at a time; `instead` overrides units by entry name."""
+        pointers = {entry.name: unit_key(entry, agent) for entry in manifest.body}
+        owners = sorted({owner for owner, _ in pointers.values() if owner})
+        newest = select_newest_units(self._records.units_at(owners, at))
+        contents: dict[str, UnitContent] = {}
+        since = manifest.created_at
+        for entry in manifest.body:
+            unit = (instead or {}).get(entry.name) or newest.get(pointers[entry.name])
+            if unit is not None:
+                contents[entry.name] = content_of_unit(unit)
+                since = max(since, unit.created_at)
+            # fact_uri wins over path in coexistence (seed 003, 21.6.1); the file is the fallback.
+            elif entry.path is not None and (text := self._read(agent, entry.path)) is not None:
+                contents[entry.name] = make_content(text, "fallback_path")
+        return InstructionSet(
+            manifest, contents, meaning=partial(_meaning_stage, self.encoder), lifted=lifted, since=since
+        )
+
+    def load_encoder(self) -> None:
+        """Load now rather than at the first recall: reading the weights takes longer than many recalls."""
+        _meaning_stage(self.encoder)
+
+    def forget(self) -> None:
+        with self._lock:
+            self._cached.clear()
+
+    def _files(self, agent: Agent, instruction_set: InstructionSet) -> dict[str, str | None]:
+        return {
+            entry.name: self._read(agent, entry.path)
+            for entry in instruction_set.manifest.body
+            if entry.path is not None
+        }
+
+    def _read(self, agent: Agent, path: str) -> str | None:
+        return read_entry_file(self._settings.root, agent.id, path)
+
+
+def unit_key(entry: ManifestEntry, agent: Agent) -> tuple[str, str]:
+    """Owner and name of the unit that an entry points at; empty for an entry with only a file."""
+    if entry.fact_uri is None:
+        return "", ""
+    address = parse_unit_uri(entry.fact_uri)
+    own = address.owner in (agent.id, agent.shortname)
+    return (agent.id if own else address.owner), address.name
+
+
+def select_newest_units(units: Sequence[UnitVersion]) -> dict[tuple[str, str], UnitVersion]:
+    """By owner and name: the highest version, or the latest written if a version has no number."""
+    by_unit: dict[tuple[str, str], list[UnitVersion]] = {}
+    for unit in units:
+        by_unit.setdefault((unit.agent_id, unit.name), []).append(unit)
+    return {key: _newest(versions) for key, versions in by_unit.items()}
+
+
+def _newest(units: Sequence[UnitVersion]) -> UnitVersion:
+    numbered = [(numbers, unit) for unit in units if (numbers := parse_version_numbers(unit.version)) is not None]
+    if len(numbered) == len(units):
+        return max(numbered, key=lambda numbered_unit: numbered_unit[0])[1]
+    return max(units, key=lambda unit: (unit.created_at, unit.uri))
+
+
+def content_of_unit(unit: UnitVersion) -> UnitContent:
+    return UnitContent(unit.content, unit.token_count, "stigmem", unit.uri, unit.version, unit.valid_until)
+
+
+def _meaning_stage(encoder: str | None) -> SemanticStage | None:
+    return create_semantic_stage(encoder) if encoder else None

@@ -1,0 +1,205 @@
+"""Records of an owner that may be exported to another store of the same deployment: no keys, tokens or stubs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from holdfast.instructions.models import (
+    Agent,
+    Approval,
+    AuditRecord,
+    BootStub,
+    CoverageRun,
+    DetectedUnit,
+    Manifest,
+    Probe,
+    Signer,
+    UnitVersion,
+)
+
+OwnedRecord = Agent | UnitVersion | Manifest | Approval | AuditRecord | CoverageRun | Probe
+
+
+_DETAIL_NOT_EXPORTED = frozenset({"jti"})
+
+
+"""Keys of an audit record's detail that are not exported: `jti` identifies a wake token."""
+
+
+def record_owner(record: OwnedRecord) -> str:
+    """An agent's id, `shared`, or `skill/NAME`."""
+    return record.id if isinstance(record, Agent) else record.agent_id
+
+
+def export_record(record: OwnedRecord) -> OwnedRecord:
+    """The record as it is exported, without the detail keys that stay in the store."""
+    if isinstance(record, AuditRecord) and not _DETAIL_NOT_EXPORTED.isdisjoint(record.detail):
+        return msgspec.structs.replace(record, detail=_exported_detail(record.detail))
+    return record
+
+
+def _exported_detail(detail: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in detail.items() if name not in _DETAIL_NOT_EXPORTED}
+
+
+class InstructionRecords(Protocol):
+    def owners(self) -> tuple[str, ...]:
+        """Owners of records: shared ones first, then agents."""
+
+    def records_of(self, owner: str) -> Iterator[OwnedRecord]:
+        """All records that may be exported, the agent first, in the same order in every store."""
+
+    def is_here(self, owner: str) -> bool: ...
+
+    def add_owner(self, records: Sequence[OwnedRecord]) -> bool:
+        """Add all records of one owner. False if the owner exists, or an id, name or URI is taken."""
+
+    def other_deployment(self, deployment: str) -> str | None:
+        """The name of another deployment whose agents or units are in this store, if any."""
+
+    def agent(self, name: str) -> Agent | None:
+        """By id, or by shortname."""
+
+    def agents(self) -> tuple[Agent, ...]: ...
+
+    def put_agent(self, agent: Agent) -> bool:
+        """Store the agent and increase its revision. False if the shortname is taken or is another agent's id."""
+
+    def unit(self, uri: str) -> UnitVersion | None: ...
+
+    def versions_of(self, owner: str, name: str) -> tuple[UnitVersion, ...]: ...
+
+    def units_at(self, owners: Sequence[str], at: int | None) -> tuple[UnitVersion, ...]:
+        """Versions of these owners that were active at a time; for None those that are active now."""
+
+    def add_unit(
+        self, unit: UnitVersion, registers: Agent | None, *, over: str | None, judged: Sequence[str] = ()
+    ) -> bool:
+        """Add a version; an active one ends its predecessors. False if the URI is taken or `over` is not active.
+
+        Also False if an active one is listed by a manifest that is not among the ids in `judged`.
+        """
+
+    def release_unit(self, unit: UnitVersion, *, over: str | None, judged: Sequence[str] = ()) -> bool:
+        """Replace a quarantined version by its re-evaluated state; an active one ends its predecessors.
+
+        False if it is no longer quarantined, and in the cases in which `add_unit` returns False.
+        """
+
+    def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int, judged: Sequence[str]) -> bool:
+        """Activate a pending version and end its predecessors. False in the cases of `add_unit` for an active one."""
+
+    def manifest(self, agent_id: str) -> Manifest | None: ...
+
+    def manifest_at(self, agent_id: str, at: int) -> Manifest | None: ...
+
+    def manifest_of(self, agent_id: str, version: str) -> Manifest | None:
+        """The manifest of a version, current or superseded."""
+
+    def manifests_listing(self, owner: str, name: str) -> tuple[Manifest, ...]:
+        """All current manifests with an entry for this unit; may include false positives with a similar URI."""
+
+    def manifest_versions(self, agent_id: str) -> tuple[str, ...]: ...
+
+    def guaranteed_count(self) -> int:
+        """Units with guarantee_load in the current manifests of all agents."""
+
+    def publish(
+        self,
+        manifest: Manifest,
+        *,
+        over: str | None,
+        registers: Agent | None,
+        run: CoverageRun,
+        approvals: Sequence[Approval],
+        events: Sequence[AuditRecord],
+        activates: Sequence[tuple[UnitVersion, str | None, Sequence[str]]] = (),
+        holds: Sequence[str] = (),
+    ) -> bool:
+        """Commit a manifest and drop cached stubs. False, with no change, unless `over` is current and the version new.
+
+        `activates` are pending versions to activate, each with the URI of the version it replaces and the ids of the
+        manifests it was checked against; `holds` are URIs of versions that must still be active.
+        """
+
+    def stub(self, agent_id: str, profile: str) -> BootStub | None: ...
+
+    def keep_stub(self, stub: BootStub) -> None:
+        """Store a stub; the first one with a given cache key wins."""
+
+    def add_audit(self, record: AuditRecord) -> None: ...
+
+    def audit(self, token: str) -> AuditRecord | None: ...
+
+    def close_audit(self, token: str, *, used: Sequence[str], missed: Sequence[str], at: int) -> bool:
+        """Close a record once; False if it was closed already."""
+
+    def keep_detected(self, token: str, detected: Sequence[DetectedUnit], *, at: int) -> bool:
+        """Store detected usage once, whether the record is closed or not; False if a trace was analysed already."""
+
+    def audits(self, agent_id: str, *, since: int) -> tuple[AuditRecord, ...]:
+        """Oldest first."""
+
+    def audits_of_run(self, agent_id: str, heartbeat_id: str) -> tuple[AuditRecord, ...]:
+        """Oldest first."""
+
+    def heartbeat(self, agent_id: str, heartbeat_id: str) -> AuditRecord | None:
+        """The latest preload record of a heartbeat."""
+
+    def add_approval(self, approval: Approval, *, registers: Agent) -> None: ...
+
+    def approvals(self, agent_id: str) -> tuple[Approval, ...]: ...
+
+    def coverage(self, agent_id: str) -> CoverageRun | None:
+        """The newest run for the current manifest."""
+
+    def add_coverage(self, run: CoverageRun) -> None: ...
+
+    def probes(self, agent_id: str) -> tuple[Probe, ...]: ...
+
+    def put_probe(self, probe: Probe) -> None: ...
+
+    def put_sample(self, probes: Sequence[Probe], *, lease: str, until: int, at: int) -> bool:
+        """Take the lease and store the probes; False, without any change, if the lease is held."""
+
+    def agents_to_sample(self, lease_prefix: str, *, since: int, at: int) -> tuple[str, ...]:
+        """Ids of agents with a manifest, a recall closed since then, and a free lease."""
+
+    def agents_to_measure(self, *, finished_before: int, recert_before: int) -> tuple[str, ...]:
+        """Ids of agents whose manifest has no fresh coverage run, or whose re-certification is due before then."""
+
+    def signers(self, *, at: int | None) -> tuple[Signer, ...]:
+        """Signers whose entity has an admin key that is valid at this time; for None all registered ones."""
+
+    def add_signer(self, signer: Signer) -> None: ...
+
+    def remove_signers(self, signers: Sequence[Signer]) -> None:
+        """Stop trusting these keys; existing records keep their signatures and status."""
+
+    def use_wake(self, jti: str, *, expires_at: int, at: int) -> bool:
+        """Consume a wake token; False if it was used before."""
+
+    def take_lease(self, name: str, *, until: int, at: int) -> bool:
+        """Take the lease until that time; False if it is held."""
+
+    def end_lease(self, name: str, *, until: int) -> None:
+        """Release the lease taken until then; a lease that another process has taken since is kept."""
+
+    def encoder(self) -> str | None:
+        """The encoder that all manifests were last certified for."""
+
+    def set_encoder(self, encoder: str) -> None: ...
+
+    def refused_encoder(self) -> str | None:
+        """The stored `Refusal` of the last encoder with which manifests failed, as JSON."""
+
+    def set_refused_encoder(self, refusal: str) -> None: ...
+
+
+@runtime_checkable
+class SupportsInstructions(Protocol):
+    """A store that supports instructions."""
+
+    @property
+    def instructions(self) -> InstructionRecords: ...

@@ -1,0 +1,258 @@
+"""Write unit versions: immutable once written, quarantined if unsigned, pending if an approval is required first."""
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.instructions.access import InstructionCaller
+from holdfast.instructions.context import InstructionContext, make_agent
+from holdfast.instructions.coverage.measure import measure_unit
+from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.manifest.approvals import (
+    ATTEMPTS_MAX,
+    find_active_version,
+    list_unit_entries,
+    may_replace,
+    missing_approvals,
+    required_approvals,
+)
+from holdfast.instructions.models import Agent, ManifestEntry, UnitCoverage, UnitStatus, UnitVersion
+from holdfast.instructions.recall.snapshot import select_newest_units
+from holdfast.instructions.tokens import count_cl100k_tokens
+from holdfast.instructions.units.signatures import find_unit_signer, unit_message
+from holdfast.instructions.uri import UnitAddress, is_newer_than_all, is_shared_owner, parse_unit_uri
+
+CONTENT_CHARACTERS_MAX = 200_000
+LISTINGS_MEASURED_MAX = 10
+# How far the recorded author is trusted: signed by the author, sent by an admin with an entity URI, sent by a key
+# without one, or only claimed by somebody else.
+TRUST_SIGNED = 1.0
+TRUST_ENTITY = 0.9
+TRUST_KEY_ONLY = 0.7
+TRUST_CLAIMED_AUTHOR = 0.5
+
+
+class SubmittedUnit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    fact_uri: str
+    content: str
+    authored_by: str | None = None
+    derived_from: str | None = None
+    signature: str | None = None
+
+
+class WrittenUnit(msgspec.Struct, frozen=True):
+    """`coverage` is the gate's result for the unit with its new text, if a manifest lists it.
+
+    A shared unit is measured for the first few agents that list it, in `measured_for`, worst first; `coverage` is
+    the worst result.
+    """
+
+    fact_uri: str
+    content_sha256: str
+    tokens: int
+    status: UnitStatus
+    is_new: bool
+    coverage: UnitCoverage | None = None
+    measured_for: tuple[str, ...] = ()
+
+
+def write_unit(context: InstructionContext, submitted: SubmittedUnit, caller: InstructionCaller) -> WrittenUnit:
+    """Write a version once; an existing version at the same URI is never changed. Raises InstructionError."""
+    address = parse_unit_uri(submitted.fact_uri)
+    if address.deployment != context.settings.deployment:
+        raise InstructionError(
+            "uri_invalid", f"the URI names another deployment; this one is {context.settings.deployment!a}"
+        )
+    digest = check_unit_text(address, submitted.content, submitted.authored_by)
+    for _ in range(ATTEMPTS_MAX):
+        written = _attempt(context, submitted, caller, address=address, digest=digest)
+        if written is not None:
+            return written
+    raise _conflict("other writes to this unit kept winning the race; try again")
+
+
+def check_unit_text(address: UnitAddress, content: str, authored_by: str | None) -> str:
+    """Return the SHA-256 of a text that is valid for this address. Raises InstructionError."""
+    if address.name == "manifest":
+        raise InstructionError("uri_invalid", "the name manifest is reserved for the manifest itself")
+    if not content.strip() or len(content) > CONTENT_CHARACTERS_MAX:
+        raise InstructionError("unit_invalid", f"content has 1 to {CONTENT_CHARACTERS_MAX} characters")
+    if authored_by is not None and not 0 < len(authored_by) <= 500:
+        raise InstructionError("unit_invalid", "authored_by is a URI")
+    try:
+        return hashlib.sha256(content.encode()).hexdigest()
+    except UnicodeEncodeError as error:
+        raise InstructionError("unit_invalid", "content must be text that can be encoded as UTF-8") from error
+
+
+def _attempt(
+    context: InstructionContext,
+    submitted: SubmittedUnit,
+    caller: InstructionCaller,
+    *,
+    address: UnitAddress,
+    digest: str,
+) -> WrittenUnit | None:
+    """Return None if another version was written meanwhile."""
+    shared = is_shared_owner(address.owner)
+    agent = None if shared else context.records.agent(address.owner)
+    registers = None if shared or agent else make_agent(context, address.owner)
+    owner = agent.id if agent else address.owner
+    versions = context.records.versions_of(owner, address.name)
+    # The lookup is by owner and not by URI: id and shortname of an agent address the same unit.
+    existing = next((unit_version for unit_version in versions if unit_version.version == address.version), None)
+    if existing is not None and existing.content_sha256 != digest:
+        raise _conflict("this version was written with other content; a version is written once")
+    if existing is not None and existing.status != "quarantined":
+        return _unchanged(existing)
+    # A quarantined version must not block a signed one with the same or a lower number.
+    trusted_versions = [unit_version for unit_version in versions if unit_version.status != "quarantined"]
+    newest = select_newest_units(trusted_versions).get((owner, address.name))
+    if existing is not None:
+        unit = _recheck_quarantined(context, submitted, caller, existing=existing, newest=newest)
+        if unit.status == "quarantined" or (newest is not None and not may_replace(unit, newest)):
+            return _unchanged(existing)
+    else:
+        unit = _build_unit(context, submitted, caller, owner=owner, digest=digest, newest=newest)
+        if newest is not None and not is_newer_than_all(
+            unit.version, (unit_version.version for unit_version in trusted_versions)
+        ):
+            raise _conflict(f"version {unit.version} is not newer than {newest.version} and all versions before it")
+    manifest = context.records.manifest(agent.id) if agent else None
+    listing_manifests = (
+        context.records.manifests_listing(owner, address.name) if shared else (manifest,) if manifest else ()
+    )
+    listed = list_unit_entries(context, agent, manifest, unit)
+    if unit.status == "active" and _needs_approval(context, unit, listed, is_new=existing is None):
+        unit = msgspec.structs.replace(unit, status="pending")
+    measured = _measure_listings(context, unit, listed)
+    # The store refuses the write if the active version or a listing manifest has changed since it was read here.
+    active = find_active_version(versions)
+    over, ids = (active.uri if active else None), [listing.id for listing in listing_manifests]
+    is_stored = (
+        context.records.release_unit(unit, over=over, judged=ids)
+        if existing is not None
+        else context.records.add_unit(unit, registers, over=over, judged=ids)
+    )
+    if not is_stored:
+        return None
+    return WrittenUnit(
+        unit.uri,
+        digest,
+        unit.token_count,
+        unit.status,
+        is_new=existing is None,
+        coverage=next((line for _, line in measured), None),
+        measured_for=tuple(dict.fromkeys(measured_agent.id for measured_agent, _ in measured)),
+    )
+
+
+def _needs_approval(
+    context: InstructionContext, unit: UnitVersion, listed: Sequence[tuple[Agent, ManifestEntry]], *, is_new: bool
+) -> bool:
+    """Whether an approval is missing; a text that is only now written cannot have been approved yet."""
+    if is_new:
+        return any(required_approvals(entry) for _, entry in listed)
+    return any(missing_approvals(entry, unit, context.records.approvals(agent.id)) for agent, entry in listed)
+
+
+def _unchanged(unit: UnitVersion) -> WrittenUnit:
+    return WrittenUnit(unit.uri, unit.content_sha256, unit.token_count, unit.status, is_new=False)
+
+
+def _recheck_quarantined(
+    context: InstructionContext,
+    submitted: SubmittedUnit,
+    caller: InstructionCaller,
+    *,
+    existing: UnitVersion,
+    newest: UnitVersion | None,
+) -> UnitVersion:
+    """Re-evaluate a quarantined version with the submitted signature, or else with its own."""
+    signed = msgspec.structs.replace(
+        submitted,
+        authored_by=existing.authored_by,
+        derived_from=existing.derived_from,
+        signature=submitted.signature if submitted.signature is not None else existing.signature,
+    )
+    unit = _build_unit(context, signed, caller, owner=existing.agent_id, digest=existing.content_sha256, newest=newest)
+    return msgspec.structs.replace(unit, uri=existing.uri, authored_at=existing.authored_at)
+
+
+def _build_unit(
+    context: InstructionContext,
+    submitted: SubmittedUnit,
+    caller: InstructionCaller,
+    *,
+    owner: str,
+    digest: str,
+    newest: UnitVersion | None,
+) -> UnitVersion:
+    submitted_address = parse_unit_uri(submitted.fact_uri)
+    address = msgspec.structs.replace(submitted_address, owner=owner)
+    now = context.now()
+    signature, signer = submitted.signature, None
+    if signature is not None:
+        # The signature covers the URI as the author wrote it, so that every equivalent form is tried.
+        uri_forms = dict.fromkeys((address.uri, submitted_address.uri, submitted.fact_uri))
+        signer = find_unit_signer(uri_forms, digest, signature, context.signers())
+    elif context.key is not None:
+        signature = context.key.sign(unit_message(address.uri, digest))
+        signer = caller.author
+    return UnitVersion(
+        uri=address.uri,
+        agent_id=owner,
+        name=address.name,
+        version=address.version,
+        content=submitted.content,
+        content_sha256=digest,
+        token_count=count_cl100k_tokens(submitted.content),
+        created_at=now,
+        authored_by=submitted.authored_by or caller.author,
+        authored_at=now,
+        source_trust=_trust(submitted, caller, signer),
+        status="active" if signer is not None else "quarantined",
+        derived_from=submitted.derived_from or (newest.content_sha256 if newest else None),
+        signature=signature,
+        signed_by=signer,
+    )
+
+
+def _trust(submitted: SubmittedUnit, caller: InstructionCaller, signer: str | None) -> float:
+    author = submitted.authored_by or caller.author
+    if signer is None:
+        return 0.0
+    if submitted.signature is not None and signer == author:
+        return TRUST_SIGNED
+    if author != caller.author:
+        return TRUST_CLAIMED_AUTHOR
+    return TRUST_ENTITY if caller.entity else TRUST_KEY_ONLY
+
+
+def _measure_listings(
+    context: InstructionContext, unit: UnitVersion, listed: Sequence[tuple[Agent, ManifestEntry]]
+) -> tuple[tuple[Agent, UnitCoverage], ...]:
+    """The gate's results for the unit where it is listed, worst first, for at most LISTINGS_MEASURED_MAX agents."""
+    if unit.status == "quarantined":
+        return ()
+    settings = context.settings
+    results = []
+    for agent, entry in listed[:LISTINGS_MEASURED_MAX]:
+        manifest = context.records.manifest(agent.id)
+        if manifest is not None:
+            instruction_set = context.shelves.made(agent, manifest, instead={entry.name: unit})
+            coverage = measure_unit(
+                instruction_set, entry, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor
+            )
+            results.append((agent, coverage))
+    # False sorts before True, so that failing results come first.
+    return tuple(sorted(results, key=lambda result: (result[1].passed, _coverage_share(result[1]))))
+
+
+def _coverage_share(coverage: UnitCoverage) -> float:
+    return 1.0 if coverage.coverage_pct is None else coverage.coverage_pct
+
+
+def _conflict(message: str) -> InstructionError:
+    return InstructionError("unit_version_conflict", message)

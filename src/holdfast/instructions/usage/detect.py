@@ -1,0 +1,244 @@
+"""Detect which units an agent used from its trace, independently of what it reports about itself.
+
+Evidence is text that the agent wrote or passed to a tool, unless a message or tool result had shown it before:
+
+- `address`: the URI of a unit, or its name and version (`code-review/v2`).
+- `name`: the name of a unit in the agent's own text. A name with three or more parts, a digit or an underscore counts
+  anywhere; one with two parts (`code-review`, a common phrase) only in quotes or next to the word unit or instruction;
+  a single word (`testing`) only in quotes and next to such a word.
+- `rule`: an id at the start of a line of the unit, or in brackets (`SEC-12`, `R3:`). An id with one letter counts only
+  where it is cited: in brackets, before a colon, after a word such as rule or per.
+- `tool`: a tool that the unit names in backticks and that was called. `command`: a command that it names in backticks
+  or in a code block and that was run with the same words. Neither counts if the unit forbids it or if it is common.
+- `phrase`: eight consecutive words of the unit that no other unit has; not from fenced code, which is often the same.
+
+A fingerprint that two loaded units share identifies neither. A unit that was not loaded is detected by address, name
+or rule only, unless a loaded one has the same. Recalls and usage reports are not usage. A message that contains a
+unit's whole text delivers the unit, so it does not count as having shown it before.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.models import DetectedUnit, EvidenceKind, UsageEvidence
+from holdfast.instructions.uri import parse_unit_uri
+from holdfast.instructions.usage.fingerprints import (
+    COMMAND_WORDS_MAX,
+    PHRASE_WORDS,
+    WORD,
+    Fingerprint,
+    FingerprintIndex,
+    UnitText,
+    index_fingerprints,
+)
+from holdfast.instructions.usage.trace import (
+    AgentTextStep,
+    ObservationStep,
+    ToolCallStep,
+    TraceStep,
+    find_argument_texts,
+    is_instruction_tool,
+)
+
+_TOKEN = re.compile(r"[A-Za-z0-9][\w.@+:/-]*")
+_OPENING, _CLOSING = "`'\"[“‘*", "`'\"]”’*"
+_BESIDE_BEFORE = re.compile(r"\b(?:(?:unit|instruction)s?:?|per)\s+[`'\"\[“‘*]*\Z", re.IGNORECASE)
+_BESIDE_AFTER = re.compile(r"[`'\"\]”’*]*\s+(?:unit|instruction)s?\b", re.IGNORECASE)
+_CITED_BEFORE = re.compile(
+    r"\b(?:rules?|per|see|under|follow(?:s|ed|ing)?|violat\w{1,4})\s+[`'\"\[(*]*\Z", re.IGNORECASE
+)
+_CONTEXT_CHARACTERS = 30
+_SHORT_RULE = re.compile(r"[A-Z]\d{1,5}[a-z]?")
+_BARE_NAME = re.compile(r"[\d_]|[-.][^-.]+[-.]")
+# Argument names under which shell tools of the common agents take a command.
+_COMMAND_MEMBERS = frozenset(("command", "cmd", "commands", "script", "argv", "shell_command"))
+_BETWEEN_COMMANDS = re.compile(r"&&|\|\||[;|&()\n]")
+_ASSIGNMENT = re.compile(r"\w+=\S*")
+# Programs that run another one: `uv run pytest` counts as `pytest`.
+_WRAPPERS = tuple(
+    tuple(words.split())
+    for words in (
+        *("sudo", "time", "env", "nohup", "exec", "command", "npx", "uv run", "poetry run", "pipenv run"),
+        *("bash -c", "bash -lc", "sh -c", "sh -lc", "python -m", "python3 -m"),
+    )
+)
+_AROUND_WORDS = "`'\"()[]*.,:;!?"
+
+_Key = tuple[EvidenceKind, str | tuple[str, ...]]
+
+
+class _Match(msgspec.Struct, frozen=True):
+    key: _Key
+    fingerprint: Fingerprint
+
+
+def detect_usage(
+    units: Sequence[UnitText],
+    trace: Sequence[TraceStep],
+    *,
+    loaded: frozenset[str],
+    earlier_texts: Sequence[str] = (),
+    index_texts: Sequence[str] = (),
+) -> tuple[DetectedUnit, ...]:
+    """Detections in the order of the units, with the first evidence of each kind.
+
+    `earlier_texts` is what the agent had before the recall; `index_texts` is what the index shows of the units. A name
+    or rule from the index still refers to its unit, but repeating other index text does not prove that it was read.
+    """
+    fingerprints = index_fingerprints(units, loaded)
+    shown: set[_Key] = set()
+    for text in earlier_texts:
+        shown.update(match.key for match in _matches_shown(fingerprints, text) if match.key[0] != "name")
+    for text in index_texts:
+        shown.update(match.key for match in _matches_shown(fingerprints, text) if match.key[0] not in ("name", "rule"))
+    evidence_by_unit: dict[int, dict[EvidenceKind, UsageEvidence]] = {}
+    for number, step in enumerate(trace, 1):
+        if isinstance(step, ObservationStep):
+            delivered = _delivered_units(units, step)
+            if not is_instruction_tool(step.tool):
+                shown.update(
+                    match.key
+                    for match in _matches_shown(fingerprints, step.text)
+                    if match.fingerprint.unit not in delivered
+                )
+            continue
+        for match in _matches_in_step(fingerprints, step):
+            kind = match.key[0]
+            if match.key not in shown:
+                evidence_by_unit.setdefault(match.fingerprint.unit, {}).setdefault(
+                    kind, UsageEvidence(kind, number, match.fingerprint.line)
+                )
+    return tuple(
+        DetectedUnit(units[index].name, tuple(evidence.values()))
+        for index, evidence in sorted(evidence_by_unit.items())
+    )
+
+
+def _matches_in_step(fingerprints: FingerprintIndex, step: AgentTextStep | ToolCallStep) -> Iterator[_Match]:
+    if isinstance(step, AgentTextStep):
+        yield from _references(fingerprints, step.text, names=True)
+        yield from _phrases(fingerprints, step.text)
+    elif not is_instruction_tool(step.tool):
+        # MCP tools are offered as mcp__server__tool, while a unit names the bare tool.
+        for name in {step.tool, step.tool.rpartition("__")[2]}:
+            if name in fingerprints.tools:
+                yield _Match(("tool", name), fingerprints.tools[name])
+        for member, text in find_argument_texts(step.arguments):
+            yield from _references(fingerprints, text, names=False)
+            yield from _phrases(fingerprints, text)
+            if member in _COMMAND_MEMBERS:
+                yield from _commands_run(fingerprints, text)
+
+
+def _matches_shown(fingerprints: FingerprintIndex, text: str) -> Iterator[_Match]:
+    """Every fingerprint that an agent could copy from a text, except URIs, which always refer to their unit."""
+    yield from _phrases(fingerprints, text)
+    for token, _, _ in _tokens(text):
+        if token in fingerprints.names:
+            yield _Match(("name", token), fingerprints.names[token])
+        if token in fingerprints.rules:
+            yield _Match(("rule", token), fingerprints.rules[token])
+        if token in fingerprints.tools:
+            yield _Match(("tool", token), fingerprints.tools[token])
+    words = [word.strip(_AROUND_WORDS) for word in text.split()]
+    for index, word in enumerate(words):
+        for size in fingerprints.command_sizes.get(word, ()):
+            command = tuple(words[index : index + size])
+            if command in fingerprints.commands:
+                yield _Match(("command", command), fingerprints.commands[command])
+
+
+def _delivered_units(units: Sequence[UnitText], step: ObservationStep) -> frozenset[int]:
+    """Units whose whole text is in a message, which is how a unit reaches an agent without a tool."""
+    if step.tool:
+        return frozenset()
+    return frozenset(index for index, unit in enumerate(units) if unit.text.strip() and unit.text.strip() in step.text)
+
+
+def _references(fingerprints: FingerprintIndex, text: str, *, names: bool) -> Iterator[_Match]:
+    for token, start, end in _tokens(text):
+        address = _plain_address(token)
+        if address in fingerprints.addresses:
+            yield _Match(("address", address), fingerprints.addresses[address])
+        elif names and token in fingerprints.names and _names_unit(token, text, start, end):
+            yield _Match(("name", token), fingerprints.names[token])
+        elif token in fingerprints.rules and _is_cited(token, text, start, end):
+            yield _Match(("rule", token), fingerprints.rules[token])
+
+
+def _tokens(text: str) -> Iterator[tuple[str, int, int]]:
+    """Tokens with inner punctuation kept and trailing sentence punctuation removed."""
+    for match in _TOKEN.finditer(text):
+        token = match[0].rstrip(".:/@+-")
+        yield token, match.start(), match.start() + len(token)
+
+
+def _plain_address(token: str) -> str:
+    if not token.startswith("instruction:"):
+        return token
+    try:
+        return parse_unit_uri(token).uri
+    except InstructionError:
+        return token
+
+
+def _names_unit(name: str, text: str, start: int, end: int) -> bool:
+    if _BARE_NAME.search(name):
+        return True
+    is_quoted = text[max(0, start - 1) : start] in _OPENING and text[end : end + 1] in _CLOSING
+    is_quoted = is_quoted and start > 0 and end < len(text)
+    before, after = text[max(0, start - _CONTEXT_CHARACTERS) : start], text[end : end + _CONTEXT_CHARACTERS]
+    is_beside = bool(_BESIDE_BEFORE.search(before) or _BESIDE_AFTER.match(after))
+    return (is_quoted or is_beside) if re.search(r"[-.]", name) else (is_quoted and is_beside)
+
+
+def _is_cited(rule: str, text: str, start: int, end: int) -> bool:
+    if not _SHORT_RULE.fullmatch(rule):
+        return True
+    bracketed = text[max(0, start - 1) : start] in ("(", "[") and text[end : end + 1] in (")", "]")
+    before = text[max(0, start - _CONTEXT_CHARACTERS) : start]
+    return bracketed or text[end : end + 1] == ":" or bool(_CITED_BEFORE.search(before))
+
+
+def _phrases(fingerprints: FingerprintIndex, text: str) -> Iterator[_Match]:
+    if not fingerprints.phrases:
+        return
+    words = [word.casefold() for word in WORD.findall(text)]
+    for index in range(len(words) - PHRASE_WORDS + 1):
+        phrase = tuple(words[index : index + PHRASE_WORDS])
+        if phrase in fingerprints.phrases:
+            yield _Match(("phrase", phrase), fingerprints.phrases[phrase])
+
+
+def _commands_run(fingerprints: FingerprintIndex, text: str) -> Iterator[_Match]:
+    """Match at the start of each command of a line; the body of a here-document is not a command."""
+    for part in _BETWEEN_COMMANDS.split(text.partition("<<")[0]):
+        words = _strip_wrappers([word.strip("'\"") for word in part.split()])
+        for size in fingerprints.command_sizes.get(words[0], ()) if words else ():
+            command = tuple(words[:size])
+            if command in fingerprints.commands:
+                yield _Match(("command", command), fingerprints.commands[command])
+
+
+def _strip_wrappers(words: list[str]) -> list[str]:
+    """Strip leading assignments and programs that only run another program."""
+    start = 0
+    while start < len(words):
+        wrapper = next(
+            (
+                words_of_wrapper
+                for words_of_wrapper in _WRAPPERS
+                if tuple(words[start : start + len(words_of_wrapper)]) == words_of_wrapper
+            ),
+            None,
+        )
+        if wrapper is not None:
+            start += len(wrapper)
+        elif _ASSIGNMENT.fullmatch(words[start]):
+            start += 1
+        else:
+            break
+    return words[start : start + COMMAND_WORDS_MAX]

@@ -1,0 +1,223 @@
+"""Replaces the methods of an SDK client that send requests by ones that place breakpoints and record calls."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+from holdfast.catalog.schema import Model
+from holdfast.engine.guard import WarningLog
+from holdfast.engine.inject.client_method import (
+    Arguments,
+    ClientMethod,
+    ClientRequest,
+    RewrittenRequest,
+    client_body,
+    materialize_iterators,
+)
+from holdfast.engine.recorder import CallRecorder, ObservedRequest
+from holdfast.engine.request_observer import RequestObserver
+from holdfast.events.cache_controls import CacheControls
+from holdfast.events.payloads.cache import CacheControlsApplied
+from holdfast.integrations.proxy import Proxy, ReplaceAttribute, await_value
+from holdfast.integrations.response_capture import CallWatcher
+from holdfast.integrations.streams import WatchedStream, WatchedStreamManager
+from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
+from holdfast.types.json_encoding import encode_json, sha256_hex
+from holdfast.types.request_buffer import RequestBuffer
+
+
+class ClientCall(NamedTuple):
+    """`opens` is true for a method that returns a context manager around a stream."""
+
+    dialect: ClientMethod
+    opens: bool = False
+
+
+ClientCalls = dict[str, ClientCall]
+
+
+"""Methods by their path from the client, such as `chat.completions.create`."""
+
+
+# Methods that return a new client, which has to be wrapped too.
+_COPY_METHODS = frozenset({"copy", "with_options"})
+
+
+class CallPreparer:
+    """Prepares the calls of one wrapped client; blocks that were encoded for the previous call are reused."""
+
+    def __init__(
+        self,
+        recorder: CallRecorder,
+        warnings: WarningLog,
+        *,
+        session: str | None,
+        controls: Callable[[str], CacheControls] | None = None,
+    ) -> None:
+        self.recorder = recorder
+        self.warnings = warnings
+        self._session = session
+        self._observer = RequestObserver(recorder, warnings)
+        self._controls = controls
+        self._enabled = True
+        self._control_changes: tuple[CacheControlsApplied, ...] = ()
+
+    def prepare(self, dialect: ClientMethod, caller_arguments: Arguments) -> tuple[Arguments, ObservedRequest | None]:
+        """The arguments to send, and what to record; None if the arguments could not be decoded."""
+        # Outside of the guard: an error that the caller's own iterator raises has to reach the caller.
+        arguments: Arguments = {name: materialize_iterators(value) for name, value in caller_arguments.items()}
+        with self.warnings.harmless(_SENT_UNCHANGED):
+            body = client_body(arguments, left_out=dialect.left_out)
+            wire = dialect.adapter.read_request(encode_json(body))
+            rewritten = RewrittenRequest(arguments, wire)
+
+            def rewrite(buffer: RequestBuffer, model: Model) -> WireRequest:
+                nonlocal rewritten
+                suffix = self._observer.tail(dialect.adapter, buffer)
+                request = ClientRequest(body, wire, buffer, model, self._session_of(wire), suffix)
+                rewritten = dialect.rewrite(arguments, request)
+                return rewritten.wire
+
+            # With caching turned off the call is recorded, but not rewritten.
+            may_cache = self._may_cache(dialect.adapter)
+            prepared = self._observer.prepared(dialect.adapter, wire, rewrite if may_cache else None)
+            return rewritten.arguments, prepared
+        return arguments, None
+
+    def news(self) -> tuple[CacheControlsApplied, ...]:
+        """Changes of the cache controls since the last call; each is returned once."""
+        changes, self._control_changes = self._control_changes, ()
+        return changes
+
+    def _may_cache(self, adapter: Adapter) -> bool:
+        """Whether caching is turned on for this record and provider in the store."""
+        if self._controls is None:
+            return True
+        controls = self._controls(self.recorder.session_id)
+        enabled = controls.session.caching_enabled and controls.settings.providers.get(adapter.name, True)
+        if enabled != self._enabled:
+            self._enabled = enabled
+            self._control_changes += (
+                CacheControlsApplied(enabled=enabled, reason="" if enabled else "caching was turned off"),
+            )
+        return enabled
+
+    def read(self, adapter: Adapter, body: bytes, path: str) -> ObservedRequest | None:
+        """What to record of a body that is sent unchanged."""
+        with self.warnings.harmless("a call is not recorded"):
+            return self._observer.prepared(adapter, adapter.read_request(body, {PATH_HEADER: path}))
+        return None
+
+    def _session_of(self, wire: WireRequest) -> str:
+        """The key that routes all calls of this client to one cache; by default a digest of its first system text."""
+        if self._session is None:
+            texts = (text.text for segment in wire.prompt.segments for text in segment.system if text.text)
+            first = next(texts, self.recorder.session_id)
+            self._session = f"holdfast-{sha256_hex(first.encode(errors='replace'))[:32]}"
+        return self._session
+
+
+def wrap_client(client: object, desk: CallPreparer, *, methods: ClientCalls) -> Proxy:
+    """Wrap a client so that the given methods are watched, also in copies that it makes of itself."""
+    replace_attribute = _attributes_at("", methods, desk)
+
+    def client_attributes(name: str, value: object) -> object:
+        if name not in _COPY_METHODS or not callable(value):
+            return replace_attribute(name, value)
+
+        @functools.wraps(value)
+        def copy_and_wrap(*args: object, **kwargs: object) -> Proxy:
+            return wrap_client(value(*args, **kwargs), desk, methods=methods)
+
+        return copy_and_wrap
+
+    return WrappedClient(client, client_attributes, desk)
+
+
+class WrappedClient(Proxy):
+    """The proxy of a whole client, which holds the state of the wrapper."""
+
+    def __init__(self, target: object, look: ReplaceAttribute, desk: CallPreparer) -> None:
+        super().__init__(target, look)
+        object.__setattr__(self, "_holdfast_desk", desk)
+
+
+def preparer_of(client: WrappedClient) -> CallPreparer:
+    return cast("CallPreparer", object.__getattribute__(client, "_holdfast_desk"))  # Set above.
+
+
+def _attributes_at(path: str, methods: ClientCalls, desk: CallPreparer) -> ReplaceAttribute:
+    def look(name: str, value: object) -> object:
+        full_path = path + name
+        if full_path in methods and callable(value):
+            return _watched_method(value, methods[full_path], desk)
+        if any(method_path.startswith(full_path + ".") for method_path in methods):
+            return Proxy(value, _attributes_at(full_path + ".", methods, desk))
+        return value
+
+    return look
+
+
+def _watched_method(original: Callable[..., object], method: ClientCall, desk: CallPreparer) -> Callable[..., object]:
+    dialect = method.dialect
+
+    @functools.wraps(original)
+    def call(*args: object, **caller_arguments: object) -> object:
+        # The SDKs take keyword arguments only; a call with positional ones is left for the SDK to reject.
+        if args:
+            return original(*args, **caller_arguments)
+        arguments, prepared = desk.prepare(dialect, caller_arguments)
+        start = functools.partial(
+            begin_call, dialect, desk, prepared, caller_arguments=caller_arguments, sent_arguments=arguments
+        )
+        if method.opens:
+            return WatchedStreamManager(original(**arguments), start, desk.warnings)
+        watch = start()
+        try:
+            response = original(**arguments)
+        except BaseException as error:
+            watch.failed(error)
+            raise
+        streams = bool(caller_arguments.get("stream"))
+        return (
+            _await_and_watch(response, watch, streams)
+            if inspect.isawaitable(response)
+            else _watch_result(response, watch, streams)
+        )
+
+    return call
+
+
+def begin_call(
+    dialect: ClientMethod,
+    desk: CallPreparer,
+    prepared: ObservedRequest | None,
+    *,
+    caller_arguments: Arguments | None = None,
+    sent_arguments: Arguments | None = None,
+) -> CallWatcher:
+    """Start watching a call that is sent now; it is not recorded if it could not be decoded."""
+    call = desk.recorder.begin(prepared, *desk.news()) if prepared is not None else None
+    return CallWatcher(
+        dialect, desk.recorder, call, warnings=desk.warnings, arguments=(caller_arguments or {}, sent_arguments or {})
+    )
+
+
+def _watch_result(response: object, watch: CallWatcher, streams: bool) -> object:
+    if streams:
+        return WatchedStream(response, watch)
+    watch.replied(response)
+    return response
+
+
+async def _await_and_watch(response: object, watch: CallWatcher, streams: bool) -> object:
+    try:
+        result = await await_value(response)
+    except BaseException as error:
+        watch.failed(error)
+        raise
+    return _watch_result(result, watch, streams)
+
+
+_SENT_UNCHANGED = "a call is sent unchanged, without cache breakpoints, and is not recorded"

@@ -1,0 +1,126 @@
+"""Follows one call of a wrapped client and records its usage and outcome."""
+
+import asyncio
+
+from holdfast.engine.guard import WarningLog
+from holdfast.engine.inject.client_method import Arguments, ClientMethod, to_json
+from holdfast.engine.recorder import CallRecorder, ObservedCall
+from holdfast.errors import FailureKind, ProviderError
+from holdfast.providers.errors import classify_status
+from holdfast.types.json_encoding import encode_json
+from holdfast.types.reply import Reply, ReplyFinished
+
+_UNREADABLE = "a reply cannot be decoded, so its usage is unknown"
+
+
+class CallWatcher:
+    """Follows one call to its end. No method raises: a failure of the record must not break the caller's call."""
+
+    def __init__(
+        self,
+        dialect: ClientMethod,
+        recorder: CallRecorder,
+        call: ObservedCall | None,
+        *,
+        warnings: WarningLog,
+        arguments: tuple[Arguments, Arguments],
+    ) -> None:
+        self._dialect = dialect
+        self._recorder = recorder
+        self._call = call
+        self._arguments = arguments
+        self._warnings = warnings
+        self._reader = dialect.adapter.stream_reader()
+
+    def replied(self, response: object) -> None:
+        """Record a complete response, as an object of the client library."""
+        body = b""
+        with self._warnings.harmless(_UNREADABLE):
+            body = encode_json(to_json(response))
+        self.received(body)
+
+    def received(self, body: bytes) -> None:
+        """Record a complete response, as bytes."""
+        if self._call is None:
+            return
+        reply: Reply | None = None
+        with self._warnings.harmless(_UNREADABLE):
+            reply = self._dialect.adapter.read_reply(body)
+        self._complete_call(reply)
+
+    def saw(self, item: object) -> bool:
+        """Record one item of a streamed response; return whether the caller gets it.
+
+        An item that exists only because we added an option to the request, such as usage, is withheld.
+        """
+        with self._warnings.harmless(_UNREADABLE):
+            event = to_json(item)
+            if isinstance(event, dict):
+                self.feed(self._dialect.as_event(event))
+                return not self._dialect.is_ours(*self._arguments, event)
+        return True
+
+    def feed(self, chunk: bytes) -> None:
+        if self._call is None:
+            return
+        with self._warnings.harmless(_UNREADABLE):
+            try:
+                for delta in self._reader.feed(chunk):
+                    if isinstance(delta, ReplyFinished):
+                        self._complete_call(delta.reply)
+            except ProviderError as error:
+                self.failed(error)
+                raise
+
+    def ended(self) -> None:
+        """Record the end of the stream."""
+        # SDKs consume the event that ends a stream, such as `[DONE]`; our reader needs it to finish the reply.
+        if self._dialect.closing:
+            self.feed(self._dialect.closing)
+        self._fail_call("network", "the reply ended before it was complete")
+
+    def closed(self) -> None:
+        """Record that the caller closed the stream."""
+        self._fail_call("cancelled", "the stream was closed before its end")
+
+    def dropped(self) -> None:
+        """Record that the stream was garbage collected; may be called at any time and in any thread."""
+        call, self._call = self._call, None
+        if call is not None:
+            with self._warnings.harmless(_UNREADABLE):
+                self._recorder.drop(call, self._reader.partial())
+
+    def failed(self, error: BaseException) -> None:
+        """Record an error that the client raised."""
+        kind, message = classify_error(error)
+        self._fail_call(kind, message)
+
+    def _fail_call(self, kind: FailureKind, message: str) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            with self._warnings.harmless(_UNREADABLE):
+                self._recorder.fail(call, kind, message, self._reader.partial())
+
+    def _complete_call(self, reply: Reply | None) -> None:
+        # Cleared first: of several signs of an end (last event, close, garbage collection) only the first counts.
+        call, self._call = self._call, None
+        if call is not None and reply is not None:
+            self._recorder.complete(call, reply)
+        elif call is not None:
+            self._recorder.fail(call, "other", "the reply could not be read")
+
+
+def classify_error(error: BaseException) -> tuple[FailureKind, str]:
+    """The kind of an error, and its class name. The message is left out, because it may quote the prompt."""
+    name = type(error).__name__
+    # The SDKs name the HTTP status `status_code` (Anthropic, OpenAI) or `code` (google-genai).
+    status = next(
+        (code for field in ("status_code", "code") if isinstance(code := getattr(error, field, None), int)), 0
+    )
+    if status:
+        return classify_status(status, str(error)), f"{name} (HTTP status {status})"
+    if isinstance(error, ProviderError):
+        return error.kind, name
+    if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
+        return "cancelled", name
+    return ("network" if "Connection" in name or "Timeout" in name else "other"), name

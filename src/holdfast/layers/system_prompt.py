@@ -1,0 +1,161 @@
+"""Builds a coding agent's system prompt section by section, with the boundary at which its stable part ends.
+
+| section | stability |
+| --- | --- |
+| intro, output style, system, doing tasks, actions | FROZEN |
+| the boundary, which is never sent | |
+| environment, project context | VOLATILE |
+| project: instruction files | EPOCH |
+| runtime config, appended sections | VOLATILE |
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Self
+
+import msgspec
+
+from holdfast.errors import UserError
+from holdfast.layers.coding_guidance import ACTIONS, DOING_TASKS, INTRO, INTRO_WITH_STYLE, SYSTEM
+from holdfast.layers.render import (
+    render_bullets,
+    render_environment,
+    render_instructions,
+    render_project_context,
+    render_section,
+)
+from holdfast.sources.environment import Environment
+from holdfast.sources.git import GitState
+from holdfast.sources.instruction_files import InstructionFiles
+from holdfast.types.blocks import Json, Text, replace_surrogates
+from holdfast.types.json_encoding import canonical_json
+from holdfast.types.prompt import HistoryEntry, Segment, Stability
+
+SYSTEM_PROMPT_DYNAMIC_BOUNDARY = "__SYSTEM_PROMPT_DYNAMIC_BOUNDARY__"
+
+
+class OutputStyle(msgspec.Struct, frozen=True):
+    name: str
+    prompt: str
+
+
+class _Section(msgspec.Struct, frozen=True):
+    name: str
+    stability: Stability
+    text: str
+
+
+class SystemPromptBuilder(msgspec.Struct, frozen=True):
+    """Immutable: every `with_` method returns a new builder."""
+
+    output_style: OutputStyle | None = None
+    environment: Environment = Environment()
+    git: GitState | None = None
+    instructions: InstructionFiles = InstructionFiles()
+    runtime_config: tuple[tuple[str, str], ...] = ()
+    appended: tuple[str, ...] = ()
+
+    def with_output_style(self, name: str, prompt: str) -> Self:
+        """Set the output style; if the name or the prompt is blank, there is none."""
+        style = OutputStyle(_line(name), prompt.strip()) if name.strip() and prompt.strip() else None
+        return msgspec.structs.replace(self, output_style=style)
+
+    def with_environment(self, environment: Environment) -> Self:
+        return msgspec.structs.replace(self, environment=environment)
+
+    def with_project_context(self, git: GitState | None) -> Self:
+        return msgspec.structs.replace(self, git=git)
+
+    def with_instructions(self, instructions: InstructionFiles) -> Self:
+        return msgspec.structs.replace(self, instructions=instructions)
+
+    def with_runtime_config(self, config: Mapping[str, Json]) -> Self:
+        """Values are shown to the model as they are: leave out secrets."""
+        # Sorted, so that the order in which a config was built does not change the bytes.
+        entries = tuple((_line(name), _json_text(name, config[name])) for name in sorted(config))
+        return msgspec.structs.replace(self, runtime_config=entries)
+
+    def with_appended(self, text: str) -> Self:
+        """Append a section; blank text adds none."""
+        return msgspec.structs.replace(self, appended=(*self.appended, text)) if text.strip() else self
+
+    def build(self) -> list[str]:
+        """All sections in order, with the boundary between the frozen ones and the others."""
+        items: list[str] = []
+        for part in self._sections():
+            if part.stability is not Stability.FROZEN and SYSTEM_PROMPT_DYNAMIC_BOUNDARY not in items:
+                items.append(SYSTEM_PROMPT_DYNAMIC_BOUNDARY)
+            items.append(part.text)
+        return items
+
+    def render(self) -> str:
+        """The prompt as text for people to read; it still contains the boundary."""
+        return "\n\n".join(self.build())
+
+    def segments(self) -> tuple[Segment, ...]:
+        """The sections as prompt segments, most stable first; volatile ones go after the history."""
+        return tuple(_segment(part) for part in sorted(self._sections(), key=lambda part: part.stability))
+
+    def _sections(self) -> Iterator[_Section]:
+        frozen, epoch, volatile = Stability.FROZEN, Stability.EPOCH, Stability.VOLATILE
+        style = self.output_style
+        config = render_bullets(f"{name}: {value}" for name, value in self.runtime_config)
+        sections = (
+            ("intro", frozen, INTRO_WITH_STYLE if style else INTRO),
+            ("output_style", frozen, render_section(f"Output Style: {style.name}", style.prompt) if style else ""),
+            ("system", frozen, SYSTEM),
+            ("doing_tasks", frozen, DOING_TASKS),
+            ("actions", frozen, ACTIONS),
+            ("environment", volatile, render_environment(self.environment)),
+            ("project_context", volatile, render_project_context(self.git)),
+            ("project", epoch, render_instructions(self.instructions)),
+            ("runtime_config", volatile, render_section("Runtime config", config) if config else ""),
+            *((f"appended_{number}", volatile, text) for number, text in enumerate(self.appended, 1)),
+        )
+        # Text from files must not bring a boundary of its own, which would move the end of the stable part.
+        for name, stability, text in sections:
+            clean_text = remove_boundary(replace_surrogates(text)).strip("\n")
+            if clean_text.strip():
+                yield _Section(name, stability, clean_text)
+
+
+def split_at_boundary(text: str) -> tuple[str, str]:
+    """Split a system prompt into the stable text before the first boundary and the volatile text after it.
+
+    Without a boundary all of it is stable. Line breaks next to the boundary are dropped, further boundaries removed.
+    """
+    stable, boundary, volatile = text.partition(SYSTEM_PROMPT_DYNAMIC_BOUNDARY)
+    if not boundary:
+        return text, ""
+    return stable.rstrip("\r\n"), remove_boundary(volatile).lstrip("\r\n")
+
+
+def clean_text(text: str) -> str:
+    """The text without boundary markers and lone surrogates, neither of which may be sent to a provider."""
+    return remove_boundary(replace_surrogates(text))
+
+
+def remove_boundary(text: str) -> str:
+    removed = text.replace(SYSTEM_PROMPT_DYNAMIC_BOUNDARY, "")
+    # Removing one boundary can join two halves of another. Replace that one by a space, so that none can form again.
+    return removed.replace(SYSTEM_PROMPT_DYNAMIC_BOUNDARY, " ")
+
+
+def _segment(part: _Section) -> Segment:
+    content = (Text(part.text),)
+    if part.stability is Stability.VOLATILE:
+        entry = HistoryEntry("user", content, layer=part.name, stability=part.stability)
+        return Segment(part.name, part.stability, "messages", passages=(entry,))
+    return Segment(part.name, part.stability, "system", system=content)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _json_text(name: str, value: Json) -> str:
+    try:
+        return canonical_json(value).decode()
+    except (TypeError, ValueError, RecursionError):
+        raise UserError(
+            f"runtime config entry {name!r} cannot be written as JSON; pass plain JSON values only"
+        ) from None

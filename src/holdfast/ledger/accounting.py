@@ -1,0 +1,366 @@
+"""Session accounting: turns each event, once, into call entries with cost and verdict.
+
+The state carried from event to event does not grow with the session. A store records events as it writes them;
+`iter_entries` does the same for a whole log.
+"""
+
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.catalog.lookup import Models, find_model_or_none, is_externally_cached, price_at, utc_date
+from holdfast.catalog.schema import Model
+from holdfast.economics.cost import uncached_cost_usd
+from holdfast.events.log import Event
+from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged
+from holdfast.events.payloads.calls import (
+    GatewayForwarded,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    ModelSwitched,
+    RequestPrepared,
+)
+from holdfast.events.payloads.compaction import ContextCompacted
+from holdfast.events.payloads.recovery import ProviderLimited, ViewRepair
+from holdfast.events.payloads.session import EpochOpened, MessageAppended, MessagesWithdrawn, SessionStarted
+from holdfast.events.payloads.union import AnyPayload
+from holdfast.ledger.attribution import Payer, StablePrefix, build_payer, estimate_stable_writes, extend_stable_prefix
+from holdfast.ledger.cache.verdicts import (
+    DROP_TOKENS_MIN,
+    CachedPrefix,
+    PreparedRequest,
+    Verdict,
+    derive_cached_prefix,
+    judge_call,
+)
+from holdfast.ledger.money import clamp_event, clamp_integer, round_usd
+from holdfast.types.blocks import Image, ToolResult
+from holdfast.types.prompt import Plan, PrefixChange
+from holdfast.types.reply import ReplySource
+from holdfast.types.usage import Usage
+
+# Requests of one session that can be in progress at once; older ones are taken as never answered. It keeps the state
+# bounded when a process dies between `llm.call_started` and the end of the call.
+REQUESTS_IN_PROGRESS_MAX = 64
+
+# Payloads that change the accounting state; all other events leave it unchanged.
+ACCOUNTED_PAYLOADS = (
+    SessionStarted,
+    EpochOpened,
+    ModelSwitched,
+    CacheControlsApplied,
+    MessagesWithdrawn,
+    MessageAppended,
+    RequestPrepared,
+    LlmCallStarted,
+    CachePinged,
+    LlmCallCompleted,
+    LlmCallFailed,
+    ViewRepair,
+    ProviderLimited,
+    ContextCompacted,
+    GatewayForwarded,
+)
+
+
+class CallRecord(msgspec.Struct, frozen=True):
+    """`blocks_shared` of the previous call's `blocks_before` blocks are also in this call, byte for byte."""
+
+    number: int
+    at: float
+    request_id: str
+    model: str
+    usage: Usage
+    cost_usd: Decimal
+    latency_ms: int
+    completed: bool
+    blocks_shared: int
+    blocks_before: int
+    moved_layer: str | None
+    moved_byte: int | None
+
+    @property
+    def prefix_held(self) -> bool:
+        return self.blocks_shared >= self.blocks_before
+
+
+class LedgerEntry(msgspec.Struct, frozen=True):
+    """A call that a provider charged for: what was planned, what it cost, and its verdict.
+
+    `uncached_usd` is what it would have cost without a cache, or its actual cost where no price is known;
+    `prompt_digest` is the digest of everything it sent. A call has no verdict if it was interrupted, if no usage was
+    reported, or if the catalog does not know the model; nor if the completion cache answered it, which costs nothing
+    and leaves every provider cache unchanged. `stable_write_tokens` tokens were written for the tools and the stable
+    system prompt.
+    """
+
+    event_id: str
+    turn_id: str | None
+    provider: str
+    record: CallRecord
+    uncached_usd: Decimal
+    pricing_version: str = ""
+    stop_reason: str = ""
+    retries: int = 0
+    plan: Plan = Plan()
+    chain: str = ""
+    verdict: Verdict | None = None
+    source: ReplySource = "provider"
+    completion_key: str = ""
+    completion_kept: bool = False
+    stable_written: int = 0
+    payer: Payer = Payer()
+
+
+class AccountingState(msgspec.Struct, frozen=True):
+    """The accounting state of a session: everything needed to record its next call.
+
+    The latest request has `blocks` blocks and the digest `prompt_digest`; the latest answered one had `answered_blocks`
+    blocks. A request that failed without usage is stored as `refused_request`: the next one is compared with what the
+    provider had accepted before it. A `is_simulated` session costs no real money.
+    """
+
+    number: int = 0
+    blocks: int = 0
+    chain: str = ""
+    answered: int = 0
+    images: bool = False
+    planned: tuple[str, str] | None = None
+    newest: PreparedRequest | None = None
+    under_way: tuple[tuple[str, PreparedRequest], ...] = ()
+    left: CachedPrefix | None = None
+    refused: PreparedRequest | None = None
+    simulated: bool = False
+    head: StablePrefix = StablePrefix()
+    payer: Payer = Payer()
+
+
+def record_event(
+    state: AccountingState, event: Event, models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN
+) -> tuple[AccountingState, LedgerEntry | None]:
+    """The state after one more event, and the entry of the call that the event ended, if it ended one."""
+    event = clamp_event(event)
+    match event.payload:
+        case RequestPrepared() as payload:
+            return _record_request(state, payload, event.at), None
+        case LlmCallStarted(request_id=request_id) if state.newest is not None:
+            under_way = (*state.under_way, (request_id, state.newest))[-REQUESTS_IN_PROGRESS_MAX:]
+            return msgspec.structs.replace(state, under_way=under_way), None
+        case LlmCallCompleted(source="completion-cache" | "summary") as payload:
+            return _record_side_call(state, event, payload, models)
+        case LlmCallCompleted() | LlmCallFailed() as payload:
+            return _record_call_end(state, event, payload, models=models, drop_tokens_min=drop_tokens_min)
+        case payload:
+            return _record_other(state, payload), None
+
+
+def iter_entries(
+    events: Iterable[Event], models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN
+) -> Iterator[LedgerEntry]:
+    """The calls of a session in the order in which they ended, however they overlapped.
+
+    Includes calls that were interrupted after the provider had begun to answer.
+    """
+    state = AccountingState()
+    for event in events:
+        if isinstance(event.payload, ACCOUNTED_PAYLOADS):
+            state, entry = record_event(state, event, models, drop_tokens_min=drop_tokens_min)
+            if entry is not None:
+                yield entry
+
+
+def _record_other(state: AccountingState, payload: AnyPayload) -> AccountingState:
+    replace = msgspec.structs.replace
+    match payload:
+        case SessionStarted(simulated=simulated, user_id=user_id, team_id=team_id):
+            account = build_payer(user_id=user_id, team_id=team_id)
+            return replace(state, simulated=state.simulated or simulated, payer=account)
+        case GatewayForwarded(key_id=key_id, user_id=user_id, team_id=team_id):
+            return replace(state, payer=build_payer(key_id=key_id, user_id=user_id, team_id=team_id))
+        case EpochOpened(epoch=epoch) if epoch > 1:
+            return replace(state, planned=("epoch", f"epoch {epoch} was opened"))
+        case ModelSwitched(after=after):
+            # Caches are per model: the new one has no earlier prefix to compare with.
+            planned = ("model", f"the model was switched to {after}")
+            return replace(state, planned=planned, blocks=0, chain="", head=StablePrefix(), refused=None)
+        case CacheControlsApplied(reason=reason, new_prefix=new_prefix):
+            updated = replace(state, planned=("settings", reason) if reason else state.planned)
+            # A new prefix was requested, so there is no earlier one to compare with.
+            return replace(updated, blocks=0, chain="", head=StablePrefix(), refused=None) if new_prefix else updated
+        case ContextCompacted() as compacted:
+            planned = (
+                "compaction",
+                f"messages {compacted.first} to {compacted.last} were compacted ({compacted.trigger})",
+            )
+            blocks, answered = min(state.blocks, compacted.kept_blocks), min(state.answered, compacted.kept_blocks)
+            return replace(state, planned=planned, blocks=blocks, answered=answered, refused=None)
+        case MessagesWithdrawn() if state.blocks > state.answered:
+            # The provider accepted no part of the refused request.
+            return replace(state, blocks=state.answered)
+        case ViewRepair(reason=reason):
+            planned = ("recovery", f"the request was repaired: {reason}")
+            return replace(state, planned=planned, blocks=min(state.blocks, state.answered), refused=None)
+        case ProviderLimited(reason=reason) as limits if limits.marks_max is not None or limits.short_lifetimes:
+            return replace(state, planned=("recovery", f"breakpoints were changed: {reason}"))
+        case MessageAppended(message=message) if not state.images and any(map(has_image, message.content)):
+            return replace(state, images=True)
+        case CachePinged() as ping if ping.piece is not None and state.left and ping.sent_at >= state.left.used_at:
+            # Every request that reads or writes an entry restarts its TTL, so a ping replaces what the last call left.
+            cached_tokens = ping.usage.cache_read + ping.usage.cache_write
+            cached = replace(state.left, used_at=ping.sent_at, tokens=cached_tokens, ttl=ping.ttl, mark=ping.piece)
+            return replace(state, left=cached)
+        case _:
+            return state
+
+
+def _record_request(state: AccountingState, prepared: RequestPrepared, at: float) -> AccountingState:
+    digests = prepared.links
+    first_changed = digests[0] if digests and prepared.shared_blocks < state.blocks else None
+    chain = digests[-1].digest if digests else state.chain
+    stable_prefix = extend_stable_prefix(state.head, prepared.shared_blocks, digests)
+    request = PreparedRequest(
+        at=at,
+        plan=prepared.plan,
+        chain=chain,
+        settings=dict(prepared.settings),
+        blocks_before=state.blocks,
+        blocks_shared=prepared.shared_blocks,
+        moved_layer=first_changed.layer if first_changed else None,
+        move=prepared.moved or (PrefixChange(first_changed.start) if first_changed else None),
+        planned=state.planned,
+        images=state.images,
+        stable_share=stable_prefix.share,
+        payer=state.payer,
+    )
+    if state.refused is not None:
+        request = _compare_past_refusal(state.refused, request)
+    blocks = prepared.shared_blocks + len(digests)
+    return msgspec.structs.replace(
+        state, newest=request, planned=None, blocks=blocks, chain=chain, head=stable_prefix, refused=None
+    )
+
+
+def _compare_past_refusal(refused: PreparedRequest, request: PreparedRequest) -> PreparedRequest:
+    """The request compared with the one before the refused one: a change made by the refused request still counts."""
+    if refused.moved and refused.blocks_shared <= request.blocks_shared:
+        layer, change, shared = refused.moved_layer, refused.move, refused.blocks_shared
+    else:
+        layer, change, shared = request.moved_layer, request.move, request.blocks_shared
+    return msgspec.structs.replace(
+        request, blocks_before=refused.blocks_before, blocks_shared=shared, moved_layer=layer, move=change
+    )
+
+
+def _record_call_end(
+    state: AccountingState,
+    event: Event,
+    payload: LlmCallCompleted | LlmCallFailed,
+    *,
+    models: Models,
+    drop_tokens_min: int,
+) -> tuple[AccountingState, LedgerEntry | None]:
+    request = next(
+        (candidate for request_id, candidate in reversed(state.under_way) if request_id == payload.request_id),
+        state.newest,
+    )
+    under_way = tuple(pair for pair in state.under_way if pair[0] != payload.request_id)
+    completed = isinstance(payload, LlmCallCompleted)
+    if not completed and payload.usage == Usage():
+        # A change planned before a request that failed without usage applies to the next one.
+        planned = state.planned or (request.planned if request else None)
+        refused = request if request is state.newest else state.refused
+        return msgspec.structs.replace(state, under_way=under_way, planned=planned, refused=refused), None
+    model = _find_priced_model(models, payload.model)
+    verdict, cached = None, state.left
+    if request is not None and model is not None and payload.usage.tokens_sent and not is_externally_cached(model):
+        if isinstance(payload, LlmCallCompleted):
+            verdict = judge_call(
+                cached, request, payload.usage, model, diagnosis=payload.diagnosis, drop_tokens_min=drop_tokens_min
+            )
+        cached = derive_cached_prefix(
+            request, payload.answering if isinstance(payload, LlmCallCompleted) else payload.usage, model
+        )
+    elif request is not None and cached is not None and not payload.usage.tokens_sent:
+        # No usage was reported: the cached prefix is still there, unless the prompt no longer begins with it.
+        cached = None if request.moved else msgspec.structs.replace(cached, used_at=max(cached.used_at, request.at))
+    entry = LedgerEntry(
+        event_id=event.id,
+        turn_id=event.turn_id,
+        provider=payload.provider,
+        record=_build_call_record(state.number + 1, event.at, payload, request),
+        uncached_usd=round_usd(_uncached_usd(event, payload, model)),
+        pricing_version=payload.pricing_version if isinstance(payload, LlmCallCompleted) else "",
+        stop_reason=payload.stop_reason if isinstance(payload, LlmCallCompleted) else payload.error_class,
+        retries=payload.retry_count,
+        plan=request.plan if request else Plan(),
+        chain=request.chain if request else "",
+        verdict=verdict,
+        completion_key=payload.completion_key if isinstance(payload, LlmCallCompleted) else "",
+        completion_kept=isinstance(payload, LlmCallCompleted) and payload.completion_kept,
+        stable_written=estimate_stable_writes(request.stable_share, payload.usage) if request else 0,
+        payer=request.payer if request else state.payer,
+    )
+    answered = state.blocks if completed else state.answered
+    number = state.number + 1
+    return msgspec.structs.replace(state, number=number, under_way=under_way, answered=answered, left=cached), entry
+
+
+def _record_side_call(
+    state: AccountingState, event: Event, payload: LlmCallCompleted, models: Models
+) -> tuple[AccountingState, LedgerEntry]:
+    """Records a call outside the conversation (a summary, or a completion-cache hit).
+
+    No request was prepared for it, and no later request is compared with it.
+    """
+    entry = LedgerEntry(
+        event_id=event.id,
+        turn_id=event.turn_id,
+        provider=payload.provider,
+        record=_build_call_record(state.number + 1, event.at, payload, None),
+        uncached_usd=round_usd(_uncached_usd(event, payload, _find_priced_model(models, payload.model))),
+        pricing_version=payload.pricing_version,
+        stop_reason=payload.stop_reason,
+        source=payload.source,
+        completion_key=payload.completion_key,
+        payer=state.payer,
+    )
+    return msgspec.structs.replace(state, number=state.number + 1), entry
+
+
+def _find_priced_model(models: Models, name: str) -> Model | None:
+    """The catalog's model, if it has a price: without one no loss can be computed."""
+    model = find_model_or_none(name, models)
+    return model if model is not None and model.prices else None
+
+
+def _uncached_usd(event: Event, payload: LlmCallCompleted | LlmCallFailed, model: Model | None) -> Decimal:
+    if model is None:
+        return payload.cost_usd
+    return uncached_cost_usd(payload.usage, price_at(model, utc_date(event.at), payload.usage.tokens_sent))
+
+
+def _build_call_record(
+    number: int, at: float, payload: LlmCallCompleted | LlmCallFailed, request: PreparedRequest | None
+) -> CallRecord:
+    return CallRecord(
+        number=number,
+        at=at,
+        request_id=payload.request_id,
+        model=payload.model,
+        usage=payload.usage,
+        cost_usd=payload.cost_usd,
+        latency_ms=payload.latency_ms,
+        completed=isinstance(payload, LlmCallCompleted),
+        blocks_shared=clamp_integer(request.blocks_shared) if request else 0,
+        blocks_before=clamp_integer(request.blocks_before) if request else 0,
+        moved_layer=request.moved_layer if request else None,
+        moved_byte=clamp_integer(request.move.byte) if request and request.move and request.moved else None,
+    )
+
+
+def has_image(block: object) -> bool:
+    if isinstance(block, ToolResult):
+        return any(isinstance(part, Image) for part in block.content)
+    return isinstance(block, Image)

@@ -1,0 +1,210 @@
+"""Analytics queries for a log without roll-up tables: every result is folded from the events."""
+
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+
+from holdfast.catalog.lookup import Models
+from holdfast.events.log import Event, EventLog, SessionRow
+from holdfast.events.payloads.session import SessionStarted, SkillLoaded, TurnCancelled, TurnCompleted, TurnStarted
+from holdfast.ledger.accounting import LedgerEntry
+from holdfast.ledger.analytics.queries import (
+    CacheBreakCall,
+    CostQueries,
+    Group,
+    GroupBy,
+    GroupFilter,
+    LedgerScope,
+    SessionCost,
+    SessionCostOrder,
+    SessionOrder,
+    SizedUsage,
+    SkillLoad,
+    format_group_name,
+    get_group_key,
+    matches_filter,
+)
+from holdfast.ledger.analytics.results import FULL_SCOPE, RollUpCostQueries, RollUpRows, build_amounts
+from holdfast.ledger.cache.verdicts import VerdictKind
+from holdfast.ledger.money import AT_MAX, to_dollars
+from holdfast.ledger.postings import Posting, RollUp, RollUpTotals, Sums, component_key, iter_postings
+from holdfast.types.usage import Usage
+
+NO_FILTER = GroupFilter()
+
+
+class EventAnalyticsQueries:
+    def __init__(self, log: EventLog, models: Models) -> None:
+        self._log = log
+        self._models = models
+
+    def groups(
+        self, group_by: GroupBy, scope: LedgerScope = FULL_SCOPE, narrowed: GroupFilter = NO_FILTER
+    ) -> tuple[Group, ...]:
+        sums_by_key: dict[str | int, Sums] = {0: Sums()} if group_by == "none" else {}
+        for row, posting in self._postings(scope):
+            if posting.sums.entries and matches_filter(narrowed, row, posting):
+                key = get_group_key(group_by, row, posting)
+                sums_by_key[key] = sums_by_key.get(key, Sums()) + posting.sums
+        return tuple(Group(format_group_name(group_by, key), build_amounts(sums)) for key, sums in sums_by_key.items())
+
+    def failures(self, scope: LedgerScope = FULL_SCOPE) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for _, posting in self._postings(scope):
+            if posting.outcome not in (None, "completed"):
+                outcome = str(posting.outcome)
+                counts[outcome] = counts.get(outcome, 0) + 1
+        return counts
+
+    def latencies(self, scope: LedgerScope = FULL_SCOPE) -> dict[str, dict[int, int]]:
+        counts_by_model: dict[str, dict[int, int]] = {}
+        for _, posting in self._postings(scope):
+            if posting.entry is not None:
+                counts = counts_by_model.setdefault(posting.model, {})
+                counts[posting.latency_ms] = counts.get(posting.latency_ms, 0) + 1
+        return counts_by_model
+
+    def sized(self, limits: Sequence[int], scope: LedgerScope = FULL_SCOPE) -> tuple[SizedUsage, ...]:
+        usage_by_key: dict[tuple[str, int], tuple[int, Usage]] = {}
+        for _, posting in self._postings(scope):
+            if posting.entry is not None:
+                usage = posting.sums.usage
+                key = posting.model, sum(usage.tokens_sent > limit for limit in limits)
+                calls, usage_before = usage_by_key.get(key, (0, Usage()))
+                usage_by_key[key] = calls + 1, usage_before + usage
+        return tuple(SizedUsage(*key, *calls_and_usage) for key, calls_and_usage in sorted(usage_by_key.items()))
+
+    def broken(
+        self,
+        scope: LedgerScope = FULL_SCOPE,
+        *,
+        kind: VerdictKind | None = None,
+        component: str | None = None,
+        limit: int,
+        skip: int,
+    ) -> tuple[CacheBreakCall, ...]:
+        ranked_calls: list[tuple[tuple[int, str, int, str], CacheBreakCall]] = []
+        for row, posting in self._postings(scope):
+            entry = posting.entry
+            verdict = entry.verdict if entry else None
+            if entry is None or verdict is None or verdict.kind == "held":
+                continue
+            if kind in (None, verdict.kind) and component in (None, component_key(verdict.component)):
+                rank = -posting.sums.lost, row.id, entry.record.number, entry.event_id
+                ranked_calls.append((rank, _build_broken_call(row, entry)))
+        return tuple(
+            call for _, call in sorted(ranked_calls, key=lambda ranked_call: ranked_call[0])[skip : skip + limit]
+        )
+
+    def skill_loads(self, scope: LedgerScope = FULL_SCOPE) -> tuple[SkillLoad, ...]:
+        return tuple(
+            SkillLoad(row.id, event.at, payload.skill_id, payload.load_reason, payload.load_size_tokens)
+            for row, events in self._sessions(simulated=scope.simulated)
+            for event in events
+            if isinstance(payload := event.payload, SkillLoaded) and scope.since <= event.at < scope.until
+        )
+
+    def session_costs(
+        self, *, order: SessionCostOrder, limit: int, skip: int, simulated: bool = False
+    ) -> tuple[SessionCost, ...]:
+        costs = [self._session_cost(row, events) for row, events in self._sessions(simulated=simulated)]
+        if order == "cost":
+            costs.sort(key=lambda cost: (-cost.spent_usd, cost.row.id))
+        return tuple(costs[skip : skip + limit])
+
+    def _session_cost(self, row: SessionRow, events: Sequence[Event]) -> SessionCost:
+        session_postings = list(iter_postings(events, self._models))
+        models = [posting.model for posting in session_postings if posting.entry is not None]
+        started = next((event.payload for event in events if isinstance(event.payload, SessionStarted)), None)
+        return SessionCost(
+            row=row,
+            spent_usd=to_dollars(sum(posting.sums.spent for posting in session_postings))
+            if session_postings
+            else Decimal(0),
+            model=models[-1] if models else row.model,
+            turns=sum(isinstance(event.payload, TurnCompleted | TurnCancelled) for event in events),
+            workspace_path=started.workspace_path if started else None,
+        )
+
+    def turn(self, turn_id: str) -> tuple[Event, ...]:
+        for row in self._log.sessions():
+            events = list(self._log.read(row.id))
+            if any(event.id == turn_id and isinstance(event.payload, TurnStarted) for event in events):
+                return tuple(event for event in events if turn_id in (event.id, event.turn_id))
+        return ()
+
+    def _postings(self, scope: LedgerScope) -> Iterator[tuple[SessionRow, Posting]]:
+        for row in self._log.sessions():
+            for posting in iter_postings(self._log.read(row.id), self._models):
+                is_in_scope = scope.since <= min(posting.at, AT_MAX) < scope.until
+                if is_in_scope and (scope.simulated or not posting.simulated):
+                    yield row, posting
+
+    def _sessions(self, *, simulated: bool) -> Iterator[tuple[SessionRow, list[Event]]]:
+        for row in self._log.sessions():
+            events = list(self._log.read(row.id))
+            is_simulated = any(
+                isinstance(event.payload, SessionStarted) and event.payload.simulated for event in events
+            )
+            if simulated or not is_simulated:
+                yield row, events
+
+
+def _build_broken_call(row: SessionRow, entry: LedgerEntry) -> CacheBreakCall:
+    assert entry.verdict is not None
+    call = entry.record
+    return CacheBreakCall(row.id, row.name, call.number, call.at, call.model, entry.verdict)
+
+
+def build_event_cost_queries(log: EventLog, models: Models) -> CostQueries:
+    """Queries that read every event of the requested sessions each time."""
+    return RollUpCostQueries(_EventSource(log, models))
+
+
+class _EventSource:
+    def __init__(self, log: EventLog, models: Models) -> None:
+        self._log = log
+        self._models = models
+
+    def rows(self, table: RollUp, keys: tuple[str, ...], scope: LedgerScope) -> RollUpRows:
+        totals = RollUpTotals()
+        totals.post(posting for _, posting in self._postings(scope))
+        positions = [table.keys.index(key) for key in keys]
+        for key, sums in totals.rows(table).items():
+            yield tuple(key[position] for position in positions), sums
+
+    def sessions(
+        self, scope: LedgerScope, *, order: SessionOrder, limit: int, offset: int
+    ) -> Sequence[tuple[SessionRow, Sums]]:
+        sums_by_session: dict[str, tuple[SessionRow, Sums]] = {}
+        for row, posting in self._postings(scope):
+            sums_by_session[row.id] = (
+                row,
+                sums_by_session[row.id][1] + posting.sums if row.id in sums_by_session else posting.sums,
+            )
+        spenders = [(row, sums) for row, sums in sums_by_session.values() if sums.calls or sums.spent]
+        return _sort_sessions(spenders, order)[offset : offset + limit]
+
+    def worst(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
+        largest_losses: dict[str, tuple[int, VerdictKind]] = {}
+        for row, posting in self._postings(scope):
+            lost, verdict = posting.sums.lost, posting.entry.verdict if posting.entry else None
+            if verdict is not None and lost > largest_losses.get(row.id, (0, None))[0]:
+                largest_losses[row.id] = (lost, verdict.kind)
+        return {id: kind for id, (_, kind) in largest_losses.items() if id in session_ids}
+
+    def _postings(self, scope: LedgerScope) -> Iterator[tuple[SessionRow, Posting]]:
+        for row in self._log.sessions():
+            if scope.session_id in (None, row.id):
+                for posting in iter_postings(self._log.read(row.id), self._models):
+                    if scope.since <= posting.at < scope.until and (scope.simulated or not posting.simulated):
+                        yield row, posting
+
+
+def _sort_sessions(sessions: list[tuple[SessionRow, Sums]], order: SessionOrder) -> list[tuple[SessionRow, Sums]]:
+    match order:
+        case "lost":
+            return sorted(sessions, key=lambda session: (-session[1].lost, -session[1].spent, session[0].id))
+        case "spent":
+            return sorted(sessions, key=lambda session: (-session[1].spent, -session[1].lost, session[0].id))
+        case "newest":
+            return sorted(sessions, key=lambda session: (session[0].last_event_at, session[0].id), reverse=True)

@@ -1,0 +1,333 @@
+"""Cost queries over all sessions: the protocol, and the values it returns."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Literal, Protocol
+
+import msgspec
+
+from holdfast.catalog.schema import Model
+from holdfast.events.log import Event, SessionRow
+from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
+from holdfast.ledger.postings import Posting
+from holdfast.types.usage import Usage
+
+# Sessions per page.
+PAGE_MAX = 500
+
+
+# Later than any event; a float that every store can compare with.
+END_OF_TIME = 1e300
+
+
+SessionOrder = Literal["lost", "spent", "newest"]
+
+
+_NOTHING = Decimal(0)
+
+
+class LedgerScope(msgspec.Struct, frozen=True):
+    """What is counted: `since` is inclusive, `until` exclusive; one session or all; with or without simulated ones."""
+
+    since: float = 0.0
+    until: float = END_OF_TIME
+    session_id: str | None = None
+    simulated: bool = False
+
+
+class Amounts(msgspec.Struct, frozen=True):
+    """What a set of calls and charges adds up to.
+
+    `uncached_usd` is what the same calls would have cost without a cache; unpriced calls count with their actual cost.
+    Keep-alive pings and explicit caches add to `spent_usd` but not to `uncached_usd`: without a cache they would not
+    exist. `hits` are calls that read anything from the cache; the share of tokens read is `usage.read_share`.
+    `stable_write_tokens` were written for the tools and the stable system prompt; `latency_ms` is the total over all
+    calls.
+    """
+
+    calls: int = 0
+    hits: int = 0
+    usage: Usage = Usage()
+    spent_usd: Decimal = _NOTHING
+    uncached_usd: Decimal = _NOTHING
+    lost_usd: Decimal = _NOTHING
+    latency_ms: int = 0
+    stable_written: int = 0
+
+    @property
+    def saved_usd(self) -> Decimal:
+        # Negative where keeping caches cost more than they saved.
+        return self.uncached_usd - self.spent_usd
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.calls if self.calls else 0.0
+
+
+class DayAmounts(msgspec.Struct, frozen=True):
+    date: datetime.date
+    amounts: Amounts
+
+
+class ModelAmounts(msgspec.Struct, frozen=True):
+    provider: str
+    model: str
+    amounts: Amounts
+
+
+class MissCause(msgspec.Struct, frozen=True):
+    """`calls` lost something for this reason; `verdict_count` counts the verdict with and without a loss."""
+
+    kind: VerdictKind
+    component: str | None
+    calls: int
+    tokens: int
+    lost_usd: Decimal
+    given: int = 0
+
+
+class SessionAmounts(msgspec.Struct, frozen=True):
+    """`worst_verdict` is the verdict of the call that lost most."""
+
+    id: str
+    name: str | None
+    model: str
+    last_event_at: float
+    amounts: Amounts
+    worst: VerdictKind | None
+
+
+class CallOutcome(msgspec.Struct, frozen=True):
+    """How calls ended: `completed`, or the error class. Latency quantiles are upper bounds within a factor of two."""
+
+    provider: str
+    model: str
+    outcome: str
+    calls: int
+    retries: int
+    latency_ms_mean: float
+    latency_ms_median_under: int
+    latency_ms_p95_under: int
+
+
+class CostQueries(Protocol):
+    """Every result is what the events add up to at the time of the query."""
+
+    def totals(self, scope: LedgerScope = ...) -> Amounts: ...
+
+    def days(self, scope: LedgerScope = ...) -> tuple[DayAmounts, ...]:
+        """Days in order; days without postings are left out."""
+
+    def models(self, scope: LedgerScope = ...) -> tuple[ModelAmounts, ...]:
+        """The most expensive first."""
+
+    def causes(self, scope: LedgerScope = ...) -> tuple[MissCause, ...]:
+        """The most expensive first."""
+
+    def verdicts(self, scope: LedgerScope = ...) -> tuple[MissCause, ...]:
+        """All verdicts, including those without a loss; the most expensive first."""
+
+    def session_amounts(
+        self, scope: LedgerScope = ..., *, order: SessionOrder = ..., limit: int = ..., offset: int = ...
+    ) -> tuple[SessionAmounts, ...]:
+        """One page, at most `PAGE_MAX`, of the sessions that spent anything."""
+
+    def outcomes(self, scope: LedgerScope = ...) -> tuple[CallOutcome, ...]:
+        """The most frequent first."""
+
+
+class HasCostQueries(Protocol):
+    """A log that supports cost queries."""
+
+    def tables(self) -> CostQueries: ...
+
+
+SessionCostOrder = Literal["cost", "recency"]
+
+
+class SkillLoad(msgspec.Struct, frozen=True):
+    """A skill body that was loaded into a session, and why."""
+
+    session_id: str
+    at: float
+    skill: str
+    reason: str
+    tokens: int
+
+
+class SessionCost(msgspec.Struct, frozen=True):
+    """`model` is the model of the last call; `turns` counts the turns that have ended."""
+
+    row: SessionRow
+    spent_usd: Decimal
+    model: str
+    turns: int
+    workspace_path: str | None
+
+
+class CacheBreakCall(msgspec.Struct, frozen=True):
+    session_id: str
+    name: str | None
+    number: int
+    at: float
+    model: str
+    verdict: Verdict
+
+
+class SizedUsage(msgspec.Struct, frozen=True):
+    """Calls of a model whose prompts exceeded exactly the first `limits_exceeded` of the given limits."""
+
+    model: str
+    sizes: int
+    calls: int
+    usage: Usage
+
+
+GroupName = str | bool | None
+
+
+class Group(msgspec.Struct, frozen=True):
+    """`name` is None for calls without a key, user or team, and for the single group of `none`."""
+
+    name: GroupName
+    amounts: Amounts
+
+
+GroupBy = Literal[
+    "model",
+    "provider",
+    "session",
+    "day",
+    "hour",
+    "gateway_key",
+    "user",
+    "team",
+    "parent_session",
+    "is_worker",
+    "none",
+]
+
+
+class GroupFilter(msgspec.Struct, frozen=True):
+    """Includes only what matches; None matches everything. Without `workers`, child sessions are left out."""
+
+    model: str | None = None
+    provider: str | None = None
+    session: str | None = None
+    gateway_key: str | None = None
+    user: str | None = None
+    team: str | None = None
+    workers: bool = True
+
+    @property
+    def by(self) -> frozenset[str]:
+        """The names of the fields that filter."""
+        fields = ("model", "provider", "session", "gateway_key", "user", "team")
+        return frozenset(name for name in fields if getattr(self, name) is not None)
+
+
+class AnalyticsQueries(Protocol):
+    """Every result is what the events add up to at the time of the query. All of them ignore a scope's session."""
+
+    def groups(self, group_by: GroupBy, scope: LedgerScope = ..., narrowed: GroupFilter = ...) -> tuple[Group, ...]:
+        """In no particular order. `none` gives exactly one group, otherwise only groups with calls or spending."""
+
+    def failures(self, scope: LedgerScope = ...) -> dict[str, int]:
+        """The number of failed calls by error class."""
+
+    def latencies(self, scope: LedgerScope = ...) -> dict[str, dict[int, int]]:
+        """For each model, the number of calls by latency in milliseconds."""
+
+    def sized(self, limits: Sequence[int], scope: LedgerScope = ...) -> tuple[SizedUsage, ...]:
+        """Calls and usage by model and by how many of the ascending `limits` the prompt exceeded."""
+
+    def broken(
+        self,
+        scope: LedgerScope = ...,
+        *,
+        kind: VerdictKind | None = ...,
+        component: str | None = ...,
+        limit: int,
+        skip: int,
+    ) -> tuple[CacheBreakCall, ...]:
+        """Calls that missed the cache, the largest loss first."""
+
+    def skill_loads(self, scope: LedgerScope = ...) -> tuple[SkillLoad, ...]:
+        """In log order."""
+
+    def session_costs(
+        self, *, order: SessionCostOrder, limit: int, skip: int, simulated: bool = ...
+    ) -> tuple[SessionCost, ...]:
+        """One page of all sessions."""
+
+    def turn(self, turn_id: str) -> tuple[Event, ...]:
+        """The events of a turn in order; empty if there is no such turn."""
+
+
+class HasAnalyticsQueries(Protocol):
+    def figures(self) -> AnalyticsQueries: ...
+
+
+def list_size_limits(models: Mapping[str, Model]) -> tuple[int, ...]:
+    """The prompt sizes in tokens above which some model's price changes, ascending."""
+    return tuple(sorted({price.prompt_tokens_over for row in models.values() for price in row.prices} - {0}))
+
+
+HOUR_SECONDS = 3_600
+
+
+def format_group_name(group_by: GroupBy, cell: object) -> GroupName:
+    """The name of a group, from its key in the rows."""
+    match group_by:
+        case "none":
+            return None
+        case "gateway_key" | "user" | "team":
+            return str(cell) or None
+        case "is_worker":
+            return bool(cell)
+        case "hour":
+            start = datetime.datetime.fromtimestamp(int(str(cell)) * HOUR_SECONDS, datetime.UTC)
+            return start.strftime("%Y-%m-%dT%H")
+        case _:
+            return str(cell)
+
+
+def get_group_key(group_by: GroupBy, row: SessionRow, posting: Posting) -> str | int:
+    """The key of the group that a posting belongs to."""
+    match group_by:
+        case "model":
+            return posting.model
+        case "provider":
+            return posting.provider
+        case "session":
+            return row.id
+        case "day":
+            return posting.day
+        case "hour":
+            return int(posting.at) // HOUR_SECONDS
+        case "gateway_key":
+            return posting.payer.key_id
+        case "user":
+            return posting.payer.user_id
+        case "team":
+            return posting.payer.team_id
+        case "parent_session":
+            return row.id if row.parent_session_id is None else row.parent_session_id
+        case "is_worker":
+            return int(row.parent_session_id is not None)
+        case "none":
+            return 0
+
+
+def matches_filter(narrowed: GroupFilter, row: SessionRow, posting: Posting) -> bool:
+    payer = posting.payer
+    return (
+        narrowed.model in (None, posting.model)
+        and narrowed.provider in (None, posting.provider)
+        and narrowed.session in (None, row.id)
+        and narrowed.gateway_key in (None, payer.key_id)
+        and narrowed.user in (None, payer.user_id)
+        and narrowed.team in (None, payer.team_id)
+        and (narrowed.workers or row.parent_session_id is None)
+    )

@@ -1,0 +1,180 @@
+"""Turns rows of roll-up sums, wherever they are stored, into the results that `CostQueries` promises."""
+
+import datetime
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Protocol, get_args
+
+from holdfast.errors import UserError
+from holdfast.events.log import SessionRow
+from holdfast.ledger.analytics.queries import (
+    PAGE_MAX,
+    Amounts,
+    CallOutcome,
+    DayAmounts,
+    LedgerScope,
+    MissCause,
+    ModelAmounts,
+    SessionAmounts,
+    SessionOrder,
+)
+from holdfast.ledger.cache.verdicts import VerdictKind
+from holdfast.ledger.money import to_dollars
+from holdfast.ledger.postings import (
+    DAYS,
+    OUTCOME_DAYS,
+    SESSION_DAYS,
+    VERDICT_DAYS,
+    Key,
+    OutcomeSums,
+    RollUp,
+    Sums,
+    VerdictSums,
+)
+
+RollUpRows = Iterable[tuple[Key, tuple[int, ...]]]
+
+FULL_SCOPE = LedgerScope()
+
+VERDICT_KINDS: dict[object, VerdictKind] = {kind: kind for kind in get_args(VerdictKind)}
+
+
+class RollUpSource(Protocol):
+    """Supplies roll-up rows. A key may occur more than once; its sums are then added."""
+
+    def rows(self, table: RollUp, keys: tuple[str, ...], scope: LedgerScope) -> RollUpRows: ...
+
+    def sessions(
+        self, scope: LedgerScope, *, order: SessionOrder, limit: int, offset: int
+    ) -> Sequence[tuple[SessionRow, Sums]]:
+        """Sessions that made a call or spent anything."""
+
+    def worst(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
+        """The verdict of the call that lost most (the first, if several did); sessions without a loss are left out."""
+
+
+class RollUpCostQueries:
+    """Implements `CostQueries` on top of a source of rows."""
+
+    def __init__(self, source: RollUpSource) -> None:
+        self._source = source
+
+    def totals(self, scope: LedgerScope = FULL_SCOPE) -> Amounts:
+        table = DAYS if scope.session_id is None else SESSION_DAYS
+        return build_amounts(sum((Sums(*sums) for _, sums in self._source.rows(table, (), scope)), Sums()))
+
+    def days(self, scope: LedgerScope = FULL_SCOPE) -> tuple[DayAmounts, ...]:
+        sums_by_day = self._sum_by_key(DAYS, ("day",), scope)
+        return tuple(
+            DayAmounts(datetime.date.fromisoformat(str(day)), build_amounts(Sums(*sums)))
+            for (day,), sums in sorted(sums_by_day.items())
+        )
+
+    def models(self, scope: LedgerScope = FULL_SCOPE) -> tuple[ModelAmounts, ...]:
+        sums_by_model = self._sum_by_key(DAYS, ("provider", "model"), scope)
+        models = [
+            ModelAmounts(str(provider), str(model), build_amounts(Sums(*sums)))
+            for (provider, model), sums in sums_by_model.items()
+        ]
+        return tuple(
+            sorted(
+                models,
+                key=lambda model_amounts: (
+                    -model_amounts.amounts.spent_usd,
+                    model_amounts.provider,
+                    model_amounts.model,
+                ),
+            )
+        )
+
+    def causes(self, scope: LedgerScope = FULL_SCOPE) -> tuple[MissCause, ...]:
+        return tuple(cause for cause in self.verdicts(scope) if cause.calls)
+
+    def verdicts(self, scope: LedgerScope = FULL_SCOPE) -> tuple[MissCause, ...]:
+        causes = []
+        for (kind, component), sums in self._sum_by_key(VERDICT_DAYS, ("kind", "component"), scope).items():
+            verdict_sums, component_name = VerdictSums(*sums), str(component) or None
+            causes.append(
+                MissCause(
+                    VERDICT_KINDS[kind],
+                    component_name,
+                    verdict_sums.losses,
+                    verdict_sums.tokens,
+                    to_dollars(verdict_sums.lost),
+                    verdict_sums.calls,
+                )
+            )
+        return tuple(sorted(causes, key=lambda cause: (-cause.lost_usd, cause.kind, cause.component or "")))
+
+    def session_amounts(
+        self, scope: LedgerScope = FULL_SCOPE, *, order: SessionOrder = "lost", limit: int = PAGE_MAX, offset: int = 0
+    ) -> tuple[SessionAmounts, ...]:
+        _check_page_range(limit, offset)
+        sessions = self._source.sessions(scope, order=order, limit=limit, offset=offset)
+        worst = self._source.worst([row.id for row, _ in sessions], scope)
+        return tuple(
+            SessionAmounts(row.id, row.name, row.model, row.last_event_at, build_amounts(sums), worst.get(row.id))
+            for row, sums in sessions
+        )
+
+    def outcomes(self, scope: LedgerScope = FULL_SCOPE) -> tuple[CallOutcome, ...]:
+        rows_by_key: dict[Key, list[tuple[int, OutcomeSums]]] = {}
+        keys = ("provider", "model", "outcome", "latency_bits")
+        for (*key, bits), sums in sorted(self._sum_by_key(OUTCOME_DAYS, keys, scope).items()):
+            rows_by_key.setdefault(tuple(key), []).append((int(bits), OutcomeSums(*sums)))
+        outcomes = [_build_outcome(key, parts) for key, parts in rows_by_key.items()]
+        return tuple(
+            sorted(outcomes, key=lambda outcome: (-outcome.calls, outcome.provider, outcome.model, outcome.outcome))
+        )
+
+    def _sum_by_key(self, table: RollUp, keys: tuple[str, ...], scope: LedgerScope) -> dict[Key, tuple[int, ...]]:
+        totals: dict[Key, tuple[int, ...]] = {}
+        for key, sums in self._source.rows(table, keys, scope):
+            before = totals.get(key)
+            totals[key] = sums if before is None else tuple(map(int.__add__, before, sums))
+        return totals
+
+
+def build_amounts(sums: Sums) -> Amounts:
+    return Amounts(
+        calls=sums.calls,
+        hits=sums.hits,
+        usage=sums.usage,
+        spent_usd=to_dollars(sums.spent),
+        uncached_usd=to_dollars(sums.uncached),
+        lost_usd=to_dollars(sums.lost),
+        latency_ms=sums.latency_ms,
+        stable_written=sums.stable_written,
+    )
+
+
+def _check_page_range(limit: int, offset: int) -> None:
+    if not 0 < limit <= PAGE_MAX or offset < 0:
+        raise UserError(f"limit must be 1 to {PAGE_MAX} and offset 0 or more, not limit {limit} and offset {offset}")
+
+
+def _build_outcome(key: Key, parts: list[tuple[int, OutcomeSums]]) -> CallOutcome:
+    """`parts` are sorted by the number of bits of their latency."""
+    provider, model, outcome = map(str, key)
+    calls = sum(sums.calls for _, sums in parts)
+    return CallOutcome(
+        provider=provider,
+        model=model,
+        outcome=outcome,
+        calls=calls,
+        retries=sum(sums.retries for _, sums in parts),
+        latency_ms_mean=sum(sums.latency_ms for _, sums in parts) / calls,
+        # Ranks, counted from 1: the median is call ceil(n / 2), the 95th percentile is call ceil(0.95 * n) = ceil(19n /
+        # 20).
+        latency_ms_median_under=_latency_bound_ms(parts, (calls + 1) // 2),
+        latency_ms_p95_under=_latency_bound_ms(parts, -(-calls * 19 // 20)),
+    )
+
+
+def _latency_bound_ms(parts: list[tuple[int, OutcomeSums]], rank: int) -> int:
+    """The smallest power of two, in milliseconds, under which the fastest `rank` calls stay."""
+    # The roll-up keeps only the number of bits b of a latency, which is then in [2**(b - 1), 2**b) ms.
+    cumulative_calls = accumulate(sums.calls for _, sums in parts)
+    return int(
+        2 ** next(bits for (bits, _), calls_so_far in zip(parts, cumulative_calls, strict=True) if calls_so_far >= rank)
+    )

@@ -1,0 +1,187 @@
+"""The state of a session's provider cache, folded from the usage that the provider reported."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from holdfast.cachemodel.values import cached_tokens_after
+from holdfast.catalog.lookup import Models, find_model
+from holdfast.catalog.schema import Model
+from holdfast.errors import UserError
+from holdfast.events.log import Event
+from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged, ExplicitCacheChanged
+from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, ModelSwitched, RequestPrepared
+from holdfast.events.payloads.session import EpochOpened, SessionStarted
+from holdfast.types.usage import Usage
+
+# Which cache controls a session applies: one of ours applies all, a wrapped client only the on/off switch, and a client
+# behind the gateway none.
+Controllable = Literal["all", "switch", "nothing"]
+
+
+class CacheState(msgspec.Struct, frozen=True):
+    """`cached_at` is when the current uninterrupted cached period began; each use moves `expires_at` forward.
+
+    `expires_at` is None where the provider does not state a TTL. `ttl` is the one that the last plan requested.
+    `explicit_expires_at` is when an explicit cache expires.
+    """
+
+    session_id: str
+    model: str = ""
+    name: str | None = None
+    last_event_id: str | None = None
+    cached_at: float | None = None
+    expires_at: float | None = None
+    tokens_cached: int = 0
+    hit_count: int = 0
+    calls: int = 0
+    usage: Usage = Usage()
+    ttl: str | None = None
+    sent_at: float = 0.0
+    kept_until: float | None = None
+    head_session_id: str | None = None
+    heeds: Controllable = "switch"
+
+    @property
+    def owner(self) -> str:
+        """The session whose stable prefix this one starts with: cache controls set for it apply to both."""
+        return self.head_session_id or self.session_id
+
+    @property
+    def provider(self) -> str:
+        return self.model.partition(":")[0]
+
+    def is_cached(self, at: float) -> bool:
+        return self.tokens_cached > 0 and (self.expires_at is None or self.expires_at > at)
+
+
+def fold_cache_state(state: CacheState, events: Iterable[Event], models: Models) -> CacheState:
+    for event in events:
+        state = msgspec.structs.replace(_apply(state, event, models), last_event_id=event.id)
+    return state
+
+
+def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
+    change = msgspec.structs.replace
+    match event.payload:
+        case SessionStarted(model=model, name=name, parent=parent):
+            return change(state, model=model, name=name, head_session_id=parent.head_session_id if parent else None)
+        case EpochOpened():
+            return change(state, heeds="all")
+        case GatewayForwarded():
+            return change(state, heeds="nothing")
+        case ModelSwitched(after=after):
+            return change(_clear_cache(state), model=after)  # Caches are per model.
+        case CacheControlsApplied(reason=reason) if reason:
+            return _clear_cache(state)
+        case RequestPrepared(plan=plan):
+            return change(state, ttl=plan.marks[-1].ttl if plan.marks else None, sent_at=event.at)
+        case LlmCallCompleted(usage=usage, model=model, source=source):
+            counted = change(
+                state,
+                model=state.model or model,
+                calls=state.calls + 1,
+                hit_count=state.hit_count + (usage.cache_read > 0),
+                usage=state.usage + usage,
+            )
+            return _apply_usage(counted, usage, state.sent_at or event.at, models) if source == "provider" else counted
+        case CachePinged() as ping if ping.piece is not None:
+            return _apply_usage(change(state, ttl=ping.ttl), ping.usage, ping.sent_at or event.at, models)
+        case ExplicitCacheChanged() as explicit_cache:
+            return _apply_explicit_cache(state, explicit_cache, event.at)
+        case _:
+            return state
+
+
+def _apply_usage(state: CacheState, usage: Usage, at: float, models: Models) -> CacheState:
+    row = _find_row(state.model, models)
+    if row is None or not row.supports_prompt_caching:
+        return _clear_cache(state)
+    # While an explicit cache exists its own expiry counts, not the TTL of the implicit one.
+    if state.kept_until is not None and state.kept_until > at:
+        return state
+    tokens = cached_tokens_after(usage, row.cache)
+    if not tokens:
+        return _clear_cache(state)
+    ttl_seconds = row.cache.ttls_seconds.get(state.ttl or "") or min(row.cache.ttls_seconds.values(), default=0)
+    # The expiry is known only where we requested a TTL; implicit caches evict whenever the provider likes.
+    ttl_seconds_known = ttl_seconds if state.ttl is not None and row.cache.kind != "implicit" else 0
+    # A read proves that the entry survived since the last use; a write without a read starts a new period.
+    cached_at = state.cached_at if usage.cache_read and state.cached_at is not None else at
+    return msgspec.structs.replace(
+        state,
+        tokens_cached=tokens,
+        cached_at=cached_at,
+        expires_at=at + ttl_seconds_known if ttl_seconds_known else None,
+        kept_until=None,
+    )
+
+
+def _find_row(name: str, models: Models) -> Model | None:
+    try:
+        return find_model(name, models)
+    except UserError:
+        return None
+
+
+def _apply_explicit_cache(state: CacheState, event: ExplicitCacheChanged, at: float) -> CacheState:
+    if event.action in ("created", "extended"):
+        return msgspec.structs.replace(
+            state,
+            tokens_cached=event.tokens,
+            cached_at=at if event.action == "created" or state.cached_at is None else state.cached_at,
+            expires_at=event.expires_at,
+            kept_until=event.expires_at,
+        )
+    return _clear_cache(state) if event.action in ("deleted", "lost") else state
+
+
+def _clear_cache(state: CacheState) -> CacheState:
+    return msgspec.structs.replace(state, tokens_cached=0, cached_at=None, expires_at=None, kept_until=None)
+
+
+class ProviderCacheSummary(msgspec.Struct, frozen=True):
+    """What the sessions of a provider sent, and how much of it was read from the cache.
+
+    `ttl_seconds` is the remaining time of the entry that expires last; None where the provider does not state it.
+    `hit_coverage` is the share of calls that read anything at all.
+    """
+
+    provider: str
+    sessions: int
+    tokens_in: int
+    tokens_cached: int
+    hit_share: float | None
+    ttl_seconds: float | None
+    hit_coverage: float | None = None
+
+
+def summarize_providers(states: Iterable[CacheState], at: float) -> tuple[ProviderCacheSummary, ...]:
+    """One summary per provider, sorted by name."""
+    by_provider: dict[str, list[CacheState]] = {}
+    for state in states:
+        if state.provider:
+            by_provider.setdefault(state.provider, []).append(state)
+    return tuple(_summarize(provider, provider_states, at) for provider, provider_states in sorted(by_provider.items()))
+
+
+def _summarize(provider: str, states: list[CacheState], at: float) -> ProviderCacheSummary:
+    tokens_sent = sum(state.usage.tokens_sent for state in states)
+    tokens_read = sum(state.usage.cache_read for state in states)
+    calls = sum(state.calls for state in states)
+    remaining_seconds = [
+        state.expires_at - at for state in states if state.expires_at is not None and state.is_cached(at)
+    ]
+    has_expiry = any(state.expires_at is not None for state in states)
+    return ProviderCacheSummary(
+        provider=provider,
+        sessions=len(states),
+        tokens_in=tokens_sent,
+        tokens_cached=tokens_read,
+        # Share of tokens, not of calls: calls differ in size by orders of magnitude.
+        hit_share=tokens_read / tokens_sent if tokens_sent else None,
+        # How long something is still cached without another call.
+        ttl_seconds=max(remaining_seconds, default=0.0) if has_expiry else None,
+        hit_coverage=sum(state.hit_count for state in states) / calls if calls else None,
+    )

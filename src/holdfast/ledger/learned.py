@@ -1,0 +1,99 @@
+"""Summarises for a reader what the sessions of a store have learned about caches and idle times."""
+
+import msgspec
+
+from holdfast.catalog.lookup import Models, find_model_or_none, shipped_models
+from holdfast.events.log import Event, EventLog
+from holdfast.events.payloads.cache import CacheLearned
+from holdfast.events.payloads.session import SessionStarted
+from holdfast.planning.keep_alive import TTL_SECONDS
+from holdfast.planning.learned import LEARNED_RECORDS_MAX, LearningScope, combine_learned
+
+
+class LearnedCacheSummary(msgspec.Struct, frozen=True):
+    """Observed behaviour of a model on a route. `floor_tokens` is set only where it differs from the catalog's.
+
+    `upgrade_probability` is the probability that a longer TTL takes over a prefix that is still cached.
+    """
+
+    model: str
+    route: str
+    upgrade: float
+    anchors_read: int
+    anchors_lost: int
+    floor_tokens: int | None
+    sessions: tuple[str, ...]
+
+
+class IdleTimeSummary(msgspec.Struct, frozen=True):
+    """Idle times of the sessions in a workspace; `pause_share` is the share that only the 1-hour TTL outlives."""
+
+    workspace: str | None
+    sessions: int
+    calls: int
+    tool_gaps: float
+    person_gaps: float
+    pause: float
+
+
+class LearnedSummary(msgspec.Struct, frozen=True):
+    caches: tuple[LearnedCacheSummary, ...]
+    rhythms: tuple[IdleTimeSummary, ...]
+
+
+def summarize_learned(log: EventLog, models: Models | None = None) -> LearnedSummary:
+    events = log.lessons(limit=LEARNED_RECORDS_MAX)
+    catalog = shipped_models() if models is None else models
+    events_by_scene: dict[tuple[str, str], list[Event]] = {}
+    latest_by_workspace: dict[str | None, Event] = {}
+    for event in events:
+        if isinstance(payload := event.payload, CacheLearned):
+            events_by_scene.setdefault((payload.model, payload.route), []).append(event)
+            latest_by_workspace[payload.workspace_hash] = event
+    caches = tuple(
+        _summarize_cache(LearningScope(*scene), scene_events, catalog)
+        for scene, scene_events in sorted(events_by_scene.items())
+    )
+    idle_times = tuple(
+        _summarize_idle_times(log, workspace, event, events) for workspace, event in latest_by_workspace.items()
+    )
+    return LearnedSummary(caches, tuple(sorted(idle_times, key=lambda summary: summary.workspace or "")))
+
+
+def _summarize_cache(scene: LearningScope, events: list[Event], models: Models) -> LearnedCacheSummary:
+    learned = combine_learned(events, scene)
+    model = find_model_or_none(scene.model, models)
+    floor = learned.floor.corrected(model.cache.tokens_min) if model is not None else None
+    return LearnedCacheSummary(
+        model=scene.model,
+        route=scene.route,
+        upgrade=learned.belief.chance,
+        anchors_read=learned.belief.read,
+        anchors_lost=learned.belief.lost,
+        floor_tokens=floor if model is not None and floor != model.cache.tokens_min else None,
+        sessions=tuple(dict.fromkeys(event.session_id for event in events)),
+    )
+
+
+def _summarize_idle_times(
+    log: EventLog, workspace_hash: str | None, newest: Event, events: tuple[Event, ...]
+) -> IdleTimeSummary:
+    learned = combine_learned(events, LearningScope("", "", workspace_hash))
+    first_event = next(iter(log.read(newest.session_id)), None)
+    path = (
+        first_event.payload.workspace_path if first_event and isinstance(first_event.payload, SessionStarted) else None
+    )
+    # Planning counts the end of each session as one endless idle time; a reader does not. With n = idle_times.total,
+    # e = ends and k = idle times between 5 minutes and 1 hour, `chance` is k / n and the share wanted is k / (n - e):
+    # pause = (k / n) * (n / (n - e)), so the correction is n / (n - e).
+    idle_times, ends = learned.gaps.all, learned.sessions
+    pause_probability = idle_times.chance(TTL_SECONDS["5m"], TTL_SECONDS["1h"]) if idle_times.total > ends else 0.0
+    correction = idle_times.total / (idle_times.total - ends) if idle_times.total > ends else 0.0
+    return IdleTimeSummary(
+        workspace=path,
+        sessions=round(learned.sessions),
+        calls=round(learned.calls),
+        tool_gaps=learned.gaps.tool.total,
+        person_gaps=max(0.0, learned.gaps.person.total - ends),
+        pause=pause_probability * correction,
+    )

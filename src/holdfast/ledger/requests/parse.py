@@ -1,0 +1,317 @@
+"""Parses a request body from a file: provider and model, blocks with their JSON paths, and its cache breakpoints."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from itertools import accumulate
+
+import msgspec
+
+from holdfast.cachemodel.tiers import CacheParameters
+from holdfast.catalog.lookup import Models, find_model
+from holdfast.catalog.schema import Model, Price
+from holdfast.catalog.token_count import count_block_tokens
+from holdfast.errors import HoldfastError, ProviderError, UserError
+from holdfast.planning.breakpoints import place_breakpoints
+from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
+from holdfast.providers.cache_inputs import (
+    anthropic_cache_inputs,
+    automatic_breakpoint,
+    gemini_cache_inputs,
+    openai_cache_inputs,
+)
+from holdfast.providers.errors import decoding_errors
+from holdfast.providers.registry import DetectedApi, detect_api, get_adapter
+from holdfast.providers.wire_request import reject_oversized
+from holdfast.types.blocks import Block
+from holdfast.types.json_encoding import encode_json
+from holdfast.types.prompt import Breakpoint, PromptSection
+from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
+from holdfast.types.tool_spec import ToolSpec
+
+PROMPT_SECTIONS: tuple[PromptSection, ...] = ("tools", "system", "messages")
+
+
+_MILLION = 1_000_000  # Prices are US dollars per million tokens.
+
+
+# Gemini accepts these members in snake_case too; the adapter decodes camelCase only.
+_IN_CAMEL_CASE = {
+    "system_instruction": "systemInstruction",
+    "generation_config": "generationConfig",
+    "tool_config": "toolConfig",
+    "cached_content": "cachedContent",
+}
+
+
+class ParsedRequest(msgspec.Struct, frozen=True):
+    """`row` is None for a model that the catalog does not know. `breakpoints` are the caller's own breakpoints.
+
+    `paths` gives the JSON path of each block of the buffer.
+    """
+
+    told: DetectedApi
+    row: Model | None
+    wire: WireRequest
+    scroll: RequestBuffer
+    paths: tuple[str, ...]
+    marks: tuple[Breakpoint, ...]
+    prefix_tokens: tuple[int, ...]
+
+    @property
+    def model(self) -> str:
+        return f"{self.told.provider}:{self.told.model}"
+
+    @property
+    def blocks(self) -> tuple[Block | ToolSpec, ...]:
+        prompt = self.wire.prompt
+        system = (text for segment in prompt.segments for text in segment.system)
+        messages = (block for entry in prompt.passages for block in entry.content)
+        return (*prompt.tools, *system, *messages)
+
+    @property
+    def marks_in_force(self) -> tuple[Breakpoint, ...]:
+        """The caller's breakpoints, or those that our planner would place if there are none."""
+        return self.marks or (place_breakpoints(self.scroll, self.row.cache).marks if self.row else ())
+
+    def tokens_before(self, block: int) -> int:
+        return self.prefix_tokens[block - 1] if block else 0
+
+
+def parse_request(raw: bytes, *, model: str | None = None, models: Models | None = None) -> ParsedRequest:
+    """Raises a one-line `UserError` that quotes nothing of the body if the request cannot be parsed.
+
+    Whitespace between JSON members is ignored: no provider sees it.
+    """
+    try:
+        return _parse(raw, model, models)
+    except ProviderError as error:
+        raise UserError(str(error)) from None
+
+
+def _parse(raw: bytes, model: str | None, models: Models | None) -> ParsedRequest:
+    reject_oversized(raw)
+    with decoding_errors("invalid_request", "the request"):
+        body = msgspec.json.decode(raw, type=dict[str, object])
+    recognised = detect_api(body, model=model, models=models)
+    if not recognised.model:
+        raise UserError(f"the request names no model; pass --model {recognised.provider}:NAME")
+    adapter = get_adapter(recognised.provider)
+    if recognised.provider == "gemini":
+        body = {_IN_CAMEL_CASE.get(name, name): value for name, value in body.items() if name != "model"}
+    else:
+        body["model"] = recognised.model
+    if recognised.provider == "anthropic":
+        # Bodies for the token counting endpoint have no max_tokens, which the adapter requires.
+        body.setdefault("max_tokens", 1)
+    with decoding_errors("invalid_request", "the request"):
+        wire = decode_body(adapter, body, model=recognised.model)
+        row = _find_row(model or f"{recognised.provider}:{recognised.model}", models)
+        factor = row.tokens_factor if row else 1.0
+        buffer = RequestBuffer(adapter, lambda encoded: count_block_tokens(encoded, factor))
+        for segment in wire.prompt.segments:
+            buffer.extend(adapter.spell(segment))
+        paths = find_block_paths(adapter, body, buffer.pieces, model=recognised.model)
+    breakpoints = tuple(breakpoint_ for breakpoint_ in wire.plan.marks if breakpoint_.piece < len(buffer.pieces))
+    if row is not None:
+        breakpoints += automatic_breakpoint(wire.parameters, buffer.pieces, breakpoints, row.cache)
+    return ParsedRequest(recognised, row, wire, buffer, paths, breakpoints, tuple(accumulate(buffer.tokens)))
+
+
+def _find_row(id: str, models: Models | None) -> Model | None:
+    try:
+        return find_model(id, models)
+    except UserError:
+        return None
+
+
+def get_tier_parameters(request: ParsedRequest) -> CacheParameters:
+    parameters = request.wire.parameters
+    if request.told.provider == "gemini":
+        return gemini_cache_inputs(parameters, {})
+    if request.told.provider == "anthropic" or (request.row and request.row.cache.kind == "marks"):
+        return anthropic_cache_inputs(request.blocks, parameters)
+    return openai_cache_inputs(parameters)
+
+
+def count_readable_blocks(request: ParsedRequest, shared: int) -> int:
+    """How many leading blocks a later request can read if it shares only the first `shared` blocks with this one."""
+    if request.row is None:
+        return shared
+    rules = request.row.cache
+    match rules.kind:
+        case "marks":
+            # Entries end at breakpoints only.
+            ends = [breakpoint_.piece + 1 for breakpoint_ in request.marks_in_force if breakpoint_.piece < shared]
+        case "implicit" | "breakpoints":
+            # The provider finds the longest common prefix by itself.
+            ends = [shared]
+        case "none":
+            ends = []
+    return max((end for end in ends if request.tokens_before(end) >= rules.tokens_min), default=0)
+
+
+def count_readable_tokens(request: ParsedRequest, shared: int) -> int:
+    tokens = request.tokens_before(count_readable_blocks(request, shared))
+    step = request.row.cache.rounds_reads_to if request.row else 1
+    return tokens // step * step  # OpenAI reports reads in multiples of 128 tokens.
+
+
+def count_unaffected_blocks(request: ParsedRequest, block: int) -> int:
+    """How many leading blocks are unaffected by a change of this one.
+
+    Usually those before it; fewer where the provider renders an earlier section from it.
+    """
+    section = request.scroll.pieces[block].place if block < len(request.scroll.pieces) else "messages"
+    first_lost = request.row.cache.invalidates.get(section, section) if request.row else section
+    return min(block, find_section_start(request, first_lost)) if first_lost != section else block
+
+
+def find_section_start(request: ParsedRequest, section: PromptSection) -> int:
+    """The number of blocks before a section."""
+    rank = PROMPT_SECTIONS.index(section)
+    return sum(PROMPT_SECTIONS.index(block.place) < rank for block in request.scroll.pieces)
+
+
+def rewrite_cost_usd(request: ParsedRequest, tokens: int, price: Price) -> Decimal:
+    """What rewriting these tokens costs above reading them."""
+    breakpoints = request.marks_in_force
+    write_price = price.input
+    if request.row is not None and request.row.cache.kind in ("marks", "breakpoints"):
+        match breakpoints[-1].ttl if breakpoints else "5m":
+            case "5m":
+                write_price = price.cache_write_5m
+            case "1h":
+                write_price = price.cache_write_1h
+            case "30m":
+                write_price = price.cache_write_other
+            case "12h":
+                write_price = price.cache_write_12h or price.cache_write_other
+    # rewrite = tokens * max(0, write_price - read_price) / 10**6, where write_price is that of the last breakpoint's
+    # TTL, or the input price where the provider charges nothing extra for writing.
+    return tokens * max(Decimal(0), write_price - price.cache_read) / _MILLION
+
+
+def read_saving_usd(tokens: int, price: Price) -> Decimal:
+    """What a call saves by reading these tokens instead of sending them uncached."""
+    # Each token costs the read price instead of the input price.
+    return tokens * (price.input - price.cache_read) / _MILLION
+
+
+RequestJson = Mapping[str, object]
+
+
+_NON_BLOCK_MEMBERS = frozenset(
+    {"role", "content", "parts", "tool_calls", "reasoning_details", "tool_call_id", "call_id", "name"}
+    | {"type", "id", "status", "output", "arguments", "summary", "encrypted_content"}
+)
+
+
+def find_block_paths(
+    adapter: Adapter, body: RequestJson, blocks: Sequence[EncodedBlock], *, model: str
+) -> tuple[str, ...]:
+    """One path per block, such as `messages.3.content.1`; section and index where blocks and JSON do not match."""
+    counter = _BlockCounter(adapter, model)
+    try:
+        paths = [*_tool_paths(counter, body), *_system_paths(body), *_message_paths(counter, body)]
+    except HoldfastError:
+        paths = []
+    if len(paths) != len(blocks):
+        counts: dict[PromptSection, int] = {}
+        paths = []
+        for block in blocks:
+            counts[block.place] = counts.get(block.place, -1) + 1
+            paths.append(f"{block.place} block {counts[block.place]}")
+    return tuple(paths)
+
+
+def decode_body(adapter: Adapter, body: RequestJson, *, model: str) -> WireRequest:
+    path = {PATH_HEADER: f"/v1beta/models/{model}:generateContent"}
+    return adapter.read_request(encode_json(body), path)
+
+
+class _BlockCounter:
+    """Counts the blocks that one element of a request becomes, by encoding a request with just that element."""
+
+    def __init__(self, adapter: Adapter, model: str) -> None:
+        self._adapter = adapter
+        self._model = model
+
+    def count(self, member: str, element: object, *, follows: bool = False) -> int:
+        """With `follows`, the element does not come first: some APIs accept the system prompt as first message."""
+        prompt_member = self.prompt_name
+        preceding: list[object] = [self._placeholder_message()] if follows or member != prompt_member else []
+        body: dict[str, object] = {"model": self._model, "max_tokens": 1, prompt_member: preceding}
+        if member == prompt_member:
+            body[prompt_member] = [*preceding, element]
+        else:
+            body[member] = [element]
+        request = decode_body(self._adapter, body, model=self._model)
+        return sum(len(self._adapter.spell(segment)) for segment in request.prompt.segments) - len(preceding)
+
+    @property
+    def prompt_name(self) -> str:
+        match self._adapter.name:
+            case "gemini":
+                return "contents"
+            case "openai":
+                return "input"
+            case _:
+                return "messages"
+
+    def _placeholder_message(self) -> object:
+        if self._adapter.name == "gemini":
+            return {"role": "user", "parts": [{"text": "?"}]}
+        return {"role": "user", "content": "?"}
+
+
+def _tool_paths(counter: _BlockCounter, body: RequestJson) -> Iterator[str]:
+    for index, tool in enumerate(_as_list(body.get("tools"))):
+        count = counter.count("tools", tool)
+        declaration_count = len(_as_list(tool.get("functionDeclarations"))) if isinstance(tool, dict) else 0
+        for position in range(count):
+            suffix = f".functionDeclarations.{position}" if position < declaration_count else ""
+            yield f"tools.{index}{suffix}"
+
+
+def _system_paths(body: RequestJson) -> Iterator[str]:
+    system = body.get("system")
+    if isinstance(system, str) and system:
+        yield "system"
+    for index, _ in enumerate(_as_list(system)):
+        yield f"system.{index}"
+    if body.get("instructions"):
+        yield "instructions"
+    instruction = body.get("systemInstruction")
+    for index, _ in enumerate(_as_list(instruction.get("parts") if isinstance(instruction, dict) else None)):
+        yield f"systemInstruction.parts.{index}"
+
+
+def _message_paths(counter: _BlockCounter, body: RequestJson) -> Iterator[str]:
+    member = counter.prompt_name
+    messages = body.get(member)
+    if isinstance(messages, str) and messages:
+        yield member
+    for index, message in enumerate(_as_list(messages)):
+        count = counter.count(member, message, follows=index > 0)
+        yield from _block_paths(f"{member}.{index}", message, count)
+
+
+def _block_paths(path: str, message: object, count: int) -> list[str]:
+    """The paths of a message's blocks in encoding order; the message's own path if they cannot be distinguished."""
+    if not isinstance(message, dict):
+        return [path] * count
+    paths = [
+        f"{path}.{member}"
+        for member, value in message.items()
+        if member not in _NON_BLOCK_MEMBERS and value is not None
+    ]
+    for member in ("reasoning_details", "content", "parts", "tool_calls"):
+        value = message.get(member)
+        if isinstance(value, str) and value:
+            paths.append(f"{path}.{member}")
+        paths += [f"{path}.{member}.{index}" for index, _ in enumerate(_as_list(value))]
+    return paths if len(paths) == count else [path] * count
+
+
+def _as_list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,113 @@
+"""Serves the MCP tools to one client over stdio, or to many over HTTP."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import mcp_types as types
+import msgspec
+from mcp.server import Server, ServerRequestContext
+from mcp.server.stdio import stdio_server
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.exceptions import MCPError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from holdfast import __version__
+from holdfast.errors import StoreError, UserError
+from holdfast.instructions.access import InstructionCaller
+from holdfast.instructions.errors import InstructionError
+from holdfast.mcp.tools import McpToolbox
+
+MCP_PATH = "/mcp"
+
+McpAuthorizer = Callable[[str | None], InstructionCaller]
+"""Maps an `Authorization` header (or None) to a caller. Raises InstructionError `key_required` or `invalid_key`."""
+
+
+def make_mcp_server(toolbox: McpToolbox, authorize: McpAuthorizer, *, stdio_key: str | None = None) -> Server:
+    """`stdio_key` is the key of a client on stdio, which cannot send a header."""
+
+    async def list_tools(
+        context: ServerRequestContext, params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(
+            tools=[
+                types.Tool(name=tool.name, description=tool.description, input_schema=dict(tool.input_schema))
+                for tool in toolbox.tools.values()
+            ]
+        )
+
+    async def call_tool(context: ServerRequestContext, params: types.CallToolRequestParams) -> types.CallToolResult:
+        tool = toolbox.tools.get(params.name)
+        if tool is None:
+            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name[:80]!a}")
+        header = _header(context) if context.request is not None else f"Bearer {stdio_key}" if stdio_key else None
+
+        def run_tool() -> types.CallToolResult:
+            try:
+                result = tool.run(authorize(header), params.arguments or {})
+            except InstructionError as error:
+                return _error_result(error.code, str(error))
+            except StoreError:
+                return _error_result("store_unavailable", "the store cannot be used now; try again")
+            except UserError as error:
+                return _error_result("refused", str(error))
+            return types.CallToolResult(
+                content=[types.TextContent(type="text", text=result.text)], structured_content=result.told
+            )
+
+        # The store blocks: run the tool outside the event loop.
+        return await asyncio.to_thread(run_tool)
+
+    return Server("holdfast", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+async def serve_stdio(server: Server) -> None:
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+def make_mcp_http_app(server: Server, authorize: McpAuthorizer, *, hosts: Sequence[str]) -> ASGIApp:
+    """The MCP endpoint as an ASGI app; rejects requests without a valid key or with a foreign Host header."""
+    allowed = [f"{host}:*" for host in hosts]
+    security = TransportSecuritySettings(
+        enable_dns_rebinding_protection=True,
+        allowed_hosts=[*hosts, *allowed],
+        allowed_origins=[f"http://{host}" for host in (*hosts, *allowed)],
+    )
+    # Stateless: each request carries its key, so that several processes can serve the same clients.
+    app = server.streamable_http_app(streamable_http_path=MCP_PATH, stateless_http=True, transport_security=security)
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            header = Request(scope).headers.get("authorization")
+            try:
+                await asyncio.to_thread(authorize, header)
+            except InstructionError as error:
+                await _unauthorized(error)(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    return guarded
+
+
+def _header(context: ServerRequestContext) -> str | None:
+    header = context.request.headers.get("authorization") if isinstance(context.request, Request) else None
+    return header if isinstance(header, str) else None
+
+
+def _error_result(code: str, message: str) -> types.CallToolResult:
+    """An error as a tool result: unlike a protocol error, the model sees it and can react."""
+    return types.CallToolResult(
+        content=[types.TextContent(type="text", text=f"{code}: {message}")],
+        structured_content={"error": {"code": code, "message": message}},
+        is_error=True,
+    )
+
+
+def _unauthorized(error: InstructionError) -> Response:
+    # A JSON-RPC error, because clients show only those: a bare status would look like a server fault.
+    details = {"code": types.INVALID_REQUEST, "message": f"{error.code}: {error}", "data": {"code": error.code}}
+    body = msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": details})
+    return Response(body, 401, {"www-authenticate": "Bearer"}, "application/json")

@@ -1,0 +1,120 @@
+"""Whether a prefix is worth an explicit cache (Gemini CachedContent), for how long, and when to delete it."""
+
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.catalog.schema import CacheRules, Price
+from holdfast.economics.breakeven import explicit_cache_pays
+from holdfast.economics.cost import storage_usd
+
+EXTEND_BELOW_TTL_SHARE = 4
+"""A cache is extended once less than one part in this many of its TTL is left; extending earlier buys idle storage."""
+
+
+class ExplicitCacheState(msgspec.Struct, frozen=True):
+    """An explicit cache at the provider, valid until `expires_at`; `digest` identifies the cached prefix."""
+
+    name: str
+    model: str
+    digest: str
+    tokens: int
+    expires_at: float
+
+
+class WantedPrefix(msgspec.Struct, frozen=True):
+    """The part of the next prompt that does not change within the epoch."""
+
+    model: str
+    digest: str
+    tokens: int
+
+
+class ExplicitCacheConfig(msgspec.Struct, frozen=True):
+    """The user's settings: TTL of explicit caches (0 turns them off), and whether to create them at any cost."""
+
+    ttl_seconds: int = 3600
+    always: bool = False
+
+
+class SkipCache(msgspec.Struct, frozen=True):
+    """Send the request without an explicit cache; `delete` is one that still costs storage and is no longer useful."""
+
+    reason: str
+    delete: ExplicitCacheState | None = None
+
+
+class CreateCache(msgspec.Struct, frozen=True):
+    reason: str
+    instead_of: ExplicitCacheState | None = None
+
+
+class ExtendCache(msgspec.Struct, frozen=True):
+    kept: ExplicitCacheState
+    reason: str
+
+
+class UseCache(msgspec.Struct, frozen=True):
+    kept: ExplicitCacheState
+
+
+ExplicitCacheStep = SkipCache | CreateCache | ExtendCache | UseCache
+
+
+def plan_explicit_cache(
+    cache: ExplicitCacheState | None,
+    wanted: WantedPrefix,
+    keeping: ExplicitCacheConfig,
+    *,
+    rules: CacheRules,
+    price: Price,
+    uncached_calls: int,
+    at: float,
+    uncached_seconds: float = 0.0,
+) -> ExplicitCacheStep:
+    """What to do with the explicit cache before the next call.
+
+    `uncached_calls` are those that read nothing from the provider's implicit cache, `uncached_seconds` the time between
+    the first and the last of them. Only they would get cheaper (docs/decisions/0012): the session is assumed to make as
+    many of them again, at the same rate.
+    """
+    alive = cache if cache is not None and at < cache.expires_at else None
+    fits = alive is not None and (alive.model, alive.digest) == (wanted.model, wanted.digest)
+    if keeping.ttl_seconds <= 0:
+        return SkipCache("explicit caches are turned off", delete=alive)
+    if not rules.explicit_tokens_min:
+        return SkipCache("the model has no explicit caches", delete=alive)
+    if wanted.tokens < rules.explicit_tokens_min:
+        return SkipCache(f"{wanted.tokens} tokens are below the floor of {rules.explicit_tokens_min}", delete=alive)
+    hours = Decimal(keeping.ttl_seconds) / 3600
+    reads = estimate_reads(uncached_calls, uncached_seconds, keeping.ttl_seconds)
+    if alive is None or not fits:
+        if explicit_cache_pays(price, reads_expected=reads, hours=hours) or keeping.always:
+            return CreateCache(_creation_reason(wanted, keeping, price, uncached_calls), instead_of=alive)
+        return SkipCache(f"too few reads expected to pay for it: {uncached_calls} uncached calls so far", delete=alive)
+    expires_soon = alive.expires_at - at < keeping.ttl_seconds / EXTEND_BELOW_TTL_SHARE
+    extending_pays = explicit_cache_pays(price, reads_expected=reads, hours=hours, made=True)
+    if expires_soon and (extending_pays or keeping.always):
+        return ExtendCache(alive, f"{alive.expires_at - at:.0f} s are left of {keeping.ttl_seconds} s")
+    return UseCache(alive)
+
+
+def estimate_reads(calls: int, seconds: float, ttl_seconds: int) -> Decimal:
+    """Expected reads within the TTL: as many as the calls so far, but no more than their rate allows.
+
+    Storage is paid by the hour, and one read an hour does not pay for it.
+    """
+    if calls < 2 or seconds <= 0:
+        return Decimal(calls)
+    # n calls span n - 1 intervals, so the rate is (n - 1) / seconds.
+    return min(Decimal(calls), (calls - 1) * ttl_seconds / Decimal(seconds))
+
+
+def _creation_reason(wanted: WantedPrefix, keeping: ExplicitCacheConfig, price: Price, uncached_calls: int) -> str:
+    storage = storage_usd(wanted.tokens, keeping.ttl_seconds, price)
+    creation = wanted.tokens * price.input / 1_000_000
+    saved_per_read = wanted.tokens * (price.input - price.cache_read) / 1_000_000
+    return (
+        f"{wanted.tokens} tokens for ${creation:.6f} and ${storage:.6f} of storage; each read saves "
+        f"${saved_per_read:.6f}, and as many reads are expected as there were uncached calls ({uncached_calls})"
+    )

@@ -1,0 +1,446 @@
+"""A session's knowledge of its own cache and idle times, and the parameters learned by earlier sessions."""
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from holdfast.events.log import Event
+from holdfast.events.payloads.cache import CacheLearned
+from holdfast.planning.idle_times import EDGES_SECONDS, IdleTimes, IdleTimesByCause
+from holdfast.planning.keep_alive import TTL_SECONDS
+from holdfast.planning.policy import PingResult, WaitedFor
+from holdfast.types.prompt import Breakpoint
+from holdfast.types.usage import Usage
+
+CALLS_EXPECTED = 20.0
+
+
+"""Assumed calls of a session before any session was seen."""
+
+
+LEARNED_IDLE_TIMES_MAX = 2_000.0
+
+
+"""How many idle times of earlier sessions are remembered; scaling down to this lets older ones fade."""
+
+
+READ_SHARE_MIN = 0.9
+
+
+"""Share of an anchor's tokens that a call must read for the anchor to count as read: token counts are estimates."""
+
+
+FLOOR_FACTOR_MAX = 4
+
+
+HIT_IF_NOT_UPGRADED = 0.03
+
+
+HIT_IF_UPGRADED = 0.85
+
+
+LOG_ODDS_MAX = 6.0
+
+
+MISSES_MIN = 2
+
+
+class ObservedFloor(msgspec.Struct, frozen=True):
+    """Observations: the largest prompt with a breakpoint of which nothing was cached, how many such prompts there
+    were, and the smallest of which something was cached. New evidence replaces what it contradicts."""
+
+    above_tokens: int = 0
+    misses: int = 0
+    upto_tokens: int | None = None
+
+    def seen(self, tokens: int, *, cached: bool) -> "ObservedFloor":
+        """Add the outcome of one prompt with a breakpoint at its end."""
+        if not cached:
+            smallest = None if self.upto_tokens is not None and self.upto_tokens <= tokens else self.upto_tokens
+            return ObservedFloor(max(self.above_tokens, tokens), self.misses + 1, smallest)
+        smallest = tokens if self.upto_tokens is None else min(tokens, self.upto_tokens)
+        if tokens <= self.above_tokens:
+            return ObservedFloor(upto_tokens=smallest)
+        return ObservedFloor(self.above_tokens, self.misses, smallest)
+
+    def __add__(self, later: "ObservedFloor") -> "ObservedFloor":
+        """Both observations, `later` after this one."""
+        combined = self
+        if later.misses:
+            combined = combined.seen(later.above_tokens, cached=False)
+            combined = msgspec.structs.replace(combined, misses=self.misses + later.misses)
+        return combined.seen(later.upto_tokens, cached=True) if later.upto_tokens is not None else combined
+
+    def corrected(self, table_tokens: int) -> int:
+        """The floor to plan with."""
+        if self.upto_tokens is not None and self.upto_tokens < table_tokens:
+            return self.upto_tokens
+        if self.misses >= MISSES_MIN and table_tokens <= self.above_tokens < table_tokens * FLOOR_FACTOR_MAX:
+            return self.above_tokens + 1
+        return table_tokens
+
+
+class UpgradeBelief(msgspec.Struct, frozen=True):
+    """The evidence for one model and route: how many anchors were `read` after a pause and how many were `lost`.
+
+    Log odds of 0 (even) to begin with: nothing is known.
+    """
+
+    log_odds: float = 0.0
+    read: int = 0
+    lost: int = 0
+
+    @property
+    def chance(self) -> float:
+        """Probability that TTLs upgrade: the logistic function of the log odds."""
+        return 1 / (1 + math.exp(-self.log_odds))
+
+    def seen(self, *, read: bool) -> "UpgradeBelief":
+        """Add one pause that was longer than the short TTL and shorter than the long one."""
+        # Bayes' rule in log odds: add ln(P(observation | upgrades) / P(observation | no upgrades)).
+        if_true, if_false = (
+            (HIT_IF_UPGRADED, HIT_IF_NOT_UPGRADED) if read else (1 - HIT_IF_UPGRADED, 1 - HIT_IF_NOT_UPGRADED)
+        )
+        log_odds = self.log_odds + math.log(if_true / if_false)
+        return UpgradeBelief(_bounded(log_odds), read=self.read + read, lost=self.lost + (not read))
+
+    def __add__(self, other: "UpgradeBelief") -> "UpgradeBelief":
+        """The evidence of both; independent observations add up in log odds."""
+        return UpgradeBelief(_bounded(self.log_odds + other.log_odds), self.read + other.read, self.lost + other.lost)
+
+
+def _bounded(log_odds: float) -> float:
+    return max(-LOG_ODDS_MAX, min(LOG_ODDS_MAX, log_odds))
+
+
+class LearnedParameters(msgspec.Struct, frozen=True):
+    """Parameters learned from earlier sessions: idle times, session length, and observed provider behaviour."""
+
+    gaps: IdleTimesByCause = IdleTimesByCause()
+    sessions: float = 0.0
+    calls: float = 0.0
+    belief: UpgradeBelief = UpgradeBelief()
+    floor: ObservedFloor = ObservedFloor()
+
+    @property
+    def calls_expected(self) -> float:
+        """Average calls per session; the prior `CALLS_EXPECTED` weighs as much as two sessions."""
+        return (self.calls + 2 * CALLS_EXPECTED) / (self.sessions + 2)
+
+
+NOTHING_LEARNED = LearnedParameters()
+
+
+class Anchor(msgspec.Struct, frozen=True):
+    """The newest 1-hour entry: the block it ends at, its size in tokens, and when it was last used.
+
+    It is `sound` if it was written with the 1-hour TTL from its first token on. It is `telling` if this session wrote
+    everything before it with the 5-minute TTL: then whether it survives a pause shows whether TTLs upgrade."""
+
+    piece: int
+    tokens: int
+    used_at: float
+    sound: bool
+    telling: bool = False
+
+
+BaseTtl = Literal["none", "short", "long", "unknown"]
+
+
+"""The TTL with which the start of the prompt was last written; unknown if another session may have written it."""
+
+
+class CacheMemory(msgspec.Struct, frozen=True):
+    """A session's cache state as far as it can know it: a fold over its calls and pings.
+
+    `last_at` is when the last call began, `used_at` when the cache was last used, by a call or a ping. `tail_piece` is
+    the block at which the newest entry ends, `tail_tokens` the size of that prompt, `kept_tokens` how much of it the
+    provider reported as read or written, and `pieces` its number of blocks. No entry holds the `reply_tokens` after it.
+    """
+
+    calls: int = 0
+    gaps: IdleTimesByCause = IdleTimesByCause()
+    last_at: float | None = None
+    used_at: float | None = None
+    waited_for: WaitedFor = "start"
+    tail_piece: int | None = None
+    tail_tokens: int = 0
+    kept_tokens: int = 0
+    pieces: int = 0
+    reply_tokens: int = 0
+    base: BaseTtl = "none"
+    anchor: Anchor | None = None
+    belief: UpgradeBelief = UpgradeBelief()
+    floor: ObservedFloor = ObservedFloor()
+
+
+def forget_cached(memory: CacheMemory) -> CacheMemory:
+    """The memory after the prefix changed: idle times and learned behaviour stay, everything cached is forgotten."""
+    return CacheMemory(
+        calls=memory.calls,
+        gaps=memory.gaps,
+        last_at=memory.last_at,
+        waited_for=memory.waited_for,
+        belief=memory.belief,
+        floor=memory.floor,
+    )
+
+
+def keep_leading_blocks(
+    memory: CacheMemory, request: "RequestRecord | None", *, blocks: int, tokens: int
+) -> CacheMemory:
+    """The memory after a change that keeps only the first `blocks`: the entry that ends within them, if there is one.
+
+    That entry has `tokens`; entries that reach further can no longer be read.
+    """
+    surviving = [breakpoint for breakpoint in request.marks if breakpoint.piece < blocks] if request is not None else []
+    if not surviving or not tokens or memory.used_at is None:
+        return forget_cached(memory)
+    anchor = memory.anchor if memory.anchor is not None and memory.anchor.piece < blocks else None
+    return msgspec.structs.replace(
+        memory,
+        tail_piece=surviving[-1].piece,
+        tail_tokens=tokens,
+        kept_tokens=tokens,
+        pieces=surviving[-1].piece + 1,
+        reply_tokens=0,
+        anchor=anchor,
+    )
+
+
+def distrust_anchor(memory: CacheMemory) -> CacheMemory:
+    """The memory after a failed request: it may or may not have refreshed the cache, so that whether the anchor is
+    read next is no evidence about TTL upgrades."""
+    if memory.anchor is None:
+        return memory
+    return msgspec.structs.replace(memory, anchor=msgspec.structs.replace(memory.anchor, telling=False))
+
+
+def live_anchor(memory: CacheMemory, at: float) -> Anchor | None:
+    """The anchor, if it was used within its TTL."""
+    anchor = memory.anchor
+    return anchor if anchor is not None and at - anchor.used_at < TTL_SECONDS["1h"] else None
+
+
+def guaranteed_read_tokens(memory: CacheMemory, at: float) -> int:
+    """How many tokens a request at this time must read, by the reported usage and whether or not TTLs upgrade.
+
+    Within the short TTL of the last use everything is cached; later, only what was written with the 1-hour TTL from
+    its first token.
+    """
+    if memory.used_at is not None and at - memory.used_at < TTL_SECONDS["5m"]:
+        return memory.kept_tokens
+    anchor = live_anchor(memory, at)
+    return anchor.tokens if anchor is not None and anchor.sound else 0
+
+
+class RequestRecord(msgspec.Struct, frozen=True):
+    """A request as sent: time, breakpoints, number of blocks, and what the session had waited for.
+
+    `floor_tokens` is the minimum cacheable size that the plan assumed.
+    """
+
+    at: float
+    marks: tuple[Breakpoint, ...]
+    pieces: int
+    waited_for: WaitedFor = "start"
+    floor_tokens: int | None = None
+
+
+def memory_after_call(memory: CacheMemory, sent: RequestRecord, usage: Usage) -> CacheMemory:
+    """The memory after a call, with the usage that the provider reported."""
+    tail = sent.marks[-1] if sent.marks else None
+    anchor, belief = _anchor_after_request(memory, sent.at, usage)
+    base = _base_ttl(memory, anchor, sent.at, usage)
+    floor = memory.floor
+    if tail is not None and tail.piece == sent.pieces - 1 and sent.floor_tokens is not None:
+        cached = usage.cache_read + usage.cache_write > 0
+        if cached != (usage.tokens_sent >= sent.floor_tokens):
+            # Only surprises are evidence about the floor: expected outcomes would only grow the counts.
+            floor = floor.seen(usage.tokens_sent, cached=cached)
+    if tail is not None and tail.ttl == "1h":
+        fresh = Anchor(tail.piece, usage.tokens_sent, sent.at, sound=False)
+        anchor = _new_anchor(anchor, fresh, base, read=usage.cache_read)
+    idle_times = memory.gaps
+    if memory.last_at is not None:
+        idle_times = idle_times.add(sent.at - memory.last_at, "tool" if sent.waited_for == "tool" else "person")
+    return CacheMemory(
+        calls=memory.calls + 1,
+        gaps=idle_times,
+        last_at=sent.at,
+        used_at=sent.at,
+        waited_for=sent.waited_for,
+        tail_piece=tail.piece if tail else None,
+        tail_tokens=usage.tokens_sent,
+        kept_tokens=usage.cache_read + usage.cache_write,
+        pieces=sent.pieces,
+        reply_tokens=usage.output,
+        base=base,
+        anchor=anchor,
+        belief=belief,
+        floor=floor,
+    )
+
+
+def memory_after_ping(memory: CacheMemory, ping: PingResult) -> CacheMemory:
+    """The memory after a ping; `last_at` stays, because a ping is no call of the session."""
+    anchor, belief = _anchor_after_request(memory, ping.at, ping.usage)
+    base = _base_ttl(memory, anchor, ping.at, ping.usage)
+    if ping.ttl == "1h":
+        fresh = Anchor(ping.piece, ping.marked_tokens, ping.at, sound=False)
+        anchor = _new_anchor(anchor, fresh, base, read=ping.usage.cache_read)
+    return msgspec.structs.replace(
+        memory,
+        used_at=ping.at,
+        tail_piece=ping.piece,
+        tail_tokens=ping.marked_tokens,
+        kept_tokens=ping.usage.cache_read + ping.usage.cache_write,
+        pieces=ping.pieces,
+        reply_tokens=memory.reply_tokens if ping.pieces == memory.pieces else 0,
+        base=base,
+        anchor=anchor,
+        belief=belief,
+    )
+
+
+def _anchor_after_request(memory: CacheMemory, at: float, usage: Usage) -> tuple[Anchor | None, UpgradeBelief]:
+    """The anchor after a request at this time, and the updated belief about TTL upgrades.
+
+    Only a request after the short TTL is evidence: before that, every entry can be read.
+    """
+    anchor, belief = live_anchor(memory, at), memory.belief
+    if anchor is None:
+        return None, belief
+    if memory.used_at is not None and at - memory.used_at >= TTL_SECONDS["5m"]:
+        held = usage.cache_read >= anchor.tokens * READ_SHARE_MIN
+        belief = belief.seen(read=held) if anchor.telling else belief
+        if not held:
+            return None, belief
+    return msgspec.structs.replace(anchor, used_at=at), belief
+
+
+def _base_ttl(memory: CacheMemory, anchor: Anchor | None, at: float, usage: Usage) -> BaseTtl:
+    """The TTL of the start of the prompt, after a request has read or written it."""
+    if not usage.cache_read:
+        # Nothing was read, so this request wrote everything that is cached now; the TTL is that of most of it.
+        return "long" if usage.cache_write_1h > usage.cache_write_5m else "short" if usage.cache_write else "none"
+    in_time = memory.used_at is not None and at - memory.used_at < TTL_SECONDS["5m"]
+    return memory.base if memory.pieces and (in_time or anchor is not None) else "unknown"
+
+
+def _new_anchor(previous: Anchor | None, fresh: Anchor, base: BaseTtl, *, read: int) -> Anchor:
+    """The new anchor: sound if nothing of it was read, or nothing beyond what a sound anchor held."""
+    covered = previous is not None and previous.sound and read <= previous.tokens / READ_SHARE_MIN
+    sound = read == 0 or covered
+    return msgspec.structs.replace(fresh, sound=sound, telling=not sound and base == "short")
+
+
+def learned_after_session(learned: LearnedParameters, memory: CacheMemory) -> LearnedParameters:
+    """The learned parameters after this session has ended."""
+    if not memory.calls:
+        return learned
+    # The session's end counts as an infinite idle time: pings are also paid for people who never return.
+    with_end = memory.gaps.add(math.inf, "person")
+    return LearnedParameters(
+        gaps=(learned.gaps + with_end).scaled(LEARNED_IDLE_TIMES_MAX),
+        sessions=learned.sessions + 1,
+        calls=learned.calls + memory.calls,
+        belief=learned.belief + memory.belief,
+        floor=learned.floor + memory.floor,
+    )
+
+
+"""Probability that the first call after a pause reads an anchor, if TTLs upgrade and if they do not.
+
+Neither is certain: caches are evicted early now and then, and requests reach different servers. One observation changes
+the log odds by ln(0.85 / 0.03) = 3.3 or by ln(0.15 / 0.97) = -1.9.
+"""
+
+
+"""Bound on the log odds (a probability of 0.9975), so that a few contrary calls are enough to reverse it."""
+
+
+"""How many prompts of a size must go uncached before that counts as a floor: caches fail now and then."""
+
+
+"""An uncached prompt this many times the catalog's floor is no evidence of a higher floor: it has another cause."""
+
+
+LEARNED_RECORDS_MAX = 500
+
+
+"""How many records are read when a session starts; older ones are ignored."""
+
+
+class LearningScope(msgspec.Struct, frozen=True):
+    """What learned parameters depend on: the model, the route to it, and the workspace."""
+
+    model: str
+    route: str
+    workspace_hash: str | None = None
+
+
+def make_learned_record(memory: CacheMemory, scene: LearningScope) -> CacheLearned:
+    return CacheLearned(
+        model=scene.model,
+        route=scene.route,
+        workspace_hash=scene.workspace_hash,
+        calls=memory.calls,
+        tool_gaps=memory.gaps.tool.counts,
+        person_gaps=memory.gaps.person.counts,
+        anchors_read=memory.belief.read,
+        anchors_lost=memory.belief.lost,
+        upgrade_log_odds=memory.belief.log_odds,
+        floor_above_tokens=memory.floor.above_tokens,
+        floor_misses=memory.floor.misses,
+        floor_upto_tokens=memory.floor.upto_tokens,
+    )
+
+
+def combine_learned(events: Iterable[Event], scene: LearningScope, *, session_id: str = "") -> LearnedParameters:
+    """The parameters that a session starts with, from the events of other sessions, oldest first.
+
+    Idle times depend on the workspace; cache behaviour depends on the model and the route. Only the newest record of
+    each session, model and route counts.
+    """
+    newest: dict[tuple[str, str, str], CacheLearned] = {}
+    for event in events:
+        record = event.payload
+        if isinstance(record, CacheLearned) and event.session_id != session_id:
+            # Reinserted at the end: later evidence overrides earlier evidence where they disagree.
+            newest.pop(key := (event.session_id, record.model, record.route), None)
+            newest[key] = record
+    # One record per session for idle times, or a session that used two models would count twice.
+    idle_times = {
+        session: record for (session, _, _), record in newest.items() if record.workspace_hash == scene.workspace_hash
+    }
+    learned = NOTHING_LEARNED
+    for (session, model, route), record in newest.items():
+        if idle_times.get(session) is record:
+            learned = learned_after_session(learned, CacheMemory(calls=record.calls, gaps=_rhythm(record)))
+        if (model, route) == (scene.model, scene.route):
+            learned = msgspec.structs.replace(
+                learned, belief=learned.belief + _belief(record), floor=learned.floor + _floor(record)
+            )
+    return learned
+
+
+def _rhythm(record: CacheLearned) -> IdleTimesByCause:
+    return IdleTimesByCause(_gaps(record.tool_gaps), _gaps(record.person_gaps))
+
+
+def _gaps(counts: tuple[float, ...]) -> IdleTimes:
+    """Empty where the record was counted with other bucket edges."""
+    fits = len(counts) == len(EDGES_SECONDS) + 1 and all(count >= 0 for count in counts)
+    return IdleTimes(counts) if fits else IdleTimes()
+
+
+def _belief(record: CacheLearned) -> UpgradeBelief:
+    # Adding to an empty belief applies the bound on the log odds, which a stored record may exceed.
+    return UpgradeBelief() + UpgradeBelief(record.upgrade_log_odds, record.anchors_read, record.anchors_lost)
+
+
+def _floor(record: CacheLearned) -> ObservedFloor:
+    return ObservedFloor(record.floor_above_tokens, record.floor_misses, record.floor_upto_tokens)

@@ -1,0 +1,140 @@
+"""Fixed policies for comparison: the same breakpoints and TTLs whatever the session does."""
+
+from collections.abc import Callable, Iterable
+
+from holdfast.catalog.schema import CacheRules
+from holdfast.planning.breakpoints import last_breakpoint_block
+from holdfast.planning.idle_times import WaitsFor
+from holdfast.planning.policy import Ping, PingResult, PlanningMoment
+from holdfast.types.prompt import Breakpoint, PromptSection, Ttl
+from holdfast.types.request_buffer import RequestBuffer
+from holdfast.types.usage import Usage
+
+UPGRADE_AFTER_SECONDS = 285.0
+"""15 seconds before a 5-minute entry expires, the margin that our own pings keep."""
+
+ANCHOR_EVERY_CALLS = 3
+"""The spacing that docs/decisions/0017 compares with the adaptive policy."""
+
+TEXT_BLOCK_START = b'{"type":"text"'
+
+BreakpointCandidates = Iterable[tuple[int | None, Ttl]]
+"""Blocks to put a breakpoint on, most important first; None where there is no such block."""
+
+PlacementRule = Callable[[PlanningMoment, int], BreakpointCandidates]
+"""Places the breakpoints of a request, given how many calls the session made before it."""
+
+PingRule = Callable[[PlanningMoment, int], Ping | None]
+
+
+class FixedPolicy:
+    """Places breakpoints by a rule; the first candidates win if there are more than the provider allows."""
+
+    def __init__(self, name: str, place: PlacementRule, ping: PingRule | None = None) -> None:
+        self.name = name
+        self._placement_rule = place
+        self._ping_rule = ping
+        self._calls = 0
+
+    def marks(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
+        placed = self._placement_rule(moment, self._calls)
+        self._calls += 1
+        return legal_breakpoints(placed, moment.rules)
+
+    def heard(self, moment: PlanningMoment, usage: Usage) -> None:
+        """Reported usage does not change a fixed schedule."""
+
+    def ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
+        return self._ping_rule(moment, pings_so_far) if self._ping_rule else None
+
+    def pinged(self, ping: PingResult) -> None:
+        """Neither does the result of a ping."""
+
+
+def legal_breakpoints(candidates: BreakpointCandidates, rules: CacheRules) -> tuple[Breakpoint, ...]:
+    """At most as many breakpoints as the model allows, in wire order, and no TTL longer than one before it.
+
+    Anthropic refuses a 1-hour breakpoint after a 5-minute one ("Prompt caching"), so a 1-hour breakpoint raises all
+    those before it.
+    """
+    chosen: dict[int, Ttl] = {}
+    for block, ttl in candidates:
+        if block is not None and block not in chosen and len(chosen) < rules.marks_max:
+            chosen[block] = ttl
+    breakpoints: list[Breakpoint] = []
+    ttl_so_far: Ttl = "5m"
+    for block in sorted(chosen, reverse=True):
+        if chosen[block] == "1h":
+            ttl_so_far = "1h"
+        breakpoints.append(Breakpoint(block, ttl_so_far))
+    return tuple(reversed(breakpoints))
+
+
+def last_stable_block(buffer: RequestBuffer, place: PromptSection) -> int | None:
+    """The last block of the stable tools or system prompt that can carry a breakpoint."""
+    return last_breakpoint_block(buffer.pieces, 0, buffer.stable_count, place=place)
+
+
+def last_message_block(buffer: RequestBuffer) -> int | None:
+    """The last block of the conversation that can carry a breakpoint."""
+    return last_breakpoint_block(buffer.pieces, 0, len(buffer.pieces), place="messages")
+
+
+def prefix_and_tail_rule(head: Ttl, tail: Ttl) -> PlacementRule:
+    def placing(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+        buffer = moment.scroll
+        return (
+            (last_message_block(buffer), tail),
+            (last_stable_block(buffer, "system"), head),
+            (last_stable_block(buffer, "tools"), head),
+        )
+
+    return placing
+
+
+def place_sparse_anchors(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+    """One hour on the end of every third call, from the second call on: its prefix is what the first call wrote."""
+    anchored = calls % ANCHOR_EVERY_CALLS == 1
+    yield last_message_block(moment.scroll), "1h" if anchored else "5m"
+    if not anchored:
+        yield last_stable_block(moment.scroll, "system"), "5m"
+
+
+def ping_upgrade_once(moment: PlanningMoment, pings_so_far: int) -> Ping | None:
+    if pings_so_far:
+        return None
+    return Ping(UPGRADE_AFTER_SECONDS, "1h", "idle for nearly five minutes")
+
+
+def place_on_user_text(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+    """Breakpoints that stay on the last user message, however many tool calls have followed."""
+    buffer = moment.scroll
+    return (
+        (last_user_text(buffer), "5m"),
+        (last_stable_block(buffer, "system"), "5m"),
+        (last_stable_block(buffer, "tools"), "5m"),
+    )
+
+
+def last_user_text(buffer: RequestBuffer) -> int | None:
+    """The last text block that a person wrote; tool results, which also have the user role, do not count."""
+    blocks = buffer.pieces
+    for index in range(len(blocks) - 1, -1, -1):
+        block = blocks[index]
+        if block.place != "messages":
+            return None
+        if block.role == "user" and block.markable and block.data.startswith(TEXT_BLOCK_START):
+            return index
+    return None
+
+
+def new_fixed_policies() -> tuple[FixedPolicy, ...]:
+    """New instances, for one session."""
+    return (
+        FixedPolicy("tail-5m", prefix_and_tail_rule("5m", "5m")),
+        FixedPolicy("system-1h-tail-5m", prefix_and_tail_rule("1h", "5m")),
+        FixedPolicy("all-1h", prefix_and_tail_rule("1h", "1h")),
+        FixedPolicy("sparse-anchors", place_sparse_anchors),
+        FixedPolicy("upgrade-ping", prefix_and_tail_rule("5m", "5m"), ping_upgrade_once),
+        FixedPolicy("frozen", place_on_user_text),
+    )

@@ -1,0 +1,214 @@
+"""Where other agents, frameworks and proxies place Anthropic breakpoints; by their behaviour, not from their code.
+
+"User" messages include those that hold only tool results, as on the wire.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from holdfast.planning.breakpoints import last_breakpoint_block
+from holdfast.planning.policies.fixed import (
+    TEXT_BLOCK_START,
+    BreakpointCandidates,
+    FixedPolicy,
+    PlacementRule,
+    last_message_block,
+    last_stable_block,
+    last_user_text,
+    new_fixed_policies,
+    prefix_and_tail_rule,
+)
+from holdfast.planning.policy import CachePolicy, PlanningMoment
+from holdfast.types.prompt import PromptSection, Ttl
+from holdfast.types.request_buffer import RequestBuffer
+
+# Observed behaviour of the tools themselves, not a choice of ours.
+GURU_ANCHOR_EVERY_MESSAGES = 19
+AUTOCACHE_BREAKPOINTS_MAX = 3
+
+
+def place_nothing(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+    return ()
+
+
+def place_tail_only(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+    return ((last_message_block(moment.scroll), "5m"),)
+
+
+def place_like_litellm(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+    """Every system block in order, then the last message, until no breakpoint is left."""
+    return (
+        *((block, "5m") for block in _marked_in(moment.scroll, "system")),
+        (last_message_block(moment.scroll), "5m"),
+    )
+
+
+def place_like_litellm_recipe(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+    """The system prompt for an hour, the last two messages for five minutes."""
+    buffer = moment.scroll
+    yield last_stable_block(buffer, "system"), "1h"
+    for start, stop in _messages_backwards(buffer, 2):
+        yield last_breakpoint_block(buffer.pieces, start, stop, place="messages"), "5m"
+
+
+def place_like_inspect_ai(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+    """Tools, system, the last block and the one before it."""
+    buffer = moment.scroll
+    tail = last_message_block(buffer)
+    second = None if tail is None else last_breakpoint_block(buffer.pieces, 0, tail, place="messages")
+    return (
+        (last_stable_block(buffer, "tools"), "5m"),
+        (last_stable_block(buffer, "system"), "5m"),
+        (second, "5m"),
+        (tail, "5m"),
+    )
+
+
+def place_like_goose(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+    """Tools, system, the last two user messages."""
+    yield last_stable_block(moment.scroll, "tools"), "5m"
+    yield last_stable_block(moment.scroll, "system"), "5m"
+    for block in _user_tails(moment.scroll):
+        yield block, "5m"
+
+
+def place_like_opencode(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+    """Tools, system, the last text block that a person wrote."""
+    buffer = moment.scroll
+    return (
+        (last_stable_block(buffer, "tools"), "5m"),
+        (last_stable_block(buffer, "system"), "5m"),
+        (last_user_text(buffer), "5m"),
+    )
+
+
+def place_like_aider(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+    """System, and the end of the history before the current exchange, which itself never gets a breakpoint."""
+    buffer = moment.scroll
+    person_text = last_user_text(buffer)
+    before_exchange = (
+        None if person_text is None else last_breakpoint_block(buffer.pieces, 0, person_text, place="messages")
+    )
+    return ((last_stable_block(buffer, "system"), "5m"), (before_exchange, "5m"))
+
+
+def claude_code_rule(ttl: Ttl) -> PlacementRule:
+    """Two system blocks, the last two user messages; never the tools."""
+
+    def placing(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+        for block in _user_tails(moment.scroll):
+            yield block, ttl
+        for block in reversed(_marked_in(moment.scroll, "system")):
+            yield block, ttl
+
+    return placing
+
+
+def place_like_autocache(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+    """System and tools for an hour where each is long enough, then the earliest long texts; breakpoints never move."""
+    buffer, tokens_min = moment.scroll, moment.rules.tokens_min
+    candidates: list[tuple[int | None, Ttl]] = []
+    sections: tuple[PromptSection, ...] = ("system", "tools")
+    for section in sections:
+        tokens = sum(
+            buffer.tokens[index] for index in range(buffer.stable_count) if buffer.pieces[index].place == section
+        )
+        if tokens >= tokens_min:
+            candidates.append((last_stable_block(buffer, section), "1h"))
+    for index in range(buffer.stable_count, len(buffer.pieces)):
+        if len(candidates) >= AUTOCACHE_BREAKPOINTS_MAX:
+            break
+        block = buffer.pieces[index]
+        if buffer.tokens[index] >= tokens_min and block.markable and block.data.startswith(TEXT_BLOCK_START):
+            candidates.append((index, "5m"))
+    return candidates
+
+
+class ContextGuruPolicy(FixedPolicy):
+    """The last message, the previous call's last message, and anchors at every nineteenth message."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, self._place)
+        self._sent: tuple[int, str] | None = None
+
+    def _place(self, moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+        buffer = moment.scroll
+        tail = last_message_block(buffer)
+        previous = self._sent
+        unchanged = (
+            previous is not None and previous[0] < len(buffer.links) and buffer.links[previous[0]].digest == previous[1]
+        )
+        self._sent = None if tail is None else (tail, buffer.links[tail].digest)
+        candidates: list[tuple[int | None, Ttl]] = [
+            (tail, "5m"),
+            (previous[0] if previous and unchanged else None, "5m"),
+        ]
+        ends = list(_message_ends(buffer))
+        for end in ends[GURU_ANCHOR_EVERY_MESSAGES::GURU_ANCHOR_EVERY_MESSAGES][:2]:
+            candidates.append((last_breakpoint_block(buffer.pieces, 0, end, place="messages"), "5m"))
+        return candidates
+
+
+RIVAL_POLICIES: Mapping[str, Callable[[str], CachePolicy]] = {
+    "none": lambda name: FixedPolicy(name, place_nothing),
+    "automatic": lambda name: FixedPolicy(name, place_tail_only),
+    "langchain": lambda name: FixedPolicy(name, prefix_and_tail_rule("5m", "5m")),
+    "litellm": lambda name: FixedPolicy(name, place_like_litellm),
+    "litellm-1h-5m": lambda name: FixedPolicy(name, place_like_litellm_recipe),
+    "inspect-ai": lambda name: FixedPolicy(name, place_like_inspect_ai),
+    "goose": lambda name: FixedPolicy(name, place_like_goose),
+    "opencode": lambda name: FixedPolicy(name, place_like_opencode),
+    "aider": lambda name: FixedPolicy(name, place_like_aider),
+    "claude-code-5m": lambda name: FixedPolicy(name, claude_code_rule("5m")),
+    "claude-code-1h": lambda name: FixedPolicy(name, claude_code_rule("1h")),
+    "metis": lambda name: FixedPolicy(name, prefix_and_tail_rule("5m", "5m")),
+    "autocache": lambda name: FixedPolicy(name, place_like_autocache),
+    "context-guru": ContextGuruPolicy,
+    "langchain-clearing": lambda name: FixedPolicy(name, prefix_and_tail_rule("5m", "5m")),
+}
+"""By name; `metis` and `langchain-clearing` also lay the prompt out differently, which `replay.layouts` does."""
+
+
+def new_rival_policies() -> tuple[CachePolicy, ...]:
+    """New instances, for one session."""
+    return tuple(make(name) for name, make in RIVAL_POLICIES.items())
+
+
+def new_compared_policies() -> dict[str, CachePolicy]:
+    """New instances of every policy that ours is compared with, by name."""
+    return {policy.name: policy for policy in (*new_fixed_policies(), *new_rival_policies())}
+
+
+def _marked_in(buffer: RequestBuffer, section: PromptSection) -> list[int]:
+    blocks = buffer.pieces
+    return [index for index in range(buffer.stable_count) if blocks[index].place == section and blocks[index].markable]
+
+
+def _messages_backwards(buffer: RequestBuffer, count: int) -> Iterator[tuple[int, int]]:
+    """The last messages as ranges of blocks, newest first."""
+    blocks, stop = buffer.pieces, len(buffer.pieces)
+    for _ in range(count):
+        start = stop
+        while start and blocks[start - 1].place == "messages" and blocks[start - 1].role == blocks[stop - 1].role:
+            start -= 1
+        if start == stop:
+            return
+        yield start, stop
+        stop = start
+
+
+def _user_tails(buffer: RequestBuffer) -> Iterator[int]:
+    """The last blocks of the last two user messages."""
+    for start, stop in _messages_backwards(buffer, 4):
+        if buffer.pieces[start].role == "user":
+            block = last_breakpoint_block(buffer.pieces, start, stop, place="messages")
+            if block is not None:
+                yield block
+
+
+def _message_ends(buffer: RequestBuffer) -> Iterator[int]:
+    blocks = buffer.pieces
+    for index in range(len(blocks)):
+        if blocks[index].place == "messages" and (
+            index + 1 == len(blocks) or blocks[index + 1].role != blocks[index].role
+        ):
+            yield index + 1

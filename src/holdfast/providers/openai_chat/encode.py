@@ -1,0 +1,252 @@
+"""Encodes a prompt for Chat Completions: tools, then messages, the first of which is the system prompt."""
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+import msgspec
+
+from holdfast.errors import UserError
+from holdfast.providers.json_splice import encode_json_text, encode_string
+from holdfast.providers.openai_chat.flavour import ChatVariant
+from holdfast.providers.openai_chat.parts import (
+    CALL_KIND,
+    MESSAGE_KIND,
+    REASONING_DETAILS,
+    REASONING_KIND,
+    accepts_chat_breakpoint,
+    encode_chat_part,
+    encode_reasoning_detail,
+    normalize_chat_image,
+)
+from holdfast.providers.tool_call_ids import fit_call_ids
+from holdfast.providers.wire_request import check_section_order
+from holdfast.types.blocks import Block, Image, Opaque, RedactedThinking, Role, Text, Thinking, ToolResult, ToolUse
+from holdfast.types.prompt import HistoryEntry, Segment, Ttl
+from holdfast.types.request_buffer import EncodedBlock
+from holdfast.types.tool_spec import ToolSpec
+
+_MessageBlock = Text | Image | ToolUse | Thinking | RedactedThinking | Opaque
+
+
+_SYSTEM_START = b'{"role":"system","content":['
+
+
+# Sent before a conversation that starts with a system message, which would otherwise be taken for the system prompt.
+EMPTY_SYSTEM_MESSAGE = b'{"role":"system","content":""}'
+
+
+def encode_chat_segment(segment: Segment, flavour: ChatVariant) -> tuple[EncodedBlock, ...]:
+    """One encoded block per tool, system text or message block; parts of content accept breakpoints."""
+    tools = (
+        EncodedBlock(segment.name, "tools", segment.stability, encode_chat_tool(tool), markable=False)
+        for tool in segment.tools
+    )
+    system = (
+        EncodedBlock(
+            segment.name,
+            "system",
+            segment.stability,
+            encode_chat_part(text),
+            markable=accepts_chat_breakpoint(text, flavour),
+        )
+        for text in segment.system
+    )
+    lowered = (lower_chat_entry(entry, flavour) for entry in segment.passages)
+    messages = (block for entry in lowered if entry for block in _encode_entry(entry, flavour))
+    return (*tools, *system, *messages)
+
+
+def encode_chat_tool(tool: ToolSpec) -> bytes:
+    if tool.wire_json is not None:
+        return encode_json_text(tool.wire_json.strip())
+    return b'{"type":"function","function":{"name":%b,"description":%b,"parameters":%b}}' % (
+        encode_string(tool.name),
+        encode_string(tool.description),
+        encode_json_text(tool.input_schema_json),
+    )
+
+
+def _encode_entry(entry: HistoryEntry, flavour: ChatVariant) -> Iterator[EncodedBlock]:
+    """Of a lowered entry: one message per tool result, and one per run of other blocks."""
+    container: bytes | None = None
+    for block in entry.content:
+        if isinstance(block, ToolResult):
+            yield _encoded_block(entry, *_encode_result(block, flavour))
+            container = None
+            continue
+        member_start, data, accepts_breakpoint = _encode_block(block, flavour)
+        start = b'{"role":"%b",' % entry.role.encode() if container is None else b""
+        yield _encoded_block(
+            entry, start + (member_start if member_start != container else b""), data, accepts_breakpoint
+        )
+        container = member_start
+
+
+def _encoded_block(entry: HistoryEntry, container_start: bytes, data: bytes, accepts_breakpoint: bool) -> EncodedBlock:
+    return EncodedBlock(
+        entry.layer,
+        "messages",
+        entry.stability,
+        data,
+        markable=accepts_breakpoint,
+        role=entry.role,
+        ephemeral=entry.ephemeral,
+        opens=container_start,
+    )
+
+
+def _encode_result(result: ToolResult, flavour: ChatVariant) -> tuple[bytes, bytes, bool]:
+    """A breakpoint goes on the last part, so the parts before it belong to the bytes that start the message."""
+    *earlier, last = result.content
+    container_start = b'{"role":"tool","tool_call_id":%b,"content":[%b' % (
+        encode_string(result.tool_use_id),
+        b"".join(encode_chat_part(part) + b"," for part in earlier),
+    )
+    return container_start, encode_chat_part(last), accepts_chat_breakpoint(last, flavour)
+
+
+def _encode_block(block: _MessageBlock, flavour: ChatVariant) -> tuple[bytes, bytes, bool]:
+    """The start of the member that the block is in, the block, and whether it accepts a breakpoint."""
+    match block:
+        case Opaque(kind=kind, raw=raw) if kind.startswith(MESSAGE_KIND):
+            return b"", encode_string(kind.removeprefix(MESSAGE_KIND)) + b":" + raw, False
+        case Thinking() | RedactedThinking():
+            return b'"%b":[' % REASONING_DETAILS.encode(), encode_reasoning_detail(block), False
+        case Opaque(kind=kind, raw=raw) if kind.startswith(REASONING_KIND):
+            return b'"%b":[' % REASONING_DETAILS.encode(), raw, False
+        case Opaque(kind=kind, raw=raw) if kind.startswith(CALL_KIND):
+            return b'"tool_calls":[', raw, False
+        case ToolUse():
+            return b'"tool_calls":[', encode_chat_call(block), False
+        case Text() | Image() | Opaque():
+            return b'"content":[', encode_chat_part(block), accepts_chat_breakpoint(block, flavour)
+
+
+def encode_chat_call(call: ToolUse) -> bytes:
+    return b'{"id":%b,"type":"function","function":{"name":%b,"arguments":%b}}' % (
+        encode_string(call.id),
+        encode_string(call.name),
+        encode_string(call.arguments_json),
+    )
+
+
+def chat_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
+    if before is not None and before.place == block.place:
+        return _between(before, block) + block.opens
+    check_section_order(before, block)
+    if before is not None and before.place == "system":
+        return b"]}," + block.opens
+    end = b"" if before is None else b"]"
+    if block.place == "tools":
+        return b',"tools":['
+    if block.place == "system":
+        return end + b',"messages":[' + _SYSTEM_START
+    return end + b',"messages":[' + (EMPTY_SYSTEM_MESSAGE + b"," if block.role == "system" else b"") + block.opens
+
+
+def _between(before: EncodedBlock, block: EncodedBlock) -> bytes:
+    """A block starts a message, or an array in one, or continues where the previous one is."""
+    if block.opens.startswith(b"{"):
+        # A new message, even after one of the same role: GPT-5.6 and later look up prefixes at message ends.
+        return _end_of_member(before) + b"},"
+    if block.opens:
+        return _end_of_member(before) + b","
+    return b","
+
+
+def _end_of_member(block: EncodedBlock) -> bytes:
+    return b"" if _is_member(block) else b"]"
+
+
+def _is_member(block: EncodedBlock) -> bool:
+    """Whether the block is a member of the message itself, name included, and not an object in one of its arrays."""
+    return block.data.startswith(b'"')
+
+
+def chat_suffix(last: EncodedBlock | None) -> bytes:
+    if last is None:
+        return b',"messages":[]}'
+    if last.place == "tools":
+        return b'],"messages":[]}'
+    return _end_of_member(last) + b"}]}"
+
+
+def encode_chat_breakpoint(ttl: Ttl, flavour: ChatVariant) -> bytes:
+    if ttl not in flavour.marks:
+        raise UserError(f"{flavour.vendor}'s cache TTL is {' or '.join(flavour.marks)}, not {ttl}")
+    return b',"%b":%b' % (flavour.mark_name.encode(), flavour.marks[ttl])
+
+
+CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
+
+
+ERROR_TEXT = Text("Error:")
+
+
+IMAGE_TEXT = Text("[image]")
+
+
+# The order of a message's members; encoding must not depend on the order in which blocks arrived.
+_MEMBERS, _REASONING, _CONTENT, _CALLS = range(4)
+
+
+def lower_chat_entry(entry: HistoryEntry, flavour: ChatVariant) -> HistoryEntry | None:
+    """Thinking is dropped if the API cannot carry it; images in results and assistant messages become text.
+
+    The blocks of a message are sorted into the order in which it is encoded: reasoning, content, calls.
+    """
+    lowered = (_lower_block(block, entry.role, flavour) for block in entry.content)
+    blocks = tuple(block for block in lowered if block is not None)
+    if not blocks:
+        return None
+    return fit_call_ids(msgspec.structs.replace(entry, content=tuple(_in_wire_order(blocks))), CALL_ID)
+
+
+def _in_wire_order(blocks: Iterable[Block]) -> Iterable[Block]:
+    """Results are messages of their own, so each run of blocks between them is sorted separately."""
+    for _, run in groupby(blocks, key=lambda block: isinstance(block, ToolResult)):
+        yield from sorted(run, key=member_position)
+
+
+def member_position(block: Block) -> int:
+    """The position of a block's member in an encoded message."""
+    match block:
+        case Opaque(kind=kind) if kind.startswith(MESSAGE_KIND):
+            return _MEMBERS
+        case Thinking() | RedactedThinking():
+            return _REASONING
+        case Opaque(kind=kind) if kind.startswith(REASONING_KIND):
+            return _REASONING
+        case Opaque(kind=kind) if kind.startswith(CALL_KIND):
+            return _CALLS
+        case ToolUse():
+            return _CALLS
+        case _:
+            return _CONTENT
+
+
+def is_reasoning_block(block: Block) -> bool:
+    return member_position(block) == _REASONING
+
+
+def _lower_block(block: Block, role: Role, flavour: ChatVariant) -> Block | None:
+    """None for a block that a message of this role cannot have."""
+    match block:
+        case Image():
+            return normalize_chat_image(block) if role == "user" else IMAGE_TEXT
+        case ToolResult():
+            return _lower_result(block) if role == "user" else None
+        case _:
+            member = member_position(block)
+    if member in (_REASONING, _CALLS) and role != "assistant":
+        return None
+    return None if member == _REASONING and not flavour.keeps_reasoning else block
+
+
+def _lower_result(result: ToolResult) -> ToolResult:
+    """A result holds text only, so that a failed call is marked by a leading error text."""
+    content = tuple(IMAGE_TEXT if isinstance(part, Image) else part for part in result.content)
+    if result.is_error and content[:1] != (ERROR_TEXT,):
+        content = (ERROR_TEXT, *content)
+    return ToolResult(result.tool_use_id, content or (Text(""),), content[:1] == (ERROR_TEXT,))

@@ -1,0 +1,362 @@
+"""Why a recorded call missed the cache, with the evidence that the recording has for it.
+
+A specific reason needs evidence in the recording: the clock, the model, a compaction, a prompt that became shorter, a
+stable prefix that was read less far than before, a cache entry that the next call still reads, or a turn that the
+client sends with other settings. `lost` is the remainder: within the TTL, same model, prompt not shorter, and the read
+ends within the first prompt, so that the whole conversation was missed at once. Either the provider lost the entry or
+the client changed something that the recording does not contain; the recording cannot tell which.
+"""
+
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from typing import Literal
+
+import msgspec
+
+from holdfast.catalog.schema import CacheRules, Price
+from holdfast.economics.cost import cost_usd
+from holdfast.ledger.cache.verdicts import DROP_TOKENS_MIN
+from holdfast.replay.playback import is_cache_miss
+from holdfast.replay.recording import RecordedCall, Recording
+from holdfast.types.blocks import Text
+from holdfast.types.prompt import Ttl
+from holdfast.types.usage import Usage
+
+MissReason = Literal["expired", "model changed", "compacted", "edited", "head changed", "lost", "unnamed"]
+
+
+MISS_REASONS: tuple[MissReason, ...] = (
+    *("expired", "model changed", "compacted", "edited", "head changed"),
+    *("lost", "unnamed"),
+)
+
+
+EXPLAINED_REASONS = MISS_REASONS[:5]
+
+
+COMMAND_PREFIX = "<command-message>"
+
+
+SKILL_PREFIX = "Base directory for this skill:"
+
+
+PLAN_PREFIX = "Implement the following plan:"
+
+
+"""How Claude Code records that a user ran a command, that a skill was launched, that a plan was accepted."""
+
+
+SettingsSwitch = Literal["a command begins", "a skill is over", "a command is over", "a plan is over", "a skill begins"]
+
+
+"""Where Claude Code switches to a turn that it sends with other settings, or returns from one.
+
+Observed in its recordings, documented nowhere: at such a switch most of its versions read nothing after the stable
+prefix; at other calls within the TTL this hardly ever happens.
+"""
+
+
+PREDICTED_SWITCHES: tuple[SettingsSwitch, ...] = ("a command begins", "a skill is over")
+
+
+"""The switches that nearly always miss, so that a miss is predicted without looking at the usage."""
+
+
+class CacheMiss(msgspec.Struct, frozen=True):
+    """A cache miss: the reason, and the evidence for it in the recording."""
+
+    reason: MissReason
+    evidence: str
+
+
+class CallContext(msgspec.Struct, frozen=True):
+    """Facts from the rest of the recording that help to explain one call.
+
+    `stable_prefix_tokens` is the most that an earlier call read when it missed the conversation and read the stable
+    prefix only; `next_cache_read` is what the next call read.
+    """
+
+    first_prompt_tokens: int | None = None
+    head_tokens: int = 0
+    read_next: int | None = None
+    turning: SettingsSwitch | None = None
+
+
+NO_CONTEXT = CallContext()
+
+
+def find_miss_reason(
+    before: RecordedCall, call: RecordedCall, rules: CacheRules, ttl: Ttl, *, around: CallContext = NO_CONTEXT
+) -> MissReason | None:
+    """The reason without the evidence; None if the call was no miss."""
+    cold = explain_miss(before, call, rules, ttl, around=around)
+    return cold.reason if cold is not None else None
+
+
+def explain_miss(
+    before: RecordedCall, call: RecordedCall, rules: CacheRules, ttl: Ttl, *, around: CallContext = NO_CONTEXT
+) -> CacheMiss | None:
+    """Why the call read less than half of what both calls sent; `ttl` is the TTL that the previous call wrote.
+
+    Reasons are checked in order and the first that suffices wins: another model reads nothing whatever the clock says.
+    """
+    if call.usage is None or before.usage is None:
+        return None
+    sent = call.usage.tokens_sent
+    if not is_cache_miss(call.usage, min(before.usage.tokens_sent, sent)):
+        return None
+    # Caches are per model.
+    if has_model_changed(before, call):
+        return CacheMiss("model changed", f"previous call used {before.model}, this one {call.model}")
+    if call.kept is not None:
+        return CacheMiss("compacted", "the recording contains a compaction")
+    idle, ttl_seconds = call.at - before.at, rules.ttls_seconds[ttl]
+    if idle >= ttl_seconds:
+        return CacheMiss("expired", f"{idle:.0f} s after the previous call, TTL {ttl_seconds:.0f} s")
+    if sent < before.usage.tokens_sent:
+        return CacheMiss("edited", f"the prompt shrank from {before.usage.tokens_sent} to {sent} tokens")
+    return _cause_within_ttl(before.usage, call.usage, around)
+
+
+def _cause_within_ttl(before: Usage, call: Usage, around: CallContext) -> CacheMiss:
+    read, cached = call.cache_read, before.cache_read + before.cache_write
+    if around.turning is not None:
+        return CacheMiss("head changed", around.turning)
+    if 0 < read < around.head_tokens:
+        return CacheMiss(
+            "head changed", f"{read} tokens of the stable prefix were read, {around.head_tokens} by an earlier call"
+        )
+    if around.read_next == cached != call.cache_read + call.cache_write:
+        # The next call reads exactly the entry that this call skipped: the entry existed, so this prompt differed.
+        return CacheMiss("head changed", f"the next call still read the {cached} tokens of the previous one")
+    if around.first_prompt_tokens is None or read <= around.first_prompt_tokens:
+        return CacheMiss("lost", f"{read} tokens were read, none of them after the first prompt")
+    return CacheMiss("unnamed", f"{read} tokens were read, up to somewhere within the conversation")
+
+
+def has_model_changed(before: RecordedCall, call: RecordedCall) -> bool:
+    return before.model is not None and call.model is not None and before.model != call.model
+
+
+def explain_misses(recording: Recording, rules: CacheRules) -> tuple[CacheMiss | None, ...]:
+    """One entry per call; None for the first call, for hits, and for calls without usage."""
+    ttls = infer_ttls(recording)
+    if not ttls:
+        return (None,) * len(recording.calls)
+    switches = find_settings_switches(recording)
+    first = recording.calls[0].usage
+    first_tokens = first.tokens_sent if first is not None else None
+    head_tokens = first.cache_read if first is not None else 0
+    causes: list[CacheMiss | None] = [None]
+    for index in range(1, len(recording.calls)):
+        before, call = recording.calls[index - 1], recording.calls[index]
+        following = recording.calls[index + 1].usage if index + 1 < len(recording.calls) else None
+        around = CallContext(
+            first_tokens, head_tokens, following.cache_read if following is not None else None, switches[index]
+        )
+        causes.append(explain_miss(before, call, rules, ttls[index - 1], around=around))
+        # Another model has its own cache, so nothing is known about its stable prefix.
+        if has_model_changed(before, call):
+            head_tokens = 0
+        if _read_only_stable_prefix(before, call, first_tokens or 0):
+            head_tokens = max(head_tokens, call.usage.cache_read if call.usage else 0)
+    return tuple(causes)
+
+
+def _read_only_stable_prefix(before: RecordedCall, call: RecordedCall, first_prompt_tokens: int) -> bool:
+    """Whether a call missed a good part of the cached prompt and its read ends within the first prompt."""
+    if before.usage is None or call.usage is None or call.usage.cache_read > first_prompt_tokens:
+        return False
+    cached = min(before.usage.cache_read + before.usage.cache_write, call.usage.tokens_sent)
+    return cached - call.usage.cache_read >= DROP_TOKENS_MIN
+
+
+def infer_ttls(recording: Recording) -> tuple[Ttl, ...]:
+    """The TTL of the last breakpoint of each call; a call that wrote nothing is assumed to use that of the one before.
+
+    Empty if no call wrote anything.
+    """
+    written: list[Ttl | None] = []
+    for call in recording.calls:
+        usage = call.usage or Usage()
+        # Anthropic requires longer TTLs before shorter ones, so a call that wrote both ended with the shorter.
+        written.append(None if not usage.cache_write else "1h" if usage.cache_write == usage.cache_write_1h else "5m")
+    first = next((ttl for ttl in written if ttl is not None), None)
+    if first is None:
+        return ()
+    ttls: list[Ttl] = []
+    for ttl in written:
+        ttls.append(ttl or (ttls[-1] if ttls else first))
+    return tuple(ttls)
+
+
+def find_settings_switches(recording: Recording) -> tuple[SettingsSwitch | None, ...]:
+    """For each call, whether the recorded client switched its settings there."""
+    return tuple(_iter_turnings(recording))
+
+
+def _iter_turnings(recording: Recording) -> Iterator[SettingsSwitch | None]:
+    last: Literal["command", "skill", "plan"] | None = None
+    end_of: dict[str | None, SettingsSwitch] = {
+        "command": "a command is over",
+        "skill": "a skill is over",
+        "plan": "a plan is over",
+    }
+    for call in recording.calls:
+        if call.waited_for == "tool":
+            launched = _starts_with(call, SKILL_PREFIX)
+            yield "a skill begins" if launched else None
+            last = "skill" if launched else last
+        elif _starts_with(call, COMMAND_PREFIX):
+            yield "a command begins" if last != "command" else None
+            last = "command"
+        else:
+            yield end_of.get(last)
+            last = "plan" if _starts_with(call, PLAN_PREFIX) else None
+
+
+def _starts_with(call: RecordedCall, prefix: str) -> bool:
+    blocks = (block for entry in call.added for block in entry.content)
+    return any(isinstance(block, Text) and block.text.startswith(prefix) for block in blocks)
+
+
+MODEL_CHANGED = "model changed"
+
+
+UNCACHED = "uncached"
+
+
+"""The previous call cached nothing, so there was nothing to read."""
+
+
+class MissCost(msgspec.Struct, frozen=True):
+    """Tokens that were sent again instead of read from the cache, and what that cost above reading them."""
+
+    cause: str
+    tokens: int
+    usd: Decimal
+
+
+def price_miss(
+    before: RecordedCall,
+    call: RecordedCall,
+    ttl: Ttl,
+    *,
+    rules: CacheRules,
+    price: Price,
+    around: CallContext = NO_CONTEXT,
+) -> MissCost | None:
+    """None if the call was a hit, or missed because the conversation had been compacted.
+
+    `ttl` is the TTL that the previous call wrote its prefix with.
+    """
+    cause = classify_miss(before, call, ttl, rules, around=around)
+    if cause is None or call.usage is None or before.usage is None:
+        return None
+    usage = call.usage
+    tokens = min(before.usage.tokens_sent, usage.tokens_sent) - usage.cache_read
+    unread = usage.tokens_sent - usage.cache_read
+    # Usage does not tell which of the unread tokens were written and which were plain input, so the missed ones are
+    # charged the average price of all unread tokens of the call.
+    paid = cost_usd(msgspec.structs.replace(usage, cache_read=0, output=0), price) * tokens / unread
+    return MissCost(cause, tokens, max(Decimal(0), paid - cost_usd(Usage(cache_read=tokens), price)))
+
+
+def classify_miss(
+    before: RecordedCall, call: RecordedCall, ttl: Ttl, rules: CacheRules, *, around: CallContext = NO_CONTEXT
+) -> str | None:
+    """The cause of a miss; None for a hit and for an intended restart (a compaction, or a user who went back)."""
+    if call.usage is None or before.usage is None:
+        return None
+    shared = min(before.usage.tokens_sent, call.usage.tokens_sent)
+    # A prefix below the model's minimum is never cached, so missing it is no loss.
+    if shared < rules.tokens_min or not is_cache_miss(call.usage, shared):
+        return None
+    if before.model != call.model and call.kept != 0:
+        return MODEL_CHANGED
+    # The client replaced or cut the history on purpose.
+    if call.kept is not None:
+        return None
+    if not before.usage.cache_read + before.usage.cache_write:
+        return UNCACHED
+    return find_miss_reason(before, call, rules, ttl, around=around)
+
+
+def infer_ttls_or_default(calls: Sequence[RecordedCall]) -> tuple[Ttl, ...]:
+    """The TTL of each call; five minutes, the default of the API, if no call wrote anything."""
+    short: Ttl = "5m"
+    return infer_ttls(Recording("", "", (), tuple(calls))) or (short,) * len(calls)
+
+
+LOSSES_MIN = 3
+
+
+LOSS_RATIO_MIN = 5.0
+
+
+"""At five times the provider's own rate, one loss in five is still the provider's; below that, too many would be."""
+
+
+class LossCounts(msgspec.Struct, frozen=True):
+    """Calls within the shortest TTL of the previous call, and how many of them lost the conversation.
+
+    Calls at which the client is known to switch settings are not counted, nor are losses with another known reason.
+    """
+
+    person: int = 0
+    person_lost: int = 0
+    tool: int = 0
+    tool_lost: int = 0
+
+    @property
+    def times(self) -> float:
+        """The loss rate after user messages divided by the loss rate after tool results."""
+        if not self.person:
+            return 0.0
+        # One more lost call after a tool result is assumed: no division by zero, and few calls prove little.
+        return (self.person_lost / self.person) / ((self.tool_lost + 1) / (self.tool + 1))
+
+    @property
+    def tell(self) -> bool:
+        """Whether the losses after user messages are likely caused by the client."""
+        return self.person_lost >= LOSSES_MIN and self.times >= LOSS_RATIO_MIN
+
+    def __add__(self, other: "LossCounts") -> "LossCounts":
+        return LossCounts(
+            self.person + other.person,
+            self.person_lost + other.person_lost,
+            self.tool + other.tool,
+            self.tool_lost + other.tool_lost,
+        )
+
+
+def count_losses(recording: Recording, rules: CacheRules) -> LossCounts:
+    """The counts of one recording."""
+    causes, switches = explain_misses(recording, rules), find_settings_switches(recording)
+    total = LossCounts()
+    if not infer_ttls(recording):
+        return total
+    for index in range(1, len(recording.calls)):
+        before, call = recording.calls[index - 1], recording.calls[index]
+        if switches[index] is None and should_hit(before, call, min(rules.ttls_seconds.values())):
+            total += _count_call(call, causes[index])
+    return total
+
+
+def should_hit(before: RecordedCall, call: RecordedCall, seconds: float) -> bool:
+    """Whether the call should have hit: soon enough, same model, not compacted, prompt not shorter."""
+    return (
+        before.usage is not None
+        and call.usage is not None
+        and call.at - before.at < seconds
+        and not has_model_changed(before, call)
+        and call.kept is None
+        and call.usage.tokens_sent >= before.usage.tokens_sent
+    )
+
+
+def _count_call(call: RecordedCall, cold: CacheMiss | None) -> LossCounts:
+    if cold is not None and cold.reason != "lost":
+        return LossCounts()
+    lost = int(cold is not None)
+    return LossCounts(person=1, person_lost=lost) if call.waited_for == "person" else LossCounts(tool=1, tool_lost=lost)

@@ -1,0 +1,152 @@
+"""A recorded conversation as it would have been sent if it had been compacted whenever that was due."""
+
+from collections.abc import Callable
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.catalog.schema import Model
+from holdfast.catalog.token_count import count_tokens
+from holdfast.compaction.decision import (
+    CompactionMonitor,
+    CompactionOutlook,
+    find_compaction_trigger,
+    observe_call,
+    split_token_budget,
+)
+from holdfast.compaction.models import CompactionConfig
+from holdfast.compaction.summary import KeptMessages, build_summary, render_resume_note, render_summary
+from holdfast.compaction.view import SUMMARY_LAYER, choose_cut
+from holdfast.economics.breakeven import CacheRates
+from holdfast.extraction.facts import FactsReader, extract_facts
+from holdfast.extraction.tool_calls import extract_plain_text
+from holdfast.planning.learned import CALLS_EXPECTED
+from holdfast.replay.playback import find_newest_price
+from holdfast.replay.recording import RecordedCall, Recording
+from holdfast.types.blocks import Text
+from holdfast.types.prompt import HistoryEntry
+from holdfast.types.usage import Usage
+
+SHORT_TTL = "5m"
+
+
+class CompactedRecording(msgspec.Struct, frozen=True):
+    """The conversation with its compactions, and how many there were."""
+
+    recording: Recording
+    compactions: int
+
+
+def compact_recording(recording: Recording, model: Model, config: CompactionConfig) -> CompactedRecording:
+    """Decides before each call as a session does, with the short TTL; the newest input is never compacted.
+
+    The recording must only grow: compactions by the recorded client cannot be undone here.
+    """
+    fold = _Fold(recording, model, config)
+    calls = tuple(fold.sent(call) for call in recording.calls)
+    return CompactedRecording(msgspec.structs.replace(recording, calls=calls), fold.count)
+
+
+class _Fold:
+    """The conversation so far: the full history, and the part of it that the next request sends."""
+
+    def __init__(self, recording: Recording, model: Model, config: CompactionConfig) -> None:
+        self._model = model
+        self._config = config
+        self._history: list[HistoryEntry] = []
+        self._view: list[HistoryEntry] = []
+        self._sizes: dict[int, int] = {}
+        self._facts = FactsReader()
+        self._facts_read_until = 0
+        self._watch = CompactionMonitor()
+        self._last_at: float | None = None
+        self._calls = 0
+        self._head_size = self._head_tokens(recording)
+        self.count = 0
+
+    def _head_tokens(self, recording: Recording) -> int:
+        texts = (
+            recording.system,
+            *(f"{tool.name}{tool.description}{tool.input_schema_json}" for tool in recording.tools),
+        )
+        estimated = sum(self._tokens(text) for text in texts)
+        first = recording.calls[0].added if recording.calls else ()
+        reported = (recording.first_prompt_tokens or 0) - sum(
+            self._tokens(extract_plain_text(entry.content)) for entry in first
+        )
+        return max(estimated, reported)
+
+    def _tokens(self, text: str) -> int:
+        return count_tokens(text, self._model.tokens_factor)
+
+    def _enter(self, entry: HistoryEntry) -> HistoryEntry:
+        numbered = msgspec.structs.replace(entry, number=len(self._history) + 1)
+        self._history.append(numbered)
+        self._view.append(numbered)
+        self._sizes[numbered.number] = self._tokens(extract_plain_text(numbered.content))
+        return numbered
+
+    def sent(self, call: RecordedCall) -> RecordedCall:
+        """The call as it would have been sent, after a compaction if one is due."""
+        unsent = len(self._view)
+        added = tuple(self._enter(entry) for entry in call.added)
+        compacted_call = msgspec.structs.replace(call, added=added, kept=None)
+        if self._is_due(call.at) and self._compact(unsent):
+            compacted_call = msgspec.structs.replace(call, added=tuple(self._view), kept=0)
+        self._watch = observe_call(self._watch, Usage(input=self._head_size + sum(self._view_sizes())))
+        self._last_at, self._calls = call.at, self._calls + 1
+        if call.reply is not None:
+            self._enter(call.reply)
+        return compacted_call
+
+    def _is_due(self, at: float) -> bool:
+        return (
+            self._last_at is not None
+            and find_compaction_trigger(self._outlook(at), self._watch, self._config) is not None
+        )
+
+    def _view_sizes(self) -> list[int]:
+        return [self._sizes[entry.number] for entry in self._view]
+
+    def _outlook(self, at: float) -> CompactionOutlook:
+        price = find_newest_price(self._model, self._head_size + sum(self._view_sizes()))
+        unit = price.input or Decimal(1)
+        ttl_seconds = self._model.cache.ttls_seconds.get(SHORT_TTL, 0)
+        return CompactionOutlook(
+            prompt_tokens=self._head_size + sum(self._view_sizes()),
+            head_tokens=self._head_size,
+            window_tokens=self._model.context_tokens_max,
+            output_tokens_max=self._model.output_tokens_max,
+            # The prior minus the calls so far, but at least as many again as were made.
+            calls_expected=max(CALLS_EXPECTED - self._calls, self._calls, 1.0),
+            cold=self._last_at is not None and at - self._last_at >= ttl_seconds,
+            rates=CacheRates(price.cache_read / unit, price.cache_write_5m / unit),
+            calls=self._watch.calls,
+            sent_tokens=self._watch.sent_tokens,
+            base_tokens=self._watch.base_tokens,
+        )
+
+    def _compact(self, unsent: int) -> bool:
+        sizes = self._view_sizes()
+        record_max, tail_max = split_token_budget(sum(sizes), self._config)
+        cut = choose_cut(self._view, sizes, tail_tokens_max=tail_max, unsent=unsent)
+        if cut is None:
+            return False
+        recent = self._view[cut.stop :]
+        text = "\n".join(extract_plain_text(entry.content) for entry in recent)
+        count: Callable[[str], int] = self._tokens
+        for entry in self._history[self._facts_read_until : cut.last]:
+            self._facts.read(entry)
+        self._facts_read_until = cut.last
+        record = build_summary(
+            self._facts.facts(),
+            tokens_max=record_max,
+            count=count,
+            kept=KeptMessages(text, len(extract_facts(recent).asks)),
+        )
+        content = (Text(render_summary(record, recall=False)), Text(render_resume_note(recent=bool(recent))))
+        self._sizes[0] = sum(self._tokens(part.text) for part in content)
+        self._view = [HistoryEntry("user", content, layer=SUMMARY_LAYER), *recent]
+        self._watch = CompactionMonitor(count=self.count + 1, base_tokens=self._head_size + sum(self._view_sizes()))
+        self.count += 1
+        return True

@@ -1,0 +1,129 @@
+"""Replays one recording under many policies and compares their costs with the lowest possible cost."""
+
+from collections.abc import Iterable
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.planning.optimum import CallStep, one_ttl_bound, optimal_cost, token_rates
+from holdfast.planning.policy import CachePolicy
+from holdfast.replay.model_accuracy import ModelFit
+from holdfast.replay.playback import OnRequest, Replayer, ReplayResult, ReplaySetting, find_newest_price
+from holdfast.replay.prompt_layouts import LAYOUTS
+from holdfast.replay.recording import Recording
+from holdfast.types.usage import Usage
+
+
+class PolicyComparison(msgspec.Struct, frozen=True):
+    """`bound_usd` and `optimum_usd` are for the conversation as recorded, whatever layout a policy uses."""
+
+    recording: str
+    played: tuple[ReplayResult, ...]
+    bound_usd: float
+    optimum_usd: float
+
+
+def compare_policies(
+    recording: Recording, policies: Iterable[CachePolicy], setting: ReplaySetting, on_request: OnRequest | None = None
+) -> PolicyComparison:
+    """Policies that keep the recorded layout share one pass; results are in the order of the policies."""
+    ordered = tuple(policies)
+    plain = [policy for policy in ordered if policy.name not in LAYOUTS]
+    player = Replayer(recording, setting, on_request)
+    results = dict(zip((id(policy) for policy in plain), player.play(plain), strict=True))
+    for policy in ordered:
+        if policy.name in LAYOUTS:
+            (results[id(policy)],) = Replayer(LAYOUTS[policy.name](recording), setting, on_request).play((policy,))
+    bound_cost, optimum_cost = compute_lowest_costs(player.steps, setting)
+    return PolicyComparison(recording.id, tuple(results[id(policy)] for policy in ordered), bound_cost, optimum_cost)
+
+
+def compute_lowest_costs(steps: list[CallStep], setting: ReplaySetting) -> tuple[float, float]:
+    """The bound and the optimum in dollars, at the price tier of the longest prompt."""
+    longest = max((step.prompt_tokens for step in steps), default=0)
+    rates = token_rates(find_newest_price(setting.model, longest), setting.truth)
+    return one_ttl_bound(steps, rates), optimal_cost(steps, rates, upgrades=setting.truth.ttl_upgrade)
+
+
+class PolicyRow(msgspec.Struct, frozen=True):
+    policy: str
+    cost_usd: float
+    read_share: float
+    to_best: float
+    to_bound: float
+    to_optimum: float
+    pings: int
+    cold_calls: int
+
+
+class ReplayReport(msgspec.Struct, frozen=True):
+    conversations: int
+    calls: int
+    broken_lines: int
+    bound_usd: float
+    optimum_usd: float
+    policies: tuple[PolicyRow, ...]
+    likeness: ModelFit | None = None
+    compactions: int = 0
+
+
+class ReplayTotals:
+    """Accumulates comparisons."""
+
+    def __init__(self) -> None:
+        self.recordings = 0
+        self.calls = 0
+        self.broken = 0
+        self.compactions = 0
+        self.bound_usd = 0.0
+        self.optimum_usd = 0.0
+        self.likeness: ModelFit | None = None
+        self.cost_usd: dict[str, Decimal] = {}
+        self._usage: dict[str, Usage] = {}
+        self._pings: dict[str, int] = {}
+        self._cold: dict[str, int] = {}
+
+    def add(self, comparison: PolicyComparison, likeness: ModelFit | None, calls: int) -> None:
+        self.recordings += 1
+        self.calls += calls
+        self.bound_usd += comparison.bound_usd
+        self.optimum_usd += comparison.optimum_usd
+        if likeness is not None:
+            self.likeness = likeness if self.likeness is None else self.likeness + likeness
+        for played in comparison.played:
+            name = played.policy
+            self.cost_usd[name] = self.cost_usd.get(name, Decimal(0)) + played.cost_usd
+            self._usage[name] = self._usage.get(name, Usage()) + played.usage
+            self._pings[name] = self._pings.get(name, 0) + sum(call.ping for call in played.calls)
+            self._cold[name] = self._cold.get(name, 0) + sum(call.cold for call in played.calls)
+
+    def report(self) -> ReplayReport:
+        best = min(self.cost_usd.values(), default=Decimal(0))
+        rows = tuple(
+            PolicyRow(
+                policy=name,
+                cost_usd=float(cost),
+                read_share=self._usage[name].read_share,
+                to_best=_ratio(float(cost), float(best)),
+                to_bound=_ratio(float(cost), self.bound_usd),
+                to_optimum=_ratio(float(cost), self.optimum_usd),
+                pings=self._pings[name],
+                cold_calls=self._cold[name],
+            )
+            for name, cost in self.cost_usd.items()
+        )
+        return ReplayReport(
+            self.recordings,
+            self.calls,
+            self.broken,
+            self.bound_usd,
+            self.optimum_usd,
+            rows,
+            self.likeness,
+            self.compactions,
+        )
+
+
+def _ratio(cost: float, reference: float) -> float:
+    """1 if the reference is free."""
+    return cost / reference if reference else 1.0

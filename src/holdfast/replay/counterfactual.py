@@ -1,0 +1,275 @@
+"""What a forwarded session would have cost with `--improve`, under other policies, and at the optimum.
+
+The log holds no text of such a session, but the digest, size and kind of every block. All estimates are of prompts
+only, computed with the cache model and the provider's own token counts; they are meant to be compared with one another.
+"""
+
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.cachemodel.machine import run_call
+from holdfast.cachemodel.values import BlockKind, CacheCall, CacheEntries, CacheScope, PromptPrefix
+from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
+from holdfast.catalog.schema import Model, Price
+from holdfast.economics.cost import cost_usd
+from holdfast.errors import UserError
+from holdfast.events.log import Event
+from holdfast.events.payloads.calls import (
+    GatewayForwarded,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    RequestPrepared,
+)
+from holdfast.ledger.calls import ping_cost_usd
+from holdfast.planning.adaptive_policy import AdaptivePolicy
+from holdfast.planning.learned import LearnedParameters
+from holdfast.planning.optimum import CallStep, optimal_cost, token_rates
+from holdfast.planning.policies.fixed import TEXT_BLOCK_START
+from holdfast.planning.policies.peers import new_compared_policies
+from holdfast.planning.policy import CachePolicy, PlanningMoment
+from holdfast.providers.registry import get_adapter
+from holdfast.replay.prompt_layouts import LAYOUTS
+from holdfast.types.blocks import Role
+from holdfast.types.prompt import PromptSection, Stability
+from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, RequestBuffer
+from holdfast.types.usage import Usage
+
+# Letters of `GatewayForwarded.shape`: t tool definition, s system, u and a text of user and assistant, b tool use,
+# r tool result; upper case if the block can take a breakpoint.
+_PLACE_OF_LETTER: dict[str, PromptSection] = {"t": "tools", "s": "system"}
+
+
+class AntiPatternCost(msgspec.Struct, frozen=True):
+    """What keeping one anti-pattern costs if all others are fixed, and in how many calls it occurred."""
+
+    habit: str
+    calls: int
+    mended: bool
+    usd: float
+
+
+class PolicyCost(msgspec.Struct, frozen=True):
+    policy: str
+    usd: float
+
+
+class Counterfactual(msgspec.Struct, frozen=True):
+    """`cost_usd` is what was paid, replies and pings included. All other amounts are modelled, for prompts only.
+
+    `optimum_usd` is the lowest possible cost of the prompts as sent, under any placement of breakpoints;
+    `improved_optimum_usd` is the same for the improved prompts. If nothing can be planned there are no policies and no
+    optimum.
+    """
+
+    calls: int
+    cost_usd: float
+    as_sent_usd: float
+    improved_usd: float
+    optimum_usd: float | None
+    improved_optimum_usd: float | None
+    habits: tuple[AntiPatternCost, ...]
+    policies: tuple[PolicyCost, ...]
+
+
+class _ForwardedCall(msgspec.Struct):
+    """A logged request; `tokens` is the provider's count once the call has completed.
+
+    A request that failed without usage was not paid for and left nothing in the cache.
+    """
+
+    at: float
+    model: str
+    forwarded: GatewayForwarded
+    shared_blocks: int
+    links: tuple[PrefixDigest, ...]
+    tokens: int
+    cost_usd: Decimal = Decimal(0)
+    failed: bool = False
+
+
+def list_paid_calls(events: Iterable[Event]) -> tuple[GatewayForwarded, ...]:
+    """The forwarding record of each call that was answered or is in progress."""
+    return tuple(call.forwarded for call in _forwarded_calls(events) if not call.failed)
+
+
+def estimate_counterfactual(events: Iterable[Event], models: Models) -> Counterfactual | None:
+    """None if no call of the session went through a gateway, was answered and was priced."""
+    logged = list(events)
+    calls = [call for call in _forwarded_calls(logged) if call.forwarded.priced is not None]
+    answered = [call for call in calls if not call.failed]
+    if not answered:
+        return None
+    spent = sum((call.cost_usd for call in answered), ping_cost_usd(logged))
+    lowest, lowest_improved, policies = _price_policies(calls, models)
+    priced = [call.forwarded.priced for call in answered if call.forwarded.priced is not None]
+    as_sent = sum(estimate.as_sent_usd for estimate in priced)
+    improved = sum(estimate.improved_usd for estimate in priced)
+    paid = (as_sent, *(row.usd for row in policies))
+    return Counterfactual(
+        calls=len(answered),
+        cost_usd=float(spent),
+        as_sent_usd=as_sent,
+        improved_usd=improved,
+        # Token counts are rounded slightly differently in the two models; no reached cost may be below the optimum.
+        optimum_usd=None if lowest is None else min(lowest, *paid),
+        improved_optimum_usd=None if lowest_improved is None else min(lowest_improved, improved),
+        habits=_price_habits(answered),
+        policies=policies,
+    )
+
+
+def _forwarded_calls(events: Iterable[Event]) -> Iterator[_ForwardedCall]:
+    forwarded: GatewayForwarded | None = None
+    prepared: RequestPrepared | None = None
+    in_progress: dict[str, _ForwardedCall] = {}
+    calls: list[_ForwardedCall] = []
+    for event in events:
+        match event.payload:
+            case GatewayForwarded() as payload:
+                forwarded = payload
+            case RequestPrepared() as payload:
+                prepared = payload
+            case LlmCallStarted() as payload:
+                if forwarded is not None and prepared is not None:
+                    size = forwarded.priced.tokens if forwarded.priced else 0
+                    shared_blocks, digests = prepared.shared_blocks, prepared.links
+                    call = _ForwardedCall(event.at, payload.model, forwarded, shared_blocks, digests, size)
+                    in_progress[payload.request_id] = call
+                    calls.append(call)
+            case LlmCallCompleted() | LlmCallFailed() as payload:
+                completed = in_progress.pop(payload.request_id, None)
+                if completed is not None:
+                    completed.tokens = payload.usage.tokens_sent or completed.tokens
+                    completed.cost_usd = payload.cost_usd
+                    completed.failed = isinstance(payload, LlmCallFailed) and payload.usage == Usage()
+            case _:
+                pass
+    return iter(calls)
+
+
+def _price_habits(forwarded_calls: Iterable[_ForwardedCall]) -> tuple[AntiPatternCost, ...]:
+    totals: dict[tuple[str, bool], tuple[int, float]] = {}
+    for call in forwarded_calls:
+        for change in call.forwarded.changes:
+            calls, usd = totals.get((change.habit, change.done), (0, 0.0))
+            totals[change.habit, change.done] = calls + 1, usd + (change.usd or 0.0)
+    rows = (AntiPatternCost(habit, calls, done, usd) for (habit, done), (calls, usd) in totals.items())
+    return tuple(sorted(rows, key=lambda row: (-row.usd, row.habit)))
+
+
+def _price_policies(
+    calls: list[_ForwardedCall], models: Models
+) -> tuple[float | None, float | None, tuple[PolicyCost, ...]]:
+    """The lowest cost of the prompts as sent and as improved, and the cost under each policy."""
+    try:
+        row = find_model(calls[-1].model, models)
+    except UserError:
+        return None, None, ()
+    if row.cache.kind != "marks" or not {"5m", "1h"} <= row.cache.ttls_seconds.keys() or not row.prices:
+        return None, None, ()
+    # A policy that changes the layout of prompts needs their text, which the log does not have.
+    baselines = [policy for name, policy in new_compared_policies().items() if name not in LAYOUTS]
+    tracks = [_Track(policy, row) for policy in (AdaptivePolicy(LearnedParameters()), *baselines)]
+    prompt, as_sent, improved = _Prompt(row), list[CallStep](), list[CallStep]()
+    previous: _ForwardedCall | None = None
+    shared_since: int | None = None
+    for call in calls:
+        shared = prompt.enter(call)
+        # A prefix shared with the last answered request must be shared with every failed request in between as well.
+        shared = shared if shared_since is None else min(shared_since, shared)
+        shared_since = shared if call.failed else None
+        if call.failed:
+            continue
+        gap = call.at - previous.at if previous else None
+        price = price_at(row, utc_date(call.at), call.tokens)
+        moment = PlanningMoment(prompt.scroll, row.cache, price, call.at, gap, "person" if previous else "start")
+        for track in tracks:
+            track.send(moment, tuple(prompt.prefixes))
+        as_sent.append(CallStep(prompt.prefixes[-1].tokens if prompt.prefixes else 0, shared, gap))
+        if call.forwarded.priced is not None:
+            size = call.forwarded.priced
+            improved.append(CallStep(size.improved_tokens, size.improved_shared_tokens, gap))
+        previous = call
+    newest = price_at(row, utc_date(calls[-1].at), max(step.prompt_tokens for step in as_sent))
+    rows = (PolicyCost(track.policy.name, float(track.cost_usd)) for track in tracks)
+    return (
+        _lowest_cost(as_sent, newest, row),
+        _lowest_cost(improved, newest, row),
+        tuple(sorted(rows, key=lambda row: (row.usd, row.policy))),
+    )
+
+
+def _lowest_cost(steps: list[CallStep], price: Price, row: Model) -> float:
+    """The optimum with hindsight: tokens that no later call shares are sent uncached, the rest is planned optimally."""
+    rates = token_rates(price, row.cache)
+    plain_tokens, cacheable = 0, list[CallStep]()
+    # Step(prompt, shared, idle): what neither this call shares with the last one nor the next with this is plain input.
+    for current, following in zip(steps, (*steps[1:], None), strict=True):
+        reusable = max(current.shared_tokens, following.shared_tokens if following else 0)
+        plain_tokens += current.prompt_tokens - reusable
+        cacheable.append(CallStep(reusable, current.shared_tokens, current.gap_seconds))
+    return optimal_cost(cacheable, rates, upgrades=row.cache.ttl_upgrade) + rates.plain * plain_tokens
+
+
+class _Track:
+    """The cache as one policy has shaped it so far, and what that cost."""
+
+    def __init__(self, policy: CachePolicy, row: Model) -> None:
+        self.policy = policy
+        self.cost_usd = Decimal(0)
+        self._row = row
+        self._entries = CacheEntries()
+
+    def send(self, moment: PlanningMoment, prefixes: tuple[PromptPrefix, ...]) -> None:
+        call = CacheCall(CacheScope("", self._row.name), prefixes, self.policy.marks(moment), moment.at)
+        outcome, self._entries = run_call(self._row.cache, self._entries, call)
+        self.policy.heard(moment, outcome.usage)
+        self.cost_usd += cost_usd(outcome.usage, moment.price)
+
+
+class _Prompt:
+    """The prompt of the newest call: one encoded block for each logged block, with its digest in place of its text."""
+
+    def __init__(self, row: Model) -> None:
+        self._sizes: list[int] = []
+        self.scroll = RequestBuffer(get_adapter(row.provider), lambda data: self._sizes[-1])
+        self.prefixes: list[PromptPrefix] = []
+        self._bytes = 0
+
+    def enter(self, call: _ForwardedCall) -> int:
+        """Switch to the prompt of a call; returns how many leading tokens it shares with the previous prompt."""
+        shared_blocks = min(call.shared_blocks, len(self.prefixes))
+        self.scroll.cut(shared_blocks)
+        del self.prefixes[shared_blocks:]
+        total_bytes = call.links[-1].end if call.links else 0
+        # The provider's count of the whole prompt is spread over the blocks by their size in bytes.
+        tokens_per_byte = call.tokens / total_bytes if total_bytes else 0.0
+        for digest, letter in zip(call.links, call.forwarded.shape, strict=False):
+            self._sizes.append(round((digest.end - digest.start) * tokens_per_byte))
+            self.scroll.extend((_block_of(digest, letter),))
+            total = (self.prefixes[-1].tokens if self.prefixes else 0) + self._sizes[-1]
+            place = self.scroll.pieces[-1].place
+            self.prefixes.append(PromptPrefix(place, self.scroll.links[-1].digest, total, _kind_of(letter)))
+        return self.prefixes[shared_blocks - 1].tokens if shared_blocks else 0
+
+
+def _block_of(digest: PrefixDigest, letter: str) -> EncodedBlock:
+    place = _PLACE_OF_LETTER.get(letter.lower(), "messages")
+    role: Role | None = None if place != "messages" else "assistant" if letter.lower() in "ab" else "user"
+    start = TEXT_BLOCK_START if letter.lower() in "ua" else b'{"type":"other"'
+    stability = Stability.GROWING if place == "messages" else Stability.FROZEN
+    data = start + b',"digest":"%s"}' % digest.digest.encode()
+    return EncodedBlock(place, place, stability, data, markable=letter.isupper(), role=role)
+
+
+def _kind_of(letter: str) -> BlockKind:
+    match letter.lower():
+        case "b":
+            return "tool_use"
+        case "r":
+            return "tool_result"
+        case _:
+            return "plain"

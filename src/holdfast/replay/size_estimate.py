@@ -1,0 +1,171 @@
+"""What a plan would have cost, computed from prompt sizes and the times between calls alone.
+
+The provider's own token counts are exact, so no text has to be encoded or counted. Uncertainty counts against every
+plan: if a call read less than an expired TTL explains, the prompt is assumed to have changed, and a plan finds in the
+cache only what the recorded client found.
+"""
+
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.cachemodel.machine import run_call
+from holdfast.cachemodel.values import CacheCall, CacheEntries, CacheEntry, CacheScope, PromptPrefix
+from holdfast.catalog.lookup import price_at, utc_date
+from holdfast.catalog.schema import CacheRules, Model, Price
+from holdfast.economics.cost import cost_usd
+from holdfast.planning.adaptive_policy import AdaptivePolicy
+from holdfast.planning.learned import READ_SHARE_MIN
+from holdfast.planning.optimum import SHORT_TTL_NAME, CallStep, optimal_cost, token_rates
+from holdfast.planning.policy import PlanningMoment, WaitedFor
+from holdfast.providers.registry import get_adapter
+from holdfast.replay.recording import RecordedCall
+from holdfast.types.prompt import Stability, Ttl
+from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
+from holdfast.types.usage import Usage
+
+
+class SizedCall(msgspec.Struct, frozen=True):
+    """`cached_tokens` were in the cache under any plan; None if the prompt extends the previous one.
+
+    `ttl` is the TTL that the recorded client used, and therefore the assumed TTL of the tokens that were found.
+    """
+
+    at: float
+    tokens: int
+    price: Price
+    waited_for: WaitedFor = "start"
+    found_tokens: int | None = None
+    ttl: Ttl = SHORT_TTL_NAME
+
+
+class PaidCall(msgspec.Struct, frozen=True):
+    """A call with the price of its day and the TTL of its prefix."""
+
+    call: RecordedCall
+    price: Price
+    ttl: Ttl
+
+
+def reduce_to_sizes(calls: Iterable[PaidCall], rules: CacheRules) -> tuple[SizedCall, ...]:
+    """Reduce calls to one model to their sizes."""
+    sized_calls: list[SizedCall] = []
+    previous: PaidCall | None = None
+    for paid in calls:
+        call, usage = paid.call, paid.call.usage or Usage()
+        grew = previous is not None and _extends_previous(previous.call, call, rules.ttls_seconds[previous.ttl])
+        found_tokens = None if grew else usage.cache_read
+        sized_calls.append(SizedCall(call.at, usage.tokens_sent, paid.price, call.waited_for, found_tokens, paid.ttl))
+        previous = paid
+    return tuple(sized_calls)
+
+
+def _extends_previous(before: RecordedCall, call: RecordedCall, ttl_seconds: float) -> bool:
+    """Whether the prompt starts with the previous one, as far as usage can tell."""
+    if call.kept is not None or call.system_tail != before.system_tail or call.usage is None or before.usage is None:
+        return False
+    sent = before.usage.tokens_sent
+    was_read = call.usage.cache_read >= sent * READ_SHARE_MIN
+    # If nothing was cached, or the entry had expired, a missing read says nothing about the prompt.
+    unknown = not before.usage.cache_read + before.usage.cache_write or call.at - before.at >= ttl_seconds
+    return call.usage.tokens_sent >= sent and (was_read or unknown)
+
+
+class _Prompt:
+    """The prompt of the newest call: one block for the tokens that were found, one for what each call added."""
+
+    def __init__(self, model: Model) -> None:
+        self.scroll = RequestBuffer(get_adapter(model.provider), lambda data: self._added)
+        self.prefixes: list[PromptPrefix] = []
+        self._added = 0
+        self._block_count = 0
+
+    def enter(self, call: SizedCall) -> None:
+        if call.found_tokens is None:
+            self._add(call.tokens - self.prefixes[-1].tokens)
+            return
+        self.scroll.cut(0)
+        self.prefixes.clear()
+        if call.found_tokens:
+            self._add(call.found_tokens, head=True)
+        self._add(call.tokens - call.found_tokens)
+
+    def _add(self, tokens: int, *, head: bool = False) -> None:
+        self._added = tokens
+        self._block_count += 1
+        data = b'{"piece":%d}' % self._block_count
+        if head:
+            block = EncodedBlock("role", "system", Stability.FROZEN, data, markable=True)
+        else:
+            block = EncodedBlock("history", "messages", Stability.GROWING, data, markable=True, role="user")
+        self.scroll.extend((block,))
+        self.prefixes.append(PromptPrefix(block.place, self.scroll.links[-1].digest, self.scroll.tokens_total))
+
+
+class _Track:
+    """The cache as our plan has shaped it so far, under one set of provider rules."""
+
+    def __init__(self, rules: CacheRules, policy: AdaptivePolicy) -> None:
+        self._rules, self._policy = rules, policy
+        self._entries = CacheEntries()
+        self.cost_usd = Decimal(0)
+
+    def start_anew(self, scope: CacheScope, head: PromptPrefix, call: SizedCall) -> None:
+        """Start a changed prompt: our cache entries no longer match it, those that the recorded client found do."""
+        self._policy.forget_prefix()
+        entry = CacheEntry(scope, head.digest, head.tokens, call.ttl, expires_at=call.at + 1)
+        self._entries = CacheEntries({(scope, head.digest): entry} if call.found_tokens else {})
+
+    def send(self, moment: PlanningMoment, scope: CacheScope, prefixes: tuple[PromptPrefix, ...]) -> None:
+        call = CacheCall(scope, prefixes, self._policy.marks(moment), moment.at)
+        outcome, self._entries = run_call(self._rules, self._entries, call)
+        self._policy.heard(moment, outcome.usage)
+        self.cost_usd += cost_usd(outcome.usage, moment.price)
+
+
+def price_plans(
+    calls: Sequence[SizedCall], model: Model, plans: Iterable[tuple[CacheRules, AdaptivePolicy]]
+) -> tuple[Decimal, ...]:
+    """What the prompts cost under our plan, for each set of rules; the policies learn from the replay."""
+    prompt, scope = _Prompt(model), CacheScope("", model.name)
+    tracks = [_Track(rules, policy) for rules, policy in plans]
+    previous: SizedCall | None = None
+    for call in calls:
+        prompt.enter(call)
+        prefixes = tuple(prompt.prefixes)
+        idle = call.at - previous.at if previous else None
+        moment = PlanningMoment(prompt.scroll, model.cache, call.price, call.at, idle, call.waited_for)
+        for track in tracks:
+            if call.found_tokens is not None:
+                track.start_anew(scope, prefixes[0], call)
+            track.send(moment, scope, prefixes)
+        previous = call
+    return tuple(track.cost_usd for track in tracks)
+
+
+def price_optimum(calls: Sequence[SizedCall], model: Model, rules: CacheRules) -> float:
+    """The lowest possible cost of the prompts; each stretch at the price of its first day and its longest prompt."""
+    total = 0.0
+    for stretch in _stretches(calls):
+        first = stretch[0]
+        price = price_at(model, utc_date(first.at), max(call.tokens for call in stretch))
+        rates = token_rates(price, rules)
+        found_tokens = first.found_tokens or 0
+        # The found tokens are free: modelled as a write just before, whose cost (rates.short * found) is subtracted.
+        steps = [CallStep(found_tokens, 0, None)] if found_tokens else []
+        size, at = found_tokens, first.at
+        for call in stretch:
+            steps.append(CallStep(call.tokens, size, call.at - at if steps else None))
+            size, at = call.tokens, call.at
+        total += optimal_cost(steps, rates, upgrades=rules.ttl_upgrade) - rates.short * found_tokens
+    return total
+
+
+def _stretches(calls: Sequence[SizedCall]) -> list[list[SizedCall]]:
+    stretches: list[list[SizedCall]] = []
+    for call in calls:
+        if call.found_tokens is not None or not stretches:
+            stretches.append([])
+        stretches[-1].append(call)
+    return stretches

@@ -1,0 +1,122 @@
+"""Lexical scores: BM25, updated incrementally."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+import msgspec
+import Stemmer
+
+BM25_K1 = 1.5
+
+
+BM25_B = 0.75
+
+
+"""The usual k1 and b of BM25, not fitted to any data."""
+
+
+class LexicalMatch(msgspec.Struct, frozen=True):
+    """BM25 scores by slot, and the upper bound for a unit that consists of the query alone."""
+
+    scores: dict[int, float]
+    best_possible: float
+
+
+class LexicalStage:
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[int, int]] = {}
+        self._terms: dict[int, Counter[str]] = {}
+        self._lengths: dict[int, int] = {}
+        self._length_sum = 0
+
+    def add(self, slot: int, text: str) -> None:
+        counted = count_terms(text)
+        self._terms[slot] = counted
+        self._lengths[slot] = counted.total()
+        self._length_sum += counted.total()
+        for term, count in counted.items():
+            self._counts.setdefault(term, {})[slot] = count
+
+    def remove(self, slot: int) -> None:
+        self._length_sum -= self._lengths.pop(slot)
+        for term in self._terms.pop(slot):
+            holders = self._counts[term]
+            del holders[slot]
+            if not holders:
+                del self._counts[term]
+
+    def match(self, query_counts: Mapping[str, int]) -> LexicalMatch:
+        """Scores for query stems with their counts; sums are formed in query order, so results are reproducible."""
+        scores: dict[int, float] = {}
+        best_possible = 0.0
+        mean_length = self._length_sum / len(self._lengths) if self._length_sum else 1.0
+        for term, query_count in query_counts.items():
+            holders = self._counts.get(term, {})
+            # weight = query_count * idf * (k1 + 1); a unit adds weight * tf / (tf + k1 * (1 - b + b * length / mean)).
+            weight = query_count * self._inverse_document_frequency(len(holders)) * (BM25_K1 + 1)
+            best_possible += weight
+            for slot, count in holders.items():
+                length_factor = 1 - BM25_B + BM25_B * self._lengths[slot] / mean_length
+                scores[slot] = scores.get(slot, 0.0) + weight * count / (count + BM25_K1 * length_factor)
+        return LexicalMatch(scores, best_possible)
+
+    def matched_terms(self, query_terms: Iterable[str], slot: int) -> tuple[str, ...]:
+        unit_terms = self._terms[slot]
+        return tuple(term for term in query_terms if term in unit_terms)
+
+    def _inverse_document_frequency(self, holders: int) -> float:
+        return math.log(1 + (len(self._lengths) - holders + 0.5) / (holders + 0.5))
+
+
+def make_trigger_keys(triggers: Iterable[str]) -> frozenset[str]:
+    """Keys of the triggers; triggers with the same stems have the same key."""
+    return frozenset(key for trigger in triggers if (key := " ".join(sorted(set(extract_terms(trigger))))))
+
+
+WORDS_CACHED_MAX = 100_000
+
+
+_WORDS = re.compile(r"[^\W_]+")
+
+
+# Words of questions and requests rather than of their topic; written by hand, not fitted to any queries.
+STOP_WORDS = frozenset(
+    {
+        *("a", "about", "am", "an", "and", "any", "are", "as", "at", "be", "but", "by", "can", "could", "do"),
+        *("does", "for", "from", "had", "has", "have", "how", "i", "if", "in", "into", "is", "it", "me", "my"),
+        *("no", "not", "of", "on", "or", "our", "please", "should", "so", "some", "such", "that", "the"),
+        *("their", "then", "there", "these", "they", "this", "to", "was", "we", "what", "which", "who"),
+        *("will", "with", "would", "you", "your"),
+    }
+)
+
+
+_stemmer = Stemmer.Stemmer("english")
+
+
+def split_words(text: str) -> list[str]:
+    """Runs of letters and digits, in lower case."""
+    return _WORDS.findall(text.lower())
+
+
+def extract_terms(text: str) -> list[str]:
+    """Stems in text order, without stop words."""
+    return [_stem(word) for word in split_words(text) if word not in STOP_WORDS]
+
+
+def count_terms(text: str) -> Counter[str]:
+    """The count of each stem, in order of first occurrence."""
+    counts: Counter[str] = Counter()
+    # Counting words first means that each distinct word is stemmed once.
+    for word, count in Counter(split_words(text)).items():
+        if word not in STOP_WORDS:
+            counts[_stem(word)] += count
+    return counts
+
+
+@lru_cache(maxsize=WORDS_CACHED_MAX)
+def _stem(word: str) -> str:
+    return str(_stemmer.stemWord(word))

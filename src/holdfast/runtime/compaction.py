@@ -1,0 +1,53 @@
+"""Compaction of an open session on request, and the compaction settings a session is composed with."""
+
+from collections.abc import Mapping
+
+from holdfast.compaction.models import CompactionConfig, CompactionResult
+from holdfast.engine.compaction.compact import NoCompaction
+from holdfast.engine.compaction.triggers import (
+    clear_tool_results,
+    compact_after_overflow,
+    compact_on_request,
+    compact_to_newest_group,
+)
+from holdfast.engine.conversation import Conversation, OverflowStep
+from holdfast.recovery.scenarios import StepName
+from holdfast.runtime.options import Options
+from holdfast.types.transcript import merge_into_messages
+
+
+def overflow_steps(options: Options) -> Mapping[StepName, OverflowStep]:
+    """The recovery steps that shrink a prompt after a context overflow; none if compaction is turned off."""
+    if options.get("compaction") is False:
+        return {}
+    return {
+        StepName.BatchClear: clear_tool_results,
+        StepName.Checkpoint: compact_after_overflow,
+        StepName.SmallerTail: compact_to_newest_group,
+    }
+
+
+def compaction_config(options: Options) -> CompactionConfig:
+    """The compaction config of the options; by default the session compacts automatically."""
+    setting = options.get("compaction", True)
+    return setting if isinstance(setting, CompactionConfig) else CompactionConfig(auto=setting)
+
+
+async def compact_conversation(
+    conversation: Conversation, config: CompactionConfig | None, *, seed: bool = False
+) -> CompactionResult:
+    """Compact the conversation now; if that would not help, the result has the reason and nothing changes."""
+    outcome = await compact_on_request(conversation, config or conversation.parts.compaction, seed=seed)
+    messages = merge_into_messages(conversation.state.passages)
+    if isinstance(outcome, NoCompaction):
+        tokens = outcome.numbers.prompt_tokens
+        return CompactionResult(messages, tokens_before=tokens, tokens_after=tokens, reason=outcome.reason)
+    event = outcome.event
+    return CompactionResult(
+        messages,
+        removed_message_count=event.last - event.first + 1,
+        summary=event.segments[0].text,
+        formatted_summary="\n\n".join(part.text for part in event.segments),
+        tokens_before=event.tokens_before,
+        tokens_after=event.tokens_after,
+    )

@@ -1,0 +1,75 @@
+"""The cacheable bytes of a prompt and the length of its stable prefix: the byte contract that the tests check."""
+
+import msgspec
+
+from holdfast.catalog.lookup import find_model
+from holdfast.engine.conversation import Conversation
+from holdfast.engine.request_draft import build_sent_view
+from holdfast.layers.aggregate_stack import AggregateStack, EncodedPrompt, measure_stack
+from holdfast.layers.assemble import assemble_prompt
+from holdfast.providers.registry import get_adapter
+from holdfast.types.blocks import Text, replace_surrogates
+from holdfast.types.prompt import HistoryEntry, Prompt, View
+from holdfast.types.request_buffer import RequestBuffer
+
+CONTRACT_MODEL = "anthropic:claude-sonnet-5-5"
+
+
+def build_initial_context(view: View, user_message: str, *, model: str = CONTRACT_MODEL) -> bytes:
+    """The cacheable bytes of the request that sends `user_message` with this view."""
+    return encode_prompt(assemble_prompt(with_user_message(view, user_message)), model=model).cacheable
+
+
+def stable_prefix_length(context: View | Prompt, *, model: str = CONTRACT_MODEL) -> int:
+    """The number of bytes in the layers that do not change within an epoch."""
+    return prompt_stack(context, model=model).INSTANCE_START
+
+
+def prompt_stack(context: View | Prompt, *, model: str = CONTRACT_MODEL) -> AggregateStack:
+    """The byte offset at which each stable layer of this prompt ends."""
+    prompt = assemble_prompt(context) if isinstance(context, View) else context
+    encoded = encode_prompt(prompt, model=model)
+    return measure_stack(encoded.pieces, encoded.links)
+
+
+def encode_prompt(prompt: Prompt, *, model: str = CONTRACT_MODEL) -> EncodedPrompt:
+    """Encode a prompt in the format of the model's provider."""
+    adapter = get_adapter(find_model(model).provider)
+    buffer = RequestBuffer(adapter, len)
+    for segment in prompt.segments:
+        buffer.extend(adapter.spell(segment))
+    return EncodedPrompt(buffer.cacheable_bytes(), tuple(buffer.pieces), tuple(buffer.links))
+
+
+def with_user_message(view: View, text: str) -> View:
+    """A copy of the view with one more user message."""
+    entry = HistoryEntry("user", (Text(replace_surrogates(text)),))
+    return msgspec.structs.replace(view, newest=(*view.newest, entry))
+
+
+class LayerUse(msgspec.Struct, frozen=True):
+    layer: str
+    tokens: int
+
+
+class ContextUse(msgspec.Struct, frozen=True):
+    """The layers in the order of their first block in the prompt. Token counts are estimates."""
+
+    layers: tuple[LayerUse, ...]
+    tokens_max: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(layer.tokens for layer in self.layers)
+
+
+def measure_context(conversation: Conversation) -> ContextUse:
+    """Assembles the whole prompt, so the cost grows with the history; the session is not changed."""
+    draft = conversation.new_draft()
+    draft.update(assemble_prompt(build_sent_view(conversation.state)))
+    by_layer: dict[str, int] = {}
+    for block, tokens in zip(draft.scroll.pieces, draft.scroll.tokens, strict=True):
+        by_layer[block.layer] = by_layer.get(block.layer, 0) + tokens
+    corrected = conversation.state.calibration.corrected
+    layers = tuple(LayerUse(layer, corrected(tokens)) for layer, tokens in by_layer.items())
+    return ContextUse(layers, conversation.parts.model.context_tokens_max)

@@ -1,0 +1,123 @@
+"""One run of an agent: its boot stub and preloads, its recalls, and the usage report at the end."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.events.log import Event
+from holdfast.instructions.usage.trace import Trace, TraceStep, truncate_trace
+from holdfast.runtime.instructions.session_tools import StepCollector
+
+
+class RecallResult(Protocol):
+    """The result of a recall, from an embedded library or from a service."""
+
+    @property
+    def audit_token(self) -> str: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+
+class SubmitUsage(Protocol):
+    def __call__(self, audit_token: str, *, used: tuple[str, ...], missed: tuple[str, ...]) -> None: ...
+
+
+class SubmitTrace(Protocol):
+    def __call__(self, audit_token: str, trace: Trace) -> None: ...
+
+
+class Preload(msgspec.Struct, frozen=True):
+    name: str
+    text: str
+
+
+class WakeStart(msgspec.Struct, frozen=True):
+    """The instructions that a signed wake token loaded at the start of the run."""
+
+    heartbeat_id: str
+    preloads: tuple[Preload, ...]
+    audit_token: str
+
+
+class _OpenRecall(msgspec.Struct, frozen=True):
+    """A recall whose usage is not reported yet, and the number of steps before it."""
+
+    token: str
+    loaded: tuple[str, ...]
+    steps_before: int
+
+
+Recalled = TypeVar("Recalled", bound=RecallResult)
+
+
+class HeartbeatRun(Generic[Recalled]):
+    """A context manager that reports the usage of every recall when it exits; errors of reporting are ignored.
+
+    It also submits the agent's steps, if it knows them: from `session.subscribe(beat.hear)`, or from calls of `did`.
+    """
+
+    def __init__(
+        self,
+        recall: Callable[[str], Recalled],
+        submit_usage: SubmitUsage,
+        submit_trace: SubmitTrace,
+        *,
+        stub: str,
+        begun: WakeStart | None = None,
+    ) -> None:
+        self.stub = stub
+        self.preloads = begun.preloads if begun else ()
+        self._recall = recall
+        self._submit = submit_usage
+        self._submit_trace = submit_trace
+        self._open_recalls: list[_OpenRecall] = []
+        if begun is not None:
+            self._open_recalls.append(
+                _OpenRecall(begun.audit_token, tuple(preload.name for preload in begun.preloads), 0)
+            )
+        self._steps = StepCollector()
+        self._used: dict[str, None] = {}
+        self._missed: dict[str, None] = {}
+
+    def recall(self, intent: str) -> Recalled:
+        recalled = self._recall(intent)
+        self._open_recalls.append(_OpenRecall(recalled.audit_token, recalled.names, len(self._steps.steps)))
+        return recalled
+
+    def hear(self, event: Event) -> None:
+        """Listen to the events of the session that does the work."""
+        self._steps.hear(event)
+
+    def did(self, *steps: TraceStep) -> None:
+        """Add steps in order: what the agent wrote, which tools it called, and what they returned."""
+        self._steps.steps.extend(steps)
+
+    def used(self, *names: str) -> None:
+        self._used.update(dict.fromkeys(names))
+
+    def missed(self, *names: str) -> None:
+        """Report units that were needed but not loaded; they are submitted with the last recall."""
+        self._missed.update(dict.fromkeys(names))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        last = len(self._open_recalls) - 1
+        for index, open_recall in enumerate(self._open_recalls):
+            used = tuple(name for name in open_recall.loaded if name in self._used)
+            missed = tuple(self._missed) if index == last else ()
+            try:
+                self._submit(open_recall.token, used=used, missed=missed)
+                if trace_steps := truncate_trace(self._steps.steps[open_recall.steps_before :]):
+                    self._submit_trace(open_recall.token, trace_steps)
+            except HoldfastError:
+                # The audit record is best effort: it must not fail a run that succeeded.
+                continue
+        self._open_recalls.clear()

@@ -1,0 +1,351 @@
+"""The session-start hook: the context text that an agent runtime adds to a conversation when it begins."""
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePath
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from holdfast.errors import UserError
+from holdfast.instructions.models import LoadTriggers, ManifestEntry
+from holdfast.instructions.recall.index_text import render_prompt_index
+from holdfast.runtime.instructions.client import ManifestListing
+from holdfast.runtime.instructions.heartbeat import Preload
+from holdfast.sources.confined_paths import (
+    EscapeError,
+    LocatedPath,
+    PathError,
+    locate_path,
+    open_parent,
+    read_regular_at,
+    resolve_roots,
+    write_atomically,
+)
+from holdfast.sources.json_edit import JsonContainer, append_part, find_container, find_root, read_json, remove_part
+from holdfast.types.blocks import Json
+
+SESSION_START = "SessionStart"
+
+
+EVENT_BYTES_MAX = 1_000_000
+
+
+# Claude Code writes a longer context to a file, and shows its model only the beginning.
+CONTEXT_CHARACTERS_WARN = 10_000
+
+
+CONTEXT_CHARACTERS_MAX = 400_000
+
+
+CONTINUED_SOURCES = frozenset({"resume", "fork"})
+
+
+"""Sources of a conversation that continues, and still contains the text from its start."""
+
+
+RESTARTED_SOURCES = frozenset({"clear", "compact"})
+
+
+"""Sources of a session that had begun before, and has lost the text from its start."""
+
+
+_FRONT_MATTER = "---\n"
+
+
+class _Event(msgspec.Struct, frozen=True):
+    hook_event_name: str = SESSION_START
+    source: str = "startup"
+
+
+class _Output(msgspec.Struct, frozen=True, rename="camel"):
+    hook_event_name: str
+    additional_context: str
+
+
+class _Reply(msgspec.Struct, frozen=True, rename="camel"):
+    hook_specific_output: _Output
+
+
+class BootContext(msgspec.Struct, frozen=True):
+    """What an agent's context is made of: its boot stub as a document, its units, and its preloads."""
+
+    stub: str
+    entries: tuple[ManifestEntry, ...]
+    preloads: tuple[Preload, ...] = ()
+
+
+def read_start_source(raw: bytes) -> str:
+    """The source of a session start in a hook event; "startup" for empty input.
+
+    Raises UserError, whose message quotes nothing of the input.
+    """
+    if len(raw) > EVENT_BYTES_MAX:
+        raise UserError(f"the event on standard input has more than {EVENT_BYTES_MAX} bytes")
+    if not raw.strip():
+        return _Event().source
+    try:
+        event = msgspec.json.decode(raw, type=_Event)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise UserError("standard input is not a hook event, which is a JSON object with a source") from None
+    if event.hook_event_name != SESSION_START:
+        raise UserError(f"the event on standard input is not {SESSION_START}; install the hook for that event")
+    return event.source
+
+
+def render_boot_context(content: BootContext, recalling: str) -> str:
+    """The context text: identical bytes for identical stub, index and preloads, with the most volatile part last.
+
+    The front matter of the stub is left out: it is for programs, and contains a time.
+    """
+    # Most stable first: the text becomes part of the agent's cached prefix.
+    parts = [_without_front_matter(content.stub), render_prompt_index(content.entries), f"{recalling}\n"]
+    if content.preloads:
+        parts.append(f"## Instructions for this task\n\n{_preload_sections(content.preloads)}")
+    context = "\n".join(parts)
+    if len(context) > CONTEXT_CHARACTERS_MAX:
+        raise UserError(f"stub and preloads have more than {CONTEXT_CHARACTERS_MAX} characters")
+    return context
+
+
+def check_service_address(url: str) -> str:
+    """Raises UserError for an address with credentials or a query, because it is shown to models and people."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise UserError("the address of the service cannot be read") from None
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise UserError(
+            "the address of a service must not contain a user, password or query; put the key in HOLDFAST_KEY"
+        )
+    return url.rstrip("/")
+
+
+def manifest_entries(manifest: ManifestListing) -> tuple[ManifestEntry, ...]:
+    """The units of a service's manifest, with the fields that an index shows."""
+    return tuple(
+        ManifestEntry(
+            unit.name,
+            unit.description,
+            load_triggers=LoadTriggers(unit.load_triggers.get("intents", ()), unit.load_triggers.get("keywords", ())),
+        )
+        for unit in manifest.entries
+    )
+
+
+def encode_hook_output(context: str | None) -> bytes:
+    """The hook's output for Claude Code; an empty object if there is no context."""
+    return b"{}" if context is None else msgspec.json.encode(_Reply(_Output(SESSION_START, context)))
+
+
+def recall_instructions_text(agent: str, *, db: str | None = None, url: str | None = None) -> str:
+    """How an agent recalls instructions, with our tools or with a shell.
+
+    A database URL, which may hold a password, is never included.
+    """
+    tool = "`recall_instruction` is a tool of Holdfast's MCP server."
+    if url is not None:
+        address = f"{check_service_address(url)}/v1/agents/{quote(agent, safe='')}/recall-instruction"
+        otherwise = f'POST `{{"intent": "..."}}` to `{address}`, with the key in HOLDFAST_KEY as a bearer token.'
+    elif db is not None and "://" in db:
+        return tool
+    else:
+        words = ["--agent", agent, *(("--db", db) if db else ())]
+        otherwise = f'run `holdfast instructions recall "INTENT" {shlex.join(words)}` in a shell.'
+    return f"{tool} Where there is no such tool, {otherwise}"
+
+
+def _without_front_matter(stub: str) -> str:
+    if not stub.startswith(_FRONT_MATTER):
+        return stub
+    front, _, body = stub.partition(f"\n{_FRONT_MATTER}")
+    return body.lstrip("\n") if body else front
+
+
+def _preload_sections(preloads: Sequence[Preload]) -> str:
+    return "\n".join(f"### {preload.name}\n\n{preload.text.strip()}\n" for preload in preloads)
+
+
+SETTINGS_BYTES_MAX = 4_000_000
+
+
+HOOK_TIMEOUT_SECONDS = 30
+
+
+# Not "resume": a resumed conversation still has the text that the hook added when it began.
+HOOK_MATCHER = "startup|clear|compact"
+
+
+HOOKS_KEY = "hooks"
+
+
+_SUBCOMMAND = ("instructions", "hook")
+
+
+class SettingsChange(msgspec.Struct, frozen=True):
+    """`before` is None if there was no file."""
+
+    before: str | None
+    after: str
+
+    @property
+    def is_same(self) -> bool:
+        return (self.before or "") == self.after
+
+
+def add_hook(text: str, command: str) -> str:
+    """The settings with the hook exactly once. Raises UserError for settings of an unexpected shape."""
+    text = text if text.strip() else "{}\n"
+    _check(text)
+    group = _group(command)
+    installed = _find_hooks(text)
+    # Already installed as wanted: leave the file byte for byte as it is.
+    if len(installed) == 1 and _value_at(text, installed[0].group_start) == group:
+        return text
+    text = remove_hook(text)
+    root = _require_object(text, find_root(text), "the file")
+    hooks = root.last(HOOKS_KEY)
+    if hooks is None:
+        return append_part(text, root, HOOKS_KEY, {SESSION_START: [group]})
+    event_hooks = _require_object(text, find_container(text, hooks.value_start), HOOKS_KEY)
+    start_hooks = event_hooks.last(SESSION_START)
+    if start_hooks is None:
+        return append_part(text, event_hooks, SESSION_START, [group])
+    groups = find_container(text, start_hooks.value_start)
+    if groups is None or text[groups.start] != "[":
+        raise UserError(f"{HOOKS_KEY}.{SESSION_START} is not a list; fix the settings first")
+    return append_part(text, groups, None, group)
+
+
+def remove_hook(text: str) -> str:
+    """The settings without the hook, and without containers that held nothing but the hook."""
+    if not text.strip():
+        return text
+    _check(text)
+    # One at a time: every removal shifts the positions of the others.
+    while installed := _find_hooks(text):
+        text = remove_part(text, installed[0].container, installed[0].index)
+    return text
+
+
+def edit_settings_file(path: Path, change: Callable[[str], str], *, write: bool) -> SettingsChange:
+    """Apply `change` to the file, which is replaced atomically.
+
+    Symbolic links are followed if they stay within the project, or within the folder of `path` outside of it.
+    """
+    try:
+        located = _locate_settings(path)
+        old_bytes = _read(located)
+        old_text = None if old_bytes is None else old_bytes.decode()
+        settings_change = SettingsChange(old_text, change(old_text or ""))
+        if write and not settings_change.is_same:
+            _write(located, settings_change.after.encode(), old_bytes)
+    except UnicodeError:
+        raise UserError(f"{path} is not JSON in UTF-8; it is left as it is") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except (EscapeError, PathError) as error:
+        raise UserError(f"the settings cannot be used: {error}") from None
+    return settings_change
+
+
+class _InstalledHook(msgspec.Struct, frozen=True):
+    """What to delete to remove the hook: one member of a container, and the start of the hook's group."""
+
+    container: JsonContainer
+    index: int
+    group_start: int
+
+
+def _find_hooks(text: str) -> list[_InstalledHook]:
+    root = find_root(text)
+    hooks = root.last(HOOKS_KEY) if root else None
+    event_hooks = find_container(text, hooks.value_start) if hooks else None
+    start_hooks = event_hooks.last(SESSION_START) if event_hooks else None
+    groups = find_container(text, start_hooks.value_start) if start_hooks else None
+    if root is None or hooks is None or event_hooks is None or start_hooks is None or groups is None:
+        return []
+    installed: list[_InstalledHook] = []
+    for group_index, group in enumerate(groups.parts):
+        members = find_container(text, group.value_start)
+        hook_list = members.last(HOOKS_KEY) if members else None
+        commands = find_container(text, hook_list.value_start) if hook_list else None
+        for index, part in enumerate(commands.parts if commands else ()):
+            if commands is None or not _is_our_hook(_value_at(text, part.value_start)):
+                continue
+            # From the inside out: the innermost container that has other members keeps them and loses only this one.
+            containers = ((commands, index), (groups, group_index), (event_hooks, event_hooks.parts.index(start_hooks)))
+            container, member_index = next(
+                (pair for pair in containers if len(pair[0].parts) > 1), (root, root.parts.index(hooks))
+            )
+            installed.append(_InstalledHook(container, member_index, group.value_start))
+    return installed
+
+
+def _is_our_hook(hook: Json) -> bool:
+    command = hook.get("command") if isinstance(hook, dict) else None
+    try:
+        words = shlex.split(command) if isinstance(command, str) else []
+    except ValueError:
+        return False
+    # By file name and position, so that a hook is recognised wherever the command is installed and however it is run.
+    names = [PurePath(word).name for word in words]
+    return any(tuple(names[at : at + 3]) == ("holdfast", *_SUBCOMMAND) for at in range(len(names)))
+
+
+def _group(command: str) -> dict[str, Json]:
+    hook: dict[str, Json] = {"type": "command", "command": command, "timeout": HOOK_TIMEOUT_SECONDS}
+    return {"matcher": HOOK_MATCHER, HOOKS_KEY: [hook]}
+
+
+def _check(text: str) -> None:
+    try:
+        read_json(text)
+    except ValueError:
+        raise UserError("it is not JSON; it is left as it is") from None
+    _require_object(text, find_root(text), "the file")
+
+
+def _require_object(text: str, container: JsonContainer | None, name: str) -> JsonContainer:
+    if container is None or text[container.start] != "{":
+        raise UserError(f"{name} is not an object; fix the settings first")
+    return container
+
+
+def _value_at(text: str, start: int) -> Json:
+    container = find_container(text, start)
+    return read_json(text[container.start : container.end]) if container else None
+
+
+def _locate_settings(path: Path) -> LocatedPath:
+    """Confined to the working folder if the file is inside it, else to the file's own folder."""
+    absolute, here = Path(os.path.abspath(path)), Path.cwd()
+    root = here if absolute.is_relative_to(here) else absolute.parent
+    return locate_path(resolve_roots(root), str(absolute), writing=True)
+
+
+def _read(located: LocatedPath) -> bytes | None:
+    try:
+        with open_parent(located) as (folder, name):
+            raw = read_regular_at(folder, name, SETTINGS_BYTES_MAX + 1)
+    except PathError as error:
+        if str(error).endswith("does not exist"):
+            return None
+        raise
+    if len(raw) > SETTINGS_BYTES_MAX:
+        raise UserError(f"it has more than {SETTINGS_BYTES_MAX} bytes; it is left as it is")
+    return raw
+
+
+def _write(located: LocatedPath, content: bytes, before: bytes | None) -> None:
+    with open_parent(located, make_folders=True) as (folder, name):
+        # Checked just before the file is replaced: an edit that another program made meanwhile must not be lost.
+        def is_unchanged() -> bool:
+            try:
+                return read_regular_at(folder, name, SETTINGS_BYTES_MAX + 1) == before
+            except FileNotFoundError:
+                return before is None
+
+        if not write_atomically(folder, name, content, still=is_unchanged):
+            raise UserError("another program changed it meanwhile; try again")

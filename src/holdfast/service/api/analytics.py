@@ -1,0 +1,450 @@
+"""HTTP routes for cost, savings, cache effectiveness, breaks and reliability."""
+
+import asyncio
+import datetime
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from holdfast.catalog.lookup import find_model
+from holdfast.catalog.schema import Model
+from holdfast.errors import UserError
+from holdfast.events.log import Event, event_type_of
+from holdfast.events.payloads.session import MessageAppended, TurnCancelled, TurnCompleted
+from holdfast.ledger.analytics import queries
+from holdfast.ledger.analytics.queries import GroupBy, GroupFilter, LedgerScope, list_size_limits
+from holdfast.ledger.money import NAME_CHARACTERS_MAX
+from holdfast.service.api.analytics_rows import (
+    BreakRow,
+    CacheEffectRow,
+    CostRow,
+    SkillLoadRow,
+    add_key_names,
+    compute_percentile,
+    make_break_rows,
+    make_cost_rows,
+    make_effect_rows,
+    make_skill_rows,
+    reprice_usage,
+    to_json_usd,
+)
+from holdfast.service.api.regret import PolicyCosts, Regret, compute_policy_costs, compute_regret
+from holdfast.service.context import AppContext
+from holdfast.service.http.errors import ApiError, make_not_found_error
+from holdfast.service.http.request_parsing import TimeText, TimeWindow, parse_window, to_datetime
+from holdfast.service.http.routes import Route, json_route
+
+BASELINE = "anthropic:claude-sonnet-4-6"
+
+
+LISTED_MAX = 500
+
+
+# Bounds the offset that the store has to skip over.
+SKIPPED_MAX = 1_000_000
+
+
+class AnalyticsResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Common part of every response: its time window, and the version of the current prices."""
+
+    window: TimeWindow
+    current_pricing_version: str
+
+
+class WindowRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
+    start: TimeText | None = None
+    end: TimeText | None = None
+
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
+
+
+KeyId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+
+
+class CostRequest(WindowRequest, frozen=True):
+    group_by: GroupBy = "model"
+    model: str | None = None
+    provider: str | None = None
+    session: str | None = None
+    gateway_key: KeyId | None = None
+    user: Name | None = None
+    team: Name | None = None
+    include_workers: bool = True
+
+
+class CostResponse(AnalyticsResponse, frozen=True, kw_only=True):
+    data: tuple[CostRow, ...] | CostRow
+
+
+class CacheEffectResponse(AnalyticsResponse, frozen=True, kw_only=True):
+    data: tuple[CacheEffectRow, ...]
+
+
+class BreaksResponse(AnalyticsResponse, frozen=True, kw_only=True):
+    data: tuple[BreakRow, ...]
+
+
+class SkillLoadsResponse(AnalyticsResponse, frozen=True, kw_only=True):
+    data: tuple[SkillLoadRow, ...]
+
+
+class ErrorRow(msgspec.Struct, frozen=True):
+    error_class: str
+    count: int
+
+
+class LatencyRow(msgspec.Struct, frozen=True):
+    model: str
+    p50: int
+    p95: int
+    sample_size: int
+
+
+class Reliability(msgspec.Struct, frozen=True):
+    errors_by_class: tuple[ErrorRow, ...]
+    latency_ms_by_model: tuple[LatencyRow, ...]
+
+
+class ReliabilityResponse(AnalyticsResponse, frozen=True, kw_only=True):
+    data: Reliability
+
+
+class SessionCostsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 25
+    order: Literal["cost", "recency"] = "cost"
+    skip: Annotated[int, msgspec.Meta(ge=0, le=SKIPPED_MAX)] = 0
+
+
+class SessionCostRow(msgspec.Struct, frozen=True):
+    id: str
+    name: str | None
+    workspace_path: str | None
+    active_model: str
+    cost_usd: float
+    turn_count: int
+    created_at: datetime.datetime
+    updated_at: datetime.datetime
+
+
+class SessionCostsResponse(AnalyticsResponse, frozen=True, kw_only=True):
+    data: tuple[SessionCostRow, ...]
+
+
+class TurnRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    turn_id: str
+
+
+class BlockSize(msgspec.Struct, frozen=True):
+    type: str
+    bytes: int
+
+
+class MessageSize(msgspec.Struct, frozen=True):
+    role: str
+    blocks: tuple[BlockSize, ...]
+
+
+class TurnEvent(msgspec.Struct, frozen=True):
+    id: str
+    at: float
+    type: str
+    actor: str
+
+
+class TurnDetail(msgspec.Struct, frozen=True):
+    turn_id: str
+    session_id: str
+    in_flight: bool
+    events: tuple[TurnEvent, ...]
+    messages: tuple[MessageSize, ...]
+
+
+class TurnResponse(AnalyticsResponse, frozen=True, kw_only=True):
+    data: TurnDetail
+
+
+class SavingsRequest(WindowRequest, frozen=True):
+    """`rivals` replays the newest sessions under other tools' caching policies, which takes a while."""
+
+    baseline: str = BASELINE
+    rivals: bool = False
+
+
+class Savings(msgspec.Struct, frozen=True):
+    """Savings against a baseline model at today's prices, and against no cache at the prices paid."""
+
+    baseline_model: str
+    actual_repriced_usd: float
+    baseline_repriced_usd: float
+    savings_usd: float
+    savings_pct: float | None
+    actual_stamped_usd: float
+    rows_total: int
+    rows_missing_from_price_table: int
+    uncached_usd: float
+    saved_by_caching_usd: float
+    rivals: PolicyCosts | None
+
+
+class SavingsResponse(AnalyticsResponse, frozen=True, kw_only=True):
+    data: Savings
+
+
+class RegretResponse(AnalyticsResponse, frozen=True, kw_only=True):
+    data: Regret
+
+
+Result = TypeVar("Result")
+
+
+async def _query_window(
+    context: AppContext, request: WindowRequest, make: Callable[[LedgerScope], Result]
+) -> tuple[TimeWindow, Result]:
+    """Runs `make` for the requested window, in a thread because it queries the store."""
+    within = parse_window(request.start, request.end, now=context.clock())
+    scope = LedgerScope(since=within.start, until=within.end, simulated=context.simulated)
+    return within.told, await asyncio.to_thread(make, scope)
+
+
+async def get_cost(context: AppContext, request: CostRequest) -> CostResponse:
+    filters = GroupFilter(
+        model=request.model,
+        provider=request.provider,
+        session=request.session,
+        gateway_key=request.gateway_key,
+        user=request.user,
+        team=request.team,
+        workers=request.include_workers,
+    )
+
+    def make(scope: LedgerScope) -> tuple[CostRow, ...]:
+        rows = make_cost_rows(request.group_by, context.log.figures().groups(request.group_by, scope, filters))
+        return add_key_names(rows, context.records.key) if request.group_by == "gateway_key" else rows
+
+    window, rows = await _query_window(context, request, make)
+    data = rows[0] if request.group_by == "none" else rows
+    return CostResponse(window=window, current_pricing_version=context.pricing_version, data=data)
+
+
+async def get_cache_effectiveness(context: AppContext, request: WindowRequest) -> CacheEffectResponse:
+    window, rows = await _query_window(
+        context, request, lambda scope: make_effect_rows(context.log.figures().groups("model", scope))
+    )
+    return CacheEffectResponse(window=window, current_pricing_version=context.pricing_version, data=rows)
+
+
+async def get_breaks(context: AppContext, request: WindowRequest) -> BreaksResponse:
+    window, rows = await _query_window(
+        context, request, lambda scope: make_break_rows(context.log.tables().verdicts(scope))
+    )
+    return BreaksResponse(window=window, current_pricing_version=context.pricing_version, data=rows)
+
+
+async def get_skill_loads(context: AppContext, request: WindowRequest) -> SkillLoadsResponse:
+    window, rows = await _query_window(
+        context, request, lambda scope: make_skill_rows(context.log.figures().skill_loads(scope))
+    )
+    return SkillLoadsResponse(window=window, current_pricing_version=context.pricing_version, data=rows)
+
+
+async def get_reliability(context: AppContext, request: WindowRequest) -> ReliabilityResponse:
+    def make(scope: LedgerScope) -> Reliability:
+        figures = context.log.figures()
+        failures, latencies = figures.failures(scope), figures.latencies(scope)
+        return Reliability(
+            tuple(ErrorRow(kind, count) for kind, count in sorted(failures.items(), key=lambda row: (-row[1], row[0]))),
+            tuple(
+                LatencyRow(model, compute_percentile(counts, 50), compute_percentile(counts, 95), sum(counts.values()))
+                for model, counts in sorted(latencies.items())
+            ),
+        )
+
+    window, reliability = await _query_window(context, request, make)
+    return ReliabilityResponse(window=window, current_pricing_version=context.pricing_version, data=reliability)
+
+
+async def get_session_costs(context: AppContext, request: SessionCostsRequest) -> SessionCostsResponse:
+    def make() -> tuple[SessionCostRow, ...]:
+        page = context.log.figures().session_costs(
+            order=request.order, limit=request.limit, skip=request.skip, simulated=context.simulated
+        )
+        return tuple(map(_session_cost, page))
+
+    costs = await asyncio.to_thread(make)
+    everything = TimeWindow(None, None)
+    return SessionCostsResponse(window=everything, current_pricing_version=context.pricing_version, data=costs)
+
+
+def _session_cost(session: queries.SessionCost) -> SessionCostRow:
+    row = session.row
+    return SessionCostRow(
+        id=row.id,
+        name=row.name,
+        workspace_path=session.workspace_path,
+        active_model=session.model,
+        cost_usd=to_json_usd(session.spent_usd),
+        turn_count=session.turns,
+        created_at=to_datetime(row.started_at),
+        updated_at=to_datetime(row.last_event_at),
+    )
+
+
+async def get_turn(context: AppContext, request: TurnRequest) -> TurnResponse:
+    events = await asyncio.to_thread(lambda: context.log.figures().turn(request.turn_id))
+    if not events:
+        raise make_not_found_error("turn", request.turn_id)
+    details = make_turn_detail(request.turn_id, events[0].session_id, events)
+    everything = TimeWindow(None, None)
+    return TurnResponse(window=everything, current_pricing_version=context.pricing_version, data=details)
+
+
+async def get_savings(context: AppContext, request: SavingsRequest) -> SavingsResponse:
+    baseline = _baseline(context, request.baseline)
+
+    def make(scope: LedgerScope) -> Savings:
+        # Charges outside of calls, such as cache storage, are on both sides, as in the CLI report.
+        totals = context.log.tables().totals(scope)
+        sized = context.log.figures().sized(list_size_limits(context.models), scope)
+        repriced_usd = reprice_usage(sized, baseline, context.models, at=context.clock())
+        saved = repriced_usd.baseline_usd - repriced_usd.actual_usd
+        return Savings(
+            baseline_model=baseline.id,
+            actual_repriced_usd=to_json_usd(repriced_usd.actual_usd),
+            baseline_repriced_usd=to_json_usd(repriced_usd.baseline_usd),
+            savings_usd=to_json_usd(saved),
+            savings_pct=round(float(saved / repriced_usd.baseline_usd * 100), 4) if repriced_usd.baseline_usd else None,
+            actual_stamped_usd=to_json_usd(totals.spent_usd),
+            rows_total=totals.calls,
+            rows_missing_from_price_table=repriced_usd.missing,
+            uncached_usd=to_json_usd(totals.uncached_usd),
+            saved_by_caching_usd=to_json_usd(totals.saved_usd),
+            rivals=compute_policy_costs(context.log, context.models, scope) if request.rivals else None,
+        )
+
+    window, result = await _query_window(context, request, make)
+    return SavingsResponse(window=window, current_pricing_version=context.pricing_version, data=result)
+
+
+def _baseline(context: AppContext, name: str) -> Model:
+    try:
+        row = find_model(name if ":" in name else f"anthropic:{name}", context.models)
+    except UserError as error:
+        raise ApiError(400, "unknown_baseline_model", str(error)) from error
+    if not row.prices:
+        raise ApiError(400, "unknown_baseline_model", f"the catalog has no price for {row.id!a}")
+    return row
+
+
+async def get_regret(context: AppContext, request: WindowRequest) -> RegretResponse:
+    window, result = await _query_window(
+        context, request, lambda scope: compute_regret(context.log, context.models, scope)
+    )
+    return RegretResponse(window=window, current_pricing_version=context.pricing_version, data=result)
+
+
+def _message_sizes(appended: MessageAppended) -> MessageSize:
+    blocks = (
+        BlockSize(type(block).__name__.lower(), len(msgspec.json.encode(block))) for block in appended.message.content
+    )
+    return MessageSize(appended.message.role, tuple(blocks))
+
+
+def make_turn_detail(turn_id: str, session_id: str, events: Sequence[Event]) -> TurnDetail:
+    turn_events = [event for event in events if event.turn_id == turn_id]
+    return TurnDetail(
+        turn_id=turn_id,
+        session_id=session_id,
+        in_flight=not any(isinstance(event.payload, TurnCompleted | TurnCancelled) for event in turn_events),
+        events=tuple(TurnEvent(event.id, event.at, event_type_of(event.payload), event.actor) for event in turn_events),
+        messages=tuple(
+            _message_sizes(event.payload) for event in turn_events if isinstance(event.payload, MessageAppended)
+        ),
+    )
+
+
+ROUTES: tuple[Route, ...] = (
+    json_route(
+        "GET",
+        "/analytics/cost",
+        get_cost,
+        request=CostRequest,
+        reply=CostResponse,
+        rule="read",
+        summary="Cost by model, provider, session, day or hour, or in total; by default for the last seven days.",
+    ),
+    json_route(
+        "GET",
+        "/analytics/cache_effectiveness",
+        get_cache_effectiveness,
+        request=WindowRequest,
+        reply=CacheEffectResponse,
+        rule="read",
+        summary="Share of input tokens read from and written to caches, by model.",
+    ),
+    json_route(
+        "GET",
+        "/analytics/reliability",
+        get_reliability,
+        request=WindowRequest,
+        reply=ReliabilityResponse,
+        rule="read",
+        summary="Failed calls by error class, and latency percentiles by model.",
+    ),
+    json_route(
+        "GET",
+        "/analytics/sessions",
+        get_session_costs,
+        request=SessionCostsRequest,
+        reply=SessionCostsResponse,
+        rule="read",
+        summary="Sessions with their cost, most expensive or newest first.",
+    ),
+    json_route(
+        "GET",
+        "/analytics/turns/{turn_id}",
+        get_turn,
+        request=TurnRequest,
+        reply=TurnResponse,
+        rule="read",
+        summary="One turn, event by event, without message content.",
+        refusals=(404,),
+    ),
+    json_route(
+        "GET",
+        "/analytics/savings",
+        get_savings,
+        request=SavingsRequest,
+        reply=SavingsResponse,
+        rule="read",
+        summary="Savings against no cache, against a baseline model, and optionally against other caching policies.",
+    ),
+    json_route(
+        "GET",
+        "/analytics/skills",
+        get_skill_loads,
+        request=WindowRequest,
+        reply=SkillLoadsResponse,
+        rule="read",
+        summary="Skill loads by reason, and tokens preloaded without use.",
+    ),
+    json_route(
+        "GET",
+        "/analytics/breaks",
+        get_breaks,
+        request=WindowRequest,
+        reply=BreaksResponse,
+        rule="read",
+        summary="Cache breaks by cause and component, and what they cost.",
+    ),
+    json_route(
+        "GET",
+        "/analytics/regret",
+        get_regret,
+        request=WindowRequest,
+        reply=RegretResponse,
+        rule="read",
+        summary="Cost above the minimum that any caching plan could have achieved.",
+    ),
+)

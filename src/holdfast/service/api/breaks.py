@@ -1,0 +1,97 @@
+"""HTTP route that lists the calls with a cache break, most expensive first."""
+
+import asyncio
+import datetime
+from typing import Annotated, Literal
+
+import msgspec
+
+from holdfast.ledger.analytics import queries
+from holdfast.ledger.analytics.queries import LedgerScope
+from holdfast.ledger.cache.verdicts import VerdictKind
+from holdfast.service.api.analytics_rows import to_json_usd
+from holdfast.service.context import AppContext
+from holdfast.service.http.request_parsing import TimeText, TimeWindow, parse_window, to_datetime
+from holdfast.service.http.routes import Route, json_route
+
+LISTED_MAX = 500
+SKIPPED_MAX = 1_000_000
+
+
+class CacheBreaksRequest(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}
+):
+    """Filters by cause (`any` is every cause but `held`) and optionally by component."""
+
+    start: TimeText | None = None
+    end: TimeText | None = None
+    cause: VerdictKind | Literal["any"] = "any"
+    component: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
+    skip: Annotated[int, msgspec.Meta(ge=0, le=SKIPPED_MAX)] = 0
+
+
+class CacheBreakRow(msgspec.Struct, frozen=True):
+    session: str
+    name: str | None
+    number: int
+    at: datetime.datetime
+    model: str
+    cause: VerdictKind
+    component: str | None
+    detail: str
+    lost_tokens: int
+    lost_usd: float
+
+
+class CacheBreaksResponse(msgspec.Struct, frozen=True):
+    window: TimeWindow
+    current_pricing_version: str
+    data: tuple[CacheBreakRow, ...]
+    more: bool
+
+
+async def list_cache_breaks(context: AppContext, request: CacheBreaksRequest) -> CacheBreaksResponse:
+    within = parse_window(request.start, request.end, now=context.clock())
+
+    def find() -> tuple[CacheBreakRow, ...]:
+        scope = LedgerScope(since=within.start, until=within.end, simulated=context.simulated)
+        kind = None if request.cause == "any" else request.cause
+        # One extra row shows whether there is another page.
+        calls = context.log.figures().broken(
+            scope, kind=kind, component=request.component, limit=request.limit + 1, skip=request.skip
+        )
+        return tuple(map(_call_row, calls))
+
+    calls = await asyncio.to_thread(find)
+    more = len(calls) > request.limit
+    return CacheBreaksResponse(within.told, context.pricing_version, calls[: request.limit], more)
+
+
+def _call_row(call: queries.CacheBreakCall) -> CacheBreakRow:
+    verdict = call.verdict
+    return CacheBreakRow(
+        session=call.session_id,
+        name=call.name,
+        number=call.number,
+        at=to_datetime(call.at),
+        model=call.model,
+        cause=verdict.kind,
+        component=verdict.component,
+        detail=verdict.detail,
+        lost_tokens=verdict.lost_tokens,
+        lost_usd=to_json_usd(verdict.lost_usd),
+    )
+
+
+ROUTES: tuple[Route, ...] = (
+    json_route(
+        "GET",
+        "/analytics/breaks/calls",
+        list_cache_breaks,
+        request=CacheBreaksRequest,
+        reply=CacheBreaksResponse,
+        rule="read",
+        summary="The calls with a cache break, most expensive first.",
+    ),
+)

@@ -1,0 +1,304 @@
+"""HTTP routes for cache state, per-session cache controls, and the global cache settings."""
+
+import asyncio
+import datetime
+from typing import Annotated, Literal, get_args
+
+import msgspec
+
+from holdfast.catalog.lookup import find_model
+from holdfast.errors import UserError
+from holdfast.events.cache_controls import (
+    EXPLICIT_TTL_SECONDS_MAX,
+    HOUR_SECONDS,
+    CacheSettings,
+    SessionControl,
+    TtlSetting,
+)
+from holdfast.ledger.cache.state import CacheState, Controllable, ProviderCacheSummary, summarize_providers
+from holdfast.ledger.cache.verdicts import VerdictKind
+from holdfast.providers.cache_inputs import InvalidationMethod, invalidation_methods
+from holdfast.service.context import AppContext, SessionCache
+from holdfast.service.http.errors import ApiError, make_not_found_error
+from holdfast.service.http.request_parsing import to_optional_datetime
+from holdfast.service.http.routes import EmptyRequest, Route, json_route
+
+LISTED_MAX = 500
+SKIPPED_MAX = 1_000_000
+
+ProviderName = Literal["anthropic", "openai", "openai-chat", "gemini", "openrouter", "claude-code"]
+
+InvalidationChange = InvalidationMethod | Literal["named_cache"]
+
+
+class Discussion(msgspec.Struct, frozen=True):
+    """The cache state of one session (a discussion is a session). `expires_at` is null if the provider decides.
+
+    `heeds` says which of these controls the session applies; `switch` means only enabling and disabling.
+    """
+
+    discussion_id: str
+    name: str | None
+    model: str
+    provider: str
+    cached: bool
+    cached_at: datetime.datetime | None
+    expires_at: datetime.datetime | None
+    hit_count: int
+    tokens_cached: int
+    last_invalidated_at: datetime.datetime | None
+    caching_enabled: bool
+    ttl: str | None
+    calls: int
+    tokens_sent: int
+    tokens_read: int
+    verdict: VerdictKind | None
+    verdict_detail: str
+    heeds: Controllable
+
+
+class Discussions(msgspec.Struct, frozen=True):
+    """One page; `more` says whether another follows. `providers` covers the sessions on this page."""
+
+    providers: tuple[ProviderCacheSummary, ...]
+    discussions: tuple[Discussion, ...]
+    more: bool
+
+
+class InvalidationResponse(msgspec.Struct, frozen=True):
+    """`changed` lists how the next call differs. A provider's cache itself cannot be evicted by a client."""
+
+    discussion_id: str
+    invalidated_at: datetime.datetime
+    generation: int
+    changed: tuple[InvalidationChange, ...]
+    effect: str
+
+
+class CacheSettingsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Cache settings for all sessions; fields that are not sent get their default."""
+
+    providers: dict[ProviderName, bool] = {}
+    ttl: TtlSetting = "auto"
+    gemini_ttl_seconds: Annotated[int, msgspec.Meta(ge=0, le=EXPLICIT_TTL_SECONDS_MAX)] | None = None
+    allow_gemini_over_an_hour: bool = False
+
+
+class DiscussionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    discussion_id: str
+
+
+class DiscussionsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 100
+    skip: Annotated[int, msgspec.Meta(ge=0, le=SKIPPED_MAX)] = 0
+
+
+async def list_cache_states(context: AppContext, request: DiscussionsRequest) -> Discussions:
+    def read() -> Discussions:
+        # One extra row shows whether there is another page.
+        caches = context.cache_states.newest(limit=request.limit + 1, skip=request.skip)
+        page = caches[: request.limit]
+        controls, settings = context.records.session_controls(), context.records.settings()
+        discussions = (
+            _discussion_view(context, cache, controls.get(cache.state.owner, SessionControl()), settings)
+            for cache in page
+            if cache.state.model
+        )
+        providers = summarize_providers((cache.state for cache in page), context.clock())
+        return Discussions(providers, tuple(discussions), len(caches) > len(page))
+
+    return await asyncio.to_thread(read)
+
+
+async def get_cache_state(context: AppContext, request: DiscussionRequest) -> Discussion:
+    return await asyncio.to_thread(_discussion, context, request.discussion_id)
+
+
+async def enable_caching(context: AppContext, request: DiscussionRequest) -> Discussion:
+    return await asyncio.to_thread(_set_enabled, context, request.discussion_id, enabled=True)
+
+
+async def disable_caching(context: AppContext, request: DiscussionRequest) -> Discussion:
+    return await asyncio.to_thread(_set_enabled, context, request.discussion_id, enabled=False)
+
+
+async def invalidate_cache(context: AppContext, request: DiscussionRequest) -> InvalidationResponse:
+    def change() -> InvalidationResponse:
+        state = _state(context, request.discussion_id)
+        if state.heeds != "all":
+            raise make_not_controllable_error("invalidate its cache")
+        at = context.clock()
+        control = context.records.invalidate(state.owner, at=at)
+        changed = list_invalidation_changes(context, state)
+        invalidated_at = to_optional_datetime(control.invalidated_at)
+        assert invalidated_at is not None
+        return InvalidationResponse(state.session_id, invalidated_at, control.generation, changed, _effect(changed))
+
+    return await asyncio.to_thread(change)
+
+
+async def get_cache_settings(context: AppContext, request: EmptyRequest) -> CacheSettingsBody:
+    stored = await asyncio.to_thread(context.records.settings)
+    providers = {name: stored.providers[name] for name in get_args(ProviderName) if name in stored.providers}
+    return CacheSettingsBody(providers, stored.ttl, stored.gemini_ttl_seconds, stored.allow_gemini_over_an_hour)
+
+
+async def put_cache_settings(context: AppContext, request: CacheSettingsBody) -> CacheSettingsBody:
+    seconds = request.gemini_ttl_seconds
+    if seconds is not None and seconds > HOUR_SECONDS and not request.allow_gemini_over_an_hour:
+        raise ApiError(
+            422,
+            "over_an_hour",
+            "Gemini bills explicit caches per hour; to allow a TTL over one hour, set allow_gemini_over_an_hour",
+        )
+    # Gemini bills explicit caches for storage per hour, so a long TTL needs the user's explicit consent (above).
+    providers = {str(name): enabled for name, enabled in request.providers.items()}
+    settings = CacheSettings(providers, request.ttl, seconds, request.allow_gemini_over_an_hour)
+    await asyncio.to_thread(context.records.set_settings, settings)
+    return request
+
+
+def list_invalidation_changes(context: AppContext, state: CacheState) -> tuple[InvalidationChange, ...]:
+    """How the session's next call will differ, so that it finds no cached prefix."""
+    try:
+        ways = invalidation_methods(find_model(state.model, context.models))
+    except UserError:
+        ways = ()
+    explicit_cache: tuple[InvalidationChange, ...] = (
+        ("named_cache",) if state.kept_until and state.kept_until > context.clock() else ()
+    )
+    return (*ways, *explicit_cache)
+
+
+def _effect(changed: tuple[InvalidationChange, ...]) -> str:
+    effects = {
+        "cache_key": "the next turn uses another cache key",
+        "prefix_nonce": "the next turn starts its system prompt with another text; the tools before it stay cached",
+        "named_cache": "before the next turn's first call, the session deletes its explicit cache at the provider",
+    }
+    return "; ".join(effects[change] for change in changed) or "nothing of this session is cached there"
+
+
+def _set_enabled(context: AppContext, session_id: str, *, enabled: bool) -> Discussion:
+    state = _state(context, session_id)
+    if state.heeds == "nothing":
+        raise make_not_controllable_error("switch caching on or off")
+    context.records.enable(state.owner, enabled=enabled)
+    return _discussion(context, session_id)
+
+
+def make_not_controllable_error(what: str) -> ApiError:
+    message = f"this session's client writes its own requests, so Holdfast cannot {what}; nothing was changed"
+    return ApiError(409, "not_heeded", message)
+
+
+def _discussion(context: AppContext, session_id: str) -> Discussion:
+    cache = context.cache_states.known(_state(context, session_id).session_id)
+    controls = context.records.controls(cache.state.owner)
+    return _discussion_view(context, cache, controls.session, controls.settings)
+
+
+def _state(context: AppContext, session_id: str) -> CacheState:
+    state = context.cache_states.of(session_id)
+    if not state.model:
+        raise make_not_found_error("discussion", session_id)
+    return state
+
+
+def _discussion_view(
+    context: AppContext, cache: SessionCache, control: SessionControl, settings: CacheSettings
+) -> Discussion:
+    state, verdict = cache.state, cache.verdict
+    # Tokens of an expired entry are reported as 0: the next call cannot read them.
+    cached = state.is_cached(context.clock())
+    return Discussion(
+        discussion_id=state.session_id,
+        name=state.name,
+        model=state.model,
+        provider=state.provider,
+        cached=cached,
+        cached_at=to_optional_datetime(state.cached_at),
+        expires_at=to_optional_datetime(state.expires_at),
+        hit_count=state.hit_count,
+        tokens_cached=state.tokens_cached if cached else 0,
+        last_invalidated_at=to_optional_datetime(control.invalidated_at),
+        caching_enabled=control.caching_enabled and settings.providers.get(state.provider, True),
+        ttl=state.ttl,
+        calls=state.calls,
+        tokens_sent=state.usage.tokens_sent,
+        tokens_read=state.usage.cache_read,
+        verdict=verdict.kind if verdict else None,
+        verdict_detail=verdict.detail if verdict else "",
+        heeds=state.heeds,
+    )
+
+
+ROUTES: tuple[Route, ...] = (
+    json_route(
+        "GET",
+        "/api/cache",
+        list_cache_states,
+        request=DiscussionsRequest,
+        reply=Discussions,
+        rule="read",
+        summary="The cache state of every session, newest activity first, and of every provider.",
+    ),
+    json_route(
+        "GET",
+        "/api/cache/settings",
+        get_cache_settings,
+        request=EmptyRequest,
+        reply=CacheSettingsBody,
+        rule="read",
+        summary="The cache settings for all sessions.",
+    ),
+    json_route(
+        "PUT",
+        "/api/cache/settings",
+        put_cache_settings,
+        request=CacheSettingsBody,
+        reply=CacheSettingsBody,
+        rule="admin",
+        summary="Replace the cache settings; fields that are not sent get their default.",
+    ),
+    json_route(
+        "GET",
+        "/api/cache/{discussion_id}",
+        get_cache_state,
+        request=DiscussionRequest,
+        reply=Discussion,
+        rule="read",
+        summary="The cache state of one session.",
+        refusals=(404,),
+    ),
+    json_route(
+        "POST",
+        "/api/cache/{discussion_id}/invalidate",
+        invalidate_cache,
+        request=DiscussionRequest,
+        reply=InvalidationResponse,
+        rule="admin",
+        summary="Invalidate the cache: the next turn finds nothing cached.",
+        refusals=(404, 409),
+    ),
+    json_route(
+        "POST",
+        "/api/cache/{discussion_id}/disable",
+        disable_caching,
+        request=DiscussionRequest,
+        reply=Discussion,
+        rule="admin",
+        summary="Disable caching for this session, from its next call on.",
+        refusals=(404, 409),
+    ),
+    json_route(
+        "POST",
+        "/api/cache/{discussion_id}/enable",
+        enable_caching,
+        request=DiscussionRequest,
+        reply=Discussion,
+        rule="admin",
+        summary="Enable caching for this session again.",
+        refusals=(404, 409),
+    ),
+)

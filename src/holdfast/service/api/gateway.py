@@ -1,0 +1,104 @@
+"""HTTP routes for gateway sessions: the changes made to each request, and what the session would have cost."""
+
+import asyncio
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated
+
+import msgspec
+
+from holdfast.events.payloads.calls import GatewayForwarded, RequestChange
+from holdfast.replay.counterfactual import Counterfactual, estimate_counterfactual
+from holdfast.service.context import AppContext
+from holdfast.service.http.errors import ApiError, make_not_found_error
+from holdfast.service.http.routes import Route, SessionRequest, json_route
+
+CALLS_MAX = 1_000
+NUMBER_MAX = 10**9
+
+
+class ChangesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Calls after number `after`, oldest first."""
+
+    session_id: str
+    after: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)] = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=CALLS_MAX)] = 200
+
+
+class ForwardedCall(msgspec.Struct, frozen=True):
+    """Why a call was matched to this session, with which confidence, and the changes made or possible.
+
+    Diffs are masked: every letter is x, every digit is 0.
+    """
+
+    number: int
+    because: str
+    confidence: float
+    improved: bool
+    changes: tuple[RequestChange, ...]
+
+
+class ForwardedCalls(msgspec.Struct, frozen=True):
+    """`more` says whether another page follows."""
+
+    session_id: str
+    calls: tuple[ForwardedCall, ...]
+    more: bool
+
+
+async def get_gateway_costs(context: AppContext, request: SessionRequest) -> Counterfactual:
+    def read() -> Counterfactual:
+        _check_exists(context, request.session_id)
+        costs = estimate_counterfactual(context.log.read(request.session_id), context.models)
+        if costs is None:
+            raise ApiError(404, "costs_not_found", "this session has no priced calls through the gateway")
+        return costs
+
+    return await asyncio.to_thread(read)
+
+
+async def list_gateway_changes(context: AppContext, request: ChangesRequest) -> ForwardedCalls:
+    def read() -> ForwardedCalls:
+        _check_exists(context, request.session_id)
+        calls = list(islice(_calls(context, request), request.limit + 1))
+        return ForwardedCalls(request.session_id, tuple(calls[: request.limit]), len(calls) > request.limit)
+
+    return await asyncio.to_thread(read)
+
+
+def _calls(context: AppContext, request: ChangesRequest) -> Iterator[ForwardedCall]:
+    events = context.log.read(request.session_id)
+    forwarded = (event.payload for event in events if isinstance(event.payload, GatewayForwarded))
+    for number, payload in enumerate(forwarded, 1):
+        if number > request.after:
+            yield ForwardedCall(number, payload.because, payload.confidence, payload.improved, payload.changes)
+
+
+def _check_exists(context: AppContext, session_id: str) -> None:
+    """Raises RefusedError if the session does not exist."""
+    if next(context.log.read(session_id), None) is None:
+        raise make_not_found_error("session", session_id)
+
+
+ROUTES: tuple[Route, ...] = (
+    json_route(
+        "GET",
+        "/api/sessions/{session_id}/gateway/costs",
+        get_gateway_costs,
+        request=SessionRequest,
+        reply=Counterfactual,
+        rule="read",
+        summary="Cost of a gateway session: actual, rewritten, under other caching policies, and at the optimum.",
+        refusals=(404,),
+    ),
+    json_route(
+        "GET",
+        "/api/sessions/{session_id}/gateway/changes",
+        list_gateway_changes,
+        request=ChangesRequest,
+        reply=ForwardedCalls,
+        rule="read",
+        summary="A page of the calls of a gateway session, with the changes made or possible as masked diffs.",
+        refusals=(404,),
+    ),
+)

@@ -1,0 +1,96 @@
+"""Liveness, readiness and Prometheus metrics."""
+
+import asyncio
+from collections.abc import Iterator
+from decimal import Decimal
+
+import msgspec
+
+from holdfast import __version__
+from holdfast.errors import StoreError
+from holdfast.ledger.analytics.queries import CostQueries, LedgerScope
+from holdfast.service.context import AppContext
+from holdfast.service.http.errors import ApiError
+from holdfast.service.http.routes import PLAIN_TEXT, EmptyRequest, Route, RouteResponse, json_route, raw_route
+from holdfast.service.telemetry.prometheus import format_metric_header, format_sample
+from holdfast.types.usage import Usage
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: str
+    version: str
+
+
+async def get_health(context: AppContext, request: EmptyRequest) -> Health:
+    return Health("ok", __version__)
+
+
+async def get_readiness(context: AppContext, request: EmptyRequest) -> Health:
+    try:
+        await asyncio.to_thread(context.records.newest_place)
+    except StoreError as error:
+        raise ApiError(503, "store_unavailable", "the store cannot be read") from error
+    return Health("ready", __version__)
+
+
+async def get_metrics(context: AppContext, request: EmptyRequest, last_event_id: str | None) -> RouteResponse:
+    scope = LedgerScope(simulated=context.simulated)
+    call_lines = await asyncio.to_thread(lambda: list(_call_metrics(context.log.tables(), scope)))
+    lines = [*context.counted.lines(), *call_lines]
+    return RouteResponse(("\n".join(lines) + "\n").encode(), PLAIN_TEXT)
+
+
+def _call_metrics(tables: CostQueries, scope: LedgerScope) -> Iterator[str]:
+    """Calls, tokens and cost of all calls in the store, by model."""
+    rows = sorted(tables.models(scope), key=lambda row: (row.model, row.provider))
+    usage: dict[str, Usage] = {}
+    calls: dict[str, int] = {}
+    cost: dict[str, Decimal] = {}
+    for row in rows:
+        cost[row.model] = cost.get(row.model, Decimal(0)) + row.amounts.spent_usd
+        if row.amounts.calls:
+            usage[row.model] = usage.get(row.model, Usage()) + row.amounts.usage
+            calls[row.model] = calls.get(row.model, 0) + row.amounts.calls
+    yield from format_metric_header("holdfast_llm_calls_total", "counter", "Billed calls.")
+    for model in sorted(calls):
+        yield format_sample("holdfast_llm_calls_total", {"model": model}, calls[model])
+    yield from format_metric_header("holdfast_llm_tokens_total", "counter", "Tokens by kind; the kinds do not overlap.")
+    for model in sorted(usage):
+        totals = usage[model]
+        kinds = {"input": totals.input, "cache_read": totals.cache_read, "cache_write": totals.cache_write}
+        for kind, count in (*kinds.items(), ("output", totals.output)):
+            yield format_sample("holdfast_llm_tokens_total", {"model": model, "kind": kind}, count)
+    yield from format_metric_header("holdfast_llm_cost_usd_total", "counter", "Cost in US dollars at catalog prices.")
+    for model in sorted(cost):
+        yield format_sample("holdfast_llm_cost_usd_total", {"model": model}, float(cost[model]))
+
+
+ROUTES: tuple[Route, ...] = (
+    json_route(
+        "GET",
+        "/healthz",
+        get_health,
+        request=EmptyRequest,
+        reply=Health,
+        rule="open",
+        summary="Whether the process is alive.",
+    ),
+    json_route(
+        "GET",
+        "/readyz",
+        get_readiness,
+        request=EmptyRequest,
+        reply=Health,
+        rule="open",
+        summary="Whether the store can be read.",
+        refusals=(503,),
+    ),
+    raw_route(
+        "/metrics",
+        get_metrics,
+        request=EmptyRequest,
+        rule="read",
+        summary="Metrics in Prometheus text format.",
+        content_type=PLAIN_TEXT,
+    ),
+)

@@ -1,0 +1,443 @@
+"""HTTP routes for instructions: agents, units, manifests, boot stubs, recall and heartbeats."""
+
+import msgspec
+from msgspec import UNSET
+
+from holdfast.errors import StoreError, UserError
+from holdfast.instructions.access import (
+    InstructionCaller,
+    access_denied_error,
+    check_instruction_access,
+    check_owner_access,
+    check_recall_access,
+)
+from holdfast.instructions.context import InstructionContext, make_agent
+from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.manifest.publish import PublicationRequest, publish_manifest
+from holdfast.instructions.manifest.validate import ManifestDraft
+from holdfast.instructions.models import ManifestEntry, UnitCoverage, format_optional_time, format_time
+from holdfast.instructions.recall.answer import RecallAnswer, answer_recall, close_audit_record
+from holdfast.instructions.recall.boot_stub import BODY_TOKENS_WARN, check_stub_size, heartbeat_contract_uri
+from holdfast.instructions.recall.heartbeat import load_boot_stub, start_heartbeat
+from holdfast.instructions.recall.ranking import RecallQuery, SelectedChunk
+from holdfast.instructions.units.write import SubmittedUnit, write_unit
+from holdfast.instructions.uri import garden_id
+from holdfast.instructions.usage.record import record_trace_usage
+from holdfast.instructions.usage.trace import check_trace_size
+from holdfast.retrieval.index import StageWeights
+from holdfast.service.api.instructions import reviews
+from holdfast.service.api.instructions.routing import RETRY, instruction_route
+from holdfast.service.api.instructions.schemas import (
+    AgentRequest,
+    AgentSettings,
+    AgentSettingsResponse,
+    BootStubRequest,
+    CloseAuditRequest,
+    CoverageReportRow,
+    DroppedUnit,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    HeartbeatWarning,
+    ManifestRequest,
+    ManifestResponse,
+    PreloadRow,
+    PublishResponse,
+    RecallChunk,
+    RecallExplanation,
+    RecallRequest,
+    RecallResponse,
+    RecallWeights,
+    ScopeRecallRequest,
+    StageScore,
+    UnitRequest,
+    UnitResponse,
+)
+from holdfast.service.http.routes import Route, RouteResponse
+
+MARKDOWN = "text/markdown; charset=utf-8"
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def put_agent(library: InstructionContext, caller: InstructionCaller, request: AgentSettings) -> AgentSettingsResponse:
+    agent = library.records.agent(request.agent_id) or make_agent(library, request.agent_id)
+    if request.shortname is not None:
+        # Only to validate the name.
+        make_agent(library, request.shortname)
+    agent = msgspec.structs.replace(
+        agent,
+        role=request.role,
+        shortname=request.shortname,
+        supervisors=request.supervisors,
+        heartbeat_contract=request.heartbeat_contract,
+        always_rules=request.always_rules,
+        sensitive=request.sensitive,
+    )
+    tokens = check_stub_size(agent, library.records.manifest(agent.id))
+    if not library.records.put_agent(agent):
+        raise InstructionError("shortname_taken", "another agent already has this shortname")
+    warnings = (
+        (f"the boot stub has {tokens} tokens, more than {BODY_TOKENS_WARN}",) if tokens > BODY_TOKENS_WARN else ()
+    )
+    return AgentSettingsResponse(
+        agent.id,
+        agent.deployment,
+        agent.role,
+        agent.shortname,
+        agent.supervisors,
+        heartbeat_contract_uri(agent),
+        agent.always_rules,
+        agent.sensitive,
+        warnings,
+    )
+
+
+def put_unit(library: InstructionContext, caller: InstructionCaller, request: UnitRequest) -> RouteResponse:
+    unit = SubmittedUnit(
+        request.fact_uri, request.content, request.authored_by, request.derived_from, request.signature
+    )
+    written = write_unit(library, unit, caller)
+    coverage = _coverage_line(written.coverage) if written.coverage else None
+    view = UnitResponse(
+        written.fact_uri, written.content_sha256, written.tokens, written.status, coverage, written.measured_for
+    )
+    # Writing the same version with the same content again is allowed, so that clients can retry.
+    return RouteResponse(_encode(view), status=201 if written.is_new else 200)
+
+
+def get_stub(library: InstructionContext, caller: InstructionCaller, request: BootStubRequest) -> RouteResponse:
+    agent = library.records.agent(request.agent_id)
+    check_owner_access(caller, request.agent_id, agent)
+    stub = load_boot_stub(library, request.agent_id, agent, request.profile)
+    headers = {
+        "x-stub-version": str(stub.stub_version),
+        "x-manifest-version": stub.manifest_version,
+        "x-token-count": str(stub.token_count),
+        "x-body-token-count": str(stub.body_token_count),
+    }
+    return RouteResponse(stub.body.encode(), MARKDOWN, headers=headers)
+
+
+def get_manifest(library: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ManifestResponse:
+    agent = library.records.agent(request.agent_id)
+    check_owner_access(caller, request.agent_id, agent)
+    agent, instruction_set = library.shelf(request.agent_id, agent)
+    manifest = instruction_set.manifest
+    return ManifestResponse(
+        manifest.version,
+        manifest.fact_uri,
+        manifest.token_count,
+        tuple(map(_entry_view, manifest.body)),
+        format_time(manifest.created_at),
+        instruction_set.index.embedding_model_version,
+        manifest.migration_mode,
+    )
+
+
+def put_manifest(library: InstructionContext, caller: InstructionCaller, request: ManifestRequest) -> PublishResponse:
+    draft = ManifestDraft(request.version, request.entries, request.migration_mode)
+    publication = PublicationRequest(
+        agent_id=request.agent_id,
+        draft=draft,
+        skip_coverage_gate=request.skip_coverage_gate,
+        approvals=request.approvals,
+    )
+    published = publish_manifest(library, publication, caller)
+    lines = tuple(_coverage_line(unit, skipped=published.skipped) for unit in published.coverage)
+    return PublishResponse(published.manifest.fact_uri, published.manifest.token_count, lines, published.warnings)
+
+
+def recall_instruction(
+    library: InstructionContext, caller: InstructionCaller, request: RecallRequest
+) -> RecallResponse:
+    question = RecallQuery(
+        intent=request.intent,
+        max_chunks=request.max_chunks,
+        token_budget=request.token_budget,
+        manifest_hint=request.manifest_hint,
+        use_floor=library.settings.use_floor if request.floor is None else request.floor,
+    )
+    return _recall(
+        library,
+        caller,
+        request.agent_id,
+        question,
+        heartbeat_id=request.heartbeat_id,
+        explain=request.explain,
+        shadow=request.shadow,
+    )
+
+
+def recall_scope(library: InstructionContext, caller: InstructionCaller, request: ScopeRecallRequest) -> RecallResponse:
+    check_instruction_access(caller)
+    scheme, _, rest = request.scope.partition(":")
+    parts = rest.split("/")
+    # Both instruction:{deployment}/{agent} and instruction:{deployment}/agent/{agent} are in use.
+    if len(parts) == 3 and parts[1] == "agent":
+        del parts[1]
+    if scheme != "instruction" or len(parts) != 2 or not all(parts):
+        raise InstructionError("invalid_scope", "the scope must look like instruction:{deployment}/{agent}")
+    deployment, agent_id = parts
+    agent = library.records.agent(agent_id)
+    check_recall_access(caller, agent_id, agent, library.records.agent)
+    gardens = {garden_id(library.settings.deployment, name) for name in (agent_id, agent.id if agent else agent_id)}
+    if deployment != library.settings.deployment or not gardens.issuperset(request.require_garden_ids):
+        raise access_denied_error()
+    question = RecallQuery(
+        intent=request.intent if request.intent is not None else request.query or "",
+        max_chunks=request.max_facts,
+        token_budget=request.token_budget,
+        use_floor=library.settings.use_floor if request.floor is None else request.floor,
+        weights=_weights(request.weights),
+    )
+    return _recall(library, caller, agent_id, question, heartbeat_id=None, explain=request.explain)
+
+
+def _recall(
+    library: InstructionContext,
+    caller: InstructionCaller,
+    agent_id: str,
+    question: RecallQuery,
+    *,
+    heartbeat_id: str | None,
+    explain: bool,
+    shadow: bool = False,
+) -> RecallResponse:
+    try:
+        agent = library.records.agent(agent_id)
+        check_recall_access(caller, agent_id, agent, library.records.agent)
+        if not question.intent.strip():
+            raise InstructionError("intent_required", "say in `intent` what you are about to do")
+        agent, instruction_set = library.shelf(agent_id, agent)
+        response = answer_recall(
+            library, agent, instruction_set, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow
+        )
+    except StoreError as error:
+        raise InstructionError(RETRY, "the store is unavailable; try again") from error
+    return _recall_view(response, explain=explain, caller=caller)
+
+
+def begin_heartbeat(
+    library: InstructionContext, caller: InstructionCaller, request: HeartbeatRequest
+) -> HeartbeatResponse:
+    agent = library.records.agent(request.agent_id)
+    check_owner_access(caller, request.agent_id, agent)
+    heartbeat = start_heartbeat(
+        library, request.agent_id, agent, request.wake_token, caller=caller, profile=request.profile
+    )
+    return HeartbeatResponse(
+        heartbeat_id=heartbeat.heartbeat_id,
+        session_start=format_time(heartbeat.session_start),
+        stub=heartbeat.stub.body,
+        preloads=tuple(
+            PreloadRow(
+                preload.name,
+                preload.content.fact_uri,
+                preload.content.text,
+                preload.content.tokens,
+                preload.content.version,
+                "task_type_preload" if preload.content.source == "stigmem" else preload.content.source,
+            )
+            for preload in heartbeat.preloads
+        ),
+        warnings=tuple(HeartbeatWarning(warning.code, warning.message, warning.unit) for warning in heartbeat.warnings),
+        total_tokens=heartbeat.total_tokens,
+        audit_token=heartbeat.audit_token,
+    )
+
+
+def _weights(weighting: RecallWeights | None) -> StageWeights:
+    if weighting is None:
+        return StageWeights()
+    semantic = weighting.semantic if weighting.semantic is not None else weighting.vector
+    try:
+        return StageWeights(weighting.lexical, semantic or 0.0, weighting.graph)
+    except UserError as error:
+        raise InstructionError("invalid_weights", str(error)) from error
+
+
+def _coverage_line(unit: UnitCoverage, *, skipped: bool = False) -> CoverageReportRow:
+    return CoverageReportRow(
+        unit=unit.unit,
+        coverage_pct=unit.coverage_pct,
+        passed=unit.passed,
+        status=unit.status,
+        scaled_pct=unit.scaled_pct,
+        chance=unit.chance,
+        skipped=skipped,
+        failures=tuple({"query": failure.query, "taken_by": failure.taken_by} for failure in unit.failures),
+    )
+
+
+def _entry_view(entry: ManifestEntry) -> dict[str, object]:
+    """All fields of the contract, including those the author omitted."""
+    fields: dict[str, object] = {
+        "name": entry.name,
+        "description": entry.description,
+        "required_by_task_types": entry.required_by_task_types,
+        "guarantee_load": entry.guarantee_load,
+        "load_triggers": msgspec.structs.asdict(entry.load_triggers),
+        "fact_uri": entry.fact_uri,
+        "path": entry.path,
+        "token_estimate": entry.token_estimate,
+    }
+    return fields | ({"force_position": entry.force_position} if entry.force_position else {})
+
+
+def _recall_view(response: RecallAnswer, *, explain: bool, caller: InstructionCaller) -> RecallResponse:
+    recalled = response.recalled
+    dropped = tuple(DroppedUnit(unit.name, unit.reason, unit.score) for unit in recalled.dropped)
+    return RecallResponse(
+        chunks=tuple(_chunk(picked, explain=explain, caller=caller) for picked in recalled.chunks),
+        total_tokens=recalled.total_tokens,
+        truncated=recalled.truncated,
+        missed_hints=recalled.missed_hints,
+        dropped_hints=recalled.dropped_hints,
+        unavailable=recalled.unavailable,
+        audit_token=response.audit_token,
+        snapshot_id=response.snapshot_id,
+        embedding_model_version=response.embedding_model_version,
+        dropped=dropped if explain else None,
+    )
+
+
+def _chunk(picked: SelectedChunk, *, explain: bool, caller: InstructionCaller) -> RecallChunk:
+    why = picked.why
+    explanation = None
+    if explain and why is not None:
+        stages = tuple(StageScore(stage.stage, stage.fit, stage.added) for stage in why.stages)
+        lifted = why.lifted if caller.is_admin else None
+        explanation = RecallExplanation(
+            picked.kind, why.relevance, stages, why.matched_terms, why.links, lifted, why.fits_task_type
+        )
+    content = picked.content
+    return RecallChunk(
+        name=picked.name,
+        fact_uri=content.fact_uri,
+        content=content.text,
+        tokens=content.tokens,
+        valid_until=format_optional_time(content.valid_until),
+        version=content.version,
+        score=picked.score,
+        source=content.source,
+        why=explanation,
+    )
+
+
+_AGENT = "/v1/agents/{agent_id}"
+
+
+def close_audit(library: InstructionContext, caller: InstructionCaller, request: CloseAuditRequest) -> RouteResponse:
+    check_instruction_access(caller)
+    trace = request.trace or ()
+    # Check what could be refused before anything is written.
+    check_trace_size(trace)
+    used, missed = request.used_chunks, request.missed_chunks
+    if request.trace is UNSET or used is not UNSET or missed is not UNSET:
+        close_audit_record(library, request.audit_token, caller, used=used or (), missed=missed or ())
+    if request.trace is not UNSET:
+        record_trace_usage(library, request.audit_token, caller, trace)
+    return RouteResponse(b"", status=204)
+
+
+USAGE_ROUTES: tuple[Route, ...] = (
+    instruction_route(
+        "POST",
+        "/v1/instruction/audit",
+        close_audit,
+        request=CloseAuditRequest,
+        who=check_instruction_access,
+        summary="Report which loaded units were used and which were missed, or send a trace.",
+        unfit=lambda field: "audit_token_invalid" if field in ("audit_token", "") else "invalid_body",
+        successes=(204,),
+    ),
+)
+
+
+ROUTES: tuple[Route, ...] = (
+    instruction_route(
+        "PUT",
+        _AGENT,
+        put_agent,
+        request=AgentSettings,
+        reply=AgentSettingsResponse,
+        rule="admin",
+        summary="Register or update an agent: role, supervisors and always-rules.",
+        refusals=(409,),
+    ),
+    instruction_route(
+        "PUT",
+        "/v1/instruction/units",
+        put_unit,
+        request=UnitRequest,
+        reply=UnitResponse,
+        rule="admin",
+        summary="Write a new version of a unit; versions are immutable.",
+        refusals=(409,),
+        successes=(200, 201),
+    ),
+    instruction_route(
+        "GET",
+        f"{_AGENT}/boot-stub",
+        get_stub,
+        request=BootStubRequest,
+        summary="The agent's boot stub.",
+        content_type=MARKDOWN,
+    ),
+    instruction_route(
+        "GET",
+        f"{_AGENT}/instruction-manifest",
+        get_manifest,
+        request=AgentRequest,
+        reply=ManifestResponse,
+        summary="The agent's manifest: the units it can load.",
+    ),
+    instruction_route(
+        "PUT",
+        f"{_AGENT}/instruction-manifest",
+        put_manifest,
+        request=ManifestRequest,
+        reply=PublishResponse,
+        rule="admin",
+        summary="Publish a manifest if it passes all checks.",
+        unfit=lambda field: "manifest_entry_invalid",
+        refusals=(409,),
+    ),
+    instruction_route(
+        "POST",
+        f"{_AGENT}/recall-instruction",
+        recall_instruction,
+        request=RecallRequest,
+        reply=RecallResponse,
+        who=check_recall_access,
+        retry_code=RETRY,
+        summary="Recall the units that match an intent.",
+        unfit=lambda field: "intent_required" if field == "intent" else "invalid_body",
+        refusals=(503,),
+    ),
+    instruction_route(
+        "POST",
+        "/v1/recall",
+        recall_scope,
+        request=ScopeRecallRequest,
+        reply=RecallResponse,
+        who=check_instruction_access,
+        retry_code=RETRY,
+        summary="Recall by scope, with optional weights.",
+        unfit=lambda field: {"intent": "intent_required", "scope": "invalid_scope"}.get(field, "invalid_body"),
+        refusals=(503,),
+    ),
+    *USAGE_ROUTES,
+    instruction_route(
+        "POST",
+        f"{_AGENT}/heartbeat",
+        begin_heartbeat,
+        request=HeartbeatRequest,
+        reply=HeartbeatResponse,
+        summary="Begin a heartbeat with the signed wake token of its trigger.",
+        unfit=lambda field: "wake_token_required",
+        refusals=(409, 503),
+    ),
+    *reviews.ROUTES,
+)

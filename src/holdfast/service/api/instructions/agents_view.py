@@ -1,0 +1,327 @@
+"""HTTP routes behind the dashboard's instructions pages: agents, manifests, coverage and pending versions."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from holdfast.instructions.context import InstructionContext
+from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.manifest.approvals import find_active_version, may_replace, missing_approvals
+from holdfast.instructions.models import (
+    Agent,
+    CoverageRun,
+    Manifest,
+    ManifestEntry,
+    UnitCoverage,
+    UnitVersion,
+    format_optional_time,
+    format_time,
+)
+from holdfast.instructions.recall.snapshot import unit_key
+from holdfast.service.api.instructions.routing import SCOPE_DENIED, make_instruction_error
+from holdfast.service.api.instructions.schemas import AgentRequest
+from holdfast.service.auth.keys import make_key_required_error
+from holdfast.service.context import AppContext
+from holdfast.service.http.errors import ApiError
+from holdfast.service.http.routes import Route, RouteRequest, RouteResponse, decode_request_fields
+
+VERSIONS_MAX = 20
+
+Request = TypeVar("Request", bound=msgspec.Struct)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class AgentsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 25
+    skip: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+
+
+class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`failing` counts units below the coverage threshold, `waiting` versions that need an approval or a signature."""
+
+    agent_id: str
+    shortname: str | None
+    role: str
+    sensitive: bool
+    manifest_version: str | None
+    published_at: str | None
+    units: int
+    token_count: int
+    failing: int
+    measured_at: str | None
+    waiting: int
+
+
+class AgentsResponse(msgspec.Struct, frozen=True):
+    """Sorted by id. `enabled` is false if the service runs without instructions."""
+
+    enabled: bool
+    agents: tuple[AgentRow, ...] = ()
+    more: bool = False
+
+
+class CoverageFailureRow(msgspec.Struct, frozen=True):
+    """A probe query that missed; `taken_by` is the unit found instead, null if none was."""
+
+    query: str
+    taken_by: str | None
+
+
+class UnitRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit of the manifest, its active version, and its coverage."""
+
+    name: str
+    description: str
+    intents: tuple[str, ...]
+    guaranteed: bool
+    first: bool
+    task_types: tuple[str, ...]
+    version: str | None
+    tokens: int | None
+    lifted: bool
+    coverage_pct: float | None = None
+    scaled_pct: float | None = None
+    hit_at_10: float | None = None
+    passed: bool | None = None
+    failures: tuple[CoverageFailureRow, ...] = ()
+
+
+class CoverageState(msgspec.Struct, frozen=True, kw_only=True):
+    measured_at: str
+    kind: str
+    skipped: bool
+    stale: bool
+    recert_due: str | None
+    model: str
+
+
+class ManifestVersionRow(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+    published_at: str
+    published_by: str
+    superseded_at: str | None
+    units: int
+    token_count: int
+    skipped_gate: bool
+    cosigned_by: tuple[str, ...]
+
+
+class PendingVersionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`needs` lists the missing kinds of approval; a quarantined version needs a signature instead."""
+
+    unit: str
+    version: str
+    status: str
+    authored_by: str
+    authored_at: str
+    tokens: int
+    content: str
+    needs: tuple[str, ...]
+
+
+class AgentResponse(msgspec.Struct, frozen=True, kw_only=True):
+    agent: AgentRow
+    migration_mode: str | None
+    coverage: CoverageState | None
+    units: tuple[UnitRow, ...]
+    versions: tuple[ManifestVersionRow, ...]
+    waiting: tuple[PendingVersionRow, ...]
+
+
+def list_agents(library: InstructionContext, request: AgentsRequest) -> AgentsResponse:
+    agents = library.records.agents()[request.skip : request.skip + request.limit + 1]
+    page = agents[: request.limit]
+    return AgentsResponse(True, tuple(_agent_line(library, agent) for agent in page), len(agents) > len(page))
+
+
+def get_agent(library: InstructionContext, request: AgentRequest) -> AgentResponse:
+    agent = require_agent(library, request.agent_id)
+    manifest = library.records.manifest(agent.id)
+    run = library.records.coverage(agent.id)
+    return AgentResponse(
+        agent=_agent_line(library, agent),
+        migration_mode=manifest.migration_mode if manifest else None,
+        coverage=_coverage_state(run) if run else None,
+        units=_unit_lines(library, agent, run) if manifest else (),
+        versions=_version_lines(library, manifest) if manifest else (),
+        waiting=_pending_lines(library, agent, manifest),
+    )
+
+
+def require_agent(library: InstructionContext, agent_id: str) -> Agent:
+    """Raises RefusedError if there is none."""
+    agent = library.records.agent(agent_id)
+    if agent is None:
+        raise ApiError(404, "agent_not_found", "no such agent; GET /api/instructions lists all agents")
+    return agent
+
+
+def _agent_line(library: InstructionContext, agent: Agent) -> AgentRow:
+    manifest = library.records.manifest(agent.id)
+    run = library.records.coverage(agent.id)
+    return AgentRow(
+        agent_id=agent.id,
+        shortname=agent.shortname,
+        role=agent.role,
+        sensitive=agent.sensitive,
+        manifest_version=manifest.version if manifest else None,
+        published_at=format_optional_time(manifest.created_at if manifest else None),
+        units=len(manifest.body) if manifest else 0,
+        token_count=manifest.token_count if manifest else 0,
+        failing=sum(not unit.passed for unit in run.units) if run else 0,
+        measured_at=format_optional_time(run.finished_at if run else None),
+        waiting=len(_pending_lines(library, agent, manifest)),
+    )
+
+
+def _unit_lines(library: InstructionContext, agent: Agent, run: CoverageRun | None) -> tuple[UnitRow, ...]:
+    _, instruction_set = library.shelf(agent.id, agent)
+    coverage_by_unit = {unit.unit: unit for unit in run.units} if run else {}
+
+    def make_line(entry: ManifestEntry) -> UnitRow:
+        content = instruction_set.contents.get(entry.name)
+        coverage: UnitCoverage | None = coverage_by_unit.get(entry.name)
+        line = UnitRow(
+            name=entry.name,
+            description=entry.description,
+            intents=entry.load_triggers.intents,
+            guaranteed=entry.guarantee_load,
+            first=entry.force_position is not None,
+            task_types=entry.required_by_task_types,
+            version=content.version if content else None,
+            tokens=content.tokens if content else None,
+            lifted=entry.name in instruction_set.lifted,
+        )
+        if coverage is None:
+            return line
+        return msgspec.structs.replace(
+            line,
+            coverage_pct=coverage.coverage_pct,
+            scaled_pct=coverage.scaled_pct,
+            hit_at_10=coverage.hit_at_10,
+            passed=coverage.passed,
+            failures=tuple(CoverageFailureRow(failure.query, failure.taken_by) for failure in coverage.failures),
+        )
+
+    return tuple(map(make_line, instruction_set.manifest.body))
+
+
+def _coverage_state(run: CoverageRun) -> CoverageState:
+    return CoverageState(
+        measured_at=format_time(run.finished_at),
+        kind=run.kind,
+        skipped=run.skipped,
+        stale=run.stale,
+        recert_due=format_optional_time(run.recert_due),
+        model=run.model_id,
+    )
+
+
+def _version_lines(library: InstructionContext, newest: Manifest) -> tuple[ManifestVersionRow, ...]:
+    """Newest first, at most VERSIONS_MAX."""
+    manifests: list[Manifest] = []
+    current: Manifest | None = newest
+    while current is not None and len(manifests) < VERSIONS_MAX:
+        manifests.append(current)
+        # Times are milliseconds: the manifest in force just before this one was published.
+        current = library.records.manifest_at(current.agent_id, current.created_at - 1)
+    return tuple(
+        ManifestVersionRow(
+            version=manifest.version,
+            published_at=format_time(manifest.created_at),
+            published_by=manifest.provenance.published_by,
+            superseded_at=format_optional_time(manifest.superseded_at),
+            units=len(manifest.body),
+            token_count=manifest.token_count,
+            skipped_gate=manifest.provenance.skipped_gate,
+            cosigned_by=manifest.provenance.cosigned_by,
+        )
+        for manifest in manifests
+    )
+
+
+def _pending_lines(
+    library: InstructionContext, agent: Agent, manifest: Manifest | None
+) -> tuple[PendingVersionRow, ...]:
+    approvals = library.records.approvals(agent.id) if manifest else ()
+
+    def make_line(entry: ManifestEntry, unit: UnitVersion) -> PendingVersionRow:
+        return PendingVersionRow(
+            unit=entry.name,
+            version=unit.version,
+            status=unit.status,
+            authored_by=unit.authored_by,
+            authored_at=format_time(unit.authored_at),
+            tokens=unit.token_count,
+            content=unit.content,
+            needs=missing_approvals(entry, unit, approvals) if unit.status == "pending" else (),
+        )
+
+    return tuple(
+        make_line(entry, unit)
+        for entry in (manifest.body if manifest else ())
+        for unit in _inactive(library.records.versions_of(*unit_key(entry, agent)))
+    )
+
+
+def _inactive(versions: tuple[UnitVersion, ...]) -> tuple[UnitVersion, ...]:
+    """Pending versions newer than the active one, and all quarantined versions."""
+    active = find_active_version(versions)
+    return tuple(
+        unit
+        for unit in versions
+        if unit.status == "quarantined" or (unit.status == "pending" and (active is None or may_replace(unit, active)))
+    )
+
+
+def page_route(
+    path: str,
+    run: Callable[[InstructionContext, Request], msgspec.Struct],
+    *,
+    request: type[Request],
+    reply: type[msgspec.Struct],
+    summary: str,
+    otherwise: msgspec.Struct | None = None,
+) -> Route:
+    """A route for admins; without a key only if the service holds nothing but sample instructions.
+
+    `otherwise` is the response if the service runs without instructions.
+    """
+
+    async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
+        if incoming.key is None and context.library is not None and not context.keeps_sample_only:
+            raise make_key_required_error()
+        query = decode_request_fields(incoming, request)
+        if context.library is None:
+            if otherwise is None:
+                raise ApiError(404, "instructions_disabled", "start the service with `holdfast serve --instructions`")
+            return RouteResponse(_encode(otherwise))
+        try:
+            return RouteResponse(_encode(await asyncio.to_thread(run, context.library, query)))
+        except InstructionError as error:
+            raise make_instruction_error(error) from error
+
+    refusals = (404,) if otherwise is None else ()
+    return Route("GET", path, "admin", summary, request, reply, respond, refusals=refusals, denied=SCOPE_DENIED)
+
+
+ROUTES: tuple[Route, ...] = (
+    page_route(
+        "/api/instructions",
+        list_agents,
+        request=AgentsRequest,
+        reply=AgentsResponse,
+        summary="Agents with their manifests, failing units and pending versions.",
+        otherwise=AgentsResponse(False),
+    ),
+    page_route(
+        "/api/instructions/{agent_id}",
+        get_agent,
+        request=AgentRequest,
+        reply=AgentResponse,
+        summary="One agent: units with coverage, manifest versions, and versions pending approval.",
+    ),
+)

@@ -1,0 +1,170 @@
+"""HTTP routes that explain a recall without recording it, and show recall quality by day."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import msgspec
+
+from holdfast.instructions.context import InstructionContext
+from holdfast.instructions.coverage.metrics import RecallMetrics, TraceMetrics, compute_recall_metrics
+from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.models import AuditRecord
+from holdfast.instructions.recall.ranking import RecallQuery
+from holdfast.retrieval.index import QUERY_CHARACTERS_MAX
+from holdfast.service.api.instructions.agents_view import page_route, require_agent
+from holdfast.service.api.instructions.schemas import StageScore
+from holdfast.service.http.routes import Route
+
+DAY_MS = 86_400_000
+
+
+class ExploreRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    agent_id: str
+    intent: Annotated[str, msgspec.Meta(max_length=QUERY_CHARACTERS_MAX)] = ""
+    max_chunks: Annotated[int, msgspec.Meta(ge=1, le=20)] = 3
+    token_budget: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2000
+
+
+class ScoredUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """`outcome` is why the unit was loaded or left out; `place` is its rank among the loaded ones."""
+
+    name: str
+    score: float
+    relevance: float
+    stages: tuple[StageScore, ...]
+    matched_terms: tuple[str, ...]
+    links: tuple[str, ...]
+    lifted: bool
+    tokens: int | None
+    place: int | None
+    outcome: str
+
+
+class ExploreResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """All units of the manifest, best first."""
+
+    intent: str
+    floor: float
+    model: str
+    total_tokens: int
+    truncated: bool
+    units: tuple[ScoredUnit, ...]
+
+
+class RecallDaysRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    agent_id: str
+    k: Annotated[int, msgspec.Meta(ge=1, le=20)] = 3
+    days: Annotated[int, msgspec.Meta(ge=1, le=365)] = 14
+
+
+class RecallDayRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One UTC day; `used` and `missed` count units as reported when that day's recalls were closed."""
+
+    day: str
+    recalls: int
+    closed: int
+    used: int
+    missed: int
+    recall_at_k: float | None
+    hit_at_k: float | None
+    miss_rate: float | None
+    detected: TraceMetrics
+
+
+class RecallDaysResponse(msgspec.Struct, frozen=True):
+    days: tuple[RecallDayRow, ...]
+    whole: RecallMetrics
+
+
+def explore_recall(library: InstructionContext, request: ExploreRequest) -> ExploreResponse:
+    agent = require_agent(library, request.agent_id)
+    if not request.intent.strip():
+        raise InstructionError("intent_required", "say in `intent` what an agent is about to do")
+    _, instruction_set = library.shelf(agent.id, agent)
+    question = RecallQuery(
+        intent=request.intent,
+        max_chunks=request.max_chunks,
+        token_budget=request.token_budget,
+        use_floor=library.settings.use_floor,
+    )
+    recalled = instruction_set.recall(question)
+    loaded = {chunk.name: (rank, chunk.kind) for rank, chunk in enumerate(recalled.chunks, start=1)}
+    left_out = {unit.name: unit.reason for unit in recalled.dropped}
+    ranking = instruction_set.ranking(question)
+    units = tuple(
+        ScoredUnit(
+            name=unit.id,
+            score=unit.score,
+            relevance=unit.relevance,
+            stages=tuple(StageScore(share.stage, share.fit, share.added) for share in why.shares),
+            matched_terms=why.matched_terms,
+            links=why.links,
+            lifted=unit.id in instruction_set.lifted,
+            tokens=instruction_set.contents[unit.id].tokens if unit.id in instruction_set.contents else None,
+            place=loaded[unit.id][0] if unit.id in loaded else None,
+            outcome=loaded[unit.id][1] if unit.id in loaded else left_out.get(unit.id, "unavailable"),
+        )
+        for unit, why in ((unit, ranking.why(unit.id)) for unit in ranking.places)
+    )
+    return ExploreResponse(
+        intent=request.intent,
+        floor=instruction_set.index.floor if library.settings.use_floor else 0.0,
+        model=instruction_set.index.embedding_model_version,
+        total_tokens=recalled.total_tokens,
+        truncated=recalled.truncated,
+        units=units,
+    )
+
+
+def list_recall_days(library: InstructionContext, request: RecallDaysRequest) -> RecallDaysResponse:
+    """Every day of the requested period, including days without a recall."""
+    agent = require_agent(library, request.agent_id)
+    manifest = library.records.manifest(agent.id)
+    # Whole UTC days, so that the figures of past days do not change with the time of the request.
+    today = datetime.fromtimestamp(library.now() / 1000, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    first = today - timedelta(days=request.days - 1)
+    records = library.records.audits(agent.id, since=int(first.timestamp() * 1000))
+    by_day: dict[str, list[AuditRecord]] = {
+        f"{first + timedelta(days=number):%Y-%m-%d}": [] for number in range(request.days)
+    }
+    for record in records:
+        by_day.setdefault(f"{datetime.fromtimestamp(record.created_at / 1000, UTC):%Y-%m-%d}", []).append(record)
+    return RecallDaysResponse(
+        tuple(_day(day, of_day, k=request.k) for day, of_day in by_day.items()),
+        compute_recall_metrics(records, manifest.body if manifest else (), k=request.k),
+    )
+
+
+def _day(day: str, records: Sequence[AuditRecord], *, k: int) -> RecallDayRow:
+    measures = compute_recall_metrics(records, (), k=k)
+    closed = [record for record in records if record.event_type == "recall" and record.audit_closed is not None]
+    return RecallDayRow(
+        day=day,
+        recalls=measures.recalls,
+        closed=measures.closed,
+        used=sum(len(record.used_chunks) for record in closed),
+        missed=sum(len(record.missed_chunks) for record in closed),
+        recall_at_k=measures.recall_at_k,
+        hit_at_k=measures.hit_at_k,
+        miss_rate=measures.miss_rate,
+        detected=measures.detected,
+    )
+
+
+ROUTES: tuple[Route, ...] = (
+    page_route(
+        "/api/instructions/{agent_id}/recall",
+        explore_recall,
+        request=ExploreRequest,
+        reply=ExploreResponse,
+        summary="What an intent would load, with the scores of every stage; not recorded.",
+    ),
+    page_route(
+        "/api/instructions/{agent_id}/days",
+        list_recall_days,
+        request=RecallDaysRequest,
+        reply=RecallDaysResponse,
+        summary="Recalls, hits and misses by day.",
+    ),
+)

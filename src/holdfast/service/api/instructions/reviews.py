@@ -1,0 +1,399 @@
+"""HTTP routes to administer instructions: coverage, approvals, signers, audit records, measures and probes."""
+
+import msgspec
+
+from holdfast.instructions.access import InstructionCaller, check_owner_access
+from holdfast.instructions.context import InstructionContext, make_agent, manifest_not_found_error
+from holdfast.instructions.coverage.measure import classify_coverage, run_probes
+from holdfast.instructions.coverage.metrics import RecallMetrics, compute_recall_metrics
+from holdfast.instructions.coverage.schedule import measure_coverage, recertify
+from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.manifest.approvals import record_approvals
+from holdfast.instructions.manifest.publish import select_valid_approvals
+from holdfast.instructions.manifest.validate import SubmittedApproval
+from holdfast.instructions.models import (
+    Agent,
+    Approval,
+    AuditRecord,
+    CoverageRun,
+    Probe,
+    Signer,
+    format_optional_time,
+    format_time,
+)
+from holdfast.instructions.recall.answer import RecallReplay, replay_recall
+from holdfast.instructions.units.signatures import KEY_BYTES, decode_base64url, encode_base64url
+from holdfast.instructions.usage.shadow import make_shadow_report
+from holdfast.service.api.instructions.routing import instruction_route
+from holdfast.service.api.instructions.schemas import (
+    AgentRequest,
+    ApprovalRequest,
+    ApprovalResponse,
+    ApprovalRow,
+    ApprovalsResponse,
+    AuditRecordRow,
+    AuditRecordsRequest,
+    AuditRecordsResponse,
+    CoverageResponse,
+    MeasuresRequest,
+    ProbeRequest,
+    ProbeRow,
+    ProbesResponse,
+    PublicKeyRequest,
+    ReplayRequest,
+    ShadowRequest,
+    ShadowResponse,
+    SignerRequest,
+    SignerResponse,
+    SignerRow,
+    SignersResponse,
+    UnitCoverageRow,
+)
+from holdfast.service.http.routes import EmptyRequest, Route, RouteResponse
+
+DAY_MS = 86_400_000
+
+
+def get_coverage(library: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> CoverageResponse:
+    agent = library.records.agent(request.agent_id)
+    check_owner_access(caller, request.agent_id, agent)
+    if agent is None or library.records.manifest(agent.id) is None:
+        raise manifest_not_found_error(request.agent_id)
+    run = library.records.coverage(agent.id)
+    if run is None:
+        raise InstructionError("coverage_not_found", "coverage has not been measured yet")
+    return _coverage_view(run, caller)
+
+
+def run_coverage_now(library: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> CoverageResponse:
+    agent = library.records.agent(request.agent_id)
+    agent, instruction_set = library.shelf(request.agent_id, agent)
+    last = library.records.coverage(agent.id)
+    needs_certification = last is not None and last.recert_due is not None
+    run = (
+        recertify(library, agent, instruction_set.manifest)
+        if needs_certification
+        else measure_coverage(library, agent, instruction_set.manifest, kind="daily")
+    )
+    library.records.add_coverage(run)
+    return _coverage_view(run, caller)
+
+
+def record_approval(
+    library: InstructionContext, caller: InstructionCaller, request: ApprovalRequest
+) -> ApprovalResponse:
+    agent = library.records.agent(request.agent_id) or make_agent(library, request.agent_id)
+    fields = {name: value for name, value in msgspec.structs.asdict(request).items() if name != "agent_id"}
+    try:
+        approval = msgspec.convert(fields, SubmittedApproval)
+    except msgspec.ValidationError as error:
+        raise InstructionError(
+            "approval_invalid", "kind must be guarantee_load, force_prepend, task_types or skip_gate"
+        ) from error
+    if (approval.unit is None) != (approval.kind == "skip_gate"):
+        raise InstructionError(
+            "approval_invalid", "unit is required for every kind but skip_gate, which must not have one"
+        )
+    if approval.kind == "skip_gate" and approval.version is None:
+        raise InstructionError("approval_invalid", "skip_gate requires the manifest version")
+    accepted = select_valid_approvals(library, agent, (approval,), caller)
+    if not accepted:
+        raise InstructionError(
+            "approval_invalid", "the approval is neither from the holder of this key nor signed by its author"
+        )
+    activated = record_approvals(library, agent, accepted, unit=approval.unit, version=approval.version)
+    return ApprovalResponse(_approval_view(accepted[0]), activated)
+
+
+def list_approvals(library: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ApprovalsResponse:
+    agent = _require_agent(library, request.agent_id)
+    return ApprovalsResponse(tuple(map(_approval_view, library.records.approvals(agent.id))))
+
+
+def register_signer(library: InstructionContext, caller: InstructionCaller, request: SignerRequest) -> SignerResponse:
+    raw = decode_base64url(request.public_key)
+    if caller.entity is None:
+        raise InstructionError("signer_invalid", "only a key with an entity can register a public key")
+    if raw is None or len(raw) != KEY_BYTES:
+        raise InstructionError("signer_invalid", "public_key must be a raw Ed25519 key in base64url")
+    # Re-encode: different base64 spellings of one key must be one signer.
+    public_key = encode_base64url(raw)
+    library.records.add_signer(Signer(caller.entity, public_key, library.now()))
+    return SignerResponse(caller.entity, public_key)
+
+
+def list_signers(library: InstructionContext, caller: InstructionCaller, request: EmptyRequest) -> SignersResponse:
+    accepted = set(library.records.signers(at=library.now()))
+    return SignersResponse(
+        tuple(
+            SignerRow(signer.entity, signer.public_key, format_time(signer.created_at), signer in accepted)
+            for signer in library.records.signers(at=None)
+        )
+    )
+
+
+def withdraw_signer(library: InstructionContext, caller: InstructionCaller, request: PublicKeyRequest) -> RouteResponse:
+    """Withdraws the key for every entity that registered it, because its holder can sign as each of them."""
+    raw = decode_base64url(request.public_key)
+    all_signers = library.records.signers(at=None)
+    signers = [signer for signer in all_signers if raw is not None and decode_base64url(signer.public_key) == raw]
+    if not signers:
+        raise InstructionError("signer_not_found", "no signer has registered this public key")
+    library.records.remove_signers(signers)
+    return RouteResponse(b"", status=204)
+
+
+def list_audit_records(
+    library: InstructionContext, caller: InstructionCaller, request: AuditRecordsRequest
+) -> AuditRecordsResponse:
+    agent = _require_agent(library, request.agent_id)
+    records = library.records.audits(agent.id, since=library.now() - request.days * DAY_MS)
+    return AuditRecordsResponse(tuple(map(_audit_line, records)))
+
+
+def get_measures(library: InstructionContext, caller: InstructionCaller, request: MeasuresRequest) -> RecallMetrics:
+    agent = _require_agent(library, request.agent_id)
+    manifest = library.records.manifest(agent.id)
+    records = library.records.audits(agent.id, since=library.now() - request.days * DAY_MS)
+    return compute_recall_metrics(records, manifest.body if manifest else (), k=request.k)
+
+
+def get_shadow_report(library: InstructionContext, caller: InstructionCaller, request: ShadowRequest) -> ShadowResponse:
+    agent = _require_agent(library, request.agent_id)
+    manifest = library.records.manifest(agent.id)
+    if manifest is None:
+        raise manifest_not_found_error(request.agent_id)
+    records = library.records.audits(agent.id, since=library.now() - request.days * DAY_MS)
+    report = make_shadow_report(records, manifest)
+    return ShadowResponse(report.passed, report)
+
+
+def replay_record(library: InstructionContext, caller: InstructionCaller, request: ReplayRequest) -> RecallReplay:
+    agent = _require_agent(library, request.agent_id)
+    record = library.records.audit(request.audit_token)
+    if record is None or record.agent_id != agent.id:
+        raise InstructionError("audit_not_found", "this agent has no such audit record")
+    return replay_recall(library, agent, record)
+
+
+def put_probe(library: InstructionContext, caller: InstructionCaller, request: ProbeRequest) -> ProbesResponse:
+    agent = _require_agent(library, request.agent_id)
+    library.records.put_probe(Probe(request.probe_id, agent.id, request.intent, request.required_units, request.k))
+    return _probes_view(library, agent)
+
+
+def list_probes(library: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ProbesResponse:
+    return _probes_view(library, _require_agent(library, request.agent_id))
+
+
+def _probes_view(library: InstructionContext, agent: Agent) -> ProbesResponse:
+    probes = library.records.probes(agent.id)
+    instruction_set = library.shelves.current(agent)
+    results = run_probes(instruction_set, probes, use_floor=library.settings.use_floor) if instruction_set else ()
+    by_id = {result.probe_id: result for result in results}
+    rows = tuple(
+        ProbeRow(
+            probe.probe_id,
+            probe.intent,
+            probe.required_units,
+            probe.k,
+            by_id[probe.probe_id].coverage_at_k if probe.probe_id in by_id else None,
+            by_id[probe.probe_id].hit if probe.probe_id in by_id else None,
+        )
+        for probe in probes
+    )
+    count = len(results)
+    return ProbesResponse(
+        rows,
+        sum(result.coverage_at_k for result in results) / count if count else None,
+        sum(result.hit for result in results) / count if count else None,
+    )
+
+
+def _require_agent(library: InstructionContext, agent_id: str) -> Agent:
+    agent = library.records.agent(agent_id)
+    if agent is None:
+        raise manifest_not_found_error(agent_id)
+    return agent
+
+
+def _coverage_view(run: CoverageRun, caller: InstructionCaller) -> CoverageResponse:
+    return CoverageResponse(
+        manifest_version=run.manifest_version,
+        embedding_model_version=run.model_id,
+        evaluated_at=format_time(run.finished_at),
+        kind=run.kind,
+        skipped=run.skipped,
+        stale=run.stale,
+        recert_due=format_optional_time(run.recert_due),
+        units=tuple(
+            UnitCoverageRow(
+                name=unit.unit,
+                coverage_pct=unit.coverage_pct,
+                hit_at_10=unit.hit_at_10,
+                probe_count=unit.probe_count,
+                last_evaluated_at=format_time(run.finished_at),
+                coverage_status=classify_coverage(unit) if caller.is_admin else None,
+            )
+            for unit in run.units
+        ),
+    )
+
+
+def _approval_view(approval: Approval) -> ApprovalRow:
+    return ApprovalRow(
+        id=approval.id,
+        kind=approval.kind,
+        unit=approval.unit,
+        version=approval.version,
+        authored_by=approval.authored_by,
+        authored_at=format_time(approval.authored_at),
+        reason=approval.reason,
+    )
+
+
+def _audit_line(record: AuditRecord) -> AuditRecordRow:
+    return AuditRecordRow(
+        id=record.id,
+        agent_id=record.agent_id,
+        heartbeat_id=record.heartbeat_id,
+        session_start=format_time(record.session_start),
+        intent=record.intent,
+        loaded_chunks=tuple(chunk.name for chunk in record.loaded_chunks),
+        used_chunks=record.used_chunks,
+        missed_chunks=record.missed_chunks,
+        audit_token=record.audit_token,
+        audit_closed=format_optional_time(record.audit_closed),
+        created_at=format_time(record.created_at),
+        event_type=record.event_type,
+        loaded=tuple(msgspec.to_builtins(chunk) for chunk in record.loaded_chunks),
+        detail=record.detail,
+        detected_used=None if record.detected is None else record.detected_used,
+        detected_missed=None if record.detected is None else record.detected_missed,
+        detected=record.detected,
+        detected_at=format_optional_time(record.detected_at),
+    )
+
+
+_AGENT = "/v1/agents/{agent_id}"
+
+ROUTES: tuple[Route, ...] = (
+    instruction_route(
+        "GET",
+        f"{_AGENT}/instruction-manifest/coverage",
+        get_coverage,
+        request=AgentRequest,
+        reply=CoverageResponse,
+        summary="Coverage: how well the units are found with paraphrased queries.",
+    ),
+    instruction_route(
+        "POST",
+        f"{_AGENT}/instruction-manifest/coverage",
+        run_coverage_now,
+        request=AgentRequest,
+        reply=CoverageResponse,
+        rule="admin",
+        summary="Measure coverage now.",
+    ),
+    instruction_route(
+        "POST",
+        f"{_AGENT}/approvals",
+        record_approval,
+        request=ApprovalRequest,
+        reply=ApprovalResponse,
+        rule="admin",
+        summary="Record an approval for an agent's manifest or unit.",
+        unfit=lambda field: "approval_invalid",
+    ),
+    instruction_route(
+        "GET",
+        f"{_AGENT}/approvals",
+        list_approvals,
+        request=AgentRequest,
+        reply=ApprovalsResponse,
+        rule="admin",
+        summary="The agent's approvals.",
+    ),
+    instruction_route(
+        "PUT",
+        "/v1/instruction/signer",
+        register_signer,
+        request=SignerRequest,
+        reply=SignerResponse,
+        rule="admin",
+        summary="Register the public key that the holder of this key signs with.",
+        unfit=lambda field: "signer_invalid",
+    ),
+    instruction_route(
+        "GET",
+        "/v1/instruction/signer",
+        list_signers,
+        request=EmptyRequest,
+        reply=SignersResponse,
+        rule="admin",
+        summary="Registered public keys, and whether their signatures are accepted now.",
+    ),
+    instruction_route(
+        "DELETE",
+        "/v1/instruction/signer/{public_key}",
+        withdraw_signer,
+        request=PublicKeyRequest,
+        rule="admin",
+        summary="Withdraw a public key; its signatures are no longer accepted.",
+        successes=(204,),
+    ),
+    instruction_route(
+        "GET",
+        f"{_AGENT}/instruction-audit",
+        list_audit_records,
+        request=AuditRecordsRequest,
+        reply=AuditRecordsResponse,
+        rule="admin",
+        summary="Audit records: units loaded, used and missed.",
+    ),
+    instruction_route(
+        "GET",
+        f"{_AGENT}/instruction-measures",
+        get_measures,
+        request=MeasuresRequest,
+        reply=RecallMetrics,
+        rule="admin",
+        summary="Recall, hits and misses over the last days.",
+    ),
+    instruction_route(
+        "GET",
+        f"{_AGENT}/instruction-shadow",
+        get_shadow_report,
+        request=ShadowRequest,
+        reply=ShadowResponse,
+        rule="admin",
+        summary="Shadow report: whether lazy recall would have sufficed in turns that had all instructions.",
+    ),
+    instruction_route(
+        "POST",
+        f"{_AGENT}/instruction-replay",
+        replay_record,
+        request=ReplayRequest,
+        reply=RecallReplay,
+        rule="admin",
+        summary="Repeat a recorded recall against the instructions of that time.",
+    ),
+    instruction_route(
+        "PUT",
+        f"{_AGENT}/instruction-probes",
+        put_probe,
+        request=ProbeRequest,
+        reply=ProbesResponse,
+        rule="admin",
+        summary="Define a probe: the units that an intent must find.",
+    ),
+    instruction_route(
+        "GET",
+        f"{_AGENT}/instruction-probes",
+        list_probes,
+        request=AgentRequest,
+        reply=ProbesResponse,
+        rule="admin",
+        summary="The agent's probes and their results.",
+    ),
+)

@@ -1,0 +1,167 @@
+"""Turns instruction functions into routes: enabled or not, run in a thread, InstructionError mapped to a status."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.events.records import KeyRow
+from holdfast.instructions.access import FindAgent, InstructionCaller, check_owner_access
+from holdfast.instructions.context import InstructionContext
+from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.models import Agent
+from holdfast.instructions.recall.ranking import UNAVAILABLE
+from holdfast.service.context import AppContext
+from holdfast.service.http.errors import ApiError
+from holdfast.service.http.routes import (
+    AccessRule,
+    Method,
+    NonJsonResponse,
+    Route,
+    RouteRequest,
+    RouteResponse,
+    decode_request_fields,
+)
+
+SCOPE_DENIED = "instruction_scope_denied"
+RETRY = UNAVAILABLE
+
+_STATUSES = {
+    SCOPE_DENIED: 403,
+    "wake_token_invalid": 403,
+    "manifest_not_found": 404,
+    "boot_stub_not_found": 404,
+    "coverage_not_found": 404,
+    "audit_not_found": 404,
+    "signer_not_found": 404,
+    "manifest_version_conflict": 409,
+    "unit_version_conflict": 409,
+    "shortname_taken": 409,
+    "wake_token_used": 409,
+    RETRY: 503,
+    "preload_unit_unavailable": 503,
+}
+"""All other codes map to 400."""
+
+Request = TypeVar("Request", bound=msgspec.Struct)
+
+InstructionHandler = Callable[[InstructionContext, InstructionCaller, Request], msgspec.Struct | RouteResponse]
+
+AccessCheck = Callable[[InstructionCaller, str, Agent | None, FindAgent], None]
+"""Raises InstructionError if the caller has no access to this agent, which may be unknown."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def instruction_route(
+    method: Method,
+    path: str,
+    run: InstructionHandler[Request],
+    *,
+    request: type[Request],
+    reply: type[msgspec.Struct] = NonJsonResponse,
+    summary: str,
+    rule: AccessRule = "caller",
+    who: AccessCheck = check_owner_access,
+    unfit: Callable[[str], str] = lambda field: "invalid_body",
+    refusals: tuple[int, ...] = (),
+    successes: tuple[int, ...] = (200,),
+    content_type: str = "application/json",
+    retry_code: str | None = None,
+) -> Route:
+    """`unfit` maps an invalid field to an error code; the status is always 400.
+
+    `who` checks access for rule "caller". It also runs before a decoding error is reported, so that a caller without
+    access learns nothing else.
+    """
+
+    check_holder = _access_check(rule, who)
+
+    async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
+        library = _enabled_library(context)
+        assert incoming.key is not None, "instruction routes are never keyless"
+        caller = _caller(incoming.key)
+        try:
+            body = decode_request_fields(incoming, request)
+        except msgspec.ValidationError as error:
+            await check_holder(context, incoming.key, incoming.fields)
+            raise _unfit(error, unfit) from error
+        try:
+            result = await asyncio.to_thread(run, library, caller, body)
+        except InstructionError as error:
+            if error.code == RETRY:
+                library.warn(f"{RETRY}: {error}")
+            raise make_instruction_error(error) from error
+        return result if isinstance(result, RouteResponse) else RouteResponse(_encode(result))
+
+    return Route(
+        method,
+        path,
+        rule,
+        summary,
+        request,
+        reply,
+        respond,
+        keyless=False,
+        content_type=content_type,
+        refusals=(404, *refusals),
+        successes=successes,
+        denied=SCOPE_DENIED,
+        body_optional=True,
+        unfit_status=400,
+        retry_code=retry_code,
+        check_holder=check_holder,
+        check_served=_enabled_library,
+    )
+
+
+def _access_check(
+    rule: AccessRule, who: AccessCheck
+) -> Callable[[AppContext, KeyRow, Mapping[str, object]], Awaitable[None]]:
+    async def check(context: AppContext, key: KeyRow, path: Mapping[str, object]) -> None:
+        library = _enabled_library(context)
+        if rule == "caller":
+            try:
+                await asyncio.to_thread(_check_access, library, _caller(key), str(path.get("agent_id", "")), who)
+            except InstructionError as error:
+                raise make_instruction_error(error) from error
+
+    return check
+
+
+def _enabled_library(context: AppContext) -> InstructionContext:
+    if context.library is None:
+        raise ApiError(
+            404,
+            "instructions_disabled",
+            "instructions are not enabled; start the service with `holdfast serve --instructions`",
+        )
+    return context.library
+
+
+def _caller(key: KeyRow) -> InstructionCaller:
+    return InstructionCaller(key.scope, key.id, key.entity)
+
+
+def _check_access(library: InstructionContext, caller: InstructionCaller, agent_id: str, who: AccessCheck) -> None:
+    find = library.records.agent
+    who(caller, agent_id, find(agent_id) if agent_id else None, find)
+
+
+def make_instruction_error(error: InstructionError) -> ApiError:
+    status = _STATUSES.get(error.code, 400)
+    # Only a recall can be retried as it is: a failed heartbeat has used up its wake token.
+    details = dict(error.details or {}) | ({"retryable": True} if error.code == RETRY else {})
+    # The reason may contain paths of this machine; it goes to the operator's log only.
+    message = "recall is unavailable; try again" if error.code == RETRY else str(error)
+    return ApiError(status, error.code, message, details=details or None)
+
+
+def _unfit(error: msgspec.ValidationError, code_of: Callable[[str], str]) -> ApiError:
+    """msgspec's message names the field and the types, and quotes no value."""
+    reason, _, location = str(error).partition(" - at `$")
+    field = location.strip(".`").partition(".")[0].partition("[")[0]
+    if not field:
+        field = reason.partition("missing required field `")[2].partition("`")[0]
+    return ApiError(400, code_of(field), reason, details={"field": field} if field else None)

@@ -1,0 +1,139 @@
+"""What the same prompts would have cost under the optimal caching plan, and under other tools' policies."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import msgspec
+
+from holdfast.catalog.lookup import Models, find_model
+from holdfast.errors import UserError
+from holdfast.events.log import EventLog
+from holdfast.ledger.analytics.queries import PAGE_MAX, HasCostQueries, LedgerScope
+from holdfast.planning.adaptive_policy import AdaptivePolicy
+from holdfast.planning.learned import LearnedParameters
+from holdfast.planning.policies.peers import new_compared_policies
+from holdfast.planning.policy import CachePolicy
+from holdfast.replay.audit import Audit, has_plannable_cache
+from holdfast.replay.comparison import ReplayTotals, compare_policies
+from holdfast.replay.playback import make_replay_setting
+from holdfast.replay.recording import Transcript, deduplicate_transcripts
+from holdfast.replay.stored_sessions import build_stored_transcript
+
+# Computing the optimum takes time per session; this bounds one request to the route.
+SESSIONS_MAX = 200
+REPLAYED_SESSIONS_MAX = 20
+"""How many sessions are replayed, newest first: each takes a while."""
+
+
+class AnalyticsLog(EventLog, HasCostQueries, Protocol):
+    """A log with analytics queries."""
+
+
+class PolicyCostRow(msgspec.Struct, frozen=True):
+    policy: str
+    cost_usd: float
+    read_share: float
+
+
+class PolicyCosts(msgspec.Struct, frozen=True):
+    """Estimated tokens of prompts only, at today's prices: comparable with each other, not with the bill."""
+
+    sessions: int
+    policies: tuple[PolicyCostRow, ...]
+
+
+class RegretRow(msgspec.Struct, frozen=True):
+    session: str
+    spent_usd: float
+    planned_usd: tuple[float, float]
+    optimum_usd: float
+    regret_usd: float
+
+
+class Regret(msgspec.Struct, frozen=True):
+    """`regret_usd` is the cost above the optimum, which knows all later calls.
+
+    `planned_usd` is the cost of our plan as a range: providers do not document whether a long TTL also keeps the
+    shorter prefixes inside it.
+    """
+
+    spent_usd: float
+    planned_usd: tuple[float, float]
+    optimum_usd: float
+    regret_usd: float
+    call_count: int
+    sessions: tuple[RegretRow, ...]
+    sessions_left_out: int
+
+
+def compute_regret(log: AnalyticsLog, models: Models, scope: LedgerScope) -> Regret:
+    transcripts, left_out = _transcripts(log, scope, sessions_max=SESSIONS_MAX)
+    audit = Audit(models)
+    for transcript in transcripts:
+        audit.add(transcript)
+    report = audit.report()
+    return Regret(
+        spent_usd=_usd(report.spent_usd),
+        planned_usd=(_usd(report.planned_usd[0]), _usd(report.planned_usd[1])),
+        optimum_usd=_usd(report.optimum_usd),
+        regret_usd=_usd(report.spent_usd - report.optimum_usd),
+        call_count=report.calls,
+        sessions=tuple(
+            RegretRow(
+                row.session,
+                _usd(row.spent_usd),
+                (_usd(row.planned_usd[0]), _usd(row.planned_usd[1])),
+                _usd(row.optimum_usd),
+                _usd(row.spent_usd - row.optimum_usd),
+            )
+            for row in report.sessions
+        ),
+        sessions_left_out=left_out,
+    )
+
+
+def compute_policy_costs(log: AnalyticsLog, models: Models, scope: LedgerScope) -> PolicyCosts:
+    """Replays each session with the cache rules and today's prices of the model with most of its calls."""
+    totals, ours = ReplayTotals(), AdaptivePolicy(LearnedParameters())
+    transcripts, _ = _transcripts(log, scope, sessions_max=REPLAYED_SESSIONS_MAX)
+    for transcript in transcripts:
+        name = Counter(call.model or "" for call in transcript.recording.calls).most_common(1)[0][0]
+        try:
+            row = find_model(name, models)
+        except UserError:
+            continue
+        if transcript.spelled and has_plannable_cache(row):
+            # Our policy learns from session to session, as it does in production; the other policies have no memory.
+            ours = AdaptivePolicy(ours.learned())
+            policies: tuple[CachePolicy, ...] = (ours, *new_compared_policies().values())
+            totals.add(
+                compare_policies(transcript.recording, policies, make_replay_setting(row, ttl_upgrade=False)), None, 0
+            )
+    rows = (PolicyCostRow(row.policy, _usd(row.cost_usd), round(row.read_share, 6)) for row in totals.report().policies)
+    return PolicyCosts(totals.recordings, tuple(sorted(rows, key=lambda row: (row.cost_usd, row.policy))))
+
+
+def _transcripts(log: AnalyticsLog, scope: LedgerScope, *, sessions_max: int) -> tuple[list[Transcript], int]:
+    """Transcripts of the newest sessions with a call in the window, and how many sessions were left out."""
+    session_ids = list(_sessions_with_calls(log, scope))
+    transcripts = deduplicate_transcripts(_read(session_ids[:sessions_max], log), since=scope.since)
+    return transcripts, max(0, len(session_ids) - sessions_max)
+
+
+def _sessions_with_calls(log: AnalyticsLog, scope: LedgerScope) -> Iterator[str]:
+    tables, offset = log.tables(), 0
+    while page := tables.session_amounts(scope, order="newest", limit=PAGE_MAX, offset=offset):
+        yield from (session.id for session in page if session.amounts.calls)
+        offset += len(page)
+
+
+def _read(session_ids: Iterable[str], log: EventLog) -> Iterator[Transcript]:
+    for session_id in session_ids:
+        transcript = build_stored_transcript(log.read(session_id), session_id)
+        if transcript is not None:
+            yield transcript
+
+
+def _usd(amount: float) -> float:
+    return round(amount, 6)

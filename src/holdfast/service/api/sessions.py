@@ -1,0 +1,346 @@
+"""HTTP routes for the calls of one session: prompt layers, cache plan, usage, verdict and certificate."""
+
+import asyncio
+import datetime
+from collections.abc import Callable
+from decimal import Decimal
+from itertools import islice
+from typing import Annotated
+
+import msgspec
+
+from holdfast.engine.certify import Certificate, certify
+from holdfast.errors import UserError
+from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
+from holdfast.ledger.layers import CallLayers, CallTimeline, RequestLayers
+from holdfast.service.api.analytics_rows import to_json_usd
+from holdfast.service.api.prompt_view import Divergence, find_divergence
+from holdfast.service.context import AppContext
+from holdfast.service.http.errors import ApiError, make_not_found_error
+from holdfast.service.http.request_parsing import to_datetime
+from holdfast.service.http.routes import Route, json_route
+from holdfast.types.prompt import PlanProbabilities, PromptSection
+
+CALLS_MAX = 1_000
+NUMBER_MAX = 10**9
+
+
+class LayerTokens(msgspec.Struct, frozen=True):
+    layer: str
+    tokens: int
+
+
+class BreakpointTokens(msgspec.Struct, frozen=True):
+    """`tokens` is the number of tokens before the breakpoint."""
+
+    tokens: int
+    ttl: str
+
+
+class CallView(msgspec.Struct, frozen=True):
+    """One billed call. Tokens of layers and breakpoints are the provider's count, distributed by bytes.
+
+    `layers` are in wire order; text injected into the history is summed by layer.
+    """
+
+    number: int
+    at: datetime.datetime
+    model: str
+    read_tokens: int
+    written_tokens: int
+    uncached_tokens: int
+    output_tokens: int
+    cost_usd: float
+    uncached_usd: float
+    latency_ms: int
+    stop_reason: str
+    source: str
+    layers: tuple[LayerTokens, ...]
+    marks: tuple[BreakpointTokens, ...]
+    verdict: VerdictKind | None
+    component: str | None
+    is_break: bool
+    lost_tokens: int
+    lost_usd: float
+
+
+class InterCallEvent(msgspec.Struct, frozen=True):
+    at: datetime.datetime
+    calls_before: int
+    kind: str
+    detail: str
+
+
+class CallsResponse(msgspec.Struct, frozen=True):
+    """A page of calls, oldest first, and the events between them; `calls_total` is for the whole session."""
+
+    session_id: str
+    name: str | None
+    model: str
+    simulated: bool
+    calls_total: int
+    calls: tuple[CallView, ...]
+    between: tuple[InterCallEvent, ...]
+
+
+class PlannedBreakpoint(msgspec.Struct, frozen=True):
+    block: int
+    layer: str
+    tokens: int
+    ttl: str
+    reason: str
+    saving_usd: float
+
+
+class VerdictView(msgspec.Struct, frozen=True):
+    """`diff` is masked: every letter is x, every digit is 0."""
+
+    kind: VerdictKind
+    expected_tokens: int
+    read_tokens: int
+    component: str | None
+    detail: str
+    cause: str | None
+    byte: int | None
+    first_lost: PromptSection | None
+    diff: tuple[str, ...]
+    bytes_say: str | None
+    usage_says: str | None
+    provider_says: str | None
+    disagreement: str
+
+
+class CallResponse(msgspec.Struct, frozen=True):
+    """`chain` is the digest of everything the call sent; `certificate` is recomputed from the log."""
+
+    call: CallView
+    marks: tuple[PlannedBreakpoint, ...]
+    notes: tuple[str, ...]
+    odds: PlanProbabilities | None
+    floor_tokens: int | None
+    expected_read_tokens: int
+    blocks: int
+    blocks_shared: int
+    blocks_before: int
+    body_bytes: int
+    chain: str
+    verdict: VerdictView | None
+    certificate: Certificate | None
+
+
+class CallsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Without `after`, the newest calls are returned."""
+
+    session_id: str
+    after: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)] | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=CALLS_MAX)] = 200
+
+
+class CallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    session_id: str
+    number: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
+
+
+async def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
+    def make(session: CallTimeline) -> CallsResponse:
+        total = len(session.calls)
+        first = max(0, total - request.limit) if request.after is None else min(request.after, total)
+        last = first + request.limit
+        return CallsResponse(
+            session_id=session.session_id,
+            name=session.name,
+            model=session.model,
+            simulated=session.simulated,
+            calls_total=total,
+            calls=tuple(map(_call_view, session.calls[first:last])),
+            between=tuple(
+                InterCallEvent(to_datetime(event.at), event.calls_before, event.kind, event.detail)
+                for event in session.happenings
+                if first <= event.calls_before <= last
+            ),
+        )
+
+    return await asyncio.to_thread(_view_session, context, request.session_id, make)
+
+
+async def get_call(context: AppContext, request: CallRequest) -> CallResponse:
+    def read() -> CallResponse:
+        call = _find_call(context, request)
+        certificate = _certificate(context, request.session_id, call.sent) if call.sent else None
+        return _detail(call, certificate)
+
+    return await asyncio.to_thread(read)
+
+
+async def get_divergence(context: AppContext, request: CallRequest) -> Divergence:
+    def read() -> Divergence:
+        sent_request = _find_call(context, request).sent
+        events = context.log.read(request.session_id)
+        try:
+            result = sent_request and find_divergence(
+                events, request.session_id, context.models, ordinal=sent_request.ordinal
+            )
+        except UserError as error:
+            raise ApiError(404, "bytes_not_found", "these bytes cannot be rebuilt from the log") from error
+        if not result:
+            raise ApiError(404, "bytes_not_found", "there is no earlier request to compare with")
+        return result
+
+    return await asyncio.to_thread(read)
+
+
+def _view_session(context: AppContext, session_id: str, make: Callable[[CallTimeline], CallsResponse]) -> CallsResponse:
+    calls = context.watched.of(session_id, lambda session: make(session) if session.model else None)
+    if calls is None:
+        raise make_not_found_error("session", session_id)
+    return calls
+
+
+def _find_call(context: AppContext, request: CallRequest) -> CallLayers:
+    def pick(session: CallTimeline) -> CallLayers | None:
+        return session.calls[request.number - 1] if request.number <= len(session.calls) else None
+
+    call = context.watched.of(request.session_id, pick)
+    if call is None:
+        raise make_not_found_error("call", f"{request.number} of {request.session_id}")
+    return call
+
+
+def _certificate(context: AppContext, session_id: str, request: RequestLayers) -> Certificate | None:
+    # Certificates come in request order; the one of this call is number `ordinal`.
+    certificates = certify(context.log.read(session_id), session_id, context.models)
+    try:
+        return next(islice(certificates, request.ordinal - 1, request.ordinal), None)
+    except UserError:
+        # The catalog no longer has this model, so its requests cannot be encoded again.
+        return None
+
+
+def _call_view(call: CallLayers) -> CallView:
+    record, verdict, sent = call.entry.record, call.entry.verdict, call.sent
+    tokens = record.usage.tokens_sent
+    return CallView(
+        number=record.number,
+        at=to_datetime(record.at),
+        model=record.model,
+        read_tokens=record.usage.cache_read,
+        written_tokens=record.usage.cache_write,
+        uncached_tokens=record.usage.input,
+        output_tokens=record.usage.output,
+        cost_usd=to_json_usd(record.cost_usd),
+        uncached_usd=to_json_usd(call.entry.uncached_usd),
+        latency_ms=record.latency_ms,
+        stop_reason=call.entry.stop_reason,
+        source=call.entry.source,
+        layers=distribute_tokens(sent, tokens) if sent else (),
+        marks=tuple(BreakpointTokens(_share(mark.bytes, sent, tokens), mark.mark.ttl) for mark in sent.marks)
+        if sent
+        else (),
+        verdict=verdict.kind if verdict else None,
+        component=verdict.component if verdict else None,
+        is_break=verdict.is_break if verdict else False,
+        lost_tokens=verdict.lost_tokens if verdict else 0,
+        lost_usd=to_json_usd(verdict.lost_usd if verdict else Decimal(0)),
+    )
+
+
+def distribute_tokens(sent: RequestLayers, tokens: int) -> tuple[LayerTokens, ...]:
+    """Distributes `tokens` over the layers by their bytes."""
+    # Rounding the running total instead of each layer keeps the sum equal to `tokens`.
+    layers, bytes_so_far, tokens_so_far = [], 0, 0
+    for band in sent.bands:
+        bytes_so_far += band.bytes
+        tokens_up_to_here = _share(bytes_so_far, sent, tokens)
+        layers.append(LayerTokens(band.layer, tokens_up_to_here - tokens_so_far))
+        tokens_so_far = tokens_up_to_here
+    return tuple(layers)
+
+
+def _share(size_bytes: int, sent: RequestLayers, tokens: int) -> int:
+    return round(tokens * size_bytes / sent.bytes) if sent.bytes else 0
+
+
+def _detail(call: CallLayers, certificate: Certificate | None) -> CallResponse:
+    entry, sent = call.entry, call.sent
+    tokens = entry.record.usage.tokens_sent
+    marks = sent.marks if sent else ()
+    return CallResponse(
+        call=_call_view(call),
+        marks=tuple(
+            PlannedBreakpoint(
+                block=mark.mark.piece,
+                layer=mark.layer,
+                tokens=_share(mark.bytes, sent, tokens) if sent else 0,
+                ttl=mark.mark.ttl,
+                reason=mark.mark.reason,
+                saving_usd=to_json_usd(mark.mark.saving_usd),
+            )
+            for mark in marks
+        ),
+        notes=entry.plan.notes,
+        odds=entry.plan.odds,
+        floor_tokens=entry.plan.floor_tokens,
+        expected_read_tokens=entry.plan.expected_read_tokens,
+        blocks=sent.blocks if sent else 0,
+        blocks_shared=entry.record.blocks_shared,
+        blocks_before=entry.record.blocks_before,
+        body_bytes=sent.body_bytes if sent else 0,
+        chain=entry.chain,
+        verdict=_verdict_view(entry.verdict) if entry.verdict else None,
+        certificate=certificate,
+    )
+
+
+def _verdict_view(verdict: Verdict) -> VerdictView:
+    sources = verdict.sources
+    diagnosis = sources.diagnosis if sources else None
+    diagnosis_text = f"{diagnosis.outcome}: {diagnosis.reason}" if diagnosis and diagnosis.reason else None
+    return VerdictView(
+        kind=verdict.kind,
+        expected_tokens=verdict.expected_tokens,
+        read_tokens=verdict.read_tokens,
+        component=verdict.component,
+        detail=verdict.detail,
+        cause=verdict.cause,
+        byte=verdict.byte,
+        first_lost=verdict.first_lost,
+        diff=verdict.diff,
+        bytes_say=sources.bytes if sources else None,
+        usage_says=sources.usage if sources else None,
+        provider_says=diagnosis_text or (diagnosis.outcome if diagnosis else None),
+        disagreement=verdict.disagreement,
+    )
+
+
+ROUTES: tuple[Route, ...] = (
+    json_route(
+        "GET",
+        "/api/sessions/{session_id}/calls",
+        list_calls,
+        request=CallsRequest,
+        reply=CallsResponse,
+        rule="read",
+        summary="A page of the calls of a session: layers, breakpoints, usage and verdict.",
+        refusals=(404,),
+    ),
+    json_route(
+        "GET",
+        "/api/sessions/{session_id}/calls/{number}",
+        get_call,
+        request=CallRequest,
+        reply=CallResponse,
+        rule="read",
+        summary="One call: its cache plan with reasons, its verdict and its certificate.",
+        refusals=(404,),
+    ),
+    json_route(
+        "GET",
+        "/api/sessions/{session_id}/calls/{number}/bytes",
+        get_divergence,
+        request=CallRequest,
+        reply=Divergence,
+        rule="admin",
+        summary="The first byte that differs from the previous call, with context; this quotes the prompt.",
+        refusals=(404,),
+    ),
+)

@@ -1,0 +1,72 @@
+"""HTTP route that lists the skills on this machine, with validation findings and how to fix them."""
+
+import asyncio
+
+import msgspec
+
+from holdfast.service.context import AppContext
+from holdfast.service.http.routes import EmptyRequest, Route, json_route
+from holdfast.sources.skills.library import read_skill_library
+from holdfast.sources.skills.skill import SkillReport
+
+SKILLS_MAX = 1_000
+
+
+class LibraryFinding(msgspec.Struct, frozen=True):
+    """A finding of severity `error` prevents the skill from loading."""
+
+    severity: str
+    rule: str
+    message: str
+    mend: str
+    line: int | None
+
+
+class LibrarySkill(msgspec.Struct, frozen=True):
+    name: str
+    description: str
+    source: str | None
+    loads: bool
+    findings: tuple[LibraryFinding, ...]
+
+
+class SkillLibraryResponse(msgspec.Struct, frozen=True):
+    """Sorted by path, at most SKILLS_MAX; `skills_total` counts all of them."""
+
+    skills: tuple[LibrarySkill, ...]
+    skills_total: int
+
+
+async def list_skill_library(context: AppContext, request: EmptyRequest) -> SkillLibraryResponse:
+    def read() -> SkillLibraryResponse:
+        reports = read_skill_library(context.skill_roots).reports
+        return SkillLibraryResponse(tuple(map(_skill_row, reports[:SKILLS_MAX])), len(reports))
+
+    return await asyncio.to_thread(read)
+
+
+def _skill_row(report: SkillReport) -> LibrarySkill:
+    skill = report.skill
+    return LibrarySkill(
+        name=report.name or report.path.rstrip("/").rpartition("/")[2],
+        description=skill.description if skill else "",
+        source=skill.source if skill else None,
+        loads=report.valid,
+        findings=tuple(
+            LibraryFinding(finding.severity, finding.rule, finding.message, finding.mend, finding.line)
+            for finding in report.findings
+        ),
+    )
+
+
+ROUTES: tuple[Route, ...] = (
+    json_route(
+        "GET",
+        "/api/skills",
+        list_skill_library,
+        request=EmptyRequest,
+        reply=SkillLibraryResponse,
+        rule="read",
+        summary="Skills of the user and of the folder the service was started in, with validation findings.",
+    ),
+)

@@ -1,0 +1,85 @@
+"""Browser sign-in: the key is stored in a cookie that scripts cannot read and other sites cannot send."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from holdfast.events.records import KEY_COOKIE
+from holdfast.service.context import AppContext
+from holdfast.service.http.routes import EmptyRequest, Route, RouteRequest, RouteResponse, decode_request_fields
+
+# The cookie holds the key itself, so that restarts and replicas need no session state; HttpOnly keeps it from scripts
+# and SameSite=Strict from requests of other sites (docs/decisions/0030). Not Secure: localhost is served over HTTP.
+_COOKIE_ATTRIBUTES = "Path=/; HttpOnly; SameSite=Strict"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Visitor(msgspec.Struct, frozen=True):
+    """The current caller, and whether sample sessions are available: `sample` is off unless the service simulates."""
+
+    scope: str
+    signed_in: bool
+    sample: str
+
+
+def get_authorization(authorization: str | None, cookies: Mapping[str, str]) -> str | None:
+    """The Authorization value of a request, from the header or else from the cookie."""
+    if authorization is not None or KEY_COOKIE not in cookies:
+        return authorization
+    return f"Bearer {cookies[KEY_COOKIE]}"
+
+
+async def get_visitor(context: AppContext, incoming: RouteRequest) -> RouteResponse:
+    decode_request_fields(incoming, EmptyRequest)
+    return RouteResponse(_encode(_visitor(context, incoming)))
+
+
+async def sign_in(context: AppContext, incoming: RouteRequest) -> RouteResponse:
+    decode_request_fields(incoming, EmptyRequest)
+    if incoming.secret is None:
+        # There is no key to store: the service does not require one yet.
+        return RouteResponse(_encode(_visitor(context, incoming)))
+    return RouteResponse(
+        _encode(_visitor(context, incoming)),
+        headers={"set-cookie": f"{KEY_COOKIE}={incoming.secret}; {_COOKIE_ATTRIBUTES}"},
+    )
+
+
+async def sign_out(context: AppContext, incoming: RouteRequest) -> RouteResponse:
+    decode_request_fields(incoming, EmptyRequest)
+    expired_cookie = f"{KEY_COOKIE}=; {_COOKIE_ATTRIBUTES}; Max-Age=0"
+    return RouteResponse(_encode(Visitor("", False, _sample(context))), headers={"set-cookie": expired_cookie})
+
+
+def _visitor(context: AppContext, incoming: RouteRequest) -> Visitor:
+    return Visitor(incoming.scope or "", incoming.key is not None, _sample(context))
+
+
+def _sample(context: AppContext) -> str:
+    if context.sample is None:
+        return "off"
+    return "playing" if context.sample.playing else "ready"
+
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "GET",
+        "/api/visitor",
+        "read",
+        "The current caller, and whether sample sessions are available.",
+        EmptyRequest,
+        Visitor,
+        get_visitor,
+    ),
+    Route(
+        "POST",
+        "/api/sign_in",
+        "read",
+        "Store the request's key in a cookie, for use in a browser.",
+        EmptyRequest,
+        Visitor,
+        sign_in,
+    ),
+    Route("POST", "/api/sign_out", "read", "Delete the sign-in cookie.", EmptyRequest, Visitor, sign_out),
+)

@@ -1,0 +1,137 @@
+"""The dependencies that every route uses: log, records, model catalog, clock, and per-process state."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from threading import Lock
+from typing import Protocol
+
+import msgspec
+
+from holdfast.catalog.lookup import Models, pricing_version
+from holdfast.clock import Clock, NewId, new_ulid, system_clock
+from holdfast.errors import UserError
+from holdfast.events.log import Event, EventLog
+from holdfast.events.records import StoreRecords
+from holdfast.instructions.context import InstructionContext
+from holdfast.ledger.accounting import ACCOUNTED_PAYLOADS, AccountingState, record_event
+from holdfast.ledger.analytics.queries import HasAnalyticsQueries, HasCostQueries
+from holdfast.ledger.cache.state import CacheState, fold_cache_state
+from holdfast.ledger.cache.verdicts import Verdict
+from holdfast.service.api.prompt_view import PromptViews
+from holdfast.service.live.hub import EventHub
+from holdfast.service.telemetry.prometheus import RequestMetrics
+from holdfast.sources.skills.discovery import SkillRoot
+
+
+class ServedLog(EventLog, HasCostQueries, HasAnalyticsQueries, Protocol):
+    """A log with analytics queries."""
+
+
+class Sample(Protocol):
+    """Sample sessions played on demand, so that a new user's dashboard is not empty."""
+
+    @property
+    def playing(self) -> bool: ...
+
+    def start(self) -> None:
+        """Starts playing in the background; does nothing if it is already playing."""
+
+
+class AppContext:
+    """One per process. Only what is in the store outlives it."""
+
+    def __init__(
+        self,
+        log: ServedLog,
+        records: StoreRecords,
+        models: Models,
+        *,
+        clock: Clock = system_clock,
+        new_id: NewId = new_ulid,
+        require_keys: bool = False,
+        simulated: bool = False,
+        library: InstructionContext | None = None,
+    ) -> None:
+        self.log = log
+        self.records = records
+        self.models = models
+        self.pricing_version = pricing_version(models)
+        self.clock = clock
+        self.new_id = new_id
+        self.require_keys = require_keys
+        self.library = library
+        self.counted = RequestMetrics()
+        self.simulated = simulated
+        self.cache_states = CacheStateStore(log, models)
+        self.watched = PromptViews(log, models)
+        self.hub = EventHub(records, clock)
+        self.sample: Sample | None = None
+        # Sample instructions are readable without a key on this machine; instructions of real agents are not.
+        self.keeps_sample_only = False
+        self.workspace: Path | None = None
+        self.skill_roots: tuple[SkillRoot, ...] = ()
+        self._has_keys = False
+
+    async def needs_keys(self) -> bool:
+        """Whether requests without a key are refused. Once a key exists, that stays so for the process's lifetime."""
+        if not (self.require_keys or self._has_keys):
+            self._has_keys = await asyncio.to_thread(self.records.has_keys)
+        return self.require_keys or self._has_keys
+
+
+SESSIONS_MAX = 10_000
+
+
+"""How many sessions are held in memory; an evicted one is read again from its first event."""
+
+
+class SessionCache(msgspec.Struct, frozen=True):
+    """A session's cache state, the accounting state for its next call, and the verdict on its last one."""
+
+    state: CacheState
+    books: AccountingState = AccountingState()
+    verdict: Verdict | None = None
+
+
+class CacheStateStore:
+    """Thread-safe."""
+
+    def __init__(self, log: EventLog, models: Models) -> None:
+        self._log = log
+        self._models = models
+        self._lock = Lock()
+        self._caches: OrderedDict[str, SessionCache] = OrderedDict()
+
+    def newest(self, *, limit: int, skip: int = 0) -> tuple[SessionCache, ...]:
+        """Newest activity first."""
+        return tuple(self.known(row.id) for row in self._log.sessions(limit=skip + limit)[skip:])
+
+    def of(self, session_id: str) -> CacheState:
+        """A session without events has no model."""
+        return self.known(session_id).state
+
+    def known(self, session_id: str) -> SessionCache:
+        with self._lock:
+            # Pop and reinsert: the dict's order is the order of use.
+            before = self._caches.pop(session_id, SessionCache(CacheState(session_id)))
+            try:
+                cache = self._advance(before, self._log.read(session_id, after=before.state.last_event_id))
+            except UserError:
+                # The session was deleted and created again, so our last event id is unknown.
+                cache = self._advance(SessionCache(CacheState(session_id)), self._log.read(session_id))
+            if cache.state.last_event_id is not None:
+                self._caches[session_id] = cache
+                if len(self._caches) > SESSIONS_MAX:
+                    self._caches.popitem(last=False)
+            return cache
+
+    def _advance(self, before: SessionCache, events: Iterable[Event]) -> SessionCache:
+        state, books, verdict = before.state, before.books, before.verdict
+        for event in events:
+            state = fold_cache_state(state, (event,), self._models)
+            if isinstance(event.payload, ACCOUNTED_PAYLOADS):
+                books, entry = record_event(books, event, self._models)
+                verdict = entry.verdict if entry is not None and entry.verdict is not None else verdict
+        return SessionCache(state, books, verdict)

@@ -1,0 +1,77 @@
+"""The dashboard's static files, read once, and the security headers they are sent with."""
+
+import hashlib
+from collections.abc import Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as HttpRoute
+
+PREFIX = "/dashboard/"
+
+
+PAGE = "index.html"
+
+
+_CONTENT_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+# The policy allows same-origin resources only, so that injected markup could neither load nor send anything.
+PAGE_HEADERS: Mapping[str, str] = {
+    "cache-control": "no-cache",
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+
+class PageFile(msgspec.Struct, frozen=True):
+    body: bytes
+    content_type: str
+    etag: str
+
+
+def load_page_files() -> Mapping[str, PageFile]:
+    """All files by relative path, such as `views/cost.js`."""
+    return dict(_read(files(__package__) / "static", ""))
+
+
+def _read(folder: Traversable, prefix: str) -> list[tuple[str, PageFile]]:
+    entries: list[tuple[str, PageFile]] = []
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        name = f"{prefix}{entry.name}"
+        if entry.is_dir():
+            entries += _read(entry, f"{name}/")
+        elif content_type := _CONTENT_TYPES.get(entry.name.rpartition(".")[2]):
+            body = entry.read_bytes()
+            entries.append((name, PageFile(body, content_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')))
+    return entries
+
+
+def make_page_routes() -> list[HttpRoute]:
+    """Accessible without a key: the files contain nothing that is not in the package."""
+    static_files = load_page_files()
+
+    async def send(request: Request) -> Response:
+        file = static_files.get(request.path_params.get("name", PAGE))
+        if file is None:
+            return Response("no such file\n", status_code=404, media_type="text/plain", headers=PAGE_HEADERS)
+        headers = {**PAGE_HEADERS, "content-type": file.content_type, "etag": file.etag}
+        if request.headers.get("if-none-match") == file.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(file.body, headers=headers)
+
+    return [HttpRoute("/", send, methods=["GET"]), HttpRoute(PREFIX + "{name:path}", send, methods=["GET"])]

@@ -1,0 +1,154 @@
+"""The Route value, from which decoding, access control, errors and the OpenAPI document are derived."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Literal, TypeVar
+
+import msgspec
+
+from holdfast.events.records import KeyRow
+from holdfast.service.context import AppContext
+
+Method = Literal["GET", "POST", "PUT", "DELETE"]
+
+AccessRule = Literal["open", "read", "admin", "agent", "caller"]
+"""Who may call a route: anyone; keys with read access; admins; admins and the agent named in the path; or
+callers that the route itself allows."""
+
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
+PLAIN_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class NonJsonResponse(msgspec.Struct, frozen=True):
+    """The response is not JSON."""
+
+
+class RouteResponse(msgspec.Struct, frozen=True):
+    """A response; an iterator body is streamed."""
+
+    body: bytes | AsyncIterator[bytes]
+    content_type: str = JSON
+    status: int = 200
+    headers: Mapping[str, str] = {}
+
+
+class RouteRequest(msgspec.Struct, frozen=True):
+    """A decoded request: its fields, from path and query (all text) or from path and body, and its caller.
+
+    `key` is None if none was sent because none is required; `secret` is the key as sent.
+    """
+
+    fields: Mapping[str, object]
+    is_text: bool
+    last_event_id: str | None = None
+    scope: str | None = None
+    key: KeyRow | None = None
+    secret: str | None = None
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One HTTP route.
+
+    keyless: until a key exists, a request without a key acts as admin.
+    refusals: error statuses of this route, in addition to those of every route; successes: its success statuses.
+    denied: error code if the key lacks access. unfit_status: status for a body that does not match the schema.
+    body_optional: the route itself reports what is missing. retry_code: error code if the store failed.
+    check_holder: refuses a key without access to what the path names, before any error in the rest of the request
+    is reported. check_served: refuses every request if the service was started without this feature.
+    """
+
+    method: Method
+    path: str
+    rule: AccessRule
+    summary: str
+    request: type[msgspec.Struct]
+    reply: type[msgspec.Struct]
+    respond: Callable[[AppContext, RouteRequest], Awaitable[RouteResponse]]
+    keyless: bool = True
+    content_type: str = JSON
+    refusals: tuple[int, ...] = ()
+    successes: tuple[int, ...] = (200,)
+    denied: str = "not_allowed"
+    body_optional: bool = False
+    unfit_status: int = 422
+    retry_code: str | None = None
+    check_holder: Callable[[AppContext, KeyRow, Mapping[str, str]], Awaitable[None]] | None = None
+    check_served: Callable[[AppContext], object] | None = None
+
+    @property
+    def path_names(self) -> tuple[str, ...]:
+        return tuple(part[1:-1] for part in self.path.split("/") if part.startswith("{"))
+
+    @property
+    def other_names(self) -> tuple[str, ...]:
+        """Fields that come from the query or the body."""
+        names = (field.encode_name for field in msgspec.structs.fields(self.request))
+        return tuple(name for name in names if name not in self.path_names)
+
+    @property
+    def needs_body(self) -> bool:
+        """Whether a body is required: for every PUT with fields, and for a POST with a field without default."""
+        if self.body_optional:
+            return False
+        fields = (field for field in msgspec.structs.fields(self.request) if field.encode_name in self.other_names)
+        return any(self.method == "PUT" or field.required for field in fields)
+
+
+class SessionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    session_id: str
+
+
+class EmptyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request without fields."""
+
+
+Request = TypeVar("Request", bound=msgspec.Struct)
+Reply = TypeVar("Reply", bound=msgspec.Struct)
+
+_encode = msgspec.json.Encoder().encode
+
+
+def json_route(
+    method: Method,
+    path: str,
+    run: Callable[[AppContext, Request], Awaitable[Reply]],
+    *,
+    request: type[Request],
+    reply: type[Reply],
+    rule: AccessRule,
+    summary: str,
+    refusals: tuple[int, ...] = (),
+    keyless: bool = True,
+) -> Route:
+    """A route with a JSON response."""
+
+    async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
+        return RouteResponse(_encode(await run(context, decode_request_fields(incoming, request))))
+
+    return Route(method, path, rule, summary, request, reply, respond, keyless=keyless, refusals=refusals)
+
+
+def raw_route(
+    path: str,
+    run: Callable[[AppContext, Request, str | None], Awaitable[RouteResponse]],
+    *,
+    request: type[Request],
+    rule: AccessRule,
+    summary: str,
+    content_type: str,
+    refusals: tuple[int, ...] = (),
+) -> Route:
+    """A GET route with a non-JSON response; `run` also gets the Last-Event-ID header."""
+
+    async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
+        return await run(context, decode_request_fields(incoming, request), incoming.last_event_id)
+
+    return Route(
+        "GET", path, rule, summary, request, NonJsonResponse, respond, content_type=content_type, refusals=refusals
+    )
+
+
+def decode_request_fields(incoming: RouteRequest, request: type[Request]) -> Request:
+    """Raises msgspec.ValidationError, which names the field."""
+    # Query fields are text, so "3" must convert to int; in a JSON body it must not.
+    return msgspec.convert(incoming.fields, request, strict=not incoming.is_text)

@@ -1,0 +1,118 @@
+"""uvicorn protocol with a limit on request heads, our error format for malformed requests, and no upgrades."""
+
+import asyncio
+import re
+from typing import cast
+
+import httptools
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from holdfast.service.http.errors import ApiError
+
+HEAD_BYTES_MAX = 65_536
+"""Size limit of a request head; httptools has none."""
+
+
+_HEAD_STARTS = b"HTTP/1.1 "
+_UPGRADE = re.compile(rb"^upgrade[ \t]*:.*\r\n", re.IGNORECASE | re.MULTILINE)
+
+
+class HeadBufferingTransport:
+    """A transport that writes a response head together with the body bytes of the same loop iteration.
+
+    One packet instead of two means one wake-up of the client. Everything else is passed to the wrapped transport.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._head or not data.startswith(_HEAD_STARTS):
+            head, self._head = self._head, b""
+            self._transport.write(head + data if head else data)
+        else:
+            self._head = data
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Ignores protocol upgrades: a request that offers one is parsed as if it had not."""
+
+    _head_bytes = 0
+    _in_head = True
+    _is_idle = True
+    _starts_request = True
+    _received: bytes | None = None
+    _offers_upgrade = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # same signature as uvicorn's protocol
+        super().connection_made(transport)
+        # HeadsJoined has the methods that uvicorn calls, but is no subclass of Transport.
+        self.transport = cast("asyncio.Transport", HeadBufferingTransport(transport))
+
+    def data_received(self, data: bytes) -> None:
+        self._starts_request = self._is_idle
+        if self._is_idle:
+            self._received = data
+        elif self._in_head and self._received is not None:
+            self._received += data
+        super().data_received(data)
+        if self._in_head:
+            # Count only data without the end of the head: what follows the end is the body.
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+                self.send_400_response("the headers are too long")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if not self._starts_request:
+            # Pipelined after another request in the same data: its start is unknown.
+            self._received = None
+        self._head_bytes, self._in_head = 0, True
+        self._starts_request = self._is_idle = False
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._offers_upgrade = self.parser.should_upgrade()
+        if not self._offers_upgrade:
+            self._received = None
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_idle = True
+        if not self._offers_upgrade:
+            super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The parser skips the body of a request that offers an upgrade, so parse it again without the offer."""
+        head, end, rest = (self._received or b"").partition(b"\r\n\r\n")
+        plain = _UPGRADE.sub(b"", head + b"\r\n")
+        if not end or len(plain) == len(head) + 2:
+            self.send_400_response("protocol upgrades are not supported")
+            return
+        self.parser = httptools.HttpRequestParser(self)
+        self._starts_request = self._is_idle = True
+        super().data_received(plain + b"\r\n" + rest)
+
+    def send_400_response(self, msg: str) -> None:
+        body = msgspec.json.encode(ApiError(400, "malformed_request", msg.rstrip(".")).reply)
+        head = (
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

@@ -1,0 +1,175 @@
+"""Distributes new events of all processes to live listeners, with one store poll for all of them.
+
+A slow listener costs no memory: it catches up from the store, up to a limit. Beyond the limit events are skipped, and
+the listener is notified.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.errors import StoreError
+from holdfast.events.records import EventFeed, PositionedEvent
+
+POLL_SECONDS = 0.2
+# Proxies close idle connections, commonly after 30 to 60 seconds; a comment line keeps the feed open.
+QUIET_SECONDS_MAX = 15.0
+RING_EVENTS_MAX = 1_000
+LAG_PLACES_MAX = 10_000
+PAGE_EVENTS = 128
+MISSING_PLACE_SECONDS_MAX = 2.0
+"""How long to wait for a missing sequence number: another process may have reserved it and not committed yet."""
+
+
+class SkippedEvents(msgspec.Struct, frozen=True):
+    """Events after `after`, up to and including `until`, were skipped because the listener was too far behind."""
+
+    after: int
+    until: int
+
+
+class NoEvents(msgspec.Struct, frozen=True):
+    """No event for QUIET_SECONDS_MAX; lets the feed send a keep-alive comment."""
+
+
+FeedItem = PositionedEvent | SkippedEvents | NoEvents
+
+
+class EventHub:
+    """Polls the store only while there are listeners. All methods must be called from one event loop."""
+
+    def __init__(
+        self,
+        feed: EventFeed,
+        clock: Clock,
+        *,
+        poll_seconds: float = POLL_SECONDS,
+        lag_places_max: int = LAG_PLACES_MAX,
+        ring_events_max: int = RING_EVENTS_MAX,
+    ) -> None:
+        self._feed = feed
+        self._clock = clock
+        self._poll_seconds = poll_seconds
+        self._lag_places_max = lag_places_max
+        self._ring: deque[PositionedEvent] = deque(maxlen=ring_events_max)
+        self._floor = 0  # All events after this place, up to the newest, are in the ring.
+        self._newest: int | None = None
+        self._gap: tuple[int, float] | None = None
+        self.listeners = 0
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._failure: StoreError | None = None
+        self._closed = False
+
+    @property
+    def place(self) -> int | None:
+        """The newest place that was read; None before the first listener."""
+        return self._newest
+
+    async def listen(self, after: int | None = None, *, to_the_end: bool = False) -> AsyncGenerator[FeedItem, None]:
+        """Yields the events after a place, then new ones as they arrive; without a place, only new ones.
+
+        Ends at `close`: at once, or with `to_the_end` after the newest event read until then.
+        """
+        self.listeners += 1
+        try:
+            place = await self._start() if after is None else after
+            # Also with a place given; the poll may not be running yet.
+            await self._start()
+            while not self._closed or (to_the_end and place < (self._newest or 0)):
+                newest = self._newest or 0
+                if newest - place > self._lag_places_max:
+                    yield SkippedEvents(place, newest - self._lag_places_max)
+                    place = newest - self._lag_places_max
+                for placed in await self._page(place, newest):
+                    yield placed
+                    place = placed.place
+                if place >= (self._newest or 0) and not await self._wait():
+                    yield NoEvents()
+        finally:
+            self.listeners -= 1
+            if not self.listeners:
+                await self._stop()
+
+    async def _start(self) -> int:
+        if self._task is None:
+            newest = await asyncio.to_thread(self._feed.newest_place)
+            if self._task is None and not self._closed:
+                self._newest = self._floor = newest
+                self._ring.clear()
+                self._failure = None
+                self._task = asyncio.ensure_future(self._poll())
+        return self._newest or 0
+
+    async def _page(self, place: int, newest: int) -> list[PositionedEvent]:
+        if place >= newest:
+            return []
+        if place >= self._floor:
+            return [placed for placed in self._ring if placed.place > place]
+        page = await asyncio.to_thread(self._feed.behind, place, limit=PAGE_EVENTS)
+        events = [placed for placed in page if placed.place <= newest]
+        # Empty if the sessions were deleted; the placeholder moves the listener forward.
+        return events or [PositionedEvent(newest, None)]
+
+    async def _wait(self) -> bool:
+        """Waits for news; false after QUIET_SECONDS_MAX without any."""
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(QUIET_SECONDS_MAX):
+                await self._news.wait()
+                return True
+        return False
+
+    async def _poll(self) -> None:
+        try:
+            while not self._closed:
+                if not await self._read_new():
+                    await asyncio.sleep(self._poll_seconds)
+        except StoreError as error:
+            self._failure = error
+            self._notify()
+
+    async def _read_new(self) -> bool:
+        """Reads new events up to the first gap that another process may still fill; returns whether there were any."""
+        before = self._newest or 0
+        place = before
+        for placed in await asyncio.to_thread(self._feed.behind, before, limit=PAGE_EVENTS):
+            if placed.place != place + 1 and self._may_be_filled(place + 1):
+                break
+            if len(self._ring) == self._ring.maxlen:
+                self._floor = self._ring[0].place
+            self._ring.append(placed)
+            place = placed.place
+        # Advance only to here: after a gap, a listener would miss the event that fills it.
+        self._newest = place
+        if place > before:
+            self._notify()
+        return place > before
+
+    def _may_be_filled(self, place: int) -> bool:
+        if self._gap is None or self._gap[0] != place:
+            self._gap = place, self._clock()
+        return self._clock() - self._gap[1] < MISSING_PLACE_SECONDS_MAX
+
+    def _notify(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def _stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Ends all listeners."""
+        self._closed = True
+        self._notify()
+        await self._stop()

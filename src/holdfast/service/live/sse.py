@@ -1,0 +1,112 @@
+"""The live feed: events of all sessions or of one as server-sent events, without message content."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated
+
+import msgspec
+
+from holdfast.events.log import Event, event_type_of
+from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged, ExplicitCacheChanged
+from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, RequestPrepared
+from holdfast.events.payloads.session import DelegationCompleted, SkillLoaded, TurnCancelled, TurnCompleted
+from holdfast.events.payloads.union import AnyPayload
+from holdfast.events.records import PositionedEvent
+from holdfast.service.context import AppContext
+from holdfast.service.http.errors import ApiError
+from holdfast.service.http.routes import EVENT_STREAM, Route, RouteResponse, raw_route
+from holdfast.service.live.hub import EventHub, NoEvents, SkippedEvents
+
+PLACE_DIGITS_MAX = 18
+
+_WITH_PAYLOAD = (
+    CacheControlsApplied,
+    ExplicitCacheChanged,
+    CachePinged,
+    DelegationCompleted,
+    LlmCallCompleted,
+    LlmCallFailed,
+    SkillLoaded,
+    TurnCancelled,
+    TurnCompleted,
+)
+"""Payloads that hold only numbers and names. All other events are sent without their payload."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class StreamRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`after` is used if there is no Last-Event-ID header."""
+
+    session: str | None = None
+    after: Annotated[int, msgspec.Meta(ge=0, lt=10**PLACE_DIGITS_MAX)] | None = None
+
+
+class StreamedEvent(msgspec.Struct, frozen=True):
+    id: str
+    at: float
+    session_id: str
+    turn_id: str | None
+    type: str
+    actor: str
+    payload: dict[str, object] | None
+
+
+async def stream_events(context: AppContext, request: StreamRequest, last_event_id: str | None) -> RouteResponse:
+    after = request.after
+    if last_event_id:
+        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= PLACE_DIGITS_MAX):
+            raise ApiError(400, "invalid_last_event_id", "Last-Event-ID must be an event number of this feed")
+        after = int(last_event_id)
+    return RouteResponse(iterate_sse_frames(context.hub, after=after, session_id=request.session), EVENT_STREAM)
+
+
+async def iterate_sse_frames(hub: EventHub, *, after: int | None, session_id: str | None) -> AsyncIterator[bytes]:
+    """Server-sent events. A `dropped` event names the range of places that was skipped."""
+    # A comment at once, so that proxies and EventSource see the response start.
+    yield b": listening\n\n"
+    async with aclosing(hub.listen(after)) as items:
+        async for item in items:
+            match item:
+                case SkippedEvents(until=last):
+                    yield f"id: {last}\nevent: dropped\ndata: {_encode(item).decode()}\n\n".encode()
+                case NoEvents():
+                    yield b": still here\n\n"
+                case PositionedEvent(place=place, event=event):
+                    if event is not None and session_id in (None, event.session_id):
+                        yield encode_sse_frame(place, event)
+
+
+def encode_sse_frame(place: int, event: Event) -> bytes:
+    streamed = StreamedEvent(
+        id=event.id,
+        at=event.at,
+        session_id=event.session_id,
+        turn_id=event.turn_id,
+        type=event_type_of(event.payload),
+        actor=event.actor,
+        payload=_public_payload(event.payload),
+    )
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (place, streamed.type.encode(), _encode(streamed))
+
+
+def _public_payload(payload: AnyPayload) -> dict[str, object] | None:
+    if isinstance(payload, RequestPrepared):
+        breakpoints = [{"piece": breakpoint_.piece, "ttl": breakpoint_.ttl} for breakpoint_ in payload.plan.marks]
+        return {"body_bytes": payload.body_bytes, "shared_blocks": payload.shared_blocks, "marks": breakpoints}
+    if isinstance(payload, _WITH_PAYLOAD):
+        fields: dict[str, object] = msgspec.to_builtins(payload)
+        return fields
+    return None
+
+
+ROUTES: tuple[Route, ...] = (
+    raw_route(
+        "/api/cache/stream",
+        stream_events,
+        request=StreamRequest,
+        rule="read",
+        summary="Events as server-sent events while they are recorded; Last-Event-ID resumes after that event.",
+        content_type=EVENT_STREAM,
+    ),
+)

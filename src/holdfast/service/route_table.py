@@ -1,0 +1,27 @@
+"""All routes, in matching order."""
+
+from holdfast.service.api import analytics, breaks, cache, gateway, health, knowledge, knowledge_pending, skills
+from holdfast.service.api import sessions as session_routes
+from holdfast.service.api.instructions import agents, agents_view, explore
+from holdfast.service.auth import cookies
+from holdfast.service.http.routes import Route
+from holdfast.service.live import sse
+from holdfast.service.sample import sessions as trying
+
+ROUTES: tuple[Route, ...] = (
+    *health.ROUTES,
+    *cookies.ROUTES,
+    *sse.ROUTES,
+    *cache.ROUTES,
+    *session_routes.ROUTES,
+    *gateway.ROUTES,
+    *analytics.ROUTES,
+    *breaks.ROUTES,
+    *skills.ROUTES,
+    *knowledge_pending.ROUTES,
+    *knowledge.ROUTES,
+    *trying.ROUTES,
+    *agents_view.ROUTES,
+    *explore.ROUTES,
+    *agents.ROUTES,
+)

@@ -1,0 +1,113 @@
+"""Runs the application in uvicorn: binds the port, stops gracefully, and runs the background tasks beside it."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from holdfast.errors import UserError
+from holdfast.service.api.instructions.schedule import measure_when_due
+from holdfast.service.auth.origins import is_address
+from holdfast.service.context import AppContext
+from holdfast.service.http.uvicorn_protocol import BoundedProtocol
+from holdfast.service.telemetry.exporter import TelemetryExporter
+
+CLOSING_SECONDS_MAX = 5
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Returns a listening socket; port 0 picks a free one. Raises UserError if it cannot listen."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"{host[:80]!a} is not an address to listen on") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(128)
+    except OSError as error:
+        bound.close()
+        raise UserError(f"cannot listen on {host} port {port}: {error.strerror}; choose another port") from error
+    return bound
+
+
+def make_url(bound: socket.socket, host: str) -> str:
+    """The service's URL for clients on this machine."""
+    port = bound.getsockname()[1]
+    name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{name}]:{port}" if is_address(name) and ":" in name else f"http://{name}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Leaves signal handling to the caller."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    app: ASGIApp,
+    context: AppContext,
+    bound: socket.socket,
+    *,
+    stop: asyncio.Event,
+    exporter: TelemetryExporter | None = None,
+) -> None:
+    """Serves until `stop` is set; then ends the live feeds and completes the requests in progress."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        # Forwarded responses must keep the provider's own Server and Date headers.
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        ws="none",
+        lifespan="off",
+        http=BoundedProtocol,
+        timeout_graceful_shutdown=CLOSING_SECONDS_MAX,
+    )
+    server = _Server(config)
+    running = asyncio.ensure_future(server.serve(sockets=[bound]))
+    stopping = asyncio.ensure_future(stop.wait())
+    exporting = asyncio.ensure_future(exporter.run()) if exporter else None
+    measuring = asyncio.ensure_future(measure_when_due(context.library, stop)) if context.library else None
+    try:
+        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        # Live feeds never end by themselves and would use up the graceful shutdown time.
+        await context.hub.close()
+        server.should_exit = True
+        await running
+        if exporting is not None:
+            await exporting
+        if measuring is not None:
+            stop.set()
+            await measuring
+    finally:
+        stopping.cancel()
+
+
+def run_until_signal(
+    app: ASGIApp, context: AppContext, bound: socket.socket, *, exporter: TelemetryExporter | None = None
+) -> None:
+    """Serves until SIGINT or SIGTERM, on uvloop if it is installed."""
+    with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
+        runner.run(_serve_until_signal(app, context, bound, exporter))
+
+
+async def _serve_until_signal(
+    app: ASGIApp, context: AppContext, bound: socket.socket, exporter: TelemetryExporter | None
+) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Shells start background jobs with SIGINT ignored; the handler overrides that.
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await serve(app, context, bound, stop=stop, exporter=exporter)

@@ -1,0 +1,223 @@
+"""Anthropic's Messages API in the simulator: its endpoints, errors and replies."""
+
+import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from holdfast.cachemodel.values import CacheScope
+from holdfast.catalog.lookup import Models
+from holdfast.catalog.schema import Model
+from holdfast.errors import ProviderError
+from holdfast.providers.adapter import WireRequest
+from holdfast.providers.anthropic import anthropic
+from holdfast.providers.errors import get_header
+from holdfast.simulator.anthropic.cache_call import (
+    fingerprint_anthropic_request,
+    make_anthropic_cache_call,
+    read_diagnosis_request,
+)
+from holdfast.simulator.anthropic.thinking import accept_thinking, sign_anthropic_thinking
+from holdfast.simulator.anthropic.validation import (
+    BINDING_BETA,
+    check_anthropic_output,
+    check_anthropic_tools,
+    check_anthropic_transcript,
+    check_anthropic_window,
+    drops_mismatches,
+    place_requested_breakpoints,
+)
+from holdfast.simulator.dialect import (
+    AcceptedRequest,
+    DroppedBlock,
+    RequestContext,
+    SimulatedRequest,
+    encode_error_with,
+    find_simulated_model,
+    parse_model_name,
+    refuse,
+)
+from holdfast.simulator.request_blocks import digest_conversation_starts, list_sent_blocks
+from holdfast.types.blocks import Block
+from holdfast.types.json_encoding import encode_json
+from holdfast.types.reply import Reply
+from holdfast.types.transcript import merge_into_messages
+
+# The SDK sends the newer version from 2.0.0 on.
+API_VERSIONS = ("2023-06-01", "2026-10-21")
+
+
+_MESSAGES = "/v1/messages"
+
+
+_COUNT = "/v1/messages/count_tokens"
+
+
+_MODELS = "/v1/models"
+
+
+class AnthropicApi:
+    provider = anthropic.name
+    routes = (f"POST {_MESSAGES}", f"POST {_COUNT}", f"GET {_MODELS}", f"GET {_MODELS}/ID")
+    key_header = "x-api-key"
+    request_id_header = "request-id"
+    reply_id_prefix = "msg_sim"
+    call_id_prefix = "toolu_"
+
+    def takes(self, http_request: SimulatedRequest) -> bool:
+        if http_request.method == "POST":
+            return http_request.path in (_MESSAGES, _COUNT)
+        # Other providers list their models at the same path; only Anthropic's clients send one of these headers.
+        is_anthropic = any(
+            get_header(http_request.headers, name) is not None for name in ("anthropic-version", "x-api-key")
+        )
+        return (
+            http_request.method == "GET"
+            and is_anthropic
+            and (http_request.path == _MODELS or bool(parse_model_name(http_request.path, _MODELS)))
+        )
+
+    def understand(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+        _check_version(http_request.headers)
+        if http_request.path == _MODELS:
+            return encode_json(list_anthropic_models(setting.models, http_request.query))
+        if name := parse_model_name(http_request.path, _MODELS):
+            return encode_json(
+                describe_anthropic_model(find_simulated_model(name, setting.models, provider=anthropic.name))
+            )
+        if http_request.path == _COUNT:
+            counted = parse_anthropic_request(
+                anthropic.read_count_request(http_request.body, http_request.headers), setting, counting=True
+            )
+            return encode_json({"input_tokens": counted.call.tokens})
+        return parse_anthropic_request(anthropic.read_request(http_request.body, http_request.headers), setting)
+
+    def sealed(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
+        return sign_anthropic_thinking(content, model=request.parameters.model, prefix=request.prefix)
+
+    def spell(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
+        reports_dropped = BINDING_BETA in request.parameters.betas
+        if not request.parameters.stream:
+            body = anthropic.write_reply(reply)
+            return add_input_transformations(body, request.dropped) if reports_dropped else body
+        events = iter(anthropic.write_stream(reply))
+        return add_input_transformations_to_stream(events, request.dropped) if reports_dropped else events
+
+    def refusal(self, error: ProviderError) -> tuple[int, bytes]:
+        return encode_error_with(anthropic, error)
+
+
+def _check_version(headers: Mapping[str, str]) -> None:
+    version = get_header(headers, "anthropic-version")
+    if version is not None and version not in API_VERSIONS:
+        raise refuse(f"anthropic-version: must be one of {', '.join(API_VERSIONS)}")
+
+
+# Anthropic's default and maximum of the `limit` parameter.
+PAGE_DEFAULT = 20
+
+
+PAGE_MAX = 1_000
+
+
+_UNKNOWN_DATE = datetime.date(1970, 1, 1)
+
+
+def list_anthropic_models(models: Models, query: Mapping[str, str]) -> dict[str, object]:
+    rows = sorted(_anthropic_models(models), key=lambda row: row.released or _UNKNOWN_DATE, reverse=True)
+    names = [row.name for row in rows]
+    start = _position(names, query, "after_id", absent=-1) + 1
+    end = _position(names, query, "before_id", absent=len(names))
+    limit = _parse_limit(query.get("limit"))
+    window = rows[start:end]
+    page = window[-limit:] if "before_id" in query else window[:limit]
+    return {
+        "data": [describe_anthropic_model(row) for row in page],
+        "has_more": len(window) > len(page),
+        "first_id": page[0].name if page else None,
+        "last_id": page[-1].name if page else None,
+    }
+
+
+def describe_anthropic_model(row: Model) -> dict[str, object]:
+    released = row.released or _UNKNOWN_DATE
+    return {
+        "type": "model",
+        "id": row.name,
+        "display_name": row.name.replace("-", " ").title(),
+        "created_at": f"{released.isoformat()}T00:00:00Z",
+        "lifecycle": "active",
+        "max_input_tokens": row.context_tokens_max,
+        "max_tokens": row.output_tokens_max,
+    }
+
+
+def _anthropic_models(models: Models) -> Iterable[Model]:
+    return (row for row in models.values() if row.provider == "anthropic")
+
+
+def _position(names: list[str], query: Mapping[str, str], field: str, *, absent: int) -> int:
+    name = query.get(field)
+    if name is None:
+        return absent
+    if name not in names:
+        raise refuse(f"{field}: no such model in the list")
+    return names.index(name)
+
+
+def _parse_limit(text: str | None) -> int:
+    if text is None:
+        return PAGE_DEFAULT
+    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= PAGE_MAX):
+        raise refuse(f"limit: must be from 1 to {PAGE_MAX}")
+    return int(text)
+
+
+def parse_anthropic_request(wire: WireRequest, setting: RequestContext, *, counting: bool = False) -> AcceptedRequest:
+    """Raises `ProviderError` for what the provider refuses. With `counting`, output limits are not checked."""
+    parameters = wire.parameters
+    model = find_simulated_model(parameters.model, setting.models, provider=anthropic.name)
+    check_anthropic_transcript(wire.prompt.passages, model.cache)
+    sent = list_sent_blocks(anthropic, wire)
+    check_anthropic_tools(sent, parameters, model.cache)
+    if not counting:
+        check_anthropic_output(parameters, model)
+    admitted = accept_thinking(
+        place_requested_breakpoints(sent, parameters, model.cache),
+        model=parameters.model,
+        rules=model.cache,
+        drops_mismatches=drops_mismatches(parameters),
+    )
+    scope = CacheScope(setting.workspace, parameters.model)
+    call = make_anthropic_cache_call(
+        admitted.blocks, parameters, model=model, scope=scope, at=setting.at, count=setting.count
+    )
+    check_anthropic_window(call.tokens, model)
+    return AcceptedRequest(
+        model=model,
+        parameters=parameters,
+        messages=merge_into_messages(wire.prompt.passages),
+        call=call,
+        conversations=digest_conversation_starts(setting.workspace, sent),
+        prefix=admitted.prefix,
+        dropped=admitted.dropped,
+        # A prewarming request gets no content and the stop reason `max_tokens`.
+        prewarmed="max_tokens" if parameters.output_tokens_max == 0 else None,
+        fingerprint=fingerprint_anthropic_request(sent, parameters, model.cache),
+        wish=None if counting else read_diagnosis_request(parameters, model.cache),
+    )
+
+
+def add_input_transformations(body: bytes, dropped: Sequence[DroppedBlock]) -> bytes:
+    """A reply with the list of request blocks that the model did not see."""
+    message: dict[str, msgspec.Raw] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    return encode_json({**message, "input_transformations": dropped})
+
+
+def add_input_transformations_to_stream(events: Iterator[bytes], dropped: Sequence[DroppedBlock]) -> Iterator[bytes]:
+    """The same for a streamed reply; the provider reports it in the event that starts the message."""
+    name, _, start = next(events).partition(b"\ndata: ")
+    event: dict[str, msgspec.Raw] = msgspec.json.decode(start, type=dict[str, msgspec.Raw])
+    message = add_input_transformations(bytes(event["message"]), dropped)
+    yield name + b"\ndata: " + encode_json({**event, "message": msgspec.Raw(message)}) + b"\n\n"
+    yield from events

@@ -1,0 +1,89 @@
+"""Gemini's API in the simulator: its endpoints, errors and replies."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from holdfast.errors import ProviderError
+from holdfast.providers.errors import get_header
+from holdfast.providers.gemini import gemini
+from holdfast.providers.json_splice import extra_field
+from holdfast.simulator.dialect import (
+    AcceptedRequest,
+    RequestContext,
+    SimulatedRequest,
+    encode_error_with,
+    encode_reply_with,
+    refuse,
+)
+from holdfast.simulator.gemini.body import describe_gemini_model, list_gemini_models
+from holdfast.simulator.gemini.cached_content import COLLECTION, handle_cache_request
+from holdfast.simulator.gemini.request import AS_ARRAY, count_gemini_tokens, parse_gemini_request, request_json_array
+from holdfast.simulator.gemini.validation import find_gemini_model, sign_gemini_thoughts
+from holdfast.types.blocks import Block
+from holdfast.types.json_encoding import encode_json
+from holdfast.types.reply import Reply
+
+# google-genai 3.x calls /v1, earlier versions /v1beta.
+_ACTION = re.compile(r"/v1(?:beta)?/models/([^/:]+):(generateContent|streamGenerateContent|countTokens)")
+_MODELS = re.compile(r"/v1(beta)?/models(?:/([^/:]+))?")
+_CACHES = re.compile(rf"/v1(?:beta)?/{COLLECTION}(?:/([^/:]+))?")
+_METHODS_OF_ONE = ("GET", "PATCH", "DELETE")
+
+
+class GeminiApi:
+    provider = gemini.name
+    routes = (
+        "POST /v1/models/ID:generateContent",
+        "POST /v1/models/ID:streamGenerateContent",
+        "POST /v1/models/ID:countTokens",
+        f"POST /v1/{COLLECTION}",
+        f"GET /v1/{COLLECTION}",
+        *(f"{method} /v1/{COLLECTION}/ID" for method in _METHODS_OF_ONE),
+    )
+    key_header = "x-goog-api-key"
+    request_id_header = "x-request-id"
+    reply_id_prefix = "gemini_sim"
+    call_id_prefix = "call_"
+
+    def takes(self, http_request: SimulatedRequest) -> bool:
+        if http_request.method == "POST" and _ACTION.fullmatch(http_request.path):
+            return True
+        if http_request.method == "GET" and (models := _MODELS.fullmatch(http_request.path)):
+            # Other providers list their models at the same path; only Gemini's clients send this header.
+            return bool(models[1]) or get_header(http_request.headers, self.key_header) is not None
+        caches = _CACHES.fullmatch(http_request.path)
+        return caches is not None and http_request.method in (_METHODS_OF_ONE if caches[1] else ("GET", "POST"))
+
+    def understand(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+        if caches := _CACHES.fullmatch(http_request.path):
+            return handle_cache_request(http_request, caches[1], setting)
+        if action := _ACTION.fullmatch(http_request.path):
+            return _understand_action(http_request, action[1], action[2], setting)
+        models = _MODELS.fullmatch(http_request.path)
+        if models is None or models[2] is None:
+            return encode_json(list_gemini_models(setting.models, http_request.query))
+        return encode_json(describe_gemini_model(find_gemini_model(models[2], setting.models, method="getModel")))
+
+    def sealed(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
+        return sign_gemini_thoughts(content, model=request.parameters.model, prefix=request.prefix)
+
+    def spell(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
+        if extra_field(request.parameters, AS_ARRAY) is None:
+            return encode_reply_with(gemini, reply, stream=request.parameters.stream)
+        chunks = (event.removeprefix(b"data: ").strip() for event in gemini.write_stream(reply))
+        return b"[" + b",\r\n".join(chunks) + b"]"
+
+    def refusal(self, error: ProviderError) -> tuple[int, bytes]:
+        return encode_error_with(gemini, error)
+
+
+def _understand_action(
+    http_request: SimulatedRequest, name: str, action: str, setting: RequestContext
+) -> AcceptedRequest | bytes:
+    if action == "countTokens":
+        return encode_json(count_gemini_tokens(http_request.body, name, setting))
+    understood = parse_gemini_request(http_request.body, name, action, setting)
+    format = http_request.query.get("alt", "json")
+    if format not in ("json", "sse") or (format == "sse" and not understood.parameters.stream):
+        raise refuse("Invalid value at 'alt': json is taken everywhere, and sse by streamGenerateContent.")
+    return request_json_array(understood) if understood.parameters.stream and format == "json" else understood

@@ -1,0 +1,129 @@
+"""Gemini's `cachedContents` endpoints: create, get, list, extend and delete explicit caches."""
+
+import datetime
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.errors import ProviderError
+from holdfast.providers.adapter import ExplicitCacheEntry
+from holdfast.providers.errors import decoding_errors
+from holdfast.providers.gemini.cached_content import CachePage, encode_cache, encode_cache_page
+from holdfast.simulator.dialect import RequestContext, SimulatedRequest, refuse
+from holdfast.simulator.explicit_caches import CachedContent
+from holdfast.simulator.gemini.body import (
+    CONTENTS,
+    HEAD_NAMES,
+    cut_page,
+    decode_gemini_members,
+    list_sent_parts,
+    make_gemini_cache_call,
+    read_text_member,
+    split_gemini_body,
+)
+from holdfast.simulator.gemini.validation import (
+    check_gemini_tools,
+    check_gemini_window,
+    find_gemini_model,
+    refuse_unsupported_model,
+)
+
+COLLECTION = "cachedContents"
+TTL_SECONDS_DEFAULT = 3_600.0  # Gemini's default, one hour.
+DISPLAY_NAME_CHARS_MAX = 128
+EXPIRES_AT_MAX = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC).timestamp()
+
+_METHOD = "createCachedContent"
+_EXPIRY_FIELDS = ("ttl", "expireTime")
+_KNOWN = frozenset({*HEAD_NAMES, *_EXPIRY_FIELDS, CONTENTS, "model", "displayName"})
+_TTL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?s")
+
+_decode_time = msgspec.json.Decoder(Annotated[datetime.datetime, msgspec.Meta(tz=True)]).decode
+
+
+def handle_cache_request(http_request: SimulatedRequest, id: str | None, setting: RequestContext) -> bytes:
+    """`id` is the path segment after the collection, if there is one."""
+    if id is None:
+        return (
+            _list(http_request.query, setting) if http_request.method == "GET" else _create(http_request.body, setting)
+        )
+    content = find_cached_content(f"{COLLECTION}/{id}", setting)
+    match http_request.method:
+        case "PATCH":
+            return _update(http_request.body, content, setting)
+        case "DELETE":
+            setting.named.remove(content.cache.name)
+            return b"{}"
+        case _:
+            return encode_cache(content.cache)
+
+
+def find_cached_content(name: str, setting: RequestContext) -> CachedContent:
+    """A missing cache, an expired one and one of another workspace give the same error, as with the provider."""
+    content = setting.named.find(setting.workspace, name, at=setting.at)
+    if content is None:
+        # Gemini answers PERMISSION_DENIED here, not NOT_FOUND.
+        raise ProviderError("auth", "CachedContent not found (or permission denied)", status=403)
+    return content
+
+
+def _create(body: bytes, setting: RequestContext) -> bytes:
+    members = split_gemini_body(body, _KNOWN)
+    name = (read_text_member(members, "model") or "").removeprefix("models/")
+    if not name:
+        raise refuse("CachedContent.model: model is not specified")
+    model = find_gemini_model(name, setting.models, method=_METHOD)
+    floor = model.cache.explicit_tokens_min
+    if not floor:
+        raise refuse_unsupported_model(name, _METHOD)
+    expires_at = _expires_at(members, setting.at)
+    display_name = read_text_member(members, "displayName") or ""
+    if len(display_name) > DISPLAY_NAME_CHARS_MAX:
+        raise refuse(f"CachedContent.display_name: must be at most {DISPLAY_NAME_CHARS_MAX} characters.")
+    content = {name: value for name, value in members.items() if name in (*HEAD_NAMES, CONTENTS)}
+    wire = decode_gemini_members(content, model.name)
+    sent = list_sent_parts(wire)
+    check_gemini_tools(sent, wire.parameters)
+    tokens = make_gemini_cache_call(sent, wire.parameters, model=model, setting=setting).tokens
+    if tokens < floor:
+        raise refuse(f"Cached content is too small. total_token_count={tokens}, min_total_token_count={floor}")
+    check_gemini_window(tokens, model)
+    cache = ExplicitCacheEntry(
+        f"{COLLECTION}/{setting.named.new_id(setting.at)}", model.name, tokens, expires_at, display_name
+    )
+    setting.named.keep(CachedContent(setting.workspace, cache, content), at=setting.at)
+    return encode_cache(cache)
+
+
+def _list(query: Mapping[str, str], setting: RequestContext) -> bytes:
+    own = [content.cache for content in setting.named.live(at=setting.at) if content.workspace == setting.workspace]
+    caches, next_page_token = cut_page(own, query)
+    return encode_cache_page(CachePage(tuple(caches), next_page_token))
+
+
+def _update(body: bytes, content: CachedContent, setting: RequestContext) -> bytes:
+    members = split_gemini_body(body, _KNOWN | {"name", "usageMetadata", "createTime", "updateTime"})
+    # Gemini allows no other change of an explicit cache than that of its expiry.
+    if not members or not members.keys() <= {*_EXPIRY_FIELDS}:
+        raise refuse("Only the expiration of a CachedContent can be updated: set ttl or expire_time and nothing else.")
+    extended = replace(content, cache=replace(content.cache, expires_at=_expires_at(members, setting.at)))
+    setting.named.keep(extended, at=setting.at)
+    return encode_cache(extended.cache)
+
+
+def _expires_at(members: Mapping[str, bytes], at: float) -> float:
+    if all(name in members for name in _EXPIRY_FIELDS):
+        raise refuse("ttl and expire_time cannot both be set.")
+    ttl = read_text_member(members, "ttl")
+    if ttl is not None and not _TTL.fullmatch(ttl):
+        raise refuse("Invalid value at 'ttl': Illegal duration format; duration must end with 's'")
+    expires_at = at + (TTL_SECONDS_DEFAULT if ttl is None else float(ttl[:-1]))
+    if "expireTime" in members:
+        with decoding_errors("invalid_request", "Invalid value at 'expireTime': it", status=400):
+            expires_at = _decode_time(members["expireTime"]).timestamp()
+    if not at < expires_at < EXPIRES_AT_MAX:
+        raise refuse("CachedContent.expiration: the expiration must be in the future, and before the year 9999.")
+    return expires_at

@@ -1,0 +1,100 @@
+"""OpenAI's Chat Completions API in the simulator."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.errors import ProviderError
+from holdfast.providers.errors import decoding_errors
+from holdfast.providers.json_splice import extra_field
+from holdfast.providers.openai_chat import openai_chat
+from holdfast.providers.openai_chat.parameters import OUTPUT_TOKENS_DEFAULT
+from holdfast.simulator.dialect import (
+    AcceptedRequest,
+    RequestContext,
+    SimulatedRequest,
+    encode_error_with,
+    encode_reply_with,
+)
+from holdfast.simulator.openai.request import OpenAIInterface, parse_openai_request
+from holdfast.simulator.openai.validation import check_chat_calls
+from holdfast.simulator.request_blocks import SentBlock
+from holdfast.types.blocks import THINKING_TYPES, Block
+from holdfast.types.reply import Reply
+
+_COMPLETIONS = "/v1/chat/completions"
+
+
+def _accept_all(blocks: Sequence[SentBlock]) -> None:
+    """Chat Completions has no thinking blocks to check."""
+
+
+_CHAT = OpenAIInterface(
+    adapter=openai_chat,
+    prompt_name="messages",
+    output_tokens_unlimited=OUTPUT_TOKENS_DEFAULT,
+    cache_options=frozenset({"mode", "ttl"}),
+    check_calls=check_chat_calls,
+    check_thinking=_accept_all,
+)
+
+
+class OpenAIChatApi:
+    provider = openai_chat.name
+    routes = (f"POST {_COMPLETIONS}",)
+    key_header = "authorization"
+    request_id_header = "x-request-id"
+    reply_id_prefix = "chatcmpl-sim"
+    call_id_prefix = "call_"
+
+    def takes(self, http_request: SimulatedRequest) -> bool:
+        return (http_request.method, http_request.path) == ("POST", _COMPLETIONS)
+
+    def understand(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+        wire = openai_chat.read_request(http_request.body, http_request.headers)
+        if wire.parameters.stream and not _wants_usage(http_request.body):
+            # Decoding drops `include_usage`, because our adapter always sets it; note here that the client did not.
+            extra = (*wire.parameters.extra, ("stream_options", '{"include_usage":false}'))
+            wire = replace(wire, parameters=replace(wire.parameters, extra=extra))
+        return parse_openai_request(wire, setting, _CHAT)
+
+    def sealed(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
+        """Without the thinking, which this API does not return."""
+        return tuple(block for block in content if not isinstance(block, THINKING_TYPES))
+
+    def spell(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
+        encoded = encode_reply_with(openai_chat, reply, stream=request.parameters.stream)
+        if isinstance(encoded, bytes) or extra_field(request.parameters, "stream_options") is None:
+            return encoded
+        # OpenAI sends the usage of a stream only on request, in a last chunk without choices.
+        return (chunk for chunk in encoded if not _is_usage_chunk(chunk))
+
+    def refusal(self, error: ProviderError) -> tuple[int, bytes]:
+        return encode_error_with(openai_chat, error)
+
+
+class _StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class _Streamed(msgspec.Struct, frozen=True):
+    stream_options: _StreamOptions | None = None
+
+
+def _wants_usage(body: bytes) -> bool:
+    with decoding_errors("invalid_request", "stream_options", status=400):
+        options = msgspec.json.decode(body, type=_Streamed).stream_options
+    return options is not None and options.include_usage is True
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    choices: tuple[msgspec.Raw, ...]
+
+
+def _is_usage_chunk(chunk: bytes) -> bool:
+    """Whether this is the usage chunk, the only one without choices."""
+    try:
+        return not msgspec.json.decode(chunk.removeprefix(b"data: "), type=_Chunk).choices
+    except msgspec.MsgspecError:
+        return False

@@ -1,0 +1,226 @@
+"""Parses and validates a request as OpenAI does: what the model and the cache see of it."""
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+
+import msgspec
+
+from holdfast.cachemodel.tiers import chain_prefixes, chain_seeds
+from holdfast.cachemodel.values import CacheCall, CacheScope
+from holdfast.catalog.schema import CacheRules, Model
+from holdfast.providers.adapter import Adapter, WireRequest
+from holdfast.providers.cache_inputs import openai_cache_inputs
+from holdfast.providers.json_splice import extra_field
+from holdfast.simulator.cache_diagnostics import (
+    NO_REASON,
+    DiagnosisFingerprint,
+    DiagnosisRequest,
+    digest_section,
+    digest_settings,
+)
+from holdfast.simulator.dialect import AcceptedRequest, RequestContext, refuse
+from holdfast.simulator.openai.validation import (
+    CheckCalls,
+    check_openai_breakpoints,
+    check_openai_output,
+    check_openai_tools,
+    check_openai_types,
+    check_openai_window,
+    find_openai_model,
+)
+from holdfast.simulator.request_blocks import (
+    SentBlock,
+    digest_conversation,
+    digest_conversation_starts,
+    list_sent_blocks,
+    make_cache_block,
+)
+from holdfast.types.prompt import Breakpoint, Parameters
+from holdfast.types.transcript import merge_into_messages
+
+PROVIDER = "openai"
+
+
+"""The catalog provider of the models, for both APIs."""
+
+
+class OpenAIInterface(msgspec.Struct, frozen=True):
+    """The differences between OpenAI's two APIs: field names, cache options and checks."""
+
+    adapter: Adapter
+    prompt_name: str
+    output_tokens_unlimited: int
+    cache_options: frozenset[str]
+    check_calls: CheckCalls
+    check_thinking: Callable[[Sequence[SentBlock]], None]
+
+
+def parse_openai_request(
+    wire: WireRequest, setting: RequestContext, interface: OpenAIInterface, *, counting: bool = False
+) -> AcceptedRequest:
+    """Raises `ProviderError` for what the provider refuses. With `counting`, output limits are not checked."""
+    parameters = wire.parameters
+    model = find_openai_model(parameters.model, setting.models, provider=PROVIDER)
+    messages = merge_into_messages(wire.prompt.passages)
+    if not messages:
+        raise refuse(f"Invalid '{interface.prompt_name}': it holds nothing to answer to.")
+    check_openai_types(parameters)
+    if not counting:
+        check_openai_output(parameters, model, unlimited=interface.output_tokens_unlimited)
+    interface.check_calls(messages)
+    sent = list_sent_blocks(interface.adapter, wire)
+    check_openai_tools(sent, parameters)
+    check_openai_breakpoints(sent, model)
+    interface.check_thinking(sent)
+    options = read_cache_options(parameters, model.cache, known=interface.cache_options)
+    call = make_openai_cache_call(sent, parameters, model=model, options=options, setting=setting)
+    check_openai_window(call.tokens, model)
+    return AcceptedRequest(
+        model=model,
+        parameters=parameters,
+        messages=messages,
+        call=call,
+        conversations=digest_conversation_starts(setting.workspace, sent),
+        prefix=digest_conversation(sent),
+        # A prewarming request gets no output.
+        prewarmed="end_turn" if options.prewarms else None,
+        fingerprint=fingerprint_openai_request(sent, parameters, model.cache),
+        wish=None if options.comparison is None else DiagnosisRequest(options.comparison),
+    )
+
+
+class CacheOptions(msgspec.Struct, frozen=True):
+    """`ttl` applies to the implicit breakpoint; `explicit_only` turns the implicit breakpoint off.
+
+    `comparison_response_id` is the id of the response that cache diagnostics compare with.
+    """
+
+    ttl: str | None = None
+    only_marks: bool = False
+    prewarms: bool = False
+    comparison: str | None = None
+
+
+def make_openai_cache_call(
+    blocks: Sequence[SentBlock], parameters: Parameters, *, model: Model, options: CacheOptions, setting: RequestContext
+) -> CacheCall:
+    """The request as the cache sees it."""
+    # The implicit breakpoint may be at the end of a user message, of a group of tool results, or of the initial
+    # developer messages (OpenAI's prompt caching guide); those ends are marked here.
+    seeds = chain_seeds(model.cache, openai_cache_inputs(parameters))
+    start = _conversation_start(blocks)
+    parts = (
+        make_cache_block(
+            sent,
+            "system" if index < start and sent.piece.place == "messages" else sent.piece.place,
+            model=model,
+            count=setting.count,
+            ending=(index == start - 1 and sent.piece.place != "tools") or _ends_turn(sent, following),
+        )
+        for index, (sent, following) in enumerate(zip_longest(blocks, blocks[1:]))
+    )
+    breakpoints = tuple(Breakpoint(index, sent.ttl) for index, sent in enumerate(blocks) if sent.ttl is not None)
+    scope = CacheScope(setting.workspace, parameters.model)
+    return CacheCall(scope, chain_prefixes(seeds, parts), breakpoints, setting.at, options.ttl, options.only_marks)
+
+
+def _conversation_start(blocks: Sequence[SentBlock]) -> int:
+    """The number of blocks before the conversation: tools, and the leading developer messages."""
+    conversation_blocks = (index for index, sent in enumerate(blocks) if sent.piece.role in ("user", "assistant"))
+    return next(conversation_blocks, len(blocks))
+
+
+def _ends_turn(sent: SentBlock, following: SentBlock | None) -> bool:
+    """Whether the block ends a user message, or a run of tool results."""
+    if sent.piece.role != "user":
+        return False
+    if following is None or following.piece.role != "user":
+        return True
+    return following.kind != "tool_result" if sent.kind == "tool_result" else bool(following.piece.opens)
+
+
+CACHE_KEY_CHARS_MAX = 64
+
+
+_OPTIONS = "prompt_cache_options"
+
+
+_RETENTION = "prompt_cache_retention"
+
+
+_KEY = "prompt_cache_key"
+
+
+_COMPARISON = "comparison_response_id"
+
+
+def read_cache_options(parameters: Parameters, rules: CacheRules, *, known: frozenset[str]) -> CacheOptions:
+    """`known` are the options of this API."""
+    key = extra_field(parameters, _KEY)
+    if key is not None and not (isinstance(key, str) and len(key) <= CACHE_KEY_CHARS_MAX):
+        raise refuse(f"Invalid '{_KEY}': expected a string of at most {CACHE_KEY_CHARS_MAX} characters.")
+    field = extra_field(parameters, _OPTIONS)
+    retention = extra_field(parameters, _RETENTION)
+    # GPT-5.6 and later take `prompt_cache_options`, earlier models `prompt_cache_retention`.
+    if rules.kind == "breakpoints":
+        if retention is not None:
+            raise refuse(f"Unsupported parameter: '{_RETENTION}' is not supported with this model; use {_OPTIONS}.ttl.")
+        return CacheOptions() if field is None else _parse_options(field, rules, known)
+    if field is not None:
+        raise refuse(f"Unsupported parameter: '{_OPTIONS}' is not supported with this model.")
+    if retention is not None and (not isinstance(retention, str) or retention not in rules.ttls_seconds):
+        supported = " or ".join(repr(ttl) for ttl in rules.ttls_seconds) or "none"
+        raise refuse(f"Invalid value for '{_RETENTION}': this model supports {supported}.")
+    return CacheOptions(ttl=retention if isinstance(retention, str) else None)
+
+
+def _parse_options(field: object, rules: CacheRules, known: frozenset[str]) -> CacheOptions:
+    if not isinstance(field, dict):
+        raise refuse(f"Invalid type for '{_OPTIONS}': expected an object.")
+    if unknown := sorted(set(field) - known):
+        raise refuse(f"Unknown parameter: '{_OPTIONS}.{unknown[0][:60]}'.")
+    mode, ttl, prewarm = field.get("mode", "implicit"), field.get("ttl"), field.get("prewarm", False)
+    if mode not in ("implicit", "explicit"):
+        raise refuse(f"Invalid value for '{_OPTIONS}.mode': supported values are 'implicit' and 'explicit'.")
+    if ttl is not None and (not isinstance(ttl, str) or ttl not in rules.ttls_seconds):
+        supported = " and ".join(repr(name) for name in rules.ttls_seconds)
+        raise refuse(f"Invalid value for '{_OPTIONS}.ttl': supported values are {supported}.")
+    if not isinstance(prewarm, bool):
+        raise refuse(f"Invalid type for '{_OPTIONS}.prewarm': expected a boolean.")
+    return CacheOptions(ttl=ttl, only_marks=mode == "explicit", prewarms=prewarm, comparison=_comparison(field, rules))
+
+
+def _comparison(field: dict[str, object], rules: CacheRules) -> str | None:
+    if _COMPARISON in field and not rules.diagnoses_misses:
+        raise refuse(f"Unknown parameter: '{_OPTIONS}.{_COMPARISON}'.")
+    id = field.get(_COMPARISON)
+    if id is not None and not isinstance(id, str):
+        raise refuse(f"Invalid type for '{_OPTIONS}.{_COMPARISON}': expected a string.")
+    return id
+
+
+_BEFORE_TOOLS = ("model", "prompt_cache_key", "service_tier")
+
+
+_AFTER_TOOLS = ("text_format", "reasoning_effort", "verbosity")
+
+
+def fingerprint_openai_request(
+    blocks: Sequence[SentBlock], parameters: Parameters, rules: CacheRules
+) -> DiagnosisFingerprint:
+    parameter_values = openai_cache_inputs(parameters)
+
+    def digests_of(*names: str) -> tuple[tuple[str, str], ...]:
+        return tuple((f"{name}_changed", digest_settings(parameter_values, (name,), rules)) for name in names)
+
+    return DiagnosisFingerprint(
+        digests=(
+            *digests_of(*_BEFORE_TOOLS),
+            ("tools_changed", digest_section(blocks, "tools")),
+            *digests_of(*_AFTER_TOOLS),
+            # It invalidates the cache, but OpenAI has no reason code for it.
+            (NO_REASON, digest_settings(parameter_values, ("parallel_tool_calls",), rules)),
+        ),
+        prompt_reason="input_changed",
+        hits_are_read=True,
+    )

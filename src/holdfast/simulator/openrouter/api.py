@@ -1,0 +1,230 @@
+"""OpenRouter's API in the simulator: chat completions under its own path, and the model list."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+
+import msgspec
+
+from holdfast.cachemodel.values import CacheCall, CacheScope
+from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
+from holdfast.catalog.schema import Model
+from holdfast.economics.cost import cost_usd
+from holdfast.errors import ProviderError, UserError
+from holdfast.providers.adapter import WireRequest
+from holdfast.providers.json_splice import join_object, split_object
+from holdfast.providers.openai_chat.parameters import OUTPUT_TOKENS_DEFAULT
+from holdfast.providers.openrouter import openrouter
+from holdfast.simulator.anthropic.cache_call import make_anthropic_cache_call as anthropic_cache_call
+from holdfast.simulator.anthropic.thinking import accept_thinking, sign_anthropic_thinking
+from holdfast.simulator.anthropic.validation import place_requested_breakpoints
+from holdfast.simulator.dialect import (
+    AcceptedRequest,
+    RequestContext,
+    SimulatedRequest,
+    encode_error_with,
+    encode_reply_with,
+    refuse,
+)
+from holdfast.simulator.openai.request import CacheOptions, make_openai_cache_call
+from holdfast.simulator.openai.responses import find_release_timestamp
+from holdfast.simulator.openai.validation import (
+    check_chat_calls,
+    check_openai_output,
+    check_openai_tools,
+    check_openai_types,
+    check_openai_window,
+)
+from holdfast.simulator.request_blocks import SentBlock, digest_conversation_starts, list_sent_blocks
+from holdfast.types.blocks import Block
+from holdfast.types.json_encoding import encode_json
+from holdfast.types.prompt import HistoryEntry, Segment, Stability
+from holdfast.types.reply import Reply
+from holdfast.types.transcript import merge_into_messages
+from holdfast.types.usage import Usage
+
+_COMPLETIONS = "/api/v1/chat/completions"
+
+
+_MODELS = "/api/v1/models"
+
+
+class OpenRouterApi:
+    provider = openrouter.name
+    routes = (f"POST {_COMPLETIONS}", f"GET {_MODELS}")
+    key_header = "authorization"
+    request_id_header = "x-request-id"
+    reply_id_prefix = "gen-sim"
+    call_id_prefix = "call_"
+
+    def takes(self, http_request: SimulatedRequest) -> bool:
+        return (http_request.method, http_request.path) in (("POST", _COMPLETIONS), ("GET", _MODELS))
+
+    def understand(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+        if http_request.path == _MODELS:
+            return encode_json(list_openrouter_models(setting.models, at=setting.at))
+        return parse_openrouter_request(openrouter.read_request(http_request.body, http_request.headers), setting)
+
+    def sealed(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
+        """Thinking is moved before all other blocks, because clients send it back there."""
+        ordered = openrouter.lower(HistoryEntry("assistant", tuple(content)))
+        blocks = ordered.content if ordered else ()
+        return sign_anthropic_thinking(
+            blocks, model=request.parameters.model, prefix=request.prefix, encode_block=_encode_block
+        )
+
+    def spell(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
+        encoded = encode_reply_with(openrouter, reply, stream=request.parameters.stream)
+        cost = compute_reply_cost(reply.usage, request)
+        if cost is None:
+            return encoded
+        return add_cost_to_body(encoded, cost) if isinstance(encoded, bytes) else add_cost_to_stream(encoded, cost)
+
+    def refusal(self, error: ProviderError) -> tuple[int, bytes]:
+        return encode_error_with(openrouter, error)
+
+
+def _encode_block(block: Block) -> bytes:
+    segment = Segment("reply", Stability.GROWING, "messages", passages=(HistoryEntry("assistant", (block,)),))
+    return b"".join(encoded.data for encoded in openrouter.spell(segment))
+
+
+_EVENT_START = b"data: "
+
+
+_USAGE = "usage"
+
+
+def compute_reply_cost(usage: Usage, request: AcceptedRequest) -> Decimal | None:
+    """None if the catalog has no price."""
+    # OpenRouter reports the price of a reply as `usage.cost`.
+    if not request.model.prices:
+        return None
+    return cost_usd(usage, price_at(request.model, utc_date(request.call.at), usage.tokens_sent))
+
+
+def add_cost_to_body(body: bytes, cost: Decimal) -> bytes:
+    members = split_object(body)
+    members[_USAGE] = join_object(split_object(members[_USAGE]) | {"cost": encode_json(float(cost))})
+    return join_object(members)
+
+
+def add_cost_to_stream(chunks: Iterable[bytes], cost: Decimal) -> Iterator[bytes]:
+    """Adds the cost to the chunk that contains the usage."""
+    for chunk in chunks:
+        event = chunk.removeprefix(_EVENT_START)
+        if event.startswith(b"{") and _USAGE in split_object(event):
+            yield _EVENT_START + add_cost_to_body(event, cost) + b"\n\n"
+        else:
+            yield chunk
+
+
+_PARAMETERS = ("max_tokens", "reasoning", "stop", "temperature", "tool_choice", "tools")
+
+
+_TOKENS_PRICED = 1_000_000
+
+
+def list_openrouter_models(models: Models, *, at: float) -> dict[str, object]:
+    rows = [describe_openrouter_model(row, at=at) for row in models.values() if row.provider == openrouter.name]
+    return {"data": rows, "links": {"next": None}, "total_count": len(rows)}
+
+
+def describe_openrouter_model(row: Model, *, at: float) -> dict[str, object]:
+    return {
+        "id": row.name,
+        "canonical_slug": row.name,
+        "name": row.name,
+        "created": find_release_timestamp(row),
+        "context_length": row.context_tokens_max,
+        "architecture": {
+            "modality": "text+image->text",
+            "input_modalities": ["text", "image"],
+            "output_modalities": ["text"],
+            "tokenizer": "Other",
+            "instruct_type": None,
+        },
+        "pricing": _pricing(row, at),
+        "top_provider": {
+            "context_length": row.context_tokens_max,
+            "max_completion_tokens": row.output_tokens_max,
+            "is_moderated": False,
+        },
+        "per_request_limits": None,
+        "supported_parameters": _PARAMETERS,
+        "default_parameters": None,
+        "supported_voices": None,
+        "links": {"details": f"/api/v1/models/{row.name}/endpoints"},
+    }
+
+
+def _pricing(row: Model, at: float) -> dict[str, str]:
+    """Dollars per token."""
+    if not row.prices:
+        return {"prompt": "0", "completion": "0"}
+    price = price_at(row, utc_date(at), 0)
+    return {
+        "prompt": _per_token(price.input),
+        "completion": _per_token(price.output),
+        "input_cache_read": _per_token(price.cache_read),
+        "input_cache_write": _per_token(price.cache_write_5m),
+    }
+
+
+def _per_token(rate: Decimal) -> str:
+    return f"{(rate / _TOKENS_PRICED).normalize():f}"
+
+
+_NAME_SHOWN_CHARS_MAX = 120
+
+
+def parse_openrouter_request(wire: WireRequest, setting: RequestContext) -> AcceptedRequest:
+    """Raises `ProviderError` for what OpenRouter or the serving provider refuses."""
+    parameters = wire.parameters
+    model = find_openrouter_model(parameters.model, setting.models)
+    messages = merge_into_messages(wire.prompt.passages)
+    if not messages:
+        raise refuse("Input required: specify messages")
+    check_openai_types(parameters)
+    check_openai_output(parameters, model, unlimited=OUTPUT_TOKENS_DEFAULT)
+    check_chat_calls(messages)
+    sent = list_sent_blocks(openrouter, wire)
+    check_openai_tools(sent, parameters)
+    placed = (
+        place_requested_breakpoints(sent, parameters, model.cache)
+        if model.cache.kind == "marks"
+        else _convert_breakpoints(sent, model)
+    )
+    admitted = accept_thinking(placed, model=parameters.model, rules=model.cache)
+    call = _cache_call(admitted.blocks, wire, model, setting)
+    check_openai_window(call.tokens, model)
+    return AcceptedRequest(
+        model=model,
+        parameters=parameters,
+        messages=messages,
+        call=call,
+        conversations=digest_conversation_starts(setting.workspace, sent),
+        prefix=admitted.prefix,
+        dropped=admitted.dropped,
+    )
+
+
+def find_openrouter_model(name: str, models: Models) -> Model:
+    try:
+        return find_model(f"{openrouter.name}:{name}", models)
+    except UserError as error:
+        raise refuse(f"No endpoints found for {name[:_NAME_SHOWN_CHARS_MAX]}.", status=404) from error
+
+
+def _convert_breakpoints(blocks: Sequence[SentBlock], model: Model) -> tuple[SentBlock, ...]:
+    """Breakpoints converted to those of the serving provider; dropped if it has none."""
+    # OpenRouter converts `cache_control` and `prompt_cache_breakpoint` into each other, as the provider needs it.
+    ttls = model.cache.ttls_seconds if model.cache.kind == "breakpoints" else {}
+    ttl = "30m" if "30m" in ttls else None
+    return tuple(msgspec.structs.replace(sent, ttl=ttl) if sent.ttl is not None else sent for sent in blocks)
+
+
+def _cache_call(blocks: Sequence[SentBlock], wire: WireRequest, model: Model, setting: RequestContext) -> CacheCall:
+    if model.cache.kind != "marks":
+        return make_openai_cache_call(blocks, wire.parameters, model=model, options=CacheOptions(), setting=setting)
+    scope = CacheScope(setting.workspace, wire.parameters.model)
+    return anthropic_cache_call(blocks, wire.parameters, model=model, scope=scope, at=setting.at, count=setting.count)

@@ -1,0 +1,116 @@
+"""The blocks of a request in wire order: path, bytes and cache breakpoint of each."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain as chained
+
+import msgspec
+
+from holdfast.cachemodel.tiers import ChainBlock
+from holdfast.cachemodel.values import BlockKind
+from holdfast.catalog.schema import Model
+from holdfast.catalog.token_count import count_block_tokens
+from holdfast.providers.adapter import Adapter, WireRequest
+from holdfast.types.blocks import Block
+from holdfast.types.json_encoding import canonical_json, extend_digest, sha256_hex
+from holdfast.types.prompt import PromptSection, Segment, Ttl
+from holdfast.types.request_buffer import EncodedBlock
+from holdfast.types.tool_spec import ToolSpec
+from holdfast.types.transcript import block_kind
+
+COUNTS_CACHED_MAX = 50_000
+THINKING_NAMES = ("thinking", "redacted_thinking")
+
+
+class SentBlock(msgspec.Struct, frozen=True):
+    """`path` is its position in the request, as the provider's error messages write it."""
+
+    path: str
+    block: Block | ToolSpec
+    piece: EncodedBlock
+    ttl: Ttl | None = None
+
+    @property
+    def kind(self) -> str:
+        return "tool" if isinstance(self.block, ToolSpec) else block_kind(self.block)
+
+
+def list_sent_blocks(adapter: Adapter, request: WireRequest) -> tuple[SentBlock, ...]:
+    ttls = {breakpoint.piece: breakpoint.ttl for breakpoint in request.plan.marks}
+    encoded_blocks = chained.from_iterable(adapter.spell(segment) for segment in request.prompt.segments)
+    paths = chained.from_iterable(_iter_paths(segment) for segment in request.prompt.segments)
+    return tuple(
+        SentBlock(path, block, encoded, ttls.get(index))
+        for index, ((path, block), encoded) in enumerate(zip(paths, encoded_blocks, strict=True))
+    )
+
+
+def _iter_paths(segment: Segment) -> Iterator[tuple[str, Block | ToolSpec]]:
+    for index, tool in enumerate(segment.tools):
+        yield f"tools.{index}", tool
+    for index, text in enumerate(segment.system):
+        yield f"system.{index}", text
+    for index, entry in enumerate(segment.passages):
+        for position, block in enumerate(entry.content):
+            yield f"messages.{index}.content.{position}", block
+
+
+class TokenCounts:
+    """A cached token counter: each block is counted once; the cache is cleared when it is full."""
+
+    def __init__(
+        self, count: Callable[[bytes, float], int] = count_block_tokens, *, known_max: int = COUNTS_CACHED_MAX
+    ) -> None:
+        self._count = count
+        self._known_max = known_max
+        self._counts: dict[tuple[str, float], int] = {}
+
+    def __call__(self, data: bytes, factor: float) -> int:
+        key = (sha256_hex(data), factor)
+        if key not in self._counts:
+            if len(self._counts) >= self._known_max:
+                self._counts.clear()
+            self._counts[key] = self._count(data, factor)
+        return self._counts[key]
+
+
+def digest_conversation_starts(workspace: str, blocks: Sequence[SentBlock]) -> tuple[str, ...]:
+    """Digests that identify the conversation: of the workspace, the system prompt and the first user message.
+
+    After a failure the client may extend that message, so there is one digest per prefix of it, the longest first.
+    """
+    digests, candidates = [workspace], []
+    for sent in blocks:
+        if sent.piece.place == "messages" and sent.piece.role != "user":
+            break
+        if sent.piece.place != "tools":
+            digests.append(sha256_hex(sent.piece.data))
+        if sent.piece.place == "messages":
+            candidates.append(sha256_hex(canonical_json(digests)))
+    return tuple(reversed(candidates)) or (sha256_hex(canonical_json(digests)),)
+
+
+def digest_conversation(blocks: Sequence[SentBlock]) -> str:
+    """A digest of everything that was sent, without workspace or parameters."""
+    digest_so_far = ""
+    for sent in blocks:
+        digest_so_far = extend_digest(digest_so_far, sent.piece.opens + sent.piece.data)
+    return digest_so_far
+
+
+def make_cache_block(
+    sent: SentBlock, place: PromptSection, *, model: Model, count: TokenCounts, ending: bool = False
+) -> ChainBlock:
+    """The block as the cache sees it: its role, and its bytes without breakpoints."""
+    encoded = sent.piece.opens + sent.piece.data
+    role = (sent.piece.role or "").encode() + b"\n"
+    return ChainBlock(place, role + encoded, count(encoded, model.tokens_factor), _block_kind(sent.kind), ending)
+
+
+def _block_kind(kind: str) -> BlockKind:
+    match kind:
+        case "tool_use":
+            return "tool_use"
+        case "tool_result":
+            return "tool_result"
+        case _:
+            return "plain"

@@ -1,0 +1,258 @@
+"""An event log in a database, independent of the engine: one writer for appends, reads in pages."""
+
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
+
+from holdfast.errors import StoreError, UserError
+from holdfast.events.log import Event, SessionRow
+from holdfast.ledger.analytics.queries import AnalyticsQueries, CostQueries
+from holdfast.ledger.analytics.results import RollUpCostQueries
+from holdfast.ledger.postings import affects_ledger
+from holdfast.stores.instructions.store import InstructionStore
+from holdfast.stores.instructions.tables import InstructionTables
+from holdfast.stores.sql.analytics import SqlAnalyticsQueries, SqlRollUpSource
+from holdfast.stores.sql.analytics_queries import RollUpSql
+from holdfast.stores.sql.events import (
+    Cell,
+    LogQueries,
+    decode_event_row,
+    decode_session_row,
+    encode_events,
+    is_storable_text,
+    tally_sessions,
+)
+from holdfast.stores.sql.records import ChangeRunner, DatabaseRecords, RecordQueries
+from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, WriterThread
+
+READ_BATCH_EVENTS = 128  # Bounds what a reader of a long session holds in memory.
+SESSIONS_AT_ONCE = 500
+
+_ROWS_MAX = 2**62  # No limit: more rows than any table has, and within every engine's integers.
+
+
+class Reader(Protocol):
+    def fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
+        """All rows of a query; none if a parameter is text that no database can store."""
+
+    def close(self) -> None: ...
+
+
+class EngineQueries(msgspec.Struct, frozen=True):
+    """The SQL of an engine."""
+
+    log: LogQueries
+    tables: RollUpSql
+    version: str
+    size_bytes: str
+
+
+class StoreFacts(msgspec.Struct, frozen=True, array_like=True):
+    """The contents of a database in numbers; `pending_sessions` sessions are not in the tables yet."""
+
+    name: str
+    version: int
+    size_bytes: int
+    sessions: int
+    events: int
+    oldest_at: float | None
+    newest_at: float | None
+    calls: int
+    to_enter: int
+
+
+class DatabaseEventLog:
+    """An append reports every failure through its future; everything else raises.
+
+    After a write has failed for good the store accepts no more events until it is reopened, because the log would have
+    a gap; what is on it can still be read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sql: EngineQueries,
+        reads: Reader,
+        writer: WriterThread,
+        *,
+        event_bytes_max: int,
+        record_queries: RecordQueries,
+        changes: ChangeRunner,
+        instruction_tables: InstructionTables,
+    ) -> None:
+        self._name = name
+        self._sql = sql
+        self._queries = sql.log
+        self._table_queries = sql.tables
+        self._reads = reads
+        self._writer = writer
+        self._event_bytes_max = event_bytes_max
+        self._record_queries = record_queries
+        self._changes = changes
+        self._instruction_tables = instruction_tables
+        self._pid = os.getpid()
+        self._closed = StoreError(f"the store {name} is closed: open it again")
+        # Runs at `close`, when the store is garbage-collected, or at exit: queued events are still written then.
+        self._release = weakref.finalize(self, _release, self._pid, (writer, reads, changes), self._closed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def records(self) -> DatabaseRecords:
+        """Keys, controls and settings beside the log."""
+        # Created on demand: storing it would make a reference cycle, and the store would not be finalized.
+        return DatabaseRecords(self._record_queries, self._fetch, self._changes)
+
+    @property
+    def instructions(self) -> InstructionStore:
+        """The instructions of agents."""
+        return InstructionStore(self._instruction_tables, self._fetch, self._changes)
+
+    def append(self, events: Sequence[Event]) -> Future[None]:
+        """Blocks only while the queue is full; an append that was queued cannot be cancelled."""
+        done: Future[None] = Future()
+        try:
+            self._check_usable()
+            rows = encode_events(events, event_bytes_max=self._event_bytes_max)
+            posted = tuple(event for event in events if affects_ledger(event.payload))
+            job = AppendJob(rows, tally_sessions(events), done, posted)
+        except StoreError as error:
+            done.set_exception(error)
+        else:
+            self._writer.submit(job)
+        return done
+
+    def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
+        """Reads and decodes lazily, one batch at a time."""
+        self._check_usable()
+        return self._read_from(session_id, 0 if after is None else self._find_seq(session_id, after))
+
+    def _find_seq(self, session_id: str, event_id: str) -> int:
+        for (seq,) in self._fetch(self._queries.place, (event_id, session_id)):
+            assert isinstance(seq, int)
+            return seq
+        if self._fetch(self._queries.session, (session_id,)):
+            raise UserError(f"session {session_id!a} has no event {event_id!a} to continue after")
+        return 0
+
+    def _read_from(self, session_id: str, seq: int) -> Iterator[Event]:
+        while batch := self._fetch(self._queries.page, (session_id, seq, READ_BATCH_EVENTS)):
+            for row_seq, *columns in batch:
+                assert isinstance(row_seq, int)
+                seq = row_seq
+                yield decode_event_row(columns)
+
+    def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:
+        if limit is not None and limit < 0:
+            raise UserError(f"the limit cannot be {limit}: use 0 or more, or none")
+        rows_max = _ROWS_MAX if limit is None else min(limit, _ROWS_MAX)
+        return tuple(map(decode_session_row, self._fetch(self._queries.sessions, (rows_max,))))
+
+    def lessons(self, *, limit: int) -> tuple[Event, ...]:
+        events = []
+        for columns in reversed(self._fetch(self._queries.lessons, (min(max(limit, 0), _ROWS_MAX),))):
+            # Skip events of a newer version: this one cannot use them.
+            with suppress(StoreError):
+                events.append(decode_event_row(columns))
+        return tuple(events)
+
+    def delete(self, session_id: str) -> int:
+        if not is_storable_text(session_id):
+            return 0
+        deleted = self._run_job(DeleteJob(session_id, Future()))
+        self.records.forget(session_id)
+        return deleted
+
+    def prune(self, session_id: str, kept_types: Sequence[str], *, before: float) -> int:
+        """Deletes a session's events of all other types if its last event is older than `before`; returns how many."""
+        return (
+            self._run_job(PruneJob(session_id, tuple(kept_types), before, Future()))
+            if is_storable_text(session_id)
+            else 0
+        )
+
+    def prunable(self, kept_types: Sequence[str], *, before: float) -> tuple[tuple[str, int], ...]:
+        """Sessions whose last event is older than `before`, with the number of events that pruning would delete."""
+        query = self._queries.prunable.format(retained=", ".join([self._queries.mark] * len(kept_types)))
+        return tuple((str(id), int(str(count))) for id, count in self._fetch(query, (before, *kept_types)))
+
+    def facts(self) -> StoreFacts:
+        ((version,),) = self._fetch(self._sql.version, ())
+        ((size_bytes,),) = self._fetch(self._sql.size_bytes, ())
+        (totals,) = self._fetch(self._queries.totals, ())
+        return msgspec.convert((self._name, version, size_bytes, *totals), StoreFacts)
+
+    def tables(self) -> CostQueries:
+        """Cost queries over all sessions; sessions missing from the tables are processed first."""
+        return RollUpCostQueries(SqlRollUpSource(self._fetch, self._table_queries, self.catch_up))
+
+    def figures(self) -> AnalyticsQueries:
+        """Analytics queries over the same tables."""
+        return SqlAnalyticsQueries(self._fetch, self._table_queries, self.catch_up)
+
+    def rebuild(self) -> None:
+        """Empties the tables; `roll_up_pending` fills them from the log."""
+        self._run_job(RollUpJob((), Future(), afresh=True))
+
+    def to_enter(self) -> Iterator[str]:
+        """Sessions whose events are not all in the tables."""
+        first_id = ""
+        while rows := self._fetch(self._table_queries.to_enter, (first_id, SESSIONS_AT_ONCE)):
+            for (session_id,) in rows:
+                first_id = f"{session_id}\0"  # The smallest string after it.
+                yield str(session_id)
+
+    def enter(self, session_id: str) -> None:
+        """Processes all events of a session that is not completely in the tables."""
+        self._run_job(RollUpJob((session_id,), Future()))
+
+    def catch_up(self) -> None:
+        if self._fetch(self._table_queries.is_to_enter, ()):
+            for session_id in self.to_enter():
+                self.enter(session_id)
+
+    def table_rows(self, table: str, columns: Sequence[str], session_id: str | None = None) -> list[tuple[object, ...]]:
+        """The raw rows of a table, of one session or of all."""
+        query = self._table_queries.rows_of(table, columns, session=session_id is not None)
+        return self._fetch(query, () if session_id is None else (session_id,))
+
+    def _run_job(self, job: DeleteJob | PruneJob | RollUpJob) -> int:
+        self._check_usable()
+        if self._writer.is_current_thread():
+            raise StoreError("an append callback runs on the writer thread and cannot wait for it: use another thread")
+        self._writer.submit(job)
+        return job.done.result() or 0
+
+    def _fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
+        self._check_usable()
+        return self._reads.fetch(query, parameters)
+
+    def close(self) -> None:
+        self._release()
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise StoreError(f"the store {self._name} was opened before this process was forked: open it again here")
+        if not self._release.alive:
+            raise StoreError(str(self._closed))
+
+
+def _release(pid: int, resources: tuple[WriterThread, Reader, ChangeRunner], closed: StoreError) -> None:
+    if os.getpid() != pid:
+        return  # A forked process has no writer thread and must not close its parent's connections.
+    writer, reads, changes = resources
+    writer.close(closed)
+    reads.close()
+    changes.close()

@@ -1,0 +1,356 @@
+"""Agents, units, manifests, audit and coverage in a database, independent of the engine."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from holdfast.errors import StoreError
+from holdfast.instructions.models import (
+    Agent,
+    Approval,
+    AuditRecord,
+    BootStub,
+    CoverageRun,
+    DetectedUnit,
+    Manifest,
+    Probe,
+    Signer,
+    UnitVersion,
+)
+from holdfast.stores.instructions.tables import LISTS_UNIT, InstructionTables, manifest_pattern
+from holdfast.stores.instructions.transfer import OwnerTransfer
+from holdfast.stores.sql.records import ChangeRunner, FetchRows
+from holdfast.stores.write.queue import GroupCommit, SqlStep
+
+
+class InstructionStore(OwnerTransfer):
+    def __init__(self, tables: InstructionTables, fetch: FetchRows, changes: ChangeRunner) -> None:
+        super().__init__(tables, fetch, changes)
+        self._group_commit = GroupCommit(partial(changes.change_all, synced=False))
+
+    def agent(self, name: str) -> Agent | None:
+        matches = self._rows(self._tables.agents, "WHERE id = ? OR shortname = ?", name, name)
+        return next((agent for agent in matches if agent.id == name), matches[0] if matches else None)
+
+    def agents(self) -> tuple[Agent, ...]:
+        return self._rows(self._tables.agents, "ORDER BY id")
+
+    def put_agent(self, agent: Agent) -> bool:
+        table = self._tables.agents
+        # Ids and shortnames share one namespace: no agent may be named like another one's id.
+        if self._rows(
+            table,
+            "WHERE id <> ? AND (id = ? OR shortname = ? OR shortname = ?)",
+            agent.id,
+            agent.shortname or "",
+            agent.shortname,
+            agent.id,
+        ):
+            return False
+        changed = ", ".join(
+            f"{name} = excluded.{name}" for name in table.columns if name not in ("id", "created_at", "revision")
+        )
+        statement = f"{table.insert} ON CONFLICT (id) DO UPDATE SET {changed}"
+        return self._changes.change_all(
+            [SqlStep(statement, table.cells(agent)), self._bump(agent.id), self._forget_stubs(agent.id)]
+        )
+
+    def unit(self, uri: str) -> UnitVersion | None:
+        return next(iter(self._rows(self._tables.units, "WHERE uri = ?", uri)), None)
+
+    def versions_of(self, owner: str, name: str) -> tuple[UnitVersion, ...]:
+        return self._rows(self._tables.units, "WHERE agent_id = ? AND name = ? ORDER BY created_at, uri", owner, name)
+
+    def units_at(self, owners: Sequence[str], at: int | None) -> tuple[UnitVersion, ...]:
+        if not owners:
+            return ()
+        in_force, times = "valid_until IS NULL", () if at is None else (at, at)
+        if times:
+            in_force = "created_at <= ? AND (valid_until IS NULL OR valid_until > ?)"
+        placeholders = ", ".join("?" * len(owners))
+        where = f"WHERE agent_id IN ({placeholders}) AND status = 'active' AND {in_force} ORDER BY uri"
+        return self._rows(self._tables.units, where, *owners, *times)
+
+    def add_unit(
+        self, unit: UnitVersion, registers: Agent | None, *, over: str | None, judged: Sequence[str] = ()
+    ) -> bool:
+        table = self._tables.units
+        steps = [self._register(registers)] if registers else []
+        if unit.status == "active":
+            steps += self._check_unchanged(unit, over, judged)
+        steps.append(SqlStep(table.insert, table.cells(unit)))
+        if unit.status == "active":
+            steps += self._replace_active(unit, unit.created_at)
+        return self._changes.change_all(steps)
+
+    def release_unit(self, unit: UnitVersion, *, over: str | None, judged: Sequence[str] = ()) -> bool:
+        columns = ("status", "created_at", "source_trust", "derived_from", "signature", "signed_by")
+        release = self._step(
+            f"UPDATE {self._tables.units.name} SET {', '.join(f'{name} = ?' for name in columns)} "
+            "WHERE uri = ? AND status = 'quarantined'",
+            (*(getattr(unit, name) for name in columns), unit.uri),
+            rows_min=1,
+        )
+        if unit.status != "active":
+            return self._changes.change_all([release])
+        checks = self._check_unchanged(unit, over, judged)
+        return self._changes.change_all([*checks, release, *self._replace_active(unit, unit.created_at)])
+
+    def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int, judged: Sequence[str]) -> bool:
+        return self._changes.change_all(self._activate(unit, over, judged, at=at))
+
+    def manifest(self, agent_id: str) -> Manifest | None:
+        manifests = self._rows(self._tables.manifests, "WHERE agent_id = ? AND superseded_at IS NULL", agent_id)
+        return next(iter(manifests), None)
+
+    def manifest_at(self, agent_id: str, at: int) -> Manifest | None:
+        in_force = "created_at <= ? AND (superseded_at IS NULL OR superseded_at > ?)"
+        manifests = self._rows(
+            self._tables.manifests,
+            f"WHERE agent_id = ? AND {in_force} ORDER BY created_at DESC LIMIT 1",
+            agent_id,
+            at,
+            at,
+        )
+        return next(iter(manifests), None)
+
+    def manifest_of(self, agent_id: str, version: str) -> Manifest | None:
+        manifests = self._rows(self._tables.manifests, "WHERE agent_id = ? AND version = ?", agent_id, version)
+        return next(iter(manifests), None)
+
+    def manifests_listing(self, owner: str, name: str) -> tuple[Manifest, ...]:
+        where = f"WHERE superseded_at IS NULL AND {LISTS_UNIT} ORDER BY agent_id"
+        return self._rows(self._tables.manifests, where, manifest_pattern(owner, name))
+
+    def manifest_versions(self, agent_id: str) -> tuple[str, ...]:
+        return self._ids(f"SELECT version FROM {self._tables.manifests.name} WHERE agent_id = ?", agent_id)
+
+    def guaranteed_count(self) -> int:
+        current = self._rows(self._tables.manifests, "WHERE superseded_at IS NULL")
+        return sum(entry.guarantee_load for manifest in current for entry in manifest.body)
+
+    def publish(
+        self,
+        manifest: Manifest,
+        *,
+        over: str | None,
+        registers: Agent | None,
+        run: CoverageRun,
+        approvals: Sequence[Approval],
+        events: Sequence[AuditRecord],
+        activates: Sequence[tuple[UnitVersion, str | None, Sequence[str]]] = (),
+        holds: Sequence[str] = (),
+    ) -> bool:
+        tables = self._tables
+        steps = [self._register(registers)] if registers else []
+        # Taking the lock row first means that concurrent changes queue here and cannot deadlock later.
+        steps += [self._take_lock()] if activates or holds else []
+        if over is not None:
+            supersede = f"UPDATE {tables.manifests.name} SET superseded_at = ? WHERE id = ? AND superseded_at IS NULL"
+            steps.append(self._step(supersede, (manifest.created_at, over), rows_min=1))
+        steps.append(SqlStep(tables.manifests.insert, tables.manifests.cells(manifest)))
+        for uri in holds:
+            is_active = "uri = ? AND status = 'active' AND valid_until IS NULL"
+            confirm = f"UPDATE {tables.units.name} SET status = 'active' WHERE {is_active}"
+            steps.append(self._step(confirm, (uri,), rows_min=1))
+        for unit, replaced, judged in activates:
+            steps += self._activate(unit, replaced, (*judged, manifest.id), at=manifest.created_at)
+        steps.append(SqlStep(tables.coverage.insert, tables.coverage.cells(run)))
+        steps += [SqlStep(tables.approvals.insert, tables.approvals.cells(record)) for record in approvals]
+        steps += [SqlStep(tables.audit.insert, tables.audit.cells(record)) for record in events]
+        steps += [self._bump(manifest.agent_id), self._forget_stubs(manifest.agent_id)]
+        return self._changes.change_all(steps)
+
+    def stub(self, agent_id: str, profile: str) -> BootStub | None:
+        stubs = self._rows(self._tables.stubs, "WHERE agent_id = ? AND adapter_profile = ?", agent_id, profile)
+        return next(iter(stubs), None)
+
+    def keep_stub(self, stub: BootStub) -> None:
+        table = self._tables.stubs
+        changed = ", ".join(f"{name} = excluded.{name}" for name in table.columns)
+        self._changes.change(
+            f"{table.insert} ON CONFLICT (agent_id, adapter_profile) DO UPDATE SET {changed} "
+            f"WHERE {table.name}.cache_key <> excluded.cache_key",
+            table.cells(stub),
+        )
+
+    def add_audit(self, record: AuditRecord) -> None:
+        table = self._tables.audit
+        if not self._group_commit.write(SqlStep(table.insert, table.cells(record))):
+            raise StoreError("the audit record contains text that no database can store")
+
+    def audit(self, token: str) -> AuditRecord | None:
+        return next(iter(self._rows(self._tables.audit, "WHERE audit_token = ?", token)), None)
+
+    def close_audit(self, token: str, *, used: Sequence[str], missed: Sequence[str], at: int) -> bool:
+        step = self._step(
+            f"UPDATE {self._tables.audit.name} SET used_chunks = ?, missed_chunks = ?, audit_closed = ? "
+            "WHERE audit_token = ? AND audit_closed IS NULL",
+            (msgspec.json.encode(used).decode(), msgspec.json.encode(missed).decode(), at, token),
+            rows_min=1,
+        )
+        return self._changes.change_all([step])
+
+    def keep_detected(self, token: str, detected: Sequence[DetectedUnit], *, at: int) -> bool:
+        step = self._step(
+            f"UPDATE {self._tables.audit.name} SET detected = ?, detected_at = ? "
+            "WHERE audit_token = ? AND detected_at IS NULL",
+            (msgspec.json.encode(detected).decode(), at, token),
+            rows_min=1,
+        )
+        return self._changes.change_all([step])
+
+    def audits(self, agent_id: str, *, since: int) -> tuple[AuditRecord, ...]:
+        return self._rows(
+            self._tables.audit, "WHERE agent_id = ? AND created_at >= ? ORDER BY created_at, id", agent_id, since
+        )
+
+    def audits_of_run(self, agent_id: str, heartbeat_id: str) -> tuple[AuditRecord, ...]:
+        where = "WHERE agent_id = ? AND heartbeat_id = ? ORDER BY created_at, id"
+        return self._rows(self._tables.audit, where, agent_id, heartbeat_id)
+
+    def heartbeat(self, agent_id: str, heartbeat_id: str) -> AuditRecord | None:
+        records = self._rows(
+            self._tables.audit,
+            "WHERE agent_id = ? AND heartbeat_id = ? AND event_type = 'preload' ORDER BY created_at DESC LIMIT 1",
+            agent_id,
+            heartbeat_id,
+        )
+        return next(iter(records), None)
+
+    def add_approval(self, approval: Approval, *, registers: Agent) -> None:
+        table = self._tables.approvals
+        self._run_all([self._register(registers), SqlStep(table.insert, table.cells(approval))])
+
+    def approvals(self, agent_id: str) -> tuple[Approval, ...]:
+        return self._rows(self._tables.approvals, "WHERE agent_id = ? ORDER BY id", agent_id)
+
+    def coverage(self, agent_id: str) -> CoverageRun | None:
+        current = f"(SELECT version FROM {self._tables.manifests.name} WHERE agent_id = ? AND superseded_at IS NULL)"
+        runs = self._rows(
+            self._tables.coverage,
+            f"WHERE agent_id = ? AND manifest_version = {current} ORDER BY finished_at DESC, id DESC LIMIT 1",
+            agent_id,
+            agent_id,
+        )
+        return next(iter(runs), None)
+
+    def add_coverage(self, run: CoverageRun) -> None:
+        table = self._tables.coverage
+        self._run_all([SqlStep(table.insert, table.cells(run)), self._bump(run.agent_id)])
+
+    def probes(self, agent_id: str) -> tuple[Probe, ...]:
+        return self._rows(self._tables.probes, "WHERE agent_id = ? ORDER BY probe_id", agent_id)
+
+    def put_probe(self, probe: Probe) -> None:
+        step = self._upsert_probe(probe)
+        self._changes.change(step.statement, step.cells)
+
+    def put_sample(self, probes: Sequence[Probe], *, lease: str, until: int, at: int) -> bool:
+        return self._changes.change_all([*self._lease(lease, until, at), *map(self._upsert_probe, probes)])
+
+    def agents_to_sample(self, lease_prefix: str, *, since: int, at: int) -> tuple[str, ...]:
+        schema = self._tables.schema
+        return self._ids(
+            f"SELECT m.agent_id FROM {self._tables.manifests.name} m WHERE m.superseded_at IS NULL "
+            f"AND NOT EXISTS (SELECT 1 FROM {schema}instruction_wakes w "
+            "WHERE w.jti = ? || m.agent_id AND w.expires_at >= ?) "
+            f"AND EXISTS (SELECT 1 FROM {self._tables.audit.name} a WHERE a.agent_id = m.agent_id "
+            "AND a.created_at >= ? AND a.audit_closed IS NOT NULL AND a.event_type = 'recall') ORDER BY m.agent_id",
+            _lease_name(lease_prefix),
+            at,
+            since,
+        )
+
+    def agents_to_measure(self, *, finished_before: int, recert_before: int) -> tuple[str, ...]:
+        of_manifest = "c.agent_id = m.agent_id AND c.manifest_version = m.version"
+        run = f"SELECT 1 FROM {self._tables.coverage.name} c WHERE {of_manifest}"
+        later_run = (
+            "d.agent_id = c.agent_id AND d.manifest_version = c.manifest_version AND d.finished_at > c.finished_at"
+        )
+        certified = f"SELECT 1 FROM {self._tables.coverage.name} d WHERE {later_run} AND d.recert_due IS NULL"
+        return self._ids(
+            f"SELECT m.agent_id FROM {self._tables.manifests.name} m WHERE m.superseded_at IS NULL "
+            f"AND (NOT EXISTS ({run} AND c.finished_at > ? AND c.stale = 0) "
+            f"OR EXISTS ({run} AND c.recert_due <= ? AND NOT EXISTS ({certified}))) ORDER BY m.agent_id",
+            finished_before,
+            recert_before,
+        )
+
+    def signers(self, *, at: int | None) -> tuple[Signer, ...]:
+        table, order = self._tables.signers, "ORDER BY entity, public_key"
+        if at is None:
+            return self._rows(table, order)
+        usable = "k.scope = 'admin' AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ?)"
+        keys = f"SELECT 1 FROM {self._tables.schema}api_keys k WHERE k.entity = {table.name}.entity AND {usable}"
+        return self._rows(table, f"WHERE EXISTS ({keys}) {order}", at / 1000)
+
+    def add_signer(self, signer: Signer) -> None:
+        table = self._tables.signers
+        self._changes.change(f"{table.insert} ON CONFLICT (entity, public_key) DO NOTHING", table.cells(signer))
+
+    def remove_signers(self, signers: Sequence[Signer]) -> None:
+        delete = f"DELETE FROM {self._tables.signers.name} WHERE entity = ? AND public_key = ?"
+        self._run_all([self._step(delete, (signer.entity, signer.public_key)) for signer in signers])
+
+    def use_wake(self, jti: str, *, expires_at: int, at: int) -> bool:
+        return self._changes.change_all(self._wake(jti, expires_at, at))
+
+    def take_lease(self, name: str, *, until: int, at: int) -> bool:
+        return self._changes.change_all(self._lease(name, until, at))
+
+    def end_lease(self, name: str, *, until: int) -> None:
+        table = f"{self._tables.schema}instruction_wakes"
+        self._changes.change_all(
+            [self._step(f"DELETE FROM {table} WHERE jti = ? AND expires_at = ?", (_lease_name(name), until))]
+        )
+
+    def encoder(self) -> str | None:
+        return self._setting("instruction_encoder")
+
+    def set_encoder(self, encoder: str) -> None:
+        self._set("instruction_encoder", encoder)
+
+    def refused_encoder(self) -> str | None:
+        return self._setting("instruction_encoder_refused")
+
+    def set_refused_encoder(self, encoder: str) -> None:
+        self._set("instruction_encoder_refused", encoder)
+
+    def _setting(self, name: str) -> str | None:
+        query = f"SELECT value FROM {self._tables.schema}settings WHERE name = ?"
+        return next((str(value) for (value,) in self._fetch(query, (name,))), None)
+
+    def _set(self, name: str, value: str) -> None:
+        step = self._step(
+            f"INSERT INTO {self._tables.schema}settings (name, value) VALUES (?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (name, value),
+        )
+        self._changes.change(step.statement, step.cells)
+
+    def _upsert_probe(self, probe: Probe) -> SqlStep:
+        table = self._tables.probes
+        changed = ", ".join(f"{name} = excluded.{name}" for name in ("intent", "required_units", "k"))
+        return SqlStep(f"{table.insert} ON CONFLICT (agent_id, probe_id) DO UPDATE SET {changed}", table.cells(probe))
+
+    def _lease(self, name: str, until: int, at: int) -> list[SqlStep]:
+        # A lease is stored like a used wake token: a name that is taken until it expires.
+        return self._wake(_lease_name(name), until, at)
+
+    def _wake(self, jti: str, expires_at: int, at: int) -> list[SqlStep]:
+        table = f"{self._tables.schema}instruction_wakes"
+        return [
+            self._step(f"DELETE FROM {table} WHERE expires_at < ?", (at,)),
+            self._step(f"INSERT INTO {table} (jti, expires_at) VALUES (?, ?)", (jti, expires_at)),
+        ]
+
+    def _run_all(self, steps: Sequence[SqlStep]) -> None:
+        """These steps conflict with nothing, so a refusal is an error."""
+        if not self._changes.change_all(steps):
+            raise StoreError("the database refused the change")
+
+
+def _lease_name(name: str) -> str:
+    return f"lease:{name}"

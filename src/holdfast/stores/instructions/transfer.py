@@ -1,0 +1,247 @@
+"""All instruction records of an owner, for transfer to another store: read in pages, written in one transaction."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.errors import UserError
+from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.models import Agent, Approval, AuditRecord, CoverageRun, Manifest, Probe, UnitVersion
+from holdfast.instructions.store import InstructionRecords, OwnedRecord, export_record, record_owner
+from holdfast.instructions.uri import is_shared_owner
+from holdfast.stores.instructions.tables import InstructionSteps, InstructionTable, InstructionTables
+from holdfast.stores.sql.events import Cell
+from holdfast.stores.sql.records import ChangeRunner, FetchRows
+from holdfast.stores.write.queue import SqlStep
+
+PAGE_RECORDS = 500
+
+
+Row = TypeVar("Row", bound=msgspec.Struct)
+
+
+class OwnerTransfer(InstructionSteps):
+    def __init__(self, tables: InstructionTables, fetch: FetchRows, changes: ChangeRunner) -> None:
+        super().__init__(tables)
+        self._fetch = fetch
+        self._changes = changes
+
+    def owners(self) -> tuple[str, ...]:
+        # Shared owners first: an agent's manifest may list their units, which must exist when it is imported.
+        shared = [
+            owner
+            for owner in self._ids(f"SELECT DISTINCT agent_id FROM {self._tables.units.name}")
+            if is_shared_owner(owner)
+        ]
+        return (*sorted(shared), *self._ids(f"SELECT id FROM {self._tables.agents.name} ORDER BY id"))
+
+    def records_of(self, owner: str) -> Iterator[OwnedRecord]:
+        tables, of_owner = self._tables, "WHERE agent_id = ? ORDER BY"
+        yield from self._rows(tables.agents, "WHERE id = ?", owner)
+        # In one query: with pages, a version and its successor could both be read as active.
+        yield from self._rows(tables.units, f"{of_owner} created_at, uri", owner)
+        yield from self._rows(tables.manifests, f"{of_owner} created_at, id", owner)
+        yield from self._rows(tables.approvals, f"{of_owner} id", owner)
+        yield from self._rows(tables.coverage, f"{of_owner} finished_at, id", owner)
+        yield from self._rows(tables.probes, f"{of_owner} probe_id", owner)
+        yield from self._audit_pages(owner)
+
+    def is_here(self, owner: str) -> bool:
+        table, column = (self._tables.units, "agent_id") if is_shared_owner(owner) else (self._tables.agents, "id")
+        return bool(self._ids(f"SELECT {column} FROM {table.name} WHERE {column} = ? LIMIT 1", owner))
+
+    def add_owner(self, records: Sequence[OwnedRecord]) -> bool:
+        owner = record_owner(records[0])
+        steps = [self._take_lock()]
+        if is_shared_owner(owner):
+            steps.append(self._require_none(f"{self._tables.units.name} WHERE agent_id = ?", (owner,)))
+        for record in records:
+            if isinstance(record, Agent):
+                # Ids and shortnames share one namespace.
+                names = (record.id, record.shortname or record.id)
+                name_taken = "WHERE id IN (?, ?) OR shortname IN (?, ?)"
+                steps.append(self._require_none(f"{self._tables.agents.name} {name_taken}", (*names, *names)))
+            steps.append(self._insert_step(record))
+        if is_shared_owner(owner):
+            unit_names = {record.name for record in records if isinstance(record, UnitVersion)}
+            steps += [*(self._mark_stale(owner, name) for name in sorted(unit_names)), self._bump(owner)]
+        return self._changes.change_all(steps)
+
+    def other_deployment(self, deployment: str) -> str | None:
+        agents = f"SELECT deployment FROM {self._tables.agents.name} WHERE deployment <> ? LIMIT 1"
+        prefix = f"instruction:{deployment}/"
+        units = f"SELECT uri FROM {self._tables.units.name} WHERE substr(uri, 1, {len(prefix)}) <> ? LIMIT 1"
+        deployments = (
+            *self._ids(agents, deployment),
+            *(uri.removeprefix("instruction:").partition("/")[0] for uri in self._ids(units, prefix)),
+        )
+        return next(iter(deployments), None)
+
+    def _audit_pages(self, owner: str) -> Iterator[AuditRecord]:
+        at, last_id = 0, ""
+        after_last = "WHERE agent_id = ? AND created_at >= ? AND (created_at > ? OR id > ?)"
+        query = f"{after_last} ORDER BY created_at, id LIMIT {PAGE_RECORDS}"
+        while page := self._rows(self._tables.audit, query, owner, at, at, last_id):
+            yield from page
+            at, last_id = page[-1].created_at, page[-1].id
+
+    def _insert_step(self, record: OwnedRecord) -> SqlStep:
+        tables = self._tables
+        match record:
+            case Agent():
+                return _build_insert(tables.agents, record)
+            case UnitVersion():
+                return _build_insert(tables.units, record)
+            case Manifest():
+                return _build_insert(tables.manifests, record)
+            case Approval():
+                return _build_insert(tables.approvals, record)
+            case AuditRecord():
+                return _build_insert(tables.audit, record)
+            case CoverageRun():
+                return _build_insert(tables.coverage, record)
+            case Probe():
+                return _build_insert(tables.probes, record)
+
+    def _rows(self, table: InstructionTable[Row], where: str, *cells: Cell) -> tuple[Row, ...]:
+        rows = self._fetch(f"{table.select} {where}".replace("?", self._tables.mark), cells)
+        return tuple(map(table.row, rows))
+
+    def _ids(self, query: str, *cells: Cell) -> tuple[str, ...]:
+        return tuple(str(name) for (name,) in self._fetch(query.replace("?", self._tables.mark), cells))
+
+
+def _build_insert(table: InstructionTable[Row], row: Row) -> SqlStep:
+    return SqlStep(table.insert, table.cells(row))
+
+
+RECORD_TAG = "instruction_records"
+
+
+# Yields each record as accepted, None for a rejected one; raises InstructionError at the first invalid one.
+RecordJudge = Callable[[Sequence[OwnedRecord]], Iterator[OwnedRecord | None]]
+
+
+class ImportedOwner(msgspec.Struct, frozen=True):
+    """The result of importing an owner: records added, units quarantined, approvals dropped for their signatures."""
+
+    owner: str
+    added: int = 0
+    was_here: bool = False
+    quarantined: int = 0
+    left_out: int = 0
+
+
+class _Agent(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="agent", forbid_unknown_fields=True):
+    row: Agent
+
+
+class _Unit(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="unit", forbid_unknown_fields=True):
+    row: UnitVersion
+
+
+class _Manifest(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="manifest", forbid_unknown_fields=True):
+    row: Manifest
+
+
+class _Approval(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="approval", forbid_unknown_fields=True):
+    row: Approval
+
+
+class _Coverage(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="coverage", forbid_unknown_fields=True):
+    row: CoverageRun
+
+
+class _Probe(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="probe", forbid_unknown_fields=True):
+    row: Probe
+
+
+class _Audit(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="audit", forbid_unknown_fields=True):
+    row: AuditRecord
+
+
+_Line = _Agent | _Unit | _Manifest | _Approval | _Coverage | _Probe | _Audit
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+def export_records(store: InstructionRecords) -> Iterator[bytes]:
+    """Owner by owner; only one owner's texts are in memory at a time."""
+    for owner in store.owners():
+        for record in store.records_of(owner):
+            yield _encode(_wrap_record(export_record(record))) + b"\n"
+
+
+def _wrap_record(record: OwnedRecord) -> _Line:
+    match record:
+        case Agent():
+            return _Agent(record)
+        case UnitVersion():
+            return _Unit(record)
+        case Manifest():
+            return _Manifest(record)
+        case Approval():
+            return _Approval(record)
+        case CoverageRun():
+            return _Coverage(record)
+        case Probe():
+            return _Probe(record)
+        case AuditRecord():
+            return _Audit(record)
+
+
+def decode_record(line: bytes) -> OwnedRecord:
+    """Raises a msgspec error for a line that is not a record."""
+    decoded: _Line = _decode(line)
+    return decoded.row
+
+
+class OwnerImporter:
+    """Imports owners that the store does not have yet; existing ones are left unchanged."""
+
+    def __init__(self, store: InstructionRecords, judge: RecordJudge) -> None:
+        self._store = store
+        self._judge = judge
+        self._seen_owners: set[str] = set()
+
+    def take(self, records: Sequence[OwnedRecord], name: str, first: int) -> ImportedOwner:
+        """`first` is the line number of the first record; raises UserError with the number of the invalid line."""
+        owner = record_owner(records[0])
+        if owner in self._seen_owners:
+            raise UserError(f"{name}, line {first}: the records of {owner[:80]!a} are not contiguous: export it again")
+        self._seen_owners.add(owner)
+        if self._store.is_here(owner):
+            return ImportedOwner(owner, was_here=True)
+        accepted: list[OwnedRecord | None] = []
+        try:
+            for record in self._judge(records):
+                accepted.append(record)  # Their number gives the line of the invalid record.
+        except InstructionError as error:
+            line = first + len(accepted)
+            raise UserError(f"{name}, line {line}: {error}; nothing of {owner[:80]!a} was imported") from error
+        return self._add_owner(owner, records, accepted, f"{name}, line {first}")
+
+    def _add_owner(
+        self, owner: str, records: Sequence[OwnedRecord], accepted: Sequence[OwnedRecord | None], location: str
+    ) -> ImportedOwner:
+        added = [record for record in accepted if record is not None]
+        if not self._store.add_owner(added):
+            raise UserError(
+                f"{location}: an id, a name or an address of {owner[:80]!a} belongs to another owner here, "
+                "or occurs twice; nothing of it was imported"
+            )
+        return ImportedOwner(
+            owner,
+            added=len(added),
+            quarantined=_count_quarantined(added) - _count_quarantined(records),
+            left_out=len(records) - len(added),
+        )
+
+
+def _count_quarantined(records: Sequence[OwnedRecord]) -> int:
+    return sum(isinstance(record, UnitVersion) and record.status == "quarantined" for record in records)

@@ -1,0 +1,55 @@
+"""Which events outlive the retention period: what was allowed, and what it cost."""
+
+from collections.abc import Iterator
+
+from msgspec.structs import astuple
+
+from holdfast.catalog.lookup import Models
+from holdfast.events.payloads.base import Payload
+from holdfast.events.payloads.cache import CachePinged, ExplicitCacheChanged
+from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed, ModelSwitched
+from holdfast.events.payloads.session import DelegationCompleted, DelegationStarted, SessionEnded, SessionStarted
+from holdfast.events.payloads.tools import ToolCalled, ToolConfirmationResolved
+from holdfast.ledger.postings import ROLLUPS, RollUpTotals, iter_postings
+from holdfast.stores.event_log import DatabaseEventLog
+from holdfast.stores.sql.rollup_rows import TABLE_NAMES, TableRow, encode_posting
+
+# Event types that outlive the retention period. None contains conversation content: prompts, replies, tool inputs and
+# outputs are deleted, and with them the composition of requests, so verdicts cannot be recomputed.
+RETAINED_PAYLOADS: tuple[type[Payload], ...] = (
+    SessionStarted,
+    SessionEnded,
+    ModelSwitched,
+    LlmCallCompleted,
+    LlmCallFailed,
+    ExplicitCacheChanged,
+    CachePinged,
+    ToolCalled,
+    ToolConfirmationResolved,
+    DelegationStarted,
+    DelegationCompleted,
+    GatewayForwarded,
+)
+
+
+RETAINED_EVENT_TYPES = tuple(str(kind.__struct_config__.tag) for kind in RETAINED_PAYLOADS)
+
+
+def find_differences(log: DatabaseEventLog, models: Models) -> Iterator[str]:
+    """Each table that differs from the events; tables with rows per session are checked session by session."""
+    log.catch_up()
+    totals = RollUpTotals()
+    for session in log.sessions():
+        rows: dict[type[TableRow], list[tuple[object, ...]]] = {kind: [] for kind in TABLE_NAMES}
+        for posting in iter_postings(log.read(session.id), models):
+            totals.post((posting,))
+            row = encode_posting(posting)
+            rows[type(row)].append(astuple(row))
+        for kind, table in TABLE_NAMES.items():
+            stored = log.table_rows(table, kind.__struct_fields__, session.id)
+            if sorted(rows[kind], key=repr) != sorted(stored, key=repr):
+                yield f"{table} of session {session.id!a}"
+    for rollup in ROLLUPS:
+        expected = {(*key, *sums) for key, sums in totals.rows(rollup).items()}
+        if expected != set(log.table_rows(rollup.name, rollup.keys + rollup.sums)):
+            yield rollup.name

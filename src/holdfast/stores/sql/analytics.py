@@ -1,0 +1,343 @@
+"""Cost queries on a database: whole days from the roll-ups, parts of a day from call rows."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Protocol
+
+import msgspec
+
+from holdfast.errors import StoreError
+from holdfast.events.log import Event, SessionRow
+from holdfast.events.payloads.session import SessionStarted, SkillLoaded, TurnStarted
+from holdfast.ledger.analytics.in_memory import NO_FILTER
+from holdfast.ledger.analytics.queries import (
+    CacheBreakCall,
+    Group,
+    GroupBy,
+    GroupFilter,
+    LedgerScope,
+    SessionCost,
+    SessionCostOrder,
+    SessionOrder,
+    SizedUsage,
+    SkillLoad,
+    format_group_name,
+)
+from holdfast.ledger.analytics.results import FULL_SCOPE, VERDICT_KINDS, RollUpRows, build_amounts
+from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
+from holdfast.ledger.money import AT_MAX, format_utc_day, to_dollars, utc_day_start
+from holdfast.ledger.postings import ACCOUNT_DAYS, DAYS, OUTCOME_DAYS, SESSION_DAYS, RollUp, Sums
+from holdfast.ledger.postings import struct_values as cells_in
+from holdfast.stores.sql.analytics_queries import (
+    ROLLUP_SOURCES,
+    SIMULATED_PATTERN,
+    AnalyticsSql,
+    RollUpSql,
+    filter_parameters,
+)
+from holdfast.stores.sql.events import Cell, decode_event_row, decode_session_row
+from holdfast.types.usage import Usage
+
+DAY_SECONDS = 86_400
+
+
+class FetchTableRows(Protocol):
+    def __call__(self, query: str, parameters: Sequence[Cell], /) -> list[tuple[object, ...]]: ...
+
+
+class SqlRollUpSource:
+    """Every query starts with `catch_up`, so that it covers everything written before."""
+
+    def __init__(self, fetch: FetchTableRows, queries: RollUpSql, catch_up: Callable[[], None]) -> None:
+        self._fetch = fetch
+        self._queries = queries
+        self._catch_up = catch_up
+
+    def rows(self, table: RollUp, keys: tuple[str, ...], scope: LedgerScope) -> RollUpRows:
+        self._catch_up()
+        if scope.session_id is not None:
+            query = self._queries.within(table, keys, sessions=1)
+            rows = self._fetch(query, _row_parameters(table, scope, ((scope.since, scope.until),), scope.session_id))
+        else:
+            rows = self._read_days(table, keys, scope)
+        return [(row[: len(keys)], row[len(keys) :]) for row in rows]  # type: ignore[misc] # the columns are those of the query
+
+    def _read_days(
+        self, table: RollUp, keys: tuple[str, ...], scope: LedgerScope, *ids: str
+    ) -> list[tuple[object, ...]]:
+        """Whole days from the roll-up, and the first and last day as far as they are in the scope."""
+        days = split_days(scope.since, scope.until)
+        query = self._queries.rolled_up(table, keys, sessions=len(ids))
+        rows = self._fetch(query, (days.first, days.behind, int(scope.simulated), *ids))
+        if days.partly:
+            query = self._queries.within(table, keys, sessions=len(ids), spans=len(days.partly))
+            rows += self._fetch(query, _row_parameters(table, scope, days.partly, *ids))
+        return rows
+
+    def sessions(
+        self, scope: LedgerScope, *, order: SessionOrder, limit: int, offset: int
+    ) -> Sequence[tuple[SessionRow, Sums]]:
+        self._catch_up()
+        if scope.session_id is not None:
+            return self._one_session(scope, scope.session_id)[offset : offset + limit]
+        days = split_days(scope.since, scope.until)
+        parameters: tuple[Cell, ...] = (days.first, days.behind, int(scope.simulated))
+        if days.partly:
+            parameters += _row_parameters(SESSION_DAYS, scope, days.partly)
+        query = self._queries.session_page(order, spans=len(days.partly))
+        session_rows = list(map(decode_session_row, self._fetch(query, (*parameters, limit, offset))))
+        sums_by_session = {row.id: Sums() for row in session_rows}
+        if session_rows:
+            for session_id, *amounts in self._read_days(SESSION_DAYS, ("session_id",), scope, *sums_by_session):
+                sums_by_session[str(session_id)] += Sums(*amounts)  # type: ignore[arg-type] # the query casts them to bigint
+        return [(row, sums_by_session[row.id]) for row in session_rows]
+
+    def _one_session(self, scope: LedgerScope, session_id: str) -> list[tuple[SessionRow, Sums]]:
+        sums = sum((Sums(*amounts) for _, amounts in self.rows(SESSION_DAYS, (), scope)), Sums())
+        rows = map(decode_session_row, self._fetch(self._queries.session, (session_id,)))
+        return [(row, sums) for row in rows if sums.calls or sums.spent]
+
+    def worst(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
+        if not session_ids:
+            return {}
+        query = self._queries.worst(len(session_ids))
+        rows = self._fetch(query, (scope.since, scope.until, int(scope.simulated), *session_ids))
+        return {str(session_id): VERDICT_KINDS[kind] for session_id, kind in rows}
+
+
+class DayWindow(msgspec.Struct, frozen=True):
+    """The whole days from `first` up to but excluding `end`, and the partial days as time spans."""
+
+    first: str
+    behind: str
+    partly: tuple[tuple[float, float], ...]
+
+
+def split_days(since: float, until: float) -> DayWindow:
+    """Splits a time window into whole days and parts of days."""
+    first, first_start = _find_day(since)
+    last, last_start = _find_day(until)
+    if first_start == last_start:
+        return DayWindow(first, first, ((since, until),))
+    partial_spans = []
+    if since > first_start:
+        # Sorts after this day and before the next one, because ~ comes after every digit.
+        first = f"{first}~"
+        partial_spans.append((since, first_start + DAY_SECONDS))
+    if last_start < until <= AT_MAX:
+        partial_spans.append((last_start, until))
+    return DayWindow(first, last if until <= AT_MAX else f"{last}~", tuple(partial_spans))
+
+
+def _find_day(at: float) -> tuple[str, float]:
+    day = format_utc_day(min(max(at, 0.0), AT_MAX))
+    return day, utc_day_start(day)
+
+
+def _row_parameters(
+    table: RollUp, scope: LedgerScope, spans: Sequence[tuple[float, float]], *ids: str
+) -> tuple[Cell, ...]:
+    table_parameters: tuple[Cell, ...] = (*chain.from_iterable(spans), int(scope.simulated), *ids)
+    return table_parameters * len(ROLLUP_SOURCES[table.name])
+
+
+TURN_BATCH_EVENTS = 128
+
+
+# Which groupings each roll-up can answer by itself.
+DAY_GROUPINGS: frozenset[str] = frozenset({"model", "provider", "day", "none"})
+
+
+ACCOUNT_GROUPINGS: frozenset[str] = frozenset({"gateway_key", "user", "team", "day", "none"})
+
+
+SESSION_GROUPINGS: frozenset[str] = frozenset({"session", "parent_session", "is_worker", "day", "none"})
+
+
+_decode_verdict = msgspec.json.Decoder(Verdict).decode
+
+
+class SqlAnalyticsQueries:
+    def __init__(self, fetch: FetchTableRows, queries: RollUpSql, catch_up: Callable[[], None]) -> None:
+        self._fetch = fetch
+        self._queries = AnalyticsSql(queries)
+        self._tables = SqlRollUpSource(fetch, queries, catch_up)
+        self._catch_up = catch_up
+
+    def groups(
+        self, group_by: GroupBy, scope: LedgerScope = FULL_SCOPE, narrowed: GroupFilter = NO_FILTER
+    ) -> tuple[Group, ...]:
+        """From roll-ups if they distinguish such groups, otherwise from the rows."""
+        if group_by in DAY_GROUPINGS and narrowed.workers and narrowed.by <= {"model", "provider"}:
+            rows = self._group_days(group_by, scope, narrowed)
+        elif group_by in ACCOUNT_GROUPINGS and narrowed.workers and _filters_accounts(narrowed):
+            rows = self._group_accounts(group_by, scope, narrowed)
+        else:
+            rows = self._group_rows(group_by, scope, narrowed)
+        sums_by_key: dict[object, Sums] = {0: Sums()} if group_by == "none" else {}
+        for key, sums in rows:
+            sums_by_key[key] = sums_by_key.get(key, Sums()) + sums
+        return tuple(Group(format_group_name(group_by, key), build_amounts(sums)) for key, sums in sums_by_key.items())
+
+    def _group_days(self, group_by: GroupBy, scope: LedgerScope, filter_: GroupFilter) -> Iterable[tuple[object, Sums]]:
+        for (provider, model, day), sums in self._tables.rows(DAYS, ("provider", "model", "day"), scope):
+            if filter_.model in (None, model) and filter_.provider in (None, provider):
+                keys: dict[str, object] = {"provider": provider, "model": model, "day": day, "none": 0}
+                yield keys[group_by], Sums(*sums)
+
+    def _group_accounts(
+        self, group_by: GroupBy, scope: LedgerScope, filter_: GroupFilter
+    ) -> Iterable[tuple[object, Sums]]:
+        """Filtered, or with the remainder of the totals as the group without an account."""
+        with_account = Sums()
+        columns = ("day", "key_id", "user_id", "team_id")
+        for (day, key_id, user_id, team_id), cells in self._tables.rows(ACCOUNT_DAYS, columns, scope):
+            keys: dict[str, object] = {"gateway_key": key_id, "user": user_id, "team": team_id, "day": day, "none": 0}
+            if all(getattr(filter_, name) == keys[name] for name in filter_.by):
+                with_account += Sums(*cells)
+                yield keys[group_by], Sums(*cells)
+        if not filter_.by:
+            total = sum((Sums(*cells) for _, cells in self._tables.rows(DAYS, (), scope)), Sums())
+            remainder = Sums(
+                *(
+                    total_cell - account_cell
+                    for total_cell, account_cell in zip(cells_in(total), cells_in(with_account), strict=True)
+                )
+            )
+            if remainder.entries:
+                yield "", remainder
+
+    def _group_rows(self, group_by: GroupBy, scope: LedgerScope, filter_: GroupFilter) -> Iterable[tuple[object, Sums]]:
+        self._catch_up()
+        simulated, filter_cells = int(scope.simulated), filter_parameters(filter_)
+        spans: Sequence[tuple[float, float]] = ((scope.since, scope.until),)
+        rows: list[tuple[object, ...]] = []
+        if group_by in SESSION_GROUPINGS and filter_.by <= {"session"}:
+            days = split_days(scope.since, scope.until)
+            spans = days.partly
+            query = self._queries.session_groups(group_by, filter_)
+            rows += self._fetch(query, (days.first, days.behind, simulated, *filter_cells))
+        if spans:
+            table_parameters: tuple[Cell, ...] = (*chain.from_iterable(spans), simulated)
+            query = self._queries.groups(group_by, filter_, spans=len(spans))
+            rows += self._fetch(query, (*table_parameters * len(ROLLUP_SOURCES[DAYS.name]), *filter_cells))
+        return ((key, Sums(*sums)) for key, *sums in rows)  # type: ignore[arg-type] # the query casts them to bigint
+
+    def failures(self, scope: LedgerScope = FULL_SCOPE) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for (outcome,), (calls, *_) in self._tables.rows(OUTCOME_DAYS, ("outcome",), scope):
+            if outcome != "completed":
+                counts[str(outcome)] = counts.get(str(outcome), 0) + calls
+        return counts
+
+    def latencies(self, scope: LedgerScope = FULL_SCOPE) -> dict[str, dict[int, int]]:
+        self._catch_up()
+        counts_by_model: dict[str, dict[int, int]] = {}
+        for model, latency_ms, calls in self._fetch(self._queries.latencies, _scope_parameters(scope)):
+            counts_by_model.setdefault(str(model), {})[_as_int(latency_ms)] = _as_int(calls)
+        return counts_by_model
+
+    def sized(self, limits: Sequence[int], scope: LedgerScope = FULL_SCOPE) -> tuple[SizedUsage, ...]:
+        self._catch_up()
+        rows = self._fetch(self._queries.sized(limits), _scope_parameters(scope))
+        sized = [
+            SizedUsage(str(model), _as_int(sizes), _as_int(calls), Usage(*map(_as_int, usage)))
+            for model, sizes, calls, *usage in rows
+        ]
+        return tuple(sorted(sized, key=lambda row: (row.model, row.sizes)))
+
+    def broken(
+        self,
+        scope: LedgerScope = FULL_SCOPE,
+        *,
+        kind: VerdictKind | None = None,
+        component: str | None = None,
+        limit: int,
+        skip: int,
+    ) -> tuple[CacheBreakCall, ...]:
+        self._catch_up()
+        query = self._queries.broken(kind=kind is not None, component=component is not None)
+        filter_cells = [value for value in (kind, component) if value is not None]
+        return tuple(
+            map(_build_broken_call, self._fetch(query, (*_scope_parameters(scope), *filter_cells, limit, skip)))
+        )
+
+    def skill_loads(self, scope: LedgerScope = FULL_SCOPE) -> tuple[SkillLoad, ...]:
+        exclusion = () if scope.simulated else (SIMULATED_PATTERN,)
+        query = self._queries.skill_loads(simulated=scope.simulated)
+        return tuple(
+            SkillLoad(event.session_id, event.at, payload.skill_id, payload.load_reason, payload.load_size_tokens)
+            for event in _decode_events(self._fetch(query, (scope.since, scope.until, *exclusion)))
+            if isinstance(payload := event.payload, SkillLoaded)
+        )
+
+    def session_costs(
+        self, *, order: SessionCostOrder, limit: int, skip: int, simulated: bool = False
+    ) -> tuple[SessionCost, ...]:
+        self._catch_up()
+        query = self._queries.session_page(order, simulated=simulated)
+        rows = self._fetch(query, (*(() if simulated else (SIMULATED_PATTERN,)), limit, skip))
+        ids = [str(columns[0]) for columns in rows]
+        if not ids:
+            return ()
+        models = {str(id): model for id, model in self._fetch(self._queries.last_models(len(ids)), ids)}
+        turns = {str(id): count for id, count in self._fetch(self._queries.turns(len(ids)), ids)}
+        paths: dict[str, str | None] = {}
+        for event in _decode_events(self._fetch(self._queries.started(len(ids)), ids)):
+            if isinstance(event.payload, SessionStarted):
+                paths.setdefault(event.session_id, event.payload.workspace_path)
+        costs = []
+        for *columns, spent in rows:
+            row = decode_session_row(columns)
+            model, turn_count = str(models.get(row.id, row.model)), _as_int(turns.get(row.id, 0))
+            costs.append(SessionCost(row, to_dollars(_as_int(spent)), model, turn_count, paths.get(row.id)))
+        return tuple(costs)
+
+    def turn(self, turn_id: str) -> tuple[Event, ...]:
+        for seq, session_id in self._fetch(self._queries.turn, (turn_id,)):
+            return tuple(self._events_of_turn(turn_id, str(session_id), _as_int(seq)))
+        return ()
+
+    def _events_of_turn(self, turn_id: str, session_id: str, seq: int) -> Iterable[Event]:
+        """Turns of a session do not overlap, so a turn ends where the next one starts."""
+        while batch := self._fetch(self._queries.behind, (session_id, seq, TURN_BATCH_EVENTS)):
+            seq = _as_int(batch[-1][0]) + 1
+            for event in _decode_events(columns for _, *columns in batch):
+                if isinstance(event.payload, TurnStarted) and event.id != turn_id:
+                    return
+                if turn_id in (event.id, event.turn_id):
+                    yield event
+
+
+def _filters_accounts(filter_: GroupFilter) -> bool:
+    """Whether the filter names accounts only, and none of them is empty: those are not in the roll-up."""
+    return filter_.by <= {"gateway_key", "user", "team"} and all(filter_parameters(filter_))
+
+
+def _scope_parameters(scope: LedgerScope) -> tuple[Cell, ...]:
+    return scope.since, scope.until, int(scope.simulated)
+
+
+def _decode_events(rows: Iterable[Sequence[object]]) -> Iterable[Event]:
+    for columns in rows:
+        # Skip events of a newer version: this one cannot use them.
+        with suppress(StoreError):
+            yield decode_event_row(columns)
+
+
+def _build_broken_call(columns: Sequence[object]) -> CacheBreakCall:
+    session_id, name, number, at, model, verdict = columns
+    try:
+        decoded = _decode_verdict(str(verdict))
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise StoreError("the table of calls is damaged: `holdfast db rebuild` rebuilds it from the log") from error
+    assert isinstance(at, float)
+    return CacheBreakCall(
+        str(session_id), None if name is None else str(name), _as_int(number), at, str(model), decoded
+    )
+
+
+def _as_int(value: object) -> int:
+    assert isinstance(value, int)
+    return value

@@ -1,0 +1,311 @@
+"""Maps events to rows of the events table, and sums up session rows."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
+
+import msgspec
+
+from holdfast.errors import StoreError
+from holdfast.events.log import SCHEMA_VERSION, Actor, Event, SessionRow, event_type_of, sensitivity_of
+from holdfast.events.payloads.session import SessionStarted
+from holdfast.events.payloads.union import AnyPayload
+
+EVENT_BYTES_MAX = 64 * 1024 * 1024
+
+
+# Two ids must fit into one index entry. PostgreSQL limits a B-tree entry to 2,704 bytes (8 kB pages), and escaping can
+# double the length of an id: 2 * 2 * 600 = 2,400.
+ID_BYTES_MAX = 600
+
+
+_VERSION_MAX = 2**31 - 1
+
+
+_NUMBERS = frozenset((float, int))
+
+
+_ACTORS = frozenset(get_args(Actor))
+
+
+class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One row of the events table, fields in column order; only text and numbers, so it needs no cycle collection."""
+
+    id: str
+    at: float
+    session_id: str
+    turn_id: str | None
+    parent_event_id: str | None
+    type: str
+    actor: Actor
+    sensitivity: str
+    version: int
+    payload: str
+
+
+EVENT_COLUMNS = EventRow.__struct_fields__
+
+
+_KNOWN_TYPES = frozenset(payload.__struct_config__.tag for payload in get_args(AnyPayload))
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+_decode = msgspec.json.Decoder(AnyPayload).decode
+
+
+def encode_events(events: Iterable[Event], *, event_bytes_max: int = EVENT_BYTES_MAX) -> tuple[EventRow, ...]:
+    """The rows of one append; raises StoreError unless each can be read back as the same event."""
+    rows: dict[str, EventRow] = {}
+    continued: set[tuple[str, str]] = set()
+    for event in events:
+        if event.id in rows:
+            raise duplicate_event_error(event.id)
+        if event.parent_event_id is not None:
+            if (event.session_id, event.parent_event_id) in continued:
+                raise continued_elsewhere_error(event.session_id)
+            continued.add((event.session_id, event.parent_event_id))
+        rows[event.id] = _row_of(event, event_bytes_max)
+    return tuple(rows.values())
+
+
+def _row_of(event: Event, event_bytes_max: int) -> EventRow:
+    event_type = event_type_of(event.payload)
+    try:
+        payload = _encode(event.payload)
+        # Decode it right away: NaN, a lone surrogate or a wrong type would otherwise be found only when it is read.
+        is_storable = _is_storable(event) and _decode(payload) == event.payload
+    except (ValueError, TypeError, ArithmeticError):
+        is_storable = False
+    if not is_storable:
+        raise StoreError(
+            f"event {event.id!a} of type {event_type!r} cannot be stored as it is: "
+            "its numbers must be finite, its text valid Unicode, its fields of their declared types, "
+            f"its ids of {ID_BYTES_MAX} bytes at most"
+        )
+    if len(payload) > event_bytes_max:
+        raise StoreError(
+            f"event {event.id!a} of type {event_type!r} has {len(payload)} bytes, the maximum is {event_bytes_max}: "
+            "put large content into a file and refer to it"
+        )
+    return EventRow(
+        event.id,
+        event.at,
+        event.session_id,
+        event.turn_id,
+        event.parent_event_id,
+        event_type,
+        event.actor,
+        str(sensitivity_of(event.payload)),
+        event.version,
+        payload.decode(),
+    )
+
+
+def _is_storable(event: Event) -> bool:
+    """Whether all but the payload can be read back unchanged: what decoding would find, without doing it."""
+    turn_id, parent_id, at, version = event.turn_id, event.parent_event_id, event.at, event.version
+    ids = (event.id, event.session_id, "" if turn_id is None else turn_id, "" if parent_id is None else parent_id)
+    joined_ids = "".join(ids)
+    is_short = len(joined_ids) <= ID_BYTES_MAX and joined_ids.isascii()
+    ids_fit = is_short or (is_storable_text(joined_ids) and all(len(text.encode()) <= ID_BYTES_MAX for text in ids))
+    time_fits = type(at) in _NUMBERS and float(at) == at and math.isfinite(at)
+    return ids_fit and time_fits and type(version) is int and 0 < version <= _VERSION_MAX and event.actor in _ACTORS
+
+
+def is_storable_text(text: str) -> bool:
+    """Whether a database can store it: a lone surrogate, as in an undecodable argument, has no UTF-8 encoding."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def decode_event_row(columns: Sequence[object]) -> Event:
+    """The inverse of `encode_events` for one row; raises StoreError for a row that this version cannot read."""
+    try:
+        row = msgspec.convert(columns, EventRow)
+        payload = _decode(row.payload)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise _unreadable(dict(zip(EVENT_COLUMNS, columns, strict=False))) from error
+    return Event(
+        id=row.id,
+        at=row.at,
+        session_id=row.session_id,
+        actor=row.actor,
+        payload=payload,
+        turn_id=row.turn_id,
+        parent_event_id=row.parent_event_id,
+        version=row.version,
+    )
+
+
+def _unreadable(columns: Mapping[str, object]) -> StoreError:
+    event_type, version = columns["type"], columns["version"]
+    description = (
+        f"event {_abbreviate(columns['id'])} of type {_abbreviate(event_type)}, version {_abbreviate(version)},"
+    )
+    is_newer = isinstance(version, int) and version > SCHEMA_VERSION
+    if is_newer or event_type not in _KNOWN_TYPES:
+        return StoreError(f"{description} was written by a newer Holdfast: upgrade holdfast to read this session")
+    session_id = _abbreviate(columns["session_id"])
+    return StoreError(f"{description} is damaged: restore the database from a backup, or delete session {session_id}")
+
+
+def _abbreviate(value: object) -> str:
+    return ascii(value)[:80]
+
+
+def continued_elsewhere_error(session_id: str) -> StoreError:
+    return StoreError(
+        f"session {session_id!a} was continued elsewhere since it was opened here, so this append was "
+        "rejected: resume the session to continue"
+    )
+
+
+def duplicate_event_error(event_id: str) -> StoreError:
+    return StoreError(
+        f"an event with id {event_id!a} is already on the log, so this append was rejected: append each event once"
+    )
+
+
+def tally_sessions(events: Iterable[Event]) -> tuple[SessionRow, ...]:
+    """What events add to the rows of their sessions; the model is empty if none of them names it."""
+    events_by_session: dict[str, list[Event]] = {}
+    for event in events:
+        events_by_session.setdefault(event.session_id, []).append(event)
+    return tuple(_build_tally(session_id, session_events) for session_id, session_events in events_by_session.items())
+
+
+def _build_tally(session_id: str, events: Sequence[Event]) -> SessionRow:
+    times = [event.at for event in events]
+    starts = [event.payload for event in events if isinstance(event.payload, SessionStarted)]
+    return SessionRow(
+        id=session_id,
+        name=_last_present(start.name for start in starts),
+        model=_last_present(start.model or None for start in starts) or "",
+        started_at=min(times),
+        last_event_at=max(times),
+        event_count=len(events),
+        parent_session_id=_last_present(start.parent.session_id for start in starts if start.parent),
+    )
+
+
+def merge_tallies(tallies: Iterable[SessionRow]) -> tuple[SessionRow, ...]:
+    """Merges the rows of each session into one."""
+    rows_by_session: dict[str, list[SessionRow]] = {}
+    for row in tallies:
+        rows_by_session.setdefault(row.id, []).append(row)
+    return tuple(rows[0] if len(rows) == 1 else _merge_rows(rows) for rows in rows_by_session.values())
+
+
+def _merge_rows(parts: Sequence[SessionRow]) -> SessionRow:
+    """The row of a session after more events; an absent value never replaces a present one."""
+    return SessionRow(
+        id=parts[0].id,
+        name=_last_present(part.name for part in parts),
+        model=_last_present(part.model or None for part in parts) or "",
+        started_at=min([part.started_at for part in parts]),
+        last_event_at=max([part.last_event_at for part in parts]),
+        event_count=sum([part.event_count for part in parts]),
+        parent_session_id=_last_present(part.parent_session_id or None for part in parts),
+    )
+
+
+def _last_present(texts: Iterable[str | None]) -> str | None:
+    present = None
+    for text in texts:
+        if text is not None:
+            present = text
+    return present
+
+
+def decode_session_row(columns: Sequence[object]) -> SessionRow:
+    """Decodes a session row; raises StoreError if it is damaged."""
+    try:
+        return msgspec.convert(dict(zip(SessionRow.__struct_fields__, columns, strict=True)), SessionRow)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise StoreError("the list of sessions is damaged: restore the database from a backup") from error
+
+
+Cell = str | int | float | None
+
+
+SESSION_COLUMNS = SessionRow.__struct_fields__
+
+
+class LogQueries(msgspec.Struct, frozen=True):
+    mark: str
+    page: str
+    place: str
+    session: str
+    sessions: str
+    lessons: str
+    known: str
+    continued: str
+    forget_events: str
+    forget_session: str
+    any_event: str
+    is_old: str
+    prunable: str
+    totals: str
+    prune: str
+    recount: str
+
+
+def build_log_queries(param: str, *, schema: str = "") -> LogQueries:
+    """The queries of an engine that writes `param` for a parameter and `schema` as table prefix."""
+    events, sessions = f"{schema}events", f"{schema}sessions"
+    columns = ", ".join(EVENT_COLUMNS)
+    newest_first = "ORDER BY last_event_at DESC, id DESC"
+    after_seq = f"session_id = {param} AND seq > {param}"
+    return LogQueries(
+        mark=param,
+        page=f"SELECT seq, {columns} FROM {events} WHERE {after_seq} ORDER BY seq LIMIT {param}",
+        place=f"SELECT seq FROM {events} WHERE id = {param} AND session_id = {param}",
+        session=f"SELECT 1 FROM {sessions} WHERE id = {param}",
+        sessions=f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} {newest_first} LIMIT {param}",
+        # The partial index is used only if the type is a literal.
+        lessons=f"SELECT {columns} FROM {events} WHERE type = 'cache.learned' ORDER BY seq DESC LIMIT {param}",
+        known=f"SELECT 1 FROM {events} WHERE id = {param}",
+        continued=f"SELECT 1 FROM {events} WHERE session_id = {param} AND parent_event_id = {param}",
+        forget_events=f"DELETE FROM {events} WHERE session_id = {param}",
+        forget_session=f"DELETE FROM {sessions} WHERE id = {param}",
+        is_old=f"SELECT 1 FROM {sessions} WHERE id = {param} AND last_event_at < {param}",
+        prunable=f"""
+SELECT s.id, count(*) FROM {sessions} AS s JOIN {events} AS e ON e.session_id = s.id
+WHERE s.last_event_at < {param} AND e.type NOT IN ({{retained}}) GROUP BY s.id ORDER BY s.id""",
+        totals=f"""
+SELECT count(*), CAST(coalesce(sum(event_count), 0) AS bigint), min(started_at), max(last_event_at),
+    (SELECT count(*) FROM {schema}calls), (SELECT count(*) FROM {sessions} WHERE entered_events <> event_count)
+FROM {sessions}""",
+        any_event=f"SELECT 1 FROM {events} WHERE session_id = {param} LIMIT 1",
+        prune=f"DELETE FROM {events} WHERE session_id = {param} AND type NOT IN ({{retained}})",
+        recount=f"""
+UPDATE {sessions} SET entered_events = -1,
+    event_count = (SELECT count(*) FROM {events} WHERE session_id = {sessions}.id),
+    started_at = (SELECT min(at) FROM {events} WHERE session_id = {sessions}.id),
+    last_event_at = (SELECT max(at) FROM {events} WHERE session_id = {sessions}.id)
+WHERE id = {param}""",
+    )
+
+
+def build_session_upsert(param: str, *, schema: str = "", least: str, greatest: str) -> str:
+    """Adds a tally to a session's row; `least` and `greatest` are the engine's functions of two numbers.
+
+    The event count is passed twice, the second time for `entered_events`.
+    """
+    params = ", ".join([param] * (len(SESSION_COLUMNS) + 1))
+    return f"""
+INSERT INTO {schema}sessions AS kept ({", ".join(SESSION_COLUMNS)}, entered_events) VALUES ({params})
+ON CONFLICT (id) DO UPDATE SET
+    name = coalesce(excluded.name, kept.name),
+    model = coalesce(nullif(excluded.model, ''), kept.model),
+    started_at = {least}(kept.started_at, excluded.started_at),
+    last_event_at = {greatest}(kept.last_event_at, excluded.last_event_at),
+    event_count = kept.event_count + excluded.event_count,
+    parent_session_id = coalesce(excluded.parent_session_id, kept.parent_session_id),
+    entered_events = kept.entered_events + excluded.entered_events
+"""

@@ -1,0 +1,187 @@
+"""Keys, controls, settings and the global order of events in a database, independent of the engine."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import astuple
+
+from holdfast.errors import StoreError
+from holdfast.events.cache_controls import CacheControls, CacheSettings, SessionControl
+from holdfast.events.log import Event
+from holdfast.events.records import KeyRow, PositionedEvent
+from holdfast.stores.sql.events import EVENT_COLUMNS, Cell, decode_event_row
+from holdfast.stores.write.queue import SqlStep
+
+FetchRows = Callable[[str, Sequence[Cell]], list[tuple[object, ...]]]
+
+
+class ChangeRunner(Protocol):
+    def change(self, statement: str, parameters: Sequence[Cell]) -> int:
+        """Runs one statement, durable once this returns, and returns the number of rows it changed."""
+
+    def change_all(self, steps: Sequence[SqlStep], *, synced: bool = True) -> bool:
+        """Runs all steps in one transaction; returns False, with nothing changed, if one of them fails.
+
+        A step fails if it changes too few rows or violates a constraint. Without `synced` the change survives a crash
+        of the process, but not a power failure.
+        """
+
+    def close(self) -> None: ...
+
+
+class RecordQueries(msgspec.Struct, frozen=True):
+    add_key: str
+    key: str
+    keys: str
+    any_key: str
+    revoke_key: str
+    controls: str
+    session_controls: str
+    settings: str
+    set_settings: str
+    enable: str
+    invalidate: str
+    adopt: str
+    forget_controls: str
+    newest_place: str
+    behind: str
+
+
+class DatabaseRecords:
+    """Changes are rare and made by people: each uses a connection of its own and waits until it is durable."""
+
+    def __init__(self, queries: RecordQueries, fetch: FetchRows, changes: ChangeRunner) -> None:
+        self._queries = queries
+        self._fetch = fetch
+        self._changes = changes
+
+    def add_key(self, row: KeyRow) -> None:
+        self._changes.change(self._queries.add_key, astuple(row))
+
+    def key(self, key_id: str) -> KeyRow | None:
+        return next(map(_decode_key, self._fetch(self._queries.key, (key_id,))), None)
+
+    def all_keys(self) -> tuple[KeyRow, ...]:
+        return tuple(map(_decode_key, self._fetch(self._queries.keys, ())))
+
+    def has_keys(self) -> bool:
+        return bool(self._fetch(self._queries.any_key, ()))
+
+    def revoke_key(self, key_id: str, *, at: float) -> bool:
+        return self._changes.change(self._queries.revoke_key, (at, key_id)) > 0
+
+    def controls(self, session_id: str) -> CacheControls:
+        for settings, *columns in self._fetch(self._queries.controls, (session_id,)):
+            return CacheControls(_decode_settings(settings), _decode_control(columns))
+        return CacheControls(self.settings())
+
+    def session_controls(self) -> dict[str, SessionControl]:
+        return {
+            str(session): _decode_control(columns)
+            for session, *columns in self._fetch(self._queries.session_controls, ())
+        }
+
+    def settings(self) -> CacheSettings:
+        return next((_decode_settings(value) for (value,) in self._fetch(self._queries.settings, ())), CacheSettings())
+
+    def set_settings(self, settings: CacheSettings) -> None:
+        self._changes.change(self._queries.set_settings, (msgspec.json.encode(settings).decode(),))
+
+    def enable(self, session_id: str, *, enabled: bool) -> SessionControl:
+        self._changes.change(self._queries.enable, (session_id, int(enabled)))
+        return self.controls(session_id).session
+
+    def invalidate(self, session_id: str, *, at: float) -> SessionControl:
+        self._changes.change(self._queries.invalidate, (session_id, at))
+        return self.controls(session_id).session
+
+    def adopt(self, session_id: str) -> SessionControl:
+        self._changes.change(self._queries.adopt, (session_id,))
+        return self.controls(session_id).session
+
+    def forget(self, session_id: str) -> None:
+        """Deletes the controls of a session."""
+        self._changes.change(self._queries.forget_controls, (session_id,))
+
+    def newest_place(self) -> int:
+        ((seq,),) = self._fetch(self._queries.newest_place, ())
+        assert isinstance(seq, int)
+        return seq
+
+    def behind(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:
+        placed = []
+        for seq, *columns in self._fetch(self._queries.behind, (position, limit)):
+            assert isinstance(seq, int)
+            placed.append(PositionedEvent(seq, _decode_event(columns)))
+        return tuple(placed)
+
+
+def _decode_event(columns: Sequence[object]) -> Event | None:
+    try:
+        return decode_event_row(columns)
+    except StoreError:
+        # Skip events of a newer version: this one cannot use them.
+        return None
+
+
+def _decode_key(columns: Sequence[object]) -> KeyRow:
+    try:
+        return msgspec.convert(dict(zip(KEY_COLUMNS, columns, strict=True)), KeyRow)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise StoreError("the list of keys is damaged: restore the database from a backup") from error
+
+
+def _decode_settings(value: object) -> CacheSettings:
+    if value is None:
+        return CacheSettings()
+    try:
+        return msgspec.json.decode(str(value), type=CacheSettings)
+    except msgspec.MsgspecError as error:
+        raise StoreError(
+            "the cache settings were written by a newer Holdfast, or are damaged: set them again"
+        ) from error
+
+
+def _decode_control(columns: Sequence[object]) -> SessionControl:
+    enabled, generation, invalidated_at, adoptions = columns
+    if enabled is None:
+        return SessionControl()
+    at = invalidated_at if isinstance(invalidated_at, float | int) else None
+    counts = [count if isinstance(count, int) else 0 for count in (generation, adoptions)]
+    return SessionControl(bool(enabled), counts[0], at, counts[1])
+
+
+KEY_COLUMNS = KeyRow.__struct_fields__
+
+
+def build_record_queries(param: str, *, schema: str = "") -> RecordQueries:
+    """The queries of an engine that writes `param` for a parameter and `schema` as table prefix."""
+    keys, settings, controls = f"{schema}api_keys", f"{schema}settings", f"{schema}cache_controls"
+    columns, params = ", ".join(KEY_COLUMNS), ", ".join([param] * len(KEY_COLUMNS))
+    fields = "caching_enabled, generation, invalidated_at, adoptions"
+    select_settings = f"SELECT value FROM {settings} WHERE name = 'cache'"
+    return RecordQueries(
+        add_key=f"INSERT INTO {keys} ({columns}) VALUES ({params})",
+        key=f"SELECT {columns} FROM {keys} WHERE id = {param}",
+        keys=f"SELECT {columns} FROM {keys} ORDER BY created_at, id",
+        any_key=f"SELECT 1 FROM {keys} LIMIT 1",
+        revoke_key=f"UPDATE {keys} SET revoked_at = {param} WHERE id = {param} AND revoked_at IS NULL",
+        # The one-row table makes the result one row even for a session without controls.
+        controls=f"SELECT ({select_settings}), {fields} FROM (SELECT 1) AS one "
+        f"LEFT JOIN {controls} ON session_id = {param}",
+        session_controls=f"SELECT session_id, {fields} FROM {controls}",
+        settings=select_settings,
+        set_settings=f"INSERT INTO {settings} (name, value) VALUES ('cache', {param}) "
+        "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+        enable=f"INSERT INTO {controls} AS kept (session_id, {fields}) VALUES ({param}, {param}, 0, NULL, 0) "
+        "ON CONFLICT (session_id) DO UPDATE SET caching_enabled = excluded.caching_enabled",
+        invalidate=f"INSERT INTO {controls} AS kept (session_id, {fields}) VALUES ({param}, 1, 1, {param}, 0) "
+        "ON CONFLICT (session_id) DO UPDATE SET generation = kept.generation + 1, "
+        "invalidated_at = excluded.invalidated_at",
+        adopt=f"INSERT INTO {controls} AS kept (session_id, {fields}) VALUES ({param}, 1, 0, NULL, 1) "
+        "ON CONFLICT (session_id) DO UPDATE SET adoptions = kept.adoptions + 1",
+        forget_controls=f"DELETE FROM {controls} WHERE session_id = {param}",
+        newest_place=f"SELECT coalesce(max(seq), 0) FROM {schema}events",
+        behind=f"SELECT seq, {', '.join(EVENT_COLUMNS)} FROM {schema}events WHERE seq > {param} ORDER BY seq LIMIT {param}",
+    )

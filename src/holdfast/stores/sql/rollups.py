@@ -1,0 +1,209 @@
+"""Writes the roll-up tables in the same transaction as the events they are derived from.
+
+The accounting state of a session is cached, and rebuilt from the log where another process wrote to the session in
+between. A session whose events are not all in the tables (written by an older version, or left over from an interrupted
+rebuild) is processed from its first event on as soon as it continues or is queried.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from msgspec.structs import astuple
+
+from holdfast.catalog.lookup import Models
+from holdfast.errors import StoreError
+from holdfast.events.log import Event, SessionRow
+from holdfast.ledger.accounting import AccountingState
+from holdfast.ledger.postings import LEDGER_VERSION, ROLLUPS, Posting, RollUpTotals, post_event
+from holdfast.stores.sql.analytics_queries import ROLLUP_SOURCES, RollUpSql
+from holdfast.stores.sql.events import Cell, decode_event_row
+from holdfast.stores.sql.rollup_rows import TABLE_NAMES, TableRow, encode_posting
+from holdfast.stores.write.queue import AppendJob
+
+# Sessions whose accounting state is cached; others are rebuilt from the log when they continue.
+CACHED_SESSIONS_MAX = 1_000
+
+PAGE_EVENTS = 1_000
+_SESSIONS_AT_ONCE = 200  # Well below the 999 parameters that every SQLite accepts in one statement.
+_ALWAYS = (0.0, float("1e300"), 1)  # Parameters of a query: since, until, and simulated calls included.
+_IMAGE = '%"image"%'  # Matches messages with an image block: only those change the accounting state.
+
+
+class QueryPort(Protocol):
+    """Access to the tables inside the current transaction."""
+
+    def fetch(self, query: str, parameters: Sequence[Cell] = ..., /) -> list[tuple[object, ...]]: ...
+
+    def write(self, query: str, rows: Sequence[Sequence[Cell]], /) -> None: ...
+
+
+class _SessionState:
+    """The accounting state of a session, and the event up to which it is valid."""
+
+    __slots__ = ("accounting", "count", "last_id")
+
+    def __init__(self, accounting: AccountingState, count: int, last_id: object) -> None:
+        self.accounting = accounting
+        self.count = count
+        self.last_id = last_id
+
+
+class RollUpWriter:
+    """One transaction spans `begin` to `commit`; uncommitted state is discarded by the next `begin`."""
+
+    def __init__(self, models: Models, queries: RollUpSql, *, sessions_max: int = CACHED_SESSIONS_MAX) -> None:
+        self._models = models
+        self._queries = queries
+        self._sessions_max = sessions_max
+        self._cached: OrderedDict[str, _SessionState] = OrderedDict()
+        self.begin()
+
+    def begin(self) -> None:
+        self._active: dict[str, _SessionState] = {}
+        self._rebuilt: set[str] = set()
+        self._has_removals = False
+        self._totals = RollUpTotals()
+        self._rows: dict[type[TableRow], list[TableRow]] = {kind: [] for kind in TABLE_NAMES}
+
+    def open(self, port: QueryPort, appends: Sequence[AppendJob], session_rows: Sequence[SessionRow]) -> None:
+        """Prepares for events whose session rows are already updated but which are not on the log yet themselves."""
+        relevant = {event.session_id for job in appends for event in job.posted}
+        counts = {
+            row.id: row.event_count
+            for row in session_rows
+            if row.id not in self._active and (row.id in relevant or row.id in self._cached)
+        }
+        session_ids = list(counts)
+        for start in range(0, len(session_ids), _SESSIONS_AT_ONCE):
+            batch = session_ids[start : start + _SESSIONS_AT_ONCE]
+            for session_id, count, entered, last_id in port.fetch(self._queries.states(len(batch)), batch):
+                assert isinstance(session_id, str)
+                assert isinstance(count, int)
+                count_before = count - counts[session_id]
+                cached = self._cached.get(session_id)
+                # The cached state is valid only if no other process appended or recounted in between.
+                if cached is not None and (cached.count, cached.last_id, entered) == (count_before, last_id, count):
+                    self._active[session_id] = _SessionState(cached.accounting, count_before, last_id)
+                elif session_id in relevant:
+                    self._active[session_id] = self._rebuild(
+                        port, session_id, count_before, last_id, post_all=entered != count
+                    )
+
+    def _rebuild(
+        self, port: QueryPort, session_id: str, count: int, last_id: object, *, post_all: bool
+    ) -> _SessionState:
+        """The state of a session from its log; with `post_all`, the amounts of its events are added again too."""
+        if post_all:
+            self.take_out(port, session_id)
+            self._rebuilt.add(session_id)
+        accounting = AccountingState()
+        if count:
+            for event in self._relevant_events(port, session_id):
+                accounting, posting = post_event(accounting, event, self._models)
+                if posting is not None and post_all:
+                    self._add(posting)
+        return _SessionState(accounting, count, last_id)
+
+    def _relevant_events(self, port: QueryPort, session_id: str) -> Iterator[Event]:
+        """The events of a session that change the accounting state."""
+        seq = 0
+        while page := port.fetch(self._queries.to_post, (session_id, seq, _IMAGE, PAGE_EVENTS)):
+            for row_seq, *columns in page:
+                assert isinstance(row_seq, int)
+                seq = row_seq
+                # A damaged event must not prevent its session from continuing.
+                with suppress(StoreError):
+                    yield decode_event_row(columns)
+
+    def enter(self, appends: Sequence[AppendJob]) -> None:
+        """Computes what the appended events add; nothing of it is written yet."""
+        for job in appends:
+            for event in job.posted:
+                state = self._active[event.session_id]
+                state.accounting, posting = post_event(state.accounting, event, self._models)
+                if posting is not None:
+                    self._add(posting)
+            for session_row in job.tallies:
+                active = self._active.get(session_row.id)
+                if active is not None:
+                    active.count += session_row.event_count
+                    active.last_id = next(row.id for row in reversed(job.rows) if row.session_id == session_row.id)
+
+    def _add(self, posting: Posting) -> None:
+        self._totals.post((posting,))
+        row = encode_posting(posting)
+        self._rows[type(row)].append(row)
+
+    def take_out(self, port: QueryPort, session_id: str) -> None:
+        """Deletes a session's rows and subtracts its amounts from all roll-ups."""
+        self.write(port)
+        self._active.pop(session_id, None)
+        for table in ROLLUPS:
+            query = self._queries.within(table, table.keys, sessions=1)
+            for row in port.fetch(query, (*_ALWAYS, session_id) * len(ROLLUP_SOURCES[table.name])):
+                key, sums = row[: len(table.keys)], row[len(table.keys) :]
+                self._totals.add(table.name, tuple(map(_as_cell, key)), tuple(-_as_int(sum) for sum in sums))
+                self._has_removals = True
+        for statement in self._queries.forget:
+            port.write(statement, [(session_id,)])
+
+    def catch_up(self, port: QueryPort, session_ids: Iterable[str]) -> None:
+        """Processes those sessions completely whose events are not all in the tables."""
+        for session_id in session_ids:
+            for _, count, entered, last_id in port.fetch(self._queries.states(1), (session_id,)):
+                if session_id not in self._rebuilt and count != entered:
+                    assert isinstance(count, int)
+                    self._active[session_id] = self._rebuild(port, session_id, count, last_id, post_all=True)
+
+    def write(self, port: QueryPort) -> None:
+        """Writes what was computed, always in the same order, so that two processes cannot deadlock."""
+        for kind, rows in self._rows.items():
+            if rows:
+                port.write(
+                    self._queries.insert(TABLE_NAMES[kind], kind.__struct_fields__), [astuple(row) for row in rows]
+                )
+                rows.clear()
+        for table in ROLLUPS:
+            sums = self._totals.rows(table)
+            if sums:
+                keys = sorted(sums)
+                port.write(self._queries.add(table), [key + sums[key] for key in keys])
+                if self._has_removals:
+                    port.write(self._queries.drop_empty(table), keys)
+        self._totals.clear()
+        self._has_removals = False
+        if self._rebuilt:
+            port.write(self._queries.mark_entered, [(session_id,) for session_id in sorted(self._rebuilt)])
+            self._rebuilt.clear()
+
+    def commit(self) -> None:
+        """Caches the state of the sessions that were part of the committed transaction."""
+        for session_id, state in self._active.items():
+            self._cached[session_id] = state
+            self._cached.move_to_end(session_id)
+        while len(self._cached) > self._sessions_max:
+            self._cached.popitem(last=False)
+
+    def restart(self, port: QueryPort) -> None:
+        """Empties the tables, so that every session is processed again. No other process may be writing."""
+        self.begin()
+        self._cached.clear()
+        for statement in (*self._queries.empty, self._queries.unenter):
+            port.write(statement, [()])
+        port.write(self._queries.set_version, [(LEDGER_VERSION,)])
+
+    def is_current(self, port: QueryPort) -> bool:
+        """Whether the tables were written by the rules of this version."""
+        return port.fetch(self._queries.version) == [(LEDGER_VERSION,)]
+
+
+def _as_cell(value: object) -> str | int:
+    assert isinstance(value, str | int)
+    return value
+
+
+def _as_int(value: object) -> int:
+    assert isinstance(value, int)
+    return value

@@ -1,0 +1,190 @@
+"""Finds the earlier request that a request should have extended, and checks whether it did.
+
+A request belongs to the conversation with which it shares the most messages, including the reply, wherever they are in
+the prompt. So a conversation is recognised even if its first bytes changed. A request without an assistant message
+starts a new conversation. Such a request needs to extend nothing, with one exception: a time of day in its tools or
+system prompt must not be the reason that it cannot read the prefix of an earlier conversation.
+
+A request that differs from another one only in its last turn, and has no more turns, is a branch of the conversation
+(a parallel question or a retry), not a break.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import msgspec
+
+from holdfast.catalog.lookup import Models
+from holdfast.errors import UserError
+from holdfast.ledger.cache.prefix_diff import RequestComparison, compare_requests
+from holdfast.ledger.requests.parse import ParsedRequest, find_section_start, parse_request
+from holdfast.testing.change_causes import guess_cause, is_time_difference
+from holdfast.testing.spending import ModelCall, find_price
+from holdfast.types.blocks import Block, Text, ToolUse
+from holdfast.types.request_buffer import count_shared_blocks
+
+
+class PrefixBreak(msgspec.Struct, frozen=True):
+    """`call` should have extended `call_before`, both counted from 1. `opens` marks a conversation's first call."""
+
+    call: int
+    call_before: int
+    comparison: RequestComparison
+    cause: str | None
+    opens: bool = False
+
+
+def find_prefix_breaks(calls: Iterable[ModelCall], models: Models) -> tuple[PrefixBreak, ...]:
+    requests = RequestHistory(models)
+    return tuple(prefix_break for call in calls if (prefix_break := requests.add(call)) is not None)
+
+
+class RequestHistory:
+    """The requests so far; `tips` are those that no later request has extended."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._earlier: dict[str, list[_Request]] = {}
+        self._tips: dict[str, list[_Request]] = {}
+
+    def add(self, call: ModelCall) -> PrefixBreak | None:
+        """Record the call; returns the break if it does not extend the call that it continues."""
+        try:
+            request = _Request(call, parse_request(call.body, model=call.model, models=self._models))
+        except UserError:
+            # The simulator accepted a body that cannot be decoded, so there is nothing to compare.
+            return None
+        earlier = self._earlier.setdefault(call.model, [])
+        tips = self._tips.setdefault(call.model, [])
+        extended = next((tip for tip in reversed(tips) if request.extends(tip)), None)
+        prefix_break = self._find_break(request, extended, earlier)
+        if extended is not None:
+            tips.remove(extended)
+        tips.append(request)
+        earlier.append(request)
+        return prefix_break
+
+    def _find_break(
+        self, request: "_Request", extended: "_Request | None", earlier: Sequence["_Request"]
+    ) -> PrefixBreak | None:
+        if extended is None and not request.assistant_turns:
+            return self._find_head_break(request, earlier)
+        before = extended or _continued_request(request, earlier)
+        if before is None or request.branches_off(before):
+            return None
+        comparison = self._compare(before, request)
+        if comparison.held:
+            return None
+        cause = guess_cause(before.sent, request.sent, comparison.moved) if comparison.moved else None
+        return PrefixBreak(request.call.number, before.call.number, comparison, cause)
+
+    def _find_head_break(self, request: "_Request", earlier: Sequence["_Request"]) -> PrefixBreak | None:
+        # One request per distinct head: equal heads would give the same comparison.
+        heads = {seen.head: seen for seen in earlier}
+        if request.head in heads:
+            return None
+        for before in reversed(heads.values()):
+            comparison = self._compare(before, request)
+            moved = comparison.moved
+            if moved and moved.place != "messages" and is_time_difference(before.sent, request.sent, moved):
+                cause = guess_cause(before.sent, request.sent, moved)
+                return PrefixBreak(request.call.number, before.call.number, comparison, cause, opens=True)
+        return None
+
+    def _compare(self, before: "_Request", request: "_Request") -> RequestComparison:
+        tokens = before.sent.scroll.tokens_total
+        price = find_price(request.call.model, self._models, at=request.call.at, tokens=tokens)
+        return compare_requests(before.sent, request.sent, price)
+
+
+class _Request:
+    """A call, its decoded request, and the properties by which requests are matched."""
+
+    def __init__(self, call: ModelCall, sent: ParsedRequest) -> None:
+        self.call = call
+        self.sent = sent
+
+    @cached_property
+    def blocks(self) -> Counter[tuple[str | None, bytes]]:
+        """The message blocks with their roles, regardless of order."""
+        pieces = self.sent.scroll.pieces
+        return Counter((piece.role, piece.data) for piece in pieces if piece.place == "messages")
+
+    @cached_property
+    def roles(self) -> tuple[str | None, ...]:
+        return tuple(piece.role for piece in self.sent.scroll.pieces)
+
+    @cached_property
+    def assistant_turns(self) -> int:
+        """The number of assistant turns."""
+        is_assistant = [role == "assistant" for role in self.roles]
+        return sum(now and not before for before, now in zip([False, *is_assistant], is_assistant, strict=False))
+
+    @cached_property
+    def head(self) -> str:
+        """A digest of the tools and the system prompt."""
+        end = find_section_start(self.sent, "messages")
+        return self.sent.scroll.links[end - 1].digest if end else ""
+
+    @cached_property
+    def assistant_keys(self) -> frozenset[str]:
+        passages = self.sent.wire.prompt.passages
+        return frozenset(
+            key
+            for passage in passages
+            if passage.role == "assistant"
+            for block in passage.content
+            if (key := _block_key(block))
+        )
+
+    def extends(self, before: "_Request") -> bool:
+        return self.count_shared_blocks(before) == len(before.sent.scroll.links)
+
+    def count_shared_blocks(self, before: "_Request") -> int:
+        return count_shared_blocks(before.sent.scroll.links, self.sent.scroll.links)
+
+    def count_common_blocks(self, before: "_Request") -> int:
+        """How many blocks of the earlier request and of its reply also occur here."""
+        replied = sum(_block_key(block) in self.assistant_keys for block in before.call.reply)
+        return (self.blocks & before.blocks).total() + replied
+
+    def branches_off(self, before: "_Request") -> bool:
+        """Whether this request differs from the earlier one only in that one's last turn."""
+        last_turn = max((at + 1 for at, role in enumerate(before.roles) if role == "assistant"), default=0)
+        last_turn = max(last_turn, find_section_start(before.sent, "messages"))
+        shared = self.count_shared_blocks(before)
+        return self.assistant_turns <= before.assistant_turns and last_turn <= shared < len(before.roles)
+
+
+def _continued_request(request: _Request, earlier: Sequence[_Request]) -> _Request | None:
+    """The earlier request with the most blocks in common, if these are at least half of the smaller request.
+
+    Ties go to the longest common prefix, then to the shortest request, then to the newest.
+    """
+
+    def match_rank(candidate: _Request) -> tuple[int, int, int, int]:
+        return (
+            request.count_common_blocks(candidate),
+            request.count_shared_blocks(candidate),
+            -candidate.blocks.total(),
+            candidate.call.number,
+        )
+
+    nearest = max(earlier, key=match_rank, default=None)
+    if nearest is None:
+        return None
+    # At least half of the smaller request must match; fewer common blocks, such as a shared greeting, are chance.
+    in_common = request.count_common_blocks(nearest)
+    smaller = min(nearest.blocks.total() + len(nearest.call.reply), request.blocks.total())
+    return nearest if in_common and 2 * in_common >= smaller else None
+
+
+def _block_key(block: Block) -> str:
+    match block:
+        case Text(text=text):
+            return text
+        case ToolUse(id=id):
+            return id
+        case _:
+            return ""

@@ -1,0 +1,96 @@
+"""The `simulated_provider` of a test: the simulator on a local port, its script, its clock and its calls."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Lock
+
+from holdfast.catalog.lookup import Models
+from holdfast.errors import UserError
+from holdfast.providers.registry import PROVIDERS, get_provider
+from holdfast.simulator.dialect import EMPTY
+from holdfast.simulator.exchange import RequestRing, SimulatedResponse
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.simulator.script import Script, parse_script
+from holdfast.testing.server_thread import serve_provider
+from holdfast.testing.spending import ModelCall, collect_model_calls
+from holdfast.types.json_encoding import encode_json
+
+# Far above the simulator's defaults: the guard and the report must see every request of a test.
+REQUESTS_MAX = 100_000
+REQUESTS_BYTES_MAX = 512 * 1024 * 1024
+KEY = "simulated"
+
+ScriptLine = str | Sequence[Mapping[str, object]] | Mapping[str, object]
+"""A text, the blocks of a reply, or a whole script line with `content`, `stop_reason` and `fault`."""
+
+
+class ServedProvider(SimulatedProvider):
+    """Answers over HTTP at `url`, and as `wire=` of a session; both use the same cache."""
+
+    def __init__(self) -> None:
+        super().__init__(requests=RequestRing(requests_max=REQUESTS_MAX, bytes_max=REQUESTS_BYTES_MAX))
+        self._answering = Lock()
+        self.url = ""
+
+    def base_url(self, provider: str) -> str:
+        """The base URL for a client of `anthropic`, `openai`, `gemini` or `openrouter`."""
+        return self.url + _path_prefix(provider)
+
+    def script(self, *replies: ScriptLine | Script) -> None:
+        """Set the replies from now on, one per turn of each conversation; after the last, messages are echoed."""
+        if len(replies) == 1 and isinstance(replies[0], Script):
+            self._script = replies[0]
+            return
+        self._script = parse_script(b"\n".join(_line(reply) for reply in replies))
+
+    @property
+    def calls(self) -> tuple[ModelCall, ...]:
+        """Every request that a model answered, oldest first."""
+        return collect_model_calls(self.requests, self.models)
+
+    @property
+    def models(self) -> Models:
+        return self._known()
+
+    def answer(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] = EMPTY,
+        body: bytes = b"",
+        query: Mapping[str, str] = EMPTY,
+    ) -> SimulatedResponse:
+        # A session in the test calls from the test's thread; HTTP requests arrive on the server's thread.
+        with self._answering:
+            return super().answer(method, path, headers=headers, body=body, query=query)
+
+    @contextmanager
+    def serving(self) -> Iterator["ServedProvider"]:
+        with serve_provider(self) as url:
+            self.url = url
+            yield self
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables from which the official clients read a base URL and a key."""
+        variables: dict[str, str] = {}
+        for provider in PROVIDERS.values():
+            if not provider.is_command:
+                variables[provider.base_url_variable] = self.base_url(provider.name)
+                variables[provider.key_variable] = KEY
+        return variables
+
+
+def _path_prefix(name: str) -> str:
+    provider = get_provider(name)
+    if provider.is_command:
+        raise UserError(f"provider {name!r} is a local command and has no base URL")
+    return provider.path_prefix
+
+
+def _line(reply: ScriptLine | Script) -> bytes:
+    if isinstance(reply, Script):
+        raise UserError("a Script must be the only argument of script()")
+    if isinstance(reply, Mapping):
+        return encode_json(dict(reply))
+    return encode_json({"content": reply if isinstance(reply, str) else [dict(block) for block in reply]})

@@ -1,0 +1,203 @@
+"""The prompt before it is encoded for a provider: segments in wire order, cache breakpoints, and parameters."""
+
+import enum
+from decimal import Decimal
+from typing import Literal
+
+import msgspec
+
+from holdfast.types.blocks import Block, Role, Text, is_thinking
+from holdfast.types.tool_spec import ToolSpec
+
+
+class Stability(enum.IntEnum):
+    """How often the bytes of a part change. The prompt is ordered by it: a change invalidates only what comes after."""
+
+    FROZEN = 0  # with a release
+    EPOCH = 1  # at the start of a session or at a compaction, never between
+    GROWING = 2  # only by appending
+    VOLATILE = 3  # every turn
+
+
+PromptSection = Literal["tools", "system", "messages"]
+
+
+class HistoryEntry(msgspec.Struct, frozen=True):
+    """Blocks that were added to the conversation together.
+
+    Adjacent entries of one role form one message on the wire, so that an entry can be appended to a message that was
+    already sent without changing a byte of it. `number` is the message's number in the session's log, from 1; 0 if
+    the entry is not a message of the log.
+    """
+
+    role: Role
+    content: tuple[Block, ...]
+    layer: str = "history"
+    stability: Stability = Stability.GROWING
+    ephemeral: bool = False
+    number: int = 0
+
+    @property
+    def injected(self) -> bool:
+        """Whether a volatile layer added this, as opposed to the user, the model or a tool."""
+        return self.layer != "history"
+
+
+def drop_thinking(entry: HistoryEntry) -> HistoryEntry | None:
+    """The entry without its thinking blocks: the same object if it has none, None if it has nothing else."""
+    content = tuple(block for block in entry.content if not is_thinking(block))
+    if len(content) == len(entry.content):
+        return entry
+    return msgspec.structs.replace(entry, content=content) if content else None
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """One layer's part of the prompt. Its section determines which of the three content fields is set."""
+
+    name: str
+    stability: Stability
+    place: PromptSection
+    tools: tuple[ToolSpec, ...] = ()
+    system: tuple[Text, ...] = ()
+    passages: tuple[HistoryEntry, ...] = ()
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """Segments in wire order: tools, then system, then messages, most stable first."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        return tuple(tool for segment in self.segments for tool in segment.tools)
+
+    @property
+    def passages(self) -> tuple[HistoryEntry, ...]:
+        entries: tuple[HistoryEntry, ...] = ()
+        for segment in self.segments:
+            if segment.passages:
+                # The history is by far the longest and comes first, so that it is copied at most once.
+                entries += segment.passages
+        return entries
+
+
+Ttl = Literal["5m", "1h", "30m", "12h"]
+
+
+"""TTLs that a breakpoint can ask for: 5m and 1h at Anthropic and OpenRouter, 30m and 12h at OpenAI."""
+
+
+class Breakpoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A cache breakpoint: asks the provider to cache the prefix that ends with this block.
+
+    `saving_usd` is the expected saving by the next call, on top of the breakpoints before it; negative if the write
+    only pays off later.
+    """
+
+    piece: int
+    ttl: Ttl = "5m"
+    reason: str = ""
+    saving_usd: Decimal = Decimal(0)
+
+
+class PlanProbabilities(msgspec.Struct, frozen=True):
+    """The estimates on which the choice of TTLs was based.
+
+    `pause`: probability that the next idle time is longer than the short TTL but within the long one. `pauses_left`:
+    expected number of such idle times still to come. `upgrade`: probability that a breakpoint with a long TTL after a
+    warm prefix extends that prefix's TTL too.
+    """
+
+    pause: float
+    pauses_left: float
+    upgrade: float
+
+
+class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the breakpoints go; blocks are counted from the start of the prompt. `notes` explain what was left out.
+
+    `floor_tokens` is the minimum cacheable prompt size that the plan assumed, `expected_read_tokens` what this request
+    must read from entries that earlier requests wrote.
+    """
+
+    marks: tuple[Breakpoint, ...] = ()
+    odds: PlanProbabilities | None = None
+    notes: tuple[str, ...] = ()
+    floor_tokens: int | None = None
+    expected_read_tokens: int = 0
+
+
+class Parameters(msgspec.Struct, frozen=True):
+    """Everything in a request that is not the prompt.
+
+    `extra` holds fields without a place of their own, as (name, JSON text), so that they survive a round trip.
+    """
+
+    model: str
+    output_tokens_max: int
+    stream: bool = False
+    stop_sequences: tuple[str, ...] = ()
+    temperature: float | None = None
+    tool_choice_json: str | None = None
+    thinking_json: str | None = None
+    betas: tuple[str, ...] = ()
+    extra: tuple[tuple[str, str], ...] = ()
+
+
+PrefixChangeCause = Literal["clock", "id", "path", "order", "tool schema", "tool list", "removed", "text", "unknown"]
+
+
+"""The likely reason why the bytes changed: `path` is a temporary path, `removed` is history that is missing."""
+
+
+class PrefixChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The first cacheable byte that differs, the section of the prompt it is in, and the likely cause.
+
+    `diff` shows the surrounding lines with every letter replaced by x and every digit by 0.
+    """
+
+    byte: int
+    place: PromptSection | None = None
+    cause: PrefixChangeCause = "unknown"
+    detail: str = ""
+    diff: tuple[str, ...] = ()
+
+
+Layout = Literal["default", "seed"]
+
+
+"""Where volatile text goes: `default` after the history, `seed` at the end of the system prompt."""
+
+
+class LayerText(msgspec.Struct, frozen=True):
+    """The text of one layer. Ephemeral text is removed from the conversation when its turn ends."""
+
+    layer: str
+    text: str
+    ephemeral: bool = False
+
+
+class View(msgspec.Struct, frozen=True):
+    """A conversation before a call.
+
+    `pinned` holds the texts of the stable layers for the whole epoch; `head` is their segments, if already built.
+    `history` was sent before and never changes; `newest` is what this call adds. `current` is what the volatile
+    layers would emit now, `emitted` what each of them emitted last.
+    """
+
+    tools: tuple[ToolSpec, ...] = ()
+    pinned: tuple[LayerText, ...] = ()
+    history: tuple[HistoryEntry, ...] = ()
+    newest: tuple[HistoryEntry, ...] = ()
+    current: tuple[LayerText, ...] = ()
+    emitted: tuple[LayerText, ...] = ()
+    layout: Layout = "default"
+    head: tuple[Segment, ...] | None = None
+
+
+def find_layer_text(layer: str, texts: tuple[LayerText, ...]) -> LayerText | None:
+    """The last of the texts that belongs to the layer."""
+    for layer_text in reversed(texts):
+        if layer_text.layer == layer:
+            return layer_text
+    return None

@@ -1,0 +1,174 @@
+"""The request as wire bytes: an append-only buffer into which breakpoints are spliced when a body is rendered."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from holdfast.errors import OrderError
+from holdfast.types.blocks import Role
+from holdfast.types.json_encoding import extend_digest
+from holdfast.types.prompt import Breakpoint, PromptSection, Stability, Ttl
+
+
+class EncodedBlock(msgspec.Struct, frozen=True):
+    """One block in a provider's encoding. `accepts_breakpoint`: a cache breakpoint is allowed on it.
+
+    `container_start` are the bytes before `data` that start a new container, such as a message. A block without them
+    continues the container of the previous block.
+    """
+
+    layer: str
+    place: PromptSection
+    stability: Stability
+    data: bytes
+    markable: bool
+    role: Role | None = None
+    ephemeral: bool = False
+    opens: bytes = b""
+
+
+class WireEncoder(Protocol):
+    """What the buffer needs to know about a provider's JSON."""
+
+    def lead(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
+        """The separator between two adjacent blocks, or the bytes before the first."""
+
+    def close(self, last: EncodedBlock | None) -> bytes:
+        """The suffix that closes the body after the last block."""
+
+    def mark(self, ttl: Ttl) -> bytes:
+        """A breakpoint as the last member of a block's JSON object, leading comma included."""
+
+
+class RequestBuffer:
+    """Append-only: a block that was added is never encoded, hashed or counted again."""
+
+    def __init__(self, encoder: WireEncoder, count: Callable[[bytes], int]) -> None:
+        self._encoder = encoder
+        self._count = count
+        self._bytes = bytearray()
+        self.pieces: list[EncodedBlock] = []
+        self.links: list[PrefixDigest] = []
+        self.tokens: list[int] = []
+        self.tokens_total = 0
+        self.first_ephemeral: int | None = None
+        self.stable_count = 0
+        """How many leading blocks belong to layers that do not change within an epoch."""
+
+    def extend(self, blocks: Iterable[EncodedBlock]) -> None:
+        for block in blocks:
+            before = self.pieces[-1] if self.pieces else None
+            data = self._encoder.lead(before, block) + block.data
+            self.links.append(extend_digest_chain(self.links[-1] if self.links else None, block.layer, data))
+            self._bytes += data
+            if block.ephemeral and self.first_ephemeral is None:
+                self.first_ephemeral = len(self.pieces)
+            if block.stability <= Stability.EPOCH and self.stable_count == len(self.pieces):
+                self.stable_count += 1
+            self.pieces.append(block)
+            # Without the separator, whose brackets and commas are not part of the block.
+            self.tokens.append(self._count(block.opens + block.data))
+            self.tokens_total += self.tokens[-1]
+
+    def cut(self, keep: int) -> None:
+        """Drop every block after the first `keep`, because the prefix changed there or ephemeral text was removed."""
+        self.tokens_total -= sum(self.tokens[keep:])
+        del self.pieces[keep:], self.links[keep:], self.tokens[keep:]
+        del self._bytes[self.links[-1].end if self.links else 0 :]
+        self.stable_count = min(self.stable_count, keep)
+        if self.first_ephemeral is not None and self.first_ephemeral >= keep:
+            self.first_ephemeral = None
+
+    def cacheable_bytes(self) -> bytes:
+        return bytes(self._bytes)
+
+    @property
+    def stable_prefix_length(self) -> int:
+        """Length in cacheable bytes of the layers that do not change within an epoch."""
+        return self.links[self.stable_count - 1].end if self.stable_count else 0
+
+    def render(self, request_head: bytes, breakpoints: Sequence[Breakpoint] = (), *, start: int = 0) -> bytes:
+        """The whole body: `request_head` is the request's JSON object up to the prompt, without the closing brace.
+
+        Blocks before `start` are left out: they are in an explicit cache that `request_head` refers to. Such a cache
+        holds all tools and all system text, so only messages may follow.
+        """
+        if start and start < len(self.pieces) and self.pieces[start].place != "messages":
+            raise OrderError(
+                f"layer {self.pieces[start].layer!r} ({self.pieces[start].place}) comes after the prefix in the "
+                "explicit cache; only messages may follow it"
+            )
+        # Everything that can raise comes before the memoryview: one that outlives an exception would lock the
+        # bytearray, and the next `extend` would fail with BufferError.
+        ordered = sorted((point for point in breakpoints if point.piece >= start), key=lambda point: point.piece)
+        # A block is a JSON object, so the breakpoint goes before its closing brace and becomes its last member.
+        splices = [(self.links[point.piece].end - 1, self._encoder.mark(point.ttl)) for point in ordered]
+        last = self.pieces[-1] if len(self.pieces) > start else None
+        suffix = self._encoder.close(last)
+        separator = self._encoder.lead(None, self.pieces[start]) if start and last else b""
+        done = self._start_of(start) if start else 0
+        parts: list[bytes | memoryview] = [request_head, separator]
+        with memoryview(self._bytes) as buffer:
+            for position, encoded_breakpoint in splices:
+                parts += [buffer[done:position], encoded_breakpoint]
+                done = position
+            parts += [buffer[done:], suffix]
+            body = b"".join(parts)
+            for part in parts:
+                if isinstance(part, memoryview):
+                    part.release()
+        return body
+
+    def _start_of(self, index: int) -> int:
+        """Where a block's own bytes start, after the separator between it and the previous block."""
+        return self.links[index].end - len(self.pieces[index].data) if index < len(self.pieces) else len(self._bytes)
+
+
+class PrefixDigest(msgspec.Struct, frozen=True, array_like=True):
+    """One step of the digest chain: the digest of all bytes up to `end`, of which [start, end) belong to `layer`."""
+
+    layer: str
+    start: int
+    end: int
+    digest: str
+
+
+def extend_digest_chain(previous: PrefixDigest | None, layer: str, data: bytes) -> PrefixDigest:
+    start = previous.end if previous else 0
+    return PrefixDigest(layer, start, start + len(data), extend_digest(previous.digest if previous else "", data))
+
+
+def count_shared_blocks(before: Sequence[PrefixDigest], after: Sequence[PrefixDigest]) -> int:
+    """How many leading blocks two prompts have in common, byte for byte.
+
+    A binary search, because each digest covers everything before it: once two chains differ they never agree again.
+    """
+    low, high = 0, min(len(before), len(after))
+    while low < high:
+        middle = (low + high) // 2
+        if before[middle].digest == after[middle].digest:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def common_prefix_length(old: bytes, new: bytes, start: int = 0) -> int:
+    """Length of the common prefix of both; the caller knows that the first `start` bytes agree."""
+    low, high = start, min(len(old), len(new))
+    while low < high:
+        middle = (low + high + 1) // 2
+        # Only the undecided part is compared, so that the total work is linear.
+        low, high = (middle, high) if old[low:middle] == new[low:middle] else (low, middle - 1)
+    return low
+
+
+def count_stable_blocks(blocks: Iterable[EncodedBlock]) -> int:
+    """How many leading blocks belong to layers that do not change within an epoch."""
+    count = 0
+    for block in blocks:
+        if block.stability > Stability.EPOCH:
+            break
+        count += 1
+    return count

@@ -1,0 +1,171 @@
+"""What holds of the cache whatever is asked of it."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.cache_calls import part, rules, units
+
+from holdfast.cachemodel.machine import begin_cache_call, publish_entries, run_call
+from holdfast.cachemodel.tiers import CacheParameters, ChainBlock, chain_prefixes, chain_seeds
+from holdfast.cachemodel.values import BlockKind, CacheCall, CacheEntries, CacheScope
+from holdfast.catalog.schema import CacheRules
+from holdfast.types.prompt import Breakpoint, Ttl
+
+SCOPES = (CacheScope("a", "model"), CacheScope("b", "model"))
+SEEDS = chain_seeds(rules(), CacheParameters("model"))
+KINDS: tuple[BlockKind, ...] = ("plain", "tool_use", "tool_result")
+
+some_rules = st.builds(
+    rules,
+    floor=st.sampled_from([0, 60, 200]),
+    counting=st.sampled_from(["blocks", "positions"]),
+    upgrade=st.booleans(),
+    lookback=st.sampled_from([1, 3, 20]),
+)
+
+
+def parts_named(names: str) -> list[ChainBlock]:
+    return [part(name, 10 + index, kind=KINDS[index % 3]) for index, name in enumerate(names)]
+
+
+# Two names and a few moments, so that prompts often share a prefix and lifetimes often just end.
+some_names = st.text("xy", min_size=1, max_size=10)
+some_parts = some_names.map(parts_named)
+MOMENTS = (0.0, 100.0, 299.0, 300.0, 600.0, 3_599.0, 3_700.0)
+
+
+def call_of(names: str, pieces: set[int], long: int, at: float, scope: CacheScope) -> CacheCall:
+    placed = sorted(piece for piece in pieces if piece < len(names))
+    lifetimes: list[Ttl] = ["1h" if index < long else "5m" for index in range(len(placed))]
+    marks = tuple(Breakpoint(piece, ttl) for piece, ttl in zip(placed, lifetimes, strict=True))
+    return CacheCall(scope, chain_prefixes(SEEDS, parts_named(names)), marks, at)
+
+
+some_call = st.builds(
+    call_of,
+    some_names,
+    st.sets(st.integers(0, 9), max_size=4),
+    st.integers(0, 4),
+    st.sampled_from(MOMENTS),
+    st.sampled_from(SCOPES),
+)
+calls = st.lists(some_call, max_size=5).map(lambda each: sorted(each, key=lambda call: call.at))
+
+
+def play(by: CacheRules, history: list[CacheCall]) -> CacheEntries:
+    entries = CacheEntries()
+    for call in history:
+        _, entries = run_call(by, entries, call)
+    return entries
+
+
+@given(some_rules, calls, some_call)
+def test_the_buckets_sum_to_the_prompt(by: CacheRules, history: list[CacheCall], call: CacheCall) -> None:
+    usage = begin_cache_call(by, play(by, history), call)[0].usage
+    buckets = (usage.input, usage.cache_read, usage.cache_write_5m, usage.cache_write_1h)
+    assert usage.tokens_sent == call.tokens
+    assert all(bucket >= 0 for bucket in buckets)
+
+
+@given(some_rules, calls, some_call)
+def test_only_what_was_written_under_the_same_scope_is_read(
+    by: CacheRules, history: list[CacheCall], call: CacheCall
+) -> None:
+    entries, written = CacheEntries(), set()
+    for earlier in history:
+        outcome, entries = run_call(by, entries, earlier)
+        written |= {(entry.scope, entry.digest) for entry in outcome.written}
+    read = begin_cache_call(by, entries, call)[0].read
+    assert read is None or (read.scope, read.digest) in written
+    assert read is None or (call.scope == read.scope and read.tokens >= by.tokens_min)
+
+
+@given(some_rules, calls, some_call)
+def test_a_call_made_twice_at_once_reads_up_to_its_last_mark(
+    by: CacheRules, history: list[CacheCall], call: CacheCall
+) -> None:
+    entries = play(by, [*history, call])
+    again = begin_cache_call(by, entries, call)[0].usage
+    ends = [call.prefixes[mark.piece].tokens for mark in call.marks]
+    assert again.cache_read == max((end for end in ends if end >= by.tokens_min), default=0)
+    assert again.cache_write == 0
+
+
+@given(some_rules, calls, some_call)
+def test_an_hour_after_the_last_call_nothing_is_read(by: CacheRules, history: list[CacheCall], call: CacheCall) -> None:
+    late = CacheCall(call.scope, call.prefixes, call.marks, 3_700.0 + 3_600.0)
+    assert begin_cache_call(by, play(by, history), late)[0].read is None
+
+
+@given(some_rules, calls, some_call)
+def test_nothing_expired_is_read(by: CacheRules, history: list[CacheCall], call: CacheCall) -> None:
+    read = begin_cache_call(by, play(by, history), call)[0].read
+    assert read is None or call.at < read.expires_at
+
+
+@given(some_rules, calls, some_call, st.data())
+def test_a_warmer_cache_never_costs_more(
+    by: CacheRules, history: list[CacheCall], call: CacheCall, data: st.DataObject
+) -> None:
+    entries = play(by, history)
+    kept = [key for key in entries.kept if data.draw(st.booleans())]
+    colder = CacheEntries({key: entries.kept[key] for key in kept})
+    assert units(begin_cache_call(by, entries, call)[0].usage) <= units(begin_cache_call(by, colder, call)[0].usage)
+
+
+@given(some_rules, calls, some_call)
+def test_counting_runs_as_one_never_reads_less(by: CacheRules, history: list[CacheCall], call: CacheCall) -> None:
+    entries = play(by, history)
+    floor, lookback = by.tokens_min, by.lookback_positions
+    narrow = begin_cache_call(rules(floor=floor, lookback=lookback, counting="blocks"), entries, call)[0].usage
+    wide = begin_cache_call(rules(floor=floor, lookback=lookback, counting="positions"), entries, call)[0].usage
+    assert wide.cache_read >= narrow.cache_read
+
+
+@given(calls, some_call)
+def test_lifetimes_that_upgrade_never_read_less(history: list[CacheCall], call: CacheCall) -> None:
+    def reads(upgrade: bool) -> int:
+        by = rules(floor=0, upgrade=upgrade)
+        return begin_cache_call(by, play(by, history), call)[0].usage.cache_read
+
+    assert reads(True) >= reads(False)
+
+
+@given(some_rules, calls)
+def test_an_entry_once_written_never_expires_earlier(by: CacheRules, history: list[CacheCall]) -> None:
+    entries = CacheEntries()
+    for call in history:
+        _, after = run_call(by, entries, call)
+        live = {(entry.scope, entry.digest): entry for entry in entries.live(at=call.at)}
+        assert all(after.kept[key].expires_at >= entry.expires_at for key, entry in live.items())
+        entries = after
+
+
+@given(some_rules, calls, st.integers(1, 5))
+def test_no_more_than_the_limit_is_kept(by: CacheRules, history: list[CacheCall], limit: int) -> None:
+    entries = CacheEntries()
+    for call in history:
+        outcome, entries = begin_cache_call(by, entries, call)
+        entries = publish_entries(entries, outcome, entries_max=limit)
+        assert len(entries.kept) <= limit
+
+
+@given(some_parts, st.data())
+def test_a_prompt_that_goes_on_has_the_prefixes_of_one_made_at_once(
+    parts: list[ChainBlock], data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(0, len(parts)))
+    head = chain_prefixes(SEEDS, parts[:cut])
+    tail = chain_prefixes(SEEDS, parts[cut:], after=head[-1] if head else None)
+    assert head + tail == chain_prefixes(SEEDS, parts)
+
+
+@given(some_parts, some_parts)
+def test_prefixes_agree_exactly_as_far_as_the_blocks_do(one: list[ChainBlock], other: list[ChainBlock]) -> None:
+    shared = 0
+    while shared < min(len(one), len(other)) and one[shared] == other[shared]:
+        shared += 1
+    pairs = list(zip(chain_prefixes(SEEDS, one), chain_prefixes(SEEDS, other), strict=False))
+    assert [a.digest == b.digest for a, b in pairs] == [index < shared for index in range(len(pairs))]
+    assert all(a.tokens < b.tokens for a, b in pairwise(chain_prefixes(SEEDS, one)))

@@ -1,0 +1,87 @@
+"""One session, call by call: what is read, written and paid, to the token."""
+
+import pytest
+from tests.support.cache_calls import call, part, rules, units
+
+from holdfast.cachemodel.machine import run_call
+from holdfast.cachemodel.values import CacheEntries, CacheOutcome
+from holdfast.types.prompt import Ttl
+from holdfast.types.usage import Usage
+
+HEAD = [part("T1", 600, "tools"), part("T2", 600, "tools"), part("S", 1_500, "system")]
+CALL_1 = [*HEAD, part("environment", 40), part("ask 1", 60)]
+CALL_2 = [
+    *CALL_1,
+    part("text", 30),
+    part("use", 50, kind="tool_use"),
+    part("result", 900, kind="tool_result"),
+]
+CALL_3 = [*CALL_2, part("text", 120), part("memory", 35), part("ask 2", 45)]
+CALL_4 = [*CALL_3, part("text", 80), part("ask 3", 30)]
+HEAD_MARKS: dict[int, Ttl] = {1: "5m", 2: "5m"}
+ROLLING: dict[int, Ttl] = {**HEAD_MARKS, 10: "5m"}
+ANCHOR: dict[int, Ttl] = {10: "1h"}
+MINUTES_21 = 21 * 60.0
+
+
+def play(*, third: dict[int, Ttl], upgrade: bool = True) -> list[CacheOutcome]:
+    calls = [
+        call(CALL_1, {**HEAD_MARKS, 4: "5m"}, at=0),
+        call(CALL_2, {**HEAD_MARKS, 7: "5m"}, at=12),
+        call(CALL_3, third, at=60),
+        call(CALL_4, {**HEAD_MARKS, 12: "5m"}, at=MINUTES_21),
+    ]
+    entries, outcomes = CacheEntries(), []
+    for each in calls:
+        outcome, entries = run_call(rules(upgrade=upgrade), entries, each)
+        outcomes.append(outcome)
+    return outcomes
+
+
+@pytest.mark.parametrize(
+    ("number", "usage", "cost"),
+    [
+        (1, Usage(cache_write_5m=2_800), 3_500),
+        (2, Usage(cache_read=2_800, cache_write_5m=980), 1_505),
+        (3, Usage(cache_read=3_780, cache_write_5m=200), 628),
+        (4, Usage(cache_write_5m=4_090), 5_112.5),
+    ],
+)
+def test_each_call_of_the_session_costs_what_the_table_says(number: int, usage: Usage, cost: float) -> None:
+    outcome = play(third=ROLLING)[number - 1]
+    assert outcome.usage == usage
+    assert units(outcome.usage) == cost
+
+
+def test_an_anchor_is_written_at_the_long_rate() -> None:
+    usage = play(third=ANCHOR)[2].usage
+    assert usage == Usage(cache_read=3_780, cache_write_1h=200)
+    assert units(usage) == 778
+
+
+def test_an_anchor_is_read_after_the_pause_where_lifetimes_upgrade() -> None:
+    usage = play(third=ANCHOR)[3].usage
+    assert usage == Usage(cache_read=3_980, cache_write_5m=110)
+    assert units(usage) == 535.5
+
+
+def test_an_anchor_is_of_no_use_after_the_pause_where_lifetimes_do_not_upgrade() -> None:
+    usage = play(third=ANCHOR, upgrade=False)[3].usage
+    assert usage == Usage(cache_write_5m=4_090)
+    assert units(usage) == 5_112.5
+
+
+def test_the_seed_layout_rewrites_the_history_when_its_volatile_block_changes() -> None:
+    history = [part("ask 1", 60), *CALL_2[5:8], part("text", 120), part("ask 2", 45)]
+    before = [*HEAD, part("environment", 40, "system"), *history[:4]]
+    after = [*HEAD, part("environment and memory", 75, "system"), *history]
+    _, entries = run_call(rules(), CacheEntries(), call(before, {**HEAD_MARKS, 7: "5m"}, at=12))
+    outcome, _ = run_call(rules(), entries, call(after, {**HEAD_MARKS, 9: "5m"}, at=60))
+    assert outcome.usage == Usage(cache_read=2_700, cache_write_5m=1_280)
+    assert units(outcome.usage) == 1_870
+
+
+def test_the_mark_of_the_first_call_is_found_three_positions_back_without_its_mark() -> None:
+    outcomes = play(third=ROLLING)
+    assert outcomes[1].read is not None
+    assert outcomes[1].read == outcomes[0].written[-1]

@@ -1,0 +1,164 @@
+"""`holdfast chat --simulate` in a pseudo-terminal, as a person drives it."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from tests.support.terminals import CTRL_C, CTRL_D, Terminal
+
+from holdfast.cli.chat.command import SIMULATED_NAME
+from holdfast.engine.reducer import fold_events
+from holdfast.events.payloads.session import TurnCancelled
+from holdfast.ledger.calls import iter_calls
+from holdfast.stores.sqlite.store import SqliteStore
+
+ASKED = "[y]es / [n]o / [a]lways this session? "
+STATUS = "session $"
+
+
+def chat(folder: Path, *words: str, **environ: str) -> Terminal:
+    return Terminal("chat", "--simulate", *words, folder=folder, environ=environ)
+
+
+def say(terminal: Terminal, message: str) -> str:
+    """A message, and all that is shown until the next prompt."""
+    terminal.enter(message)
+    shown = terminal.expect(STATUS)
+    return shown + terminal.expect("\n> ")
+
+
+@pytest.fixture
+def events_db() -> Path:
+    return Path(os.environ["HOLDFAST_HOME"], "holdfast.db")
+
+
+def test_what_would_be_written_is_shown_and_written_once_it_is_allowed(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("buy milk\n")
+    with chat(tmp_path) as terminal:
+        assert "anthropic:claude-sonnet-5-5 (simulated) in " in terminal.expect("\n> ")
+        terminal.enter("write note.txt: buy tea")
+        assert "  note.txt\n  @@ -1 +1 @@\n  -buy milk\n  +buy tea\n" in terminal.expect(ASKED)
+        assert (tmp_path / "note.txt").read_text() == "buy milk\n"
+        terminal.enter("a")
+        assert "  write_file note.txt content=buy tea → " in terminal.expect(STATUS)
+        assert (tmp_path / "note.txt").read_text() == "buy tea\n"
+        terminal.expect("\n> ")
+        assert ASKED not in say(terminal, "write note.txt: buy both")
+        assert (tmp_path / "note.txt").read_text() == "buy both\n"
+        # What was typed before a question came does not answer it.
+        terminal.enter("run touch ran")
+        terminal.enter("y")
+        terminal.expect(ASKED)
+        terminal.type(CTRL_C)
+        terminal.expect("user denied")
+        terminal.expect("\n> ")
+        # What is allowed of one tool is not allowed of another, and a question that is left open is a no.
+        terminal.enter("run touch ran")
+        assert "  $ touch ran\n" in terminal.expect(ASKED)
+        terminal.type(CTRL_C)
+        assert "run_command touch ran → user denied" in terminal.expect(STATUS)
+        terminal.expect("\n> ")
+        terminal.enter("run touch ran")
+        terminal.expect(ASKED)
+        terminal.enter("")
+        terminal.expect("user denied")
+        terminal.expect("\n> ")
+        # Pasted as one message: what is too long to be shown at once is shown on demand.
+        terminal.enter("\x1b[200~run true\r" + "\r".join(f"# {number}" for number in range(60)) + "\x1b[201~")
+        assert "  ... 21 more lines\n" in terminal.expect("[s]how all? ")
+        terminal.enter("s")
+        assert "  # 59\n" in terminal.expect("[s]how all? ")
+        terminal.enter("y")
+        assert "run_command true # 0 " in terminal.expect(STATUS)
+        terminal.expect("\n> ")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_ctrl_c_stops_a_reply_and_the_session_goes_on(tmp_path: Path, events_db: Path) -> None:
+    with chat(tmp_path) as terminal:
+        terminal.expect("\n> ")
+        terminal.enter("count to 1000")
+        terminal.expect("7 8 9")
+        terminal.type(CTRL_C)
+        assert "1000" not in terminal.expect("cancelled; the conversation so far is kept")
+        assert re.search(r"· out about [1-9]\d* ·", terminal.expect("\n> "))
+        assert "You said: and now?" in say(terminal, "and now?")
+        terminal.type(CTRL_C)
+        terminal.expect("Ctrl-D or /exit ends the chat\n> ")
+        assert "You said: one\ntwo\n" in say(terminal, "one\\\rtwo")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+        assert "holdfast chat --resume " in terminal.rest()
+    with SqliteStore(events_db) as log:
+        (row,) = log.sessions()
+        events = list(log.read(row.id))
+    reasons = [event.payload.reason for event in events if isinstance(event.payload, TurnCancelled)]
+    assert (row.name, reasons) == (SIMULATED_NAME, ["user_cancel"])
+
+
+def test_ctrl_c_is_not_lost_between_the_prompt_and_the_wait_for_a_key(tmp_path: Path) -> None:
+    with chat(tmp_path) as terminal:
+        terminal.expect("\n> ")
+        for _ in range(40):
+            # Held still wherever it is: the signal is there before it goes on.
+            terminal.kill(signal.SIGSTOP)
+            terminal.type(CTRL_C)
+            terminal.kill(signal.SIGCONT)
+            terminal.expect("Ctrl-D or /exit ends the chat\n> ")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_a_resumed_chat_has_its_history_and_its_bytes(tmp_path: Path, events_db: Path) -> None:
+    with chat(tmp_path) as terminal:
+        terminal.expect("\n> ")
+        say(terminal, "remember the blue one")
+        terminal.enter("/exit")
+        assert terminal.end() == 0
+    with chat(tmp_path, "--resume") as terminal:
+        shown = terminal.expect("count to N.\n> ")
+        assert "  > remember the blue one\n" in shown
+        terminal.type("\x1b[A")
+        terminal.expect("remember the blue one")
+        terminal.enter("")
+        terminal.expect(STATUS)
+        terminal.expect("\n> ")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+    with SqliteStore(events_db) as log:
+        (row,) = log.sessions()
+        events = list(log.read(row.id))
+    assert [call.prefix_held for call in iter_calls(events)] == [True, True]
+    assert fold_events(events, row.id).turn_count == 2
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "told to end"])
+def test_an_end_in_the_middle_of_a_turn_loses_nothing(tmp_path: Path, events_db: Path, closed: bool) -> None:
+    with chat(tmp_path) as terminal:
+        terminal.expect("\n> ")
+        terminal.enter("count to 1000")
+        terminal.expect("7 8 9")
+        if closed:
+            terminal.hang_up()
+        else:
+            terminal.kill(signal.SIGTERM)
+            assert terminal.end() == 128 + signal.SIGTERM
+        assert "Traceback" not in terminal.seen
+    with SqliteStore(events_db) as log:
+        (row,) = log.sessions()
+        state = fold_events(log.read(row.id), row.id)
+    assert (state.turn_count, state.turn, state.call_open) == (1, None, None)
+    assert "7 8 9" in str(state.passages[-1].content)
+
+
+def test_without_colours_nothing_is_coloured(tmp_path: Path) -> None:
+    with chat(tmp_path, "--no-tools", NO_COLOR="1", TERM="dumb") as terminal:
+        terminal.expect("\n> ")
+        say(terminal, "hi")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+    assert "\x1b" not in terminal.seen

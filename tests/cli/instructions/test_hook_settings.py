@@ -1,0 +1,263 @@
+"""`holdfast instructions hook --install`: the settings of a runtime, in which nothing else is touched."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.support.instruction_examples import Shop, is_put_in
+
+from holdfast.cli.main import command
+from holdfast.errors import UserError
+from holdfast.runtime.instructions.hook import add_hook, edit_settings_file, remove_hook
+
+OTHER = '{"type": "command", "command": "echo holdfast instructions"}'
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def settings(project: Path) -> Path:
+    (project / ".claude").mkdir()
+    return project / ".claude" / "settings.json"
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(command, ["instructions", "hook", *words])
+
+
+def hooks(text: str) -> list[Any]:
+    groups = json.loads(text)["hooks"]["SessionStart"]
+    assert isinstance(groups, list)
+    return groups
+
+
+def test_an_installed_hook_tells_a_session_what_the_agent_is_told(project: Path, tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    with shop.library:
+        shop.write()
+        shop.library.publish(shop.folder)
+    assert run("--install", "--db", "../kept.db", "--agent", "main").output == (
+        ".claude/settings.json: the hook is installed\n"
+    )
+    (group,) = hooks((project / ".claude" / "settings.json").read_text())
+    assert group["matcher"] == "startup|clear|compact"
+    (hook,) = group["hooks"]
+    assert (hook["type"], hook["timeout"]) == ("command", 30)
+    ended = subprocess.run(
+        hook["command"],
+        shell=True,
+        input=b'{"hook_event_name": "SessionStart", "source": "startup"}',
+        capture_output=True,
+        check=False,
+        env=os.environ | {"HOLDFAST_HOME": str(tmp_path / "home")},
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    told = json.loads(ended.stdout)["hookSpecificOutput"]["additionalContext"]
+    assert told.startswith("# Agent Boot Stub\n")
+    assert "--agent main --db ../kept.db" in told
+
+
+def test_the_hook_is_set_once_however_often_it_is_installed(settings: Path) -> None:
+    run("--install")
+    first, file = settings.read_bytes(), settings.stat().st_ino
+    assert run("--install").output == ".claude/settings.json: the hook is already installed\n"
+    assert (settings.read_bytes(), settings.stat().st_ino) == (first, file)
+
+
+def test_only_what_was_given_is_written_and_another_choice_takes_its_place(settings: Path) -> None:
+    CliRunner().invoke(command, ["instructions", "hook", "--install"], env={"HOLDFAST_AGENT": "ann"})
+    assert hooks(settings.read_text())[0]["hooks"][0]["command"].endswith("holdfast instructions hook")
+    run("--install", "--agent", "two words", "--strict", "--plain", "--profile", "generic", "--url", "https://host")
+    (group,) = hooks(settings.read_text())
+    words = shlex.split(group["hooks"][0]["command"])
+    assert words[words.index("hook") :] == [
+        *("hook", "--agent", "two words", "--url", "https://host", "--profile", "generic", "--plain", "--strict")
+    ]
+
+
+def test_the_program_is_called_by_its_name_where_that_is_enough(
+    settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run("--install")
+    assert hooks(settings.read_text())[0]["hooks"][0]["command"] == shlex.join(
+        [sys.executable, "-P", "-m", "holdfast", "instructions", "hook"]
+    )
+    (tmp_path / "holdfast").touch(mode=0o755)
+    run("--install")
+    assert hooks(settings.read_text())[0]["hooks"][0]["command"] == "holdfast instructions hook"
+
+
+SPELLED = {
+    "two spaces": '{\n  "model": "opus",\n  "env": {"A": "1"}\n}\n',
+    "four spaces": '{\n    "model": "opus"\n}',
+    "tabs": '{\n\t"model": "opus",\n\t"hooks": {\n\t\t"Stop": []\n\t}\n}\n',
+    "CRLF": '{\r\n  "a": [1,\r\n 2]\r\n}\r\n',
+    "two on a line": '{\n  "a": 1, "b": 2}',
+    "one line": '{"b":1, "a":1.50e3,"hooks":{"Stop":[],"SessionStart":[' + OTHER + "]}}",
+    "spaces around": '\n\n {  "a" : "\\u00fc\\/ü" , "a" : 2 }  \n',
+    "large numbers": '{"n": 123456789012345678901234567890, "f": 1.10}',
+    "half a pair": '{"n": "\\ud800"}',
+    "others at the start": '{\n  "hooks": {\n    "SessionStart": [\n      {"hooks": [' + OTHER + "]}\n    ]\n  }\n}\n",
+    "another shape of group": '{"hooks": {"SessionStart": [3, {"hooks": 4}, {"hooks": [5, {"command": 6}]}, []]}}',
+    "a command of many parts": '{"hooks": {"SessionStart": [{"hooks": [{"command": "echo \'open"}]}]}}',
+}
+
+
+@pytest.mark.parametrize("text", SPELLED.values(), ids=SPELLED.keys())
+def test_every_other_byte_stays_and_comes_back_when_the_hook_is_taken_out(settings: Path, text: str) -> None:
+    settings.write_bytes(text.encode())
+    assert run("--install").exit_code == 0
+    with_ours = settings.read_bytes().decode()
+    assert is_put_in(text, with_ours)
+    assert json.loads(with_ours)["hooks"]["SessionStart"][-1]["matcher"] == "startup|clear|compact"
+    assert with_ours.count("\r\n") == (with_ours.count("\n") if "\r\n" in text else 0)
+    assert run("--uninstall").output == ".claude/settings.json: the hook is removed\n"
+    assert settings.read_bytes() == text.encode()
+    assert run("--uninstall").output == ".claude/settings.json: the hook is not installed\n"
+
+
+def test_what_is_added_looks_like_what_is_there() -> None:
+    added = add_hook('{\n\t"hooks": {\n\t\t"Stop": []\n\t}\n}\n', "holdfast instructions hook")
+    assert added.startswith('{\n\t"hooks": {\n\t\t"Stop": [],\n\t\t"SessionStart": [\n\t\t\t{\n\t\t\t\t"matcher"')
+    assert added.endswith("\n\t\t\t}\n\t\t]\n\t}\n}\n")
+    assert add_hook('{"hooks": {}}', "x").startswith('{"hooks": {\n  "SessionStart": [\n    {\n')
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "{}", "{ }\n", '{\n  "hooks": {}\n}', '{"hooks": {"SessionStart": []}}'])
+def test_where_there_is_nothing_the_hook_is_all_there_is(settings: Path, text: str) -> None:
+    settings.write_text(text)
+    run("--install")
+    assert len(hooks(settings.read_text())) == 1
+    run("--uninstall")
+    assert settings.read_text().strip() == "{}"
+
+
+def test_a_hook_among_others_is_taken_out_alone() -> None:
+    ours = '{"type": "command", "command": "/opt/bin/holdfast instructions hook --agent a"}'
+    among = f'[{{"hooks": [{OTHER}, {ours}, {OTHER}]}}, {{"hooks": [{ours}]}}]'
+    left = f'[{{"hooks": [{OTHER}, {OTHER}]}}]'
+    alone = f'[{{"hooks": [{ours}]}}]'
+    assert remove_hook(f'{{"hooks": {{"SessionStart": {among}, "Stop": []}}}}') == (
+        f'{{"hooks": {{"SessionStart": {left}, "Stop": []}}}}'
+    )
+    assert remove_hook(f'{{"hooks": {{"SessionStart": {alone}, "Stop": []}}}}') == '{"hooks": {"Stop": []}}'
+    assert remove_hook(f'{{"a": 1, "hooks": {{"SessionStart": {alone}}}, "b": 2}}') == '{"a": 1, "b": 2}'
+
+
+REFUSED = {
+    "comments": b'{\n  // mine\n  "a": 1\n}',
+    "a comma too many": b'{"a": 1,}',
+    "no number": b'{"a": NaN}',
+    "a byte order mark": b'\xef\xbb\xbf{"a": 1}',
+    "no UTF-8": b'{"a": "\xff"}',
+    "nested too deeply": b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "a list": b"[]",
+    "a text": b'"hooks"',
+    "hooks as a list": b'{"hooks": []}',
+    "starts as an object": b'{"hooks": {"SessionStart": {}}}',
+    "starts as a text": b'{"hooks": {"SessionStart": "x"}}',
+    "more than is read": b'{"a": "' + b"x" * 4_000_000 + b'"}',
+}
+
+
+@pytest.mark.parametrize("raw", REFUSED.values(), ids=REFUSED.keys())
+def test_settings_that_cannot_be_changed_safely_are_left_alone(settings: Path, raw: bytes) -> None:
+    settings.write_bytes(raw)
+    ended = run("--install")
+    assert isinstance(ended.exception, UserError)
+    assert ".claude/settings.json" in str(ended.exception)
+    assert len(str(ended.exception)) < 200
+    assert settings.read_bytes() == raw
+
+
+def test_a_dry_run_shows_the_difference_and_changes_nothing(settings: Path, project: Path) -> None:
+    settings.write_text('{\n  "model": "opus"\n}')
+    shown = run("--install", "--dry-run").output.splitlines()
+    assert shown[:2] == ["--- .claude/settings.json", "+++ .claude/settings.json"]
+    assert [line for line in shown if line.startswith("-")][1:] == ['-  "model": "opus"']
+    assert '+  "model": "opus",' in shown
+    assert "\\ No newline at end of file" in shown
+    assert settings.read_text() == '{\n  "model": "opus"\n}'
+    assert run("--install", "--dry-run", "--settings", "new/settings.json").exit_code == 0
+    assert not (project / "new").exists()
+
+
+def test_settings_elsewhere_can_be_named(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    file = tmp_path / "home" / "settings.local.json"
+    assert run("--install", "--settings", str(file)).exit_code == 0
+    assert len(hooks(file.read_text())) == 1
+    missing = run("--install", "--settings", str(tmp_path / "none" / "settings.json"))
+    assert isinstance(missing.exception, UserError)
+    assert "cannot be used" in str(missing.exception)
+
+
+def test_a_link_in_the_project_is_followed_and_one_that_leads_out_is_refused(settings: Path, tmp_path: Path) -> None:
+    (tmp_path / "project" / "shared.json").write_text("{}")
+    settings.symlink_to("../shared.json")
+    assert run("--install").exit_code == 0
+    assert settings.is_symlink()
+    assert len(hooks((tmp_path / "project" / "shared.json").read_text())) == 1
+    settings.unlink()
+    (tmp_path / "outside.json").write_text("{}")
+    settings.symlink_to(tmp_path / "outside.json")
+    ended = run("--install")
+    assert isinstance(ended.exception, UserError)
+    assert "leads out" in str(ended.exception)
+    assert (tmp_path / "outside.json").read_text() == "{}"
+
+
+def test_the_mode_of_the_file_is_kept_and_nothing_is_left_beside_it(settings: Path) -> None:
+    settings.write_text("{}")
+    settings.chmod(0o640)
+    run("--install")
+    assert settings.stat().st_mode & 0o777 == 0o640
+    assert os.listdir(settings.parent) == ["settings.json"]
+
+
+@pytest.mark.parametrize("before", ["{}", None])
+def test_what_somebody_else_writes_meanwhile_is_kept(settings: Path, before: str | None) -> None:
+    if before is not None:
+        settings.write_text(before)
+
+    def change(text: str) -> str:
+        settings.write_text('{"theirs": 1}')
+        return add_hook(text, "holdfast instructions hook")
+
+    with pytest.raises(UserError, match="another program changed it meanwhile"):
+        edit_settings_file(settings, change, write=True)
+    assert settings.read_text() == '{"theirs": 1}'
+    assert os.listdir(settings.parent) == ["settings.json"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--wake-token", "abc.letmein.def"),
+        ("--db", "postgresql://ann:letmein@host/db"),
+        ("--url", "https://ann:letmein@host"),
+    ],
+)
+def test_nothing_secret_is_written_into_settings(project: Path, words: tuple[str, str]) -> None:
+    ended = run("--install", *words)
+    assert isinstance(ended.exception, UserError)
+    assert "letmein" not in str(ended.exception)
+    assert not (project / ".claude").exists()
+
+
+def test_install_and_uninstall_exclude_each_other() -> None:
+    assert run("--install", "--uninstall").exit_code == 2
+    assert run("--install", "--nonsense").exit_code == 2

@@ -1,0 +1,67 @@
+"""The walk of docs/instructions.md, command by command."""
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from holdfast.cli.main import command
+from holdfast.clock import ManualClock
+
+PAGE = Path(__file__).parents[3] / "docs" / "instructions.md"
+BLOCK = re.compile(r"(?:<!-- (?P<mark>[a-z]+): (?P<count>\d+)[^>]*-->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.S)
+
+
+class Walker:
+    def __init__(self, folder: Path) -> None:
+        self.clock = ManualClock(time.time())
+        self.environ = {"HOLDFAST_HOME": str(folder / "home"), "HOLDFAST_DB": str(folder / "agent.db")}
+        self.token = ""
+
+    def run(self, line: str) -> str:
+        words = shlex.split(line.replace("$TOKEN", self.token))
+        assert words[0] == "holdfast"
+        ended = CliRunner().invoke(command, words[1:], env=self.environ, obj=self.clock)
+        failed = ended.exception is not None and not isinstance(ended.exception, SystemExit)
+        said = f"holdfast: {ended.exception}" if failed else ended.output
+        found = re.search(r"audi_\w+", said)
+        self.token = found[0] if found else self.token
+        return said
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Each command with the lines that it is said to print."""
+    for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
+        line, *printed = part.rstrip("\n").split("\n")
+        yield line, printed
+
+
+def test_the_walk_from_a_file_to_promoted_instructions_goes_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    walker = Walker(tmp_path)
+    ran = 0
+    for block in BLOCK.finditer(PAGE.read_text()):
+        if block["kind"] == "markdown":
+            (tmp_path / "AGENTS.md").write_text(block["text"])
+        if block["kind"] == "json":
+            (tmp_path / "trace.jsonl").write_text(block["text"])
+        if block["kind"] == "python":
+            exec(compile(block["text"], str(PAGE), "exec"), {})
+        if block["kind"] != "console":
+            continue
+        if block["mark"] == "clock":
+            walker.clock.advance(int(block["count"]) * 86_400)
+        for _ in range(int(block["count"]) if block["mark"] == "repeat" else 1):
+            for line, printed in commands(block["text"]):
+                said = [one.rstrip() for one in walker.run(line).split("\n")]
+                missing = [one for one in printed if not any(told.startswith(one) for told in said)]
+                assert not missing, (line, missing, said)
+                ran += 1
+    assert ran == 48
+    assert (tmp_path / "docs" / "legacy-instructions" / "AGENTS.md").read_text().startswith("<!-- Moved: ")

@@ -1,0 +1,160 @@
+"""`holdfast compact` and `holdfast history`: a stored session made shorter, and read in full all the same."""
+
+import asyncio
+import re
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from tests.support.long_conversations import GOAL, LongTalk
+
+from holdfast.cli.main import command
+from holdfast.errors import UserError
+from holdfast.events.log import Event
+from holdfast.events.payloads.calls import LlmCallStarted
+from holdfast.events.payloads.compaction import ContextCompacted
+from holdfast.events.payloads.session import TurnStarted
+from holdfast.stores.open import open_store
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> str:
+    return str(tmp_path / "sessions.db")
+
+
+@pytest.fixture
+def session_id(db: str) -> str:
+    return asyncio.run(stored(db, turns=12))
+
+
+async def stored(db: str, *, turns: int) -> str:
+    talk = LongTalk(store=db, recall_history=True)
+    async with talk.create() as session:
+        await talk.speak(session, turns)
+        return session.id
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(command, words, catch_exceptions=False)
+
+
+def compactions(db: str, session_id: str) -> list[ContextCompacted]:
+    log = open_store(db)
+    try:
+        return [one.payload for one in log.read(session_id) if isinstance(one.payload, ContextCompacted)]
+    finally:
+        log.close()
+
+
+def test_a_dry_run_shows_sizes_and_money_and_changes_nothing(db: str, session_id: str) -> None:
+    result = run("compact", session_id, "--db", db, "--dry-run")
+    assert result.exit_code == 0
+    assert re.search(r"^messages 1 to \d+ would be compacted; the log keeps them$", result.stdout, re.M)
+    for row in ("stable prefix", "summary", "newest messages", "removed", "prompt before", "prompt after"):
+        assert re.search(rf"^{row} +[\d,]+", result.stdout, re.M)
+    assert re.search(r"less per call|less at once", result.stdout)
+    assert re.search(r"; 0 left\s+out$", result.stdout, re.M)
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
+    assert compactions(db, session_id) == []
+
+
+def test_the_start_of_an_id_is_enough(db: str, session_id: str, tmp_path: Path) -> None:
+    start = session_id[:10]
+    assert run("history", start, "--db", db).stdout == run("history", session_id, "--db", db).stdout
+    assert run("recovery", "list", start, "--db", db).exit_code == 0
+    file = tmp_path / "one.jsonl"
+    assert run("db", "export", str(file), "--session", start, "--db", db).exit_code == 0
+    assert session_id in file.read_text()
+    assert run("compact", start, "--db", db).exit_code == 0
+    assert len(compactions(db, session_id)) == 1
+
+
+def test_a_session_of_another_client_has_no_messages_to_show(db: str, session_id: str) -> None:
+    with closing(open_store(db)) as log:
+        first, *_ = log.read(session_id)
+        started = LlmCallStarted("anthropic:claude-sonnet-5-5", "anthropic", 10, "r1")
+        log.append(
+            [Event("e1", 1.0, "forwarded", "system", first.payload), Event("e2", 2.0, "forwarded", "system", started)]
+        )
+    for name in ("history", "compact"):
+        with pytest.raises(UserError, match="'forwarded' was recorded from another client or was pruned"):
+            run(name, "forwarded", "--db", db)
+
+
+def test_a_session_is_compacted_once_and_then_there_is_nothing_new(db: str, session_id: str) -> None:
+    result = run("compact", session_id, "--db", db)
+    assert (result.exit_code, "were compacted" in result.stdout) == (0, True)
+    again = run("compact", session_id, "--db", db)
+    assert (again.exit_code, again.stdout) == (1, "not compacted: there is nothing new to compact\n")
+    assert len(compactions(db, session_id)) == 1
+    assert run("certify", session_id, "--db", db).exit_code == 0
+
+
+def test_the_record_is_shown_when_asked_for(db: str, session_id: str) -> None:
+    assert GOAL in run("compact", session_id, "--db", db, "--dry-run", "--show").stdout
+    assert GOAL not in run("compact", session_id, "--db", db, "--dry-run").stdout
+
+
+def test_json_has_the_event(db: str, session_id: str) -> None:
+    told = msgspec.json.decode(run("compact", session_id, "--db", db, "--dry-run", "--json").stdout)
+    assert (told["done"], told["event"]["strategy"], told["event"]["first"]) == (False, "checkpoint", 1)
+    refused = msgspec.json.decode(run("compact", session_id, "--db", db, "--tail", "900000", "--json").stdout)
+    assert "reason" in refused or refused["event"]["last"] > 0
+
+
+def test_a_smaller_tail_keeps_less(db: str, session_id: str) -> None:
+    sizes = []
+    for tail in ("100", "3000"):
+        told = msgspec.json.decode(run("compact", session_id, "--db", db, "--dry-run", "--tail", tail, "--json").stdout)
+        sizes.append(told["event"]["numbers"]["kept_tokens"])
+    assert sizes[0] < sizes[1]
+
+
+def test_unknown_sessions_and_bad_ranges_are_one_line(db: str, session_id: str) -> None:
+    for words, told in (
+        (("compact", "nobody", "--db", db), "there is no session 'nobody'"),
+        (("history", "nobody", "--db", db), "there is no session 'nobody'"),
+        (
+            ("history", session_id, "--db", db, "--range", "some"),
+            "'some' is not a range of messages; write m12 or 12-20",
+        ),
+        (("history", session_id, "--db", db, "--range", "9999"), "has no such messages; its last is m48"),
+    ):
+        with pytest.raises(UserError, match=re.escape(told)):
+            run(*words)
+
+
+def test_what_a_line_of_the_record_is_taken_from_is_shown_with_its_result(db: str, session_id: str) -> None:
+    run("compact", session_id, "--db", db)
+    (event,) = compactions(db, session_id)
+    found = re.search(r"^- (src/part_\d+/lexer.py): read x1, sha:[0-9a-f]{8} \[(m\d+)\]$", event.segments[0].text, re.M)
+    assert found is not None
+    shown = run("history", session_id, "--db", db, "--range", found.group(2)).stdout
+    assert f'calls read_file {{"path":"{found.group(1)}"}}' in shown
+    assert "result:\n# " + found.group(1) in shown
+
+
+def test_the_whole_history_is_there_behind_a_compaction(db: str, session_id: str) -> None:
+    before = run("history", session_id, "--db", db).stdout
+    run("compact", session_id, "--db", db)
+    assert run("history", session_id, "--db", db).stdout == before
+    rows = msgspec.json.decode(run("history", session_id, "--db", db, "--json").stdout)
+    assert [row["number"] for row in rows] == list(range(1, len(rows) + 1))
+    assert rows[0]["content"][0]["text"] == GOAL
+
+
+def test_a_cut_off_turn_has_to_be_resumed_first(db: str, session_id: str) -> None:
+    log = open_store(db)
+    log.append([Event("z" * 26, 2e9, session_id, "user", TurnStarted("", 0))]).result()
+    log.close()
+    with pytest.raises(
+        UserError, match=r"session .* has a turn that is in progress or was interrupted; resume it first"
+    ):
+        run("compact", session_id, "--db", db)
+
+
+def test_a_session_too_short_is_told_with_status_1(db: str) -> None:
+    result = run("compact", asyncio.run(stored(db, turns=1)), "--db", db)
+    assert (result.exit_code, result.stdout.startswith("not compacted: ")) == (1, True)

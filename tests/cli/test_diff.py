@@ -1,0 +1,191 @@
+"""`holdfast diff`: where one request leaves the prefix of another, and what that costs."""
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.support.commands import enter, start
+from tests.support.request_files import ANTHROPIC, CHAT, GEMINI, GEMINI_MODEL, RESPONSES, changed, plant
+
+from holdfast.cli.main import command
+from holdfast.ledger.cache.prefix_diff import compare_requests
+from holdfast.ledger.requests.parse import parse_request
+
+IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
+
+
+def diff(folder: Path, before: object, after: object, *more: str) -> tuple[int, dict[str, Any]]:
+    words = ["diff", plant(folder, "a.json", before), plant(folder, "b.json", after), "--json", *more]
+    result = CliRunner().invoke(command, words)
+    return result.exit_code, json.loads(result.output)
+
+
+def grown(body: dict[str, Any], name: str, *more: object) -> dict[str, Any]:
+    return changed(body, name, to=[*body[name], *more])
+
+
+@pytest.mark.parametrize(
+    ("body", "grown_body"),
+    [
+        (ANTHROPIC, grown(ANTHROPIC, "messages", {"role": "assistant", "content": "An answer."})),
+        (CHAT, grown(CHAT, "messages", {"role": "assistant", "content": "An answer."})),
+        (RESPONSES, grown(RESPONSES, "input", {"role": "user", "content": "More."})),
+        (GEMINI, grown(GEMINI, "contents", {"role": "model", "parts": [{"text": "An answer."}]})),
+    ],
+)
+def test_a_request_that_begins_with_the_other_holds_and_ends_with_0(
+    tmp_path: Path, body: dict[str, Any], grown_body: dict[str, Any]
+) -> None:
+    told = ("--model", GEMINI_MODEL) if body is GEMINI else ()
+    for after in (body, grown_body):
+        status, found = diff(tmp_path, body, after, *told)
+        assert (status, found["held"], found["moved"], found["tokens_lost"]) == (0, True, None, 0)
+        assert found["tokens_read"] == found["tokens_before"] > 0
+
+
+@pytest.mark.parametrize(
+    ("before", "path", "to", "named"),
+    [
+        (ANTHROPIC, ("messages", 1, "content", 1, "text"), "What was it?", "messages.1.content.1"),
+        (ANTHROPIC, ("messages", 0, "content"), "Hallo.", "messages.0.content"),
+        (ANTHROPIC, ("tools", 0, "description"), "Reads.", "tools.0"),
+        (ANTHROPIC, ("system", 0, "text"), "Other", "system.0"),
+        (CHAT, ("messages", 0, "content"), "Other", "messages.0.content"),
+        (CHAT, ("messages", 3, "content", 0, "text"), "Another?", "messages.3.content.0"),
+        (RESPONSES, ("instructions",), "Other", "instructions"),
+        (RESPONSES, ("input", 1, "content", 0, "text"), "Ho.", "input.1.content.0"),
+        (GEMINI, ("systemInstruction", "parts", 0, "text"), "Other", "systemInstruction.parts.0"),
+        (GEMINI, ("contents", 1, "parts", 0, "text"), "Ho.", "contents.1.parts.0"),
+    ],
+)
+def test_a_changed_block_is_named_by_its_path_and_ends_with_1(
+    tmp_path: Path, before: dict[str, Any], path: tuple[str | int, ...], to: str, named: str
+) -> None:
+    told = ("--model", GEMINI_MODEL) if before is GEMINI else ()
+    status, found = diff(tmp_path, before, changed(before, *path, to=to), *told)
+    assert status == 1
+    assert found["moved"]["path"] == named
+    assert not found["held"]
+
+
+def test_the_difference_is_shown_cut_around_itself(tmp_path: Path) -> None:
+    text = f"{'so ' * 3000}It is 10:01.\n{'and ' * 3000}"
+    before = changed(ANTHROPIC, "system", 0, "text", to=text)
+    after = changed(ANTHROPIC, "system", 0, "text", to=text.replace("10:01", "10:02"))
+    result = start("diff", plant(tmp_path, "a.json", before), plant(tmp_path, "b.json", after))
+    assert result.returncode == 1
+    lines = result.stdout.splitlines()
+    assert any(line.startswith("  -") and line.endswith("It is 10:01.") for line in lines)
+    assert any(line.startswith("  +") and line.endswith("It is 10:02.") for line in lines)
+    assert len(lines) < 20
+    assert max(map(len, lines)) < 200
+    assert "system.0 differs: layer system, block 1, byte " in result.stdout
+    assert "tools: still cached\nsystem: lost\nmessages: lost\n" in result.stdout
+
+
+def test_the_byte_is_the_first_that_differs_in_what_the_provider_hashes() -> None:
+    one = parse_request(json.dumps(ANTHROPIC).encode())
+    two = parse_request(json.dumps(changed(ANTHROPIC, "messages", 2, "content", 0, "text", to="A query.")).encode())
+    moved = compare_requests(one, two, None).moved
+    assert moved is not None
+    assert one.scroll.cacheable_bytes()[moved.byte :].startswith(b'stion."')
+    assert two.scroll.cacheable_bytes()[moved.byte :].startswith(b'ry."')
+
+
+def test_marks_spaces_and_the_short_form_of_text_are_no_difference(tmp_path: Path) -> None:
+    marked = changed(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral", "ttl": "1h"})
+    short = changed(marked, "messages", 2, "content", to="A question.")
+    spaced = tmp_path / "b.json"
+    spaced.write_text(json.dumps(short, indent=4))
+    assert enter("diff", plant(tmp_path, "a.json", ANTHROPIC), str(spaced)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "value", "parameter", "surviving"),
+    [
+        (ANTHROPIC, "model", "claude-opus-5-5", "model", []),
+        (ANTHROPIC, "tool_choice", {"type": "any"}, "tool_choice", ["tools", "system"]),
+        (ANTHROPIC, "thinking", {"type": "enabled", "budget_tokens": 1024}, "thinking", ["tools", "system"]),
+        (ANTHROPIC, "speed", "fast", "speed", ["tools"]),
+        (CHAT, "reasoning_effort", "high", "reasoning_effort", []),
+        (RESPONSES, "reasoning", {"effort": "high"}, "reasoning_effort", []),
+        (GEMINI, "toolConfig", {"functionCallingConfig": {"mode": "ANY"}}, "tool_config", []),
+    ],
+)
+def test_a_changed_parameter_keeps_the_tiers_in_front_of_what_it_invalidates(
+    tmp_path: Path, before: dict[str, Any], name: str, value: object, parameter: str, surviving: list[str]
+) -> None:
+    told = ("--model", GEMINI_MODEL) if before is GEMINI else ()
+    status, found = diff(tmp_path, before, changed(before, name, to=value), *told)
+    assert status == 1
+    assert found["moved"] is None
+    assert [one["name"] for one in found["parameters"]] == [parameter]
+    assert [tier["place"] for tier in found["tiers"] if tier["blocks_kept"] == tier["blocks"]] == surviving
+
+
+def test_a_first_image_loses_the_messages_even_where_it_is_appended(tmp_path: Path) -> None:
+    after = grown(ANTHROPIC, "messages", {"role": "user", "content": [IMAGE]})
+    status, found = diff(tmp_path, ANTHROPIC, after)
+    assert status == 1
+    assert found["parameters"] == [{"name": "images", "first_lost": "messages"}]
+
+
+def test_another_limit_on_the_output_is_no_difference(tmp_path: Path) -> None:
+    status, _ = diff(tmp_path, ANTHROPIC, changed(ANTHROPIC, "max_tokens", to=7))
+    assert status == 0
+
+
+def test_a_prompt_that_was_cut_short_breaks_where_it_ends(tmp_path: Path) -> None:
+    status, found = diff(tmp_path, ANTHROPIC, changed(ANTHROPIC, "messages", to=ANTHROPIC["messages"][:1]))
+    assert status == 1
+    assert (found["moved"]["path"], found["moved"]["path_after"]) == ("messages.1.content.0", None)
+
+
+def test_what_is_lost_is_what_lies_behind_the_last_mark_before_the_break(tmp_path: Path) -> None:
+    marked = changed(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral"})
+    _, found = diff(tmp_path, marked, changed(marked, "messages", 0, "content", to="Hallo."))
+    request = parse_request(json.dumps(marked).encode())
+    assert found["tokens_before"] == request.scroll.tokens_total
+    assert found["tokens_read"] == sum(request.scroll.tokens[:2])
+    # Five-minute writes at 2.50 dollars a million, reads at 0.10.
+    assert Decimal(found["lost_usd"]) == found["tokens_lost"] * Decimal("2.40") / 1_000_000
+
+
+def test_in_gemini_another_system_instruction_loses_the_tools_too(tmp_path: Path) -> None:
+    tools = [{"functionDeclarations": [{"name": "read", "description": "x", "parametersJsonSchema": {}}]}]
+    before = changed(GEMINI, "tools", to=tools)
+    after = changed(before, "systemInstruction", "parts", 0, "text", to="Other")
+    _, found = diff(tmp_path, before, after, "--model", GEMINI_MODEL)
+    assert [tier["blocks_kept"] for tier in found["tiers"]] == [0, 0, 0]
+
+
+def test_below_the_floor_nothing_is_lost_and_that_is_said(tmp_path: Path) -> None:
+    short = changed(changed(ANTHROPIC, "system", 0, "text", to="Brief."), "tools", to=[])
+    status, found = diff(tmp_path, short, changed(short, "system", 0, "text", to="Long."))
+    assert (status, found["tokens_lost"]) == (1, 0)
+    assert "below the floor of 512" in found["notes"][0]
+
+
+def test_a_request_without_marks_says_whose_marks_the_figures_are_for(tmp_path: Path) -> None:
+    unmarked = changed(ANTHROPIC, "messages", 2, "content", to="A question.")
+    _, found = diff(tmp_path, unmarked, unmarked)
+    assert "has no breakpoint" in found["notes"][0]
+
+
+def test_a_model_nobody_knows_has_no_price(tmp_path: Path) -> None:
+    before = changed(ANTHROPIC, "model", to="claude-unheard-of")
+    status, found = diff(tmp_path, before, changed(before, "system", 0, "text", to="Other"))
+    assert (status, found["lost_usd"]) == (1, None)
+    assert "does not know anthropic:claude-unheard-of" in found["notes"][0]
+
+
+def test_requests_to_two_providers_are_refused(tmp_path: Path) -> None:
+    result = enter("diff", plant(tmp_path, "a.json", ANTHROPIC), plant(tmp_path, "b.json", CHAT))
+    assert result.returncode == 2
+    assert result.stderr == (
+        "holdfast: the first request is for anthropic, the second for openai-chat; "
+        "no cache is shared between providers\n"
+    )

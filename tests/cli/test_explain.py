@@ -1,0 +1,316 @@
+"""`holdfast explain`: the blocks and marks of a request, and what a change of each block would cost."""
+
+import json
+import os
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.support.commands import enter, start
+from tests.support.request_files import ANTHROPIC, CHAT, GEMINI, GEMINI_MODEL, RESPONSES, changed, plant
+
+from holdfast.catalog.lookup import price_at, utc_date
+from holdfast.cli.main import command
+from holdfast.cli.requests.request_file import FILE_BYTES_MAX
+from holdfast.clock import system_clock
+from holdfast.layers.padding import HEURISTIC_BOUNDS, select_padding
+from holdfast.ledger.requests.parse import parse_request
+from holdfast.planning.learned import CacheMemory
+from holdfast.planning.plan import plan_cache
+from holdfast.planning.policy import PlanningMoment
+from holdfast.types.json_encoding import sha256_hex
+
+
+def explain(folder: Path, body: object, *more: str) -> dict[str, Any]:
+    result = CliRunner().invoke(command, ["explain", plant(folder, "request.json", body), "--json", *more])
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.output)
+    return found
+
+
+def test_every_block_is_listed_with_its_place_tokens_and_digest(tmp_path: Path) -> None:
+    found = explain(tmp_path, ANTHROPIC)
+    assert [(part["path"], part["place"], part["stability"]) for part in found["parts"]] == [
+        ("tools.0", "tools", "frozen"),
+        ("system.0", "system", "epoch"),
+        ("messages.0.content", "messages", "growing"),
+        ("messages.1.content.0", "messages", "growing"),
+        ("messages.1.content.1", "messages", "growing"),
+        ("messages.2.content.0", "messages", "growing"),
+    ]
+    request = parse_request(json.dumps(ANTHROPIC).encode())
+    assert [part["tokens"] for part in found["parts"]] == request.scroll.tokens
+    assert found["parts"][1]["digest"] == sha256_hex(request.scroll.pieces[1].data)[:12]
+    assert found["tokens"] == sum(request.scroll.tokens)
+
+
+def test_the_table_says_that_counts_are_estimates_and_what_told_the_provider(tmp_path: Path) -> None:
+    result = start("explain", plant(tmp_path, "request.json", ANTHROPIC))
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()
+    assert lines[0] == "anthropic:claude-sonnet-5-5 (the model is one of anthropic's), cache: marks"
+    assert lines[1].endswith("tokens, estimated; the floor is 512")
+    assert any(line.startswith("messages.2.content.0") and "yours" in line for line in lines)
+
+
+def test_the_callers_marks_are_theirs_and_ours_have_reasons_and_savings(tmp_path: Path) -> None:
+    found = explain(tmp_path, ANTHROPIC)
+    assert [(mark["path"], mark["reason"]) for mark in found["marks"]] == [("messages.2.content.0", "yours")]
+    planned = {mark["path"]: mark for mark in found["planned"]}
+    assert {path: mark["reason"] for path, mark in planned.items()} == {
+        "tools.0": "end of the tools",
+        "system.0": "end of the stable system prompt",
+    }
+    system = planned["system.0"]
+    # Input at 2 dollars a million, reads at 0.10.
+    assert Decimal(system["saving_usd"]) == system["prefix_tokens"] * Decimal("1.90") / 1_000_000
+
+
+def test_every_mark_says_what_it_is_expected_to_save_beside_those_in_front_of_it(tmp_path: Path) -> None:
+    bare = changed(ANTHROPIC, "messages", 2, "content", to="A question.")
+    found = explain(tmp_path, bare)
+    assert not found["marks"]
+    request = parse_request(json.dumps(bare).encode())
+    assert request.row is not None
+    price = price_at(request.row, utc_date(system_clock()), request.scroll.tokens_total)
+    planned = plan_cache(
+        PlanningMoment(request.scroll, request.row.cache, price, at=0.0), CacheMemory(), keep_small=True
+    )
+    shown = {mark["piece"]: mark for mark in found["planned"]}
+    assert [mark["reason"] for mark in shown.values()] == [mark.reason for mark in planned.marks]
+    assert shown[max(shown)]["reason"].startswith("end of the conversation so far; ")
+    tools, system, end = (Decimal(mark["expected_usd"]) for mark in shown.values())
+    # The tools alone are below the floor: what they save is saved by the mark behind them.
+    assert tools == 0
+    assert abs(system - planned.marks[0].saving_usd - planned.marks[1].saving_usd) < Decimal("0.0000001")
+    assert end == planned.marks[2].saving_usd
+    assert 0 < end < system
+
+
+def test_notes_of_the_plan_are_told(tmp_path: Path) -> None:
+    empty = {"model": "claude-sonnet-5-5", "max_tokens": 1, "messages": []}
+    assert any(note.startswith("no breakpoints: ") for note in explain(tmp_path, empty)["notes"])
+
+
+def test_layers_are_listed_with_what_a_change_in_them_costs(tmp_path: Path) -> None:
+    found = explain(tmp_path, ANTHROPIC)
+    assert [(one["name"], one["stability"], one["blocks"]) for one in found["layers"]] == [
+        ("tools", "frozen", 1),
+        ("system", "epoch", 1),
+        ("history", "growing", 4),
+    ]
+    history, first = found["layers"][2], found["parts"][2]
+    assert history["tokens"] == sum(part["tokens"] for part in found["parts"][2:])
+    assert (history["rewritten_tokens"], history["rewritten_usd"]) == (
+        first["rewritten_tokens"],
+        first["rewritten_usd"],
+    )
+    lines = enter("explain", plant(tmp_path, "request.json", ANTHROPIC)).stdout.splitlines()
+    assert lines[3].split()[:2] == ["layer", "expected"]
+    assert lines[6].split()[:4] == ["history", "growing", "4", str(history["tokens"])]
+
+
+HAIKU = "anthropic:claude-haiku-4-5"
+SONNET = "anthropic:claude-sonnet-5-5"
+
+
+@pytest.mark.parametrize(
+    ("model", "repeated", "place", "decided"),
+    [
+        (SONNET, 1, "below the floor of 512", "not padded: to reach the floor of 512 tokens"),
+        (HAIKU, 250, "below the floor of 4096", "padded from about "),
+        (HAIKU, 900, "not below the floor of 4096", "not padded: about "),
+    ],
+)
+def test_why_a_head_is_padded_or_not_is_told(
+    tmp_path: Path, model: str, repeated: int, place: str, decided: str
+) -> None:
+    words = "Answer in the words of the person who asks. " * repeated
+    body = changed(changed(ANTHROPIC, "tools", to=[]), "system", to=words)
+    found = explain(tmp_path, body, "--model", model)
+    tokens = found["layers"][0]["tokens"]
+    assert found["padding"].startswith(
+        f'tools and stable system prompt have about {tokens} tokens, {place}; padding="auto" decides: {decided}'
+    )
+    shown = enter("explain", plant(tmp_path, "request.json", body), "--model", model).stdout
+    assert f"padding: {found['padding']}" in shown.splitlines()
+
+
+def test_padding_of_ours_in_a_request_is_told(tmp_path: Path) -> None:
+    filling = select_padding(10, HEURISTIC_BOUNDS, [("mend-nets", "Mend nets.\n" * 50)])
+    text = f"Be brief.\n\n{filling.text}"
+    body = changed(changed(ANTHROPIC, "tools", to=[]), "system", to=text)
+    told = explain(tmp_path, body, "--model", HAIKU)["padding"]
+    assert "; the skill mend-nets and the operating guide is padding, without it they have about " in told
+    natural = explain(tmp_path, changed(body, "system", to="Be brief."), "--model", HAIKU)["padding"]
+    assert told.partition("decides: ")[2] == natural.partition("decides: ")[2]
+
+
+def test_nothing_is_told_of_padding_where_no_price_is_known(tmp_path: Path) -> None:
+    body = changed(ANTHROPIC, "model", to="mine")
+    assert explain(tmp_path, body)["padding"] is None
+    assert "padding" not in enter("explain", plant(tmp_path, "request.json", body)).stdout
+
+
+def test_a_mark_below_the_floor_saves_nothing_and_says_so(tmp_path: Path) -> None:
+    short = changed(ANTHROPIC, "tools", 0, "description", to="Reads.")
+    tools = next(mark for mark in explain(tmp_path, short)["planned"] if mark["path"] == "tools.0")
+    assert tools["below_floor"]
+    assert Decimal(tools["saving_usd"]) == 0
+    assert "nothing: below the floor" in enter("explain", plant(tmp_path, "request.json", short)).stdout
+
+
+def test_a_request_below_the_floor_is_warned_of(tmp_path: Path) -> None:
+    short = changed(changed(ANTHROPIC, "system", to="Brief."), "tools", to=[])
+    assert "below the floor of 512: the provider caches nothing" in explain(tmp_path, short)["notes"][0]
+
+
+def test_a_change_costs_the_tokens_between_the_mark_before_it_and_the_last(tmp_path: Path) -> None:
+    marked = changed(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral"})
+    found = explain(tmp_path, marked)
+    lost = {part["path"]: part["rewritten_tokens"] for part in found["parts"]}
+    head = sum(part["tokens"] for part in found["parts"][:2])
+    assert lost["system.0"] == found["tokens"]
+    assert lost["messages.0.content"] == lost["messages.2.content.0"] == found["tokens"] - head
+    assert Decimal(found["parts"][0]["rewritten_usd"]) == found["tokens"] * Decimal("2.40") / 1_000_000
+
+
+def test_an_automatic_mark_is_yours_and_stands_at_the_end(tmp_path: Path) -> None:
+    body = changed(
+        changed(ANTHROPIC, "messages", 2, "content", to="A question."),
+        "cache_control",
+        to={"type": "ephemeral", "ttl": "1h"},
+    )
+    found = explain(tmp_path, body)
+    assert [(mark["path"], mark["ttl"], mark["reason"]) for mark in found["marks"]] == [
+        ("messages.2.content", "1h", "yours, automatic")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "provider", "because"),
+    [
+        (ANTHROPIC, "anthropic", "the model is one of anthropic's"),
+        (CHAT, "openai-chat", "the model is one of openai-chat's"),
+        (RESPONSES, "openai", "it has `input`"),
+        (changed(ANTHROPIC, "model", to="mine"), "anthropic", "it has `system`"),
+        (changed(CHAT, "model", to="mine"), "openai-chat", "it has messages of the role system"),
+        (changed(CHAT, "model", to="mistral/large"), "openrouter", "the model's name starts with a vendor"),
+        ({"model": "claude-9", "messages": []}, "anthropic", "the model is called claude"),
+        (
+            {"model": "mine", "messages": [], "max_completion_tokens": 9},
+            "openai-chat",
+            "it has `max_completion_tokens`",
+        ),
+        ({"model": "mine", "messages": []}, "openai-chat", "it has `messages`, and no field of another provider"),
+        ({"model": "mine", "instructions": "Hi."}, "openai", "it has `instructions`"),
+        (
+            {"model": "mine", "messages": [], "max_tokens": 1},
+            "anthropic",
+            "it has `max_tokens`, and no field of another provider",
+        ),
+    ],
+)
+def test_the_provider_is_told_by_the_body(tmp_path: Path, body: object, provider: str, because: str) -> None:
+    found = explain(tmp_path, body)
+    assert (found["model"].partition(":")[0], found["told_by"]) == (provider, because)
+
+
+def test_what_is_told_beats_what_is_seen(tmp_path: Path) -> None:
+    found = explain(tmp_path, changed(CHAT, "model", to="mine"), "--model", "openrouter:openai/gpt-5.4")
+    assert (found["model"], found["told_by"], found["cache"]) == ("openrouter:mine", "as specified", "implicit")
+
+
+def test_a_gemini_body_needs_a_model(tmp_path: Path) -> None:
+    path = plant(tmp_path, "request.json", GEMINI)
+    refused = start("explain", path)
+    assert refused.returncode == 2
+    assert refused.stderr == f"holdfast: {path}: the request names no model; pass --model gemini:NAME\n"
+    found = explain(tmp_path, GEMINI, "--model", GEMINI_MODEL)
+    assert [part["path"] for part in found["parts"]][:2] == ["systemInstruction.parts.0", "contents.0.parts.0"]
+    assert "takes no breakpoints" in found["notes"][0]
+
+
+def test_the_other_spelling_of_geminis_members_is_understood(tmp_path: Path) -> None:
+    snake = {
+        "system_instruction": GEMINI["systemInstruction"],
+        "contents": GEMINI["contents"],
+        "model": "models/gemini-3.8-flash",
+    }
+    found = explain(tmp_path, snake)
+    assert found["model"] == GEMINI_MODEL
+    assert found["parts"][0]["path"] == "systemInstruction.parts.0"
+
+
+def test_a_long_history_is_shortened_in_the_table_and_whole_in_the_json(tmp_path: Path) -> None:
+    messages = [{"role": ("user", "assistant")[index % 2], "content": f"Message {index}."} for index in range(200)]
+    long = changed(ANTHROPIC, "messages", to=messages)
+    shown = enter("explain", plant(tmp_path, "request.json", long)).stdout
+    assert "142 blocks in the middle are not shown" in shown
+    assert "messages.199.content" in shown
+    assert len(explain(tmp_path, long)["parts"]) == 202
+
+
+def test_a_model_that_configuration_adds_is_known(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.toml").write_text('[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n')
+    path = plant(tmp_path, "request.json", changed(ANTHROPIC, "model", to="mine"))
+    assert "the floor is 512" in enter("explain", path, HOLDFAST_HOME=str(home)).stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "the request cannot be read: Input data was truncated, or holds half a surrogate pair"),
+        (b"hello", "the request cannot be read: JSON is malformed: invalid character (byte 0)"),
+        (b"[1]", "the request cannot be read: Expected `object`, got `array`"),
+        (b"\x89PNG\r\n\x1a\n\xff", "the request cannot be read: JSON is malformed: invalid character (byte 0)"),
+        (b'{"model": "\xff"}', None),
+        (b'{"a":' * 100_000, None),
+        (b'{"model":"m","messages":[{"role":"user","content":' + b"[" * 50_000, None),
+        (b'{"model": "claude-sonnet-5-5"}', "the body has no prompt: a request has `messages`, `input` or `contents`"),
+        (b'{"model": 3, "messages": []}', None),
+        (
+            b'{"model": "claude-sonnet-5-5", "messages": [{"role": "user", "\\u001b[31m\\u009b": 1, "content": ""}]}',
+            None,
+        ),
+        (b'{"model": "claude-sonnet-5-5", "max_tokens": 1, "messages": [{"role": "user"}]}', None),
+    ],
+)
+def test_a_bad_file_is_one_line_with_its_name(tmp_path: Path, content: bytes, reason: str | None) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    for words in (["explain", str(path)], ["doctor", str(path)], ["diff", str(path), str(path)]):
+        result = CliRunner().invoke(command, words)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"holdfast: {path}: ")
+        assert result.stderr.count("\n") == 1
+        assert result.stderr[:-1].isprintable()
+        assert reason is None or reason in result.stderr
+
+
+def test_missing_files_folders_and_huge_files_are_one_line(tmp_path: Path) -> None:
+    huge = tmp_path / "huge.json"
+    with huge.open("wb") as file:
+        os.truncate(file.fileno(), FILE_BYTES_MAX + 1)
+    for path, reason in (
+        (tmp_path / "none.json", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (huge, f"the file has more than {FILE_BYTES_MAX} bytes; no provider accepts such a request"),
+    ):
+        result = CliRunner().invoke(command, ["explain", str(path)])
+        assert (result.exit_code, result.stderr) == (2, f"holdfast: {path}: {reason}\n")
+
+
+def test_a_model_that_names_no_provider_is_refused(tmp_path: Path) -> None:
+    result = enter("explain", plant(tmp_path, "request.json", ANTHROPIC), "--model", "claude-sonnet-5-5")
+    assert result.returncode == 2
+    assert "names no provider; write provider:name with one of anthropic, openai, openai-chat" in result.stderr
+
+
+def test_text_of_the_request_cannot_move_the_cursor(tmp_path: Path) -> None:
+    body = changed(ANTHROPIC, "model", to="claude-\x1b[31mred")
+    assert "\x1b" not in enter("explain", plant(tmp_path, "request.json", body)).stdout

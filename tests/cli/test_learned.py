@@ -1,0 +1,70 @@
+"""`holdfast learned`: what a store has learned, shown with its evidence."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from holdfast.cli.main import command
+from holdfast.events.log import Event
+from holdfast.events.payloads.session import SessionStarted
+from holdfast.planning.idle_times import IdleTimesByCause, count_idle_times
+from holdfast.planning.learned import CacheMemory, LearningScope, ObservedFloor, UpgradeBelief, make_learned_record
+from holdfast.stores.sqlite.store import SqliteStore
+
+SONNET = "anthropic:claude-sonnet-5-5"
+
+
+def taught(path: Path, memory: CacheMemory, *, session: str = "s1", workspace: str | None = "/home/me/shop") -> None:
+    scene = LearningScope(SONNET, "direct", workspace and "hash")
+    started = SessionStarted(SONNET, workspace_path=workspace)
+    with SqliteStore(path) as store:
+        events = [
+            Event(f"{session}-1", 1.0, session, "system", started),
+            Event(
+                f"{session}-2",
+                2.0,
+                session,
+                "system",
+                make_learned_record(memory, scene),
+                parent_event_id=f"{session}-1",
+            ),
+        ]
+        store.append(events).result(10)
+
+
+def shown(*arguments: str) -> str:
+    result = CliRunner().invoke(command, ["learned", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_evidence_odds_floor_and_pauses_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    belief = UpgradeBelief().seen(read=True).seen(read=True).seen(read=False)
+    gaps = IdleTimesByCause(count_idle_times([5.0] * 7), count_idle_times([40.0, 900.0]))
+    floor = ObservedFloor().seen(2_000, cached=False).seen(2_000, cached=False)
+    taught(path, CacheMemory(calls=10, gaps=gaps, belief=belief, floor=floor))
+    first, row, _, _, waits = shown("--db", str(path)).splitlines()
+    assert first.split()[:2] == ["model", "route"]
+    assert row.split() == [SONNET, "direct", "98%", "likely", "2", "1", "2001", "tokens", "1"]
+    assert waits.split() == ["/home/me/shop", "1", "10", "7", "2", "11.1%"]
+
+
+def test_json_names_the_sessions_that_saw_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    taught(path, CacheMemory(calls=1, belief=UpgradeBelief().seen(read=False)), session="a")
+    taught(path, CacheMemory(calls=2), session="b", workspace=None)
+    told = json.loads(shown("--db", str(path), "--json"))
+    (cache,) = told["caches"]
+    assert (cache["sessions"], cache["anchors_lost"], cache["floor_tokens"]) == (["a", "b"], 1, None)
+    assert cache["upgrade"] < 0.5
+    assert [rhythm["workspace"] for rhythm in told["rhythms"]] == [None, "/home/me/shop"]
+
+
+def test_a_deleted_session_is_unlearned(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    taught(path, CacheMemory(calls=1, belief=UpgradeBelief().seen(read=True)))
+    with SqliteStore(path) as store:
+        store.delete("s1")
+    assert shown("--db", str(path)) == "Nothing has been learned yet.\n"

@@ -1,0 +1,147 @@
+"""`holdfast report`: what stored sessions spent, saved and lost."""
+
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from holdfast.cli.costs.report import draw_sparkline, parse_time_option
+from holdfast.cli.main import command
+from holdfast.cli.tables import drop_columns_to_fit
+from holdfast.clock import ManualClock
+from holdfast.errors import UserError
+from holdfast.runtime.options import Options
+from holdfast.runtime.session import Session
+from holdfast.simulator.provider import SimulatedProvider
+
+PROMPT = "Follow the rules of the house. " * 2000
+DAY = 86_400
+
+
+class Shop:
+    def __init__(self, folder: Path) -> None:
+        self.db, self.clock = str(folder / "log.db"), ManualClock()
+
+    async def talk(self, *pauses: float, name: str, simulated: bool = False) -> str:
+        options: Options = {
+            "model": "anthropic:claude-sonnet-5-5",
+            "store": self.db,
+            "wire": SimulatedProvider(clock=self.clock, script='{"content": "Yes."}\n' * 20),
+            "clock": self.clock,
+            "system_prompt": PROMPT,
+            "name": name,
+            "simulated": simulated,
+        }
+        async with Session.create(**options) as session:
+            for pause in pauses:
+                await session.send("So?")
+                self.clock.advance(pause)
+        return session.id
+
+    def report(self, *arguments: str) -> str:
+        result = CliRunner().invoke(command, ["report", "--db", self.db, *arguments], catch_exceptions=False)
+        assert result.exit_code == 0
+        return result.output
+
+
+async def test_spent_saved_lost_and_why_are_told_and_the_worst_session_is_first(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    await shop.talk(10, 10, 10, name="steady")
+    shop.clock.advance(DAY)
+    await shop.talk(10, 4_000, 10, name="pausing")
+    lines = shop.report().splitlines()
+    assert "spent on 6 calls in 2 sessions" in lines[0]
+    assert "of the calls hit the cache" in lines[1]
+    assert lines[2].startswith("spent by day  ")
+    cause = next(line for line in lines if line.startswith("ttl_expired"))
+    assert cause.split()[1] == "1"
+    names = [line.split()[1] for line in lines[-2:]]
+    assert names == ["pausing", "steady"]
+    assert lines[-2].endswith("ttl_expired")
+
+
+async def test_json_adds_up(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    id = await shop.talk(10, 4_000, 10, name="pausing")
+    await shop.talk(10, 10, name="steady")
+    told = json.loads(shop.report("--json"))
+    total = Decimal(told["total"]["spent_usd"])
+    assert total == sum(Decimal(one["amounts"]["spent_usd"]) for one in told["sessions"])
+    assert told["total"]["calls"] == 5
+    lost = sum(Decimal(cause["lost_usd"]) for cause in told["causes"])
+    assert Decimal(told["total"]["lost_usd"]) == lost > 0
+    assert total == sum(Decimal(day["spent_usd"]) for day in told["days"])
+    (only,) = json.loads(shop.report("--json", "--session", id))["sessions"]
+    assert only["id"] == id
+
+
+async def test_only_later_calls_are_counted_and_yet_judged_by_what_came_before(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    await shop.talk(10, 3 * DAY, 10, name="pausing")
+    day = "2027-01-17"
+    told = json.loads(shop.report("--json", "--since", day))
+    assert told["total"]["calls"] == 1
+    assert [cause["kind"] for cause in told["causes"]] == ["ttl_expired"]
+
+
+async def test_a_store_without_calls_says_so(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    await shop.talk(name="silent")
+    assert "No calls are stored yet" in shop.report()
+
+
+def test_a_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(command, ["report", "--db", str(tmp_path / "none.db")])
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("7d", 7 * DAY), ("12h", 43_200), ("2w", 14 * DAY)])
+def test_a_time_is_given_by_its_length(text: str, seconds: int) -> None:
+    assert parse_time_option(text, 10_000_000.0) == 10_000_000.0 - seconds
+
+
+def test_a_time_may_be_a_day() -> None:
+    assert parse_time_option("2026-11-01", 0.0) == 1_793_491_200.0
+
+
+@pytest.mark.parametrize("text", ["", "d", "-7d", "7x", "soon", "99999999999d", "²d"])
+def test_any_other_time_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--since takes"):
+        parse_time_option(text, 0.0)
+
+
+def test_a_table_that_is_too_wide_does_without_its_spare_columns_until_it_fits() -> None:
+    headings, rows = ("session", "name", "model"), [("01M7", "日本語", "sonnet"), ("01M8", "", "opus")]
+    whole = (list(headings), rows)
+    assert drop_columns_to_fit(headings, rows, ("model", "name"), width=23) == whole
+    assert drop_columns_to_fit(headings, rows, ("model", "name"), width=22) == (
+        ["session", "name"],
+        [("01M7", "日本語"), ("01M8", "")],
+    )
+    assert drop_columns_to_fit(headings, rows, ("model", "name"), width=12) == (["session"], [("01M7",), ("01M8",)])
+    assert drop_columns_to_fit(headings, rows, (), width=1) == whole
+    assert drop_columns_to_fit(headings, [], ("model",), width=19) == (["session", "name"], [])
+
+
+def test_the_highest_bar_is_full() -> None:
+    assert draw_sparkline([0.0, 1.0, 2.0]) == "▁▅█"
+    assert draw_sparkline([0.0, 0.0]) == "▁▁"
+    assert draw_sparkline([]) == ""
+
+
+async def test_simulated_sessions_are_counted_only_if_that_is_asked_for(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    played = await shop.talk(10, 10, name="played", simulated=True)
+    assert shop.report() == "not counted: 1 simulated session; --simulated includes them\n"
+    assert "spent on 2 calls in 1 session;" in shop.report("--session", played[:8])
+    await shop.talk(10, name="paid")
+    told = shop.report()
+    assert "spent on 1 call in 1 session;" in told
+    assert told.endswith("\nnot counted: 1 simulated session; --simulated includes them\n")
+    assert [one["name"] for one in json.loads(shop.report("--json"))["sessions"]] == ["paid"]
+    everything = shop.report("--simulated")
+    assert "spent on 3 calls in 2 sessions;" in everything
+    assert "not counted" not in everything
+    assert "spent on 2 calls in 1 session;" in shop.report("--session", played)

@@ -1,0 +1,214 @@
+"""`holdfast serve` and `holdfast keys` as a person types them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.support.log_examples import talk
+
+from holdfast.cli.keys import parse_expiry
+from holdfast.cli.main import command
+from holdfast.errors import UserError
+from holdfast.ledger.analytics.queries import LedgerScope
+from holdfast.stores.sqlite.store import SqliteStore
+
+SECONDS_MAX = 20
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner().invoke(command, arguments)
+    if isinstance(result.exception, UserError):
+        result.stderr_bytes = str(result.exception).encode()
+    return result
+
+
+def made(*arguments: str) -> dict[str, str]:
+    """A key as `--json` tells it."""
+    result = run("keys", "create", "--json", *arguments)
+    assert result.exit_code == 0, result.stderr
+    told: dict[str, str] = json.loads(result.output)
+    return told
+
+
+@contextmanager
+def served(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """The service in a process of its own; its address is its first line."""
+    words = [sys.executable, "-m", "holdfast", "serve", "--port", "0", *arguments]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip(), process
+        finally:
+            process.kill()
+
+
+def fetched(url: str, key: str | None = None) -> tuple[int, bytes]:
+    asked = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(asked, timeout=SECONDS_MAX) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_a_key_is_shown_once_and_its_digest_is_kept(tmp_path: Path) -> None:
+    db = str(tmp_path / "log.db")
+    told = made("--scope", "admin", "--name", "Ann", "--entity", "acme:user/ann", "--db", db)
+    assert told.keys() == {"id", "key", "scope"}
+    assert told["key"].startswith(f"hf_{told['id']}_")
+    secret = told["key"].rpartition("_")[2]
+    listed = run("keys", "list", "--db", db)
+    assert (told["id"] in listed.output, "Ann" in listed.output) == (True, True)
+    everything = run("keys", "list", "--db", db, "--json")
+    (row,) = json.loads(everything.output)
+    assert (row["scope"], row["entity"], row["state"]) == ("admin", "acme:user/ann", "usable")
+    assert "digest" not in row
+    assert all(secret.encode() not in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_without_json_the_key_alone_is_the_output(tmp_path: Path) -> None:
+    result = run("keys", "create", "--scope", "read", "--db", str(tmp_path / "log.db"))
+    assert result.stdout.startswith("hf_")
+    assert result.stdout.count("\n") == 1
+    assert "it is not shown again" in result.stderr
+
+
+def test_two_keys_have_nothing_in_common(tmp_path: Path) -> None:
+    db = str(tmp_path / "log.db")
+    one, two = made("--scope", "read", "--db", db), made("--scope", "read", "--db", db)
+    assert one["id"] != two["id"]
+    assert one["key"][-64:] != two["key"][-64:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "trouble"),
+    [
+        (("--scope", "root"), "unknown scope 'root'; use admin, read, gateway, or agent:<id>"),
+        (("--scope", "agent:"), "unknown scope"),
+        (("--scope", "agent:a b"), "unknown scope"),
+        (("--scope", "read", "--entity", "acme:ann"), "needs a key of scope admin"),
+        (("--scope", "admin", "--entity", "Ann"), "an entity must be a URI"),
+        (("--scope", "admin", "--name", "a\nb"), "a name must be printable text"),
+        (("--scope", "admin", "--expires", "2020-01-01"), "the expiry time is in the past"),
+        (("--scope", "admin", "--expires", "soon"), "--expires takes 30d"),
+    ],
+)
+def test_a_key_that_there_cannot_be_is_refused_in_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], trouble: str
+) -> None:
+    db = str(tmp_path / "log.db")
+    result = run("keys", "create", "--db", db, *arguments)
+    assert result.exit_code == 1
+    assert trouble in result.stderr
+    assert "There are no keys yet" in run("keys", "list", "--db", db).output
+
+
+@pytest.mark.parametrize(("expires", "at"), [("12h", 143_200.0), ("2d", 272_800.0), ("1970-01-03", 172_800.0)])
+def test_an_expiry_lies_ahead(expires: str, at: float) -> None:
+    assert parse_expiry(expires, 100_000.0) == at
+
+
+def test_a_revoked_key_is_listed_as_such_and_revoked_once(tmp_path: Path) -> None:
+    db = str(tmp_path / "log.db")
+    told = made("--scope", "agent:builder", "--db", db)
+    assert run("keys", "revoke", told["id"], "--db", db).output == f"revoked key {told['id']}\n"
+    assert "revoked" in run("keys", "list", "--db", db).output
+    again = run("keys", "revoke", told["id"], "--db", db)
+    assert again.exit_code == 1
+    assert "no valid key has the id" in again.stderr
+
+
+def test_keys_are_kept_in_postgres_too(postgres: str) -> None:
+    told = made("--scope", "read", "--db", postgres)
+    assert told["id"] in run("keys", "list", "--db", postgres).output
+
+
+def test_the_address_is_printed_at_once_and_the_service_ends_when_told_to(tmp_path: Path) -> None:
+    db = tmp_path / "log.db"
+    with SqliteStore(db) as store:
+        store.append(talk(2)).result(10)
+    with served("--db", str(db)) as (url, process):
+        assert url.startswith("http://127.0.0.1:")
+        assert fetched(f"{url}/readyz")[0] == 200
+        assert b'"id":"s"' in fetched(f"{url}/analytics/sessions")[1]
+        key = made("--scope", "admin", "--db", f"sqlite:///{db}")
+        assert fetched(f"{url}/api/cache")[0] == 401
+        assert fetched(f"{url}/api/cache", key["key"])[0] == 200
+        run("keys", "revoke", key["id"], "--db", str(db))
+        assert fetched(f"{url}/api/cache", key["key"])[0] == 401
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS_MAX) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == "stopped\n"
+
+
+def test_what_went_through_before_the_end_is_on_the_log(tmp_path: Path) -> None:
+    db = tmp_path / "log.db"
+    body = {"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": "Hello."}]}
+    with served("--db", str(db), "--simulate") as (url, process):
+        headers = {"x-api-key": "any", "content-type": "application/json"}
+        for _ in range(20):
+            asked = urllib.request.Request(f"{url}/anthropic/v1/messages", json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(asked, timeout=SECONDS_MAX) as response:
+                response.read()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS_MAX) == 0
+    with SqliteStore(db) as store:
+        assert store.tables().totals(LedgerScope(simulated=True)).calls == 20
+
+
+def test_a_live_feed_does_not_keep_the_service_from_ending(tmp_path: Path) -> None:
+    with served("--db", str(tmp_path / "log.db")) as (url, process):
+        with urllib.request.urlopen(f"{url}/api/cache/stream", timeout=SECONDS_MAX) as feed:
+            assert feed.readline() == b": listening\n"
+            process.send_signal(signal.SIGINT)
+            assert feed.read() == b"\n"
+        assert process.wait(SECONDS_MAX) == 0
+
+
+def test_an_address_that_others_can_reach_needs_a_key_of_an_admin(tmp_path: Path) -> None:
+    db = str(tmp_path / "log.db")
+    made("--scope", "read", "--db", db)
+    gone = made("--scope", "admin", "--db", db)
+    run("keys", "revoke", gone["id"], "--db", db)
+    result = run("serve", "--host", "0.0.0.0", "--port", "0", "--db", db)
+    assert result.exit_code == 1
+    assert "there is no key of scope admin" in result.stderr
+    key = made("--scope", "admin", "--db", db)
+    with served("--db", db, "--host", "0.0.0.0") as (url, _):
+        assert fetched(f"{url}/api/cache")[0] == 401
+        assert fetched(f"{url}/api/cache", key["key"])[0] == 200
+
+
+def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path) -> None:
+    with served("--db", str(tmp_path / "log.db")) as (url, _):
+        port = url.rpartition(":")[2]
+        result = run("serve", "--port", port, "--db", str(tmp_path / "other.db"))
+    assert result.exit_code == 1
+    assert f"cannot listen on 127.0.0.1 port {port}" in result.stderr
+
+
+def test_an_address_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
+    key = made("--scope", "admin", "--db", str(tmp_path / "log.db"))
+    result = run("serve", "--host", "no such host", "--port", "0", "--db", str(tmp_path / "log.db"))
+    assert key
+    assert "is not an address to listen on" in result.stderr
+
+
+def test_without_its_packages_the_service_says_how_to_get_them(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['starlette'] = None\n"
+        "from holdfast.cli.main import main\n"
+        f"sys.argv[1:] = ['serve', '--db', {str(tmp_path / 'log.db')!r}]\nmain()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ)
+    assert ended.returncode == 1
+    assert ended.stderr == "holdfast: the service needs extra packages: pip install 'holdfast[server]'\n"

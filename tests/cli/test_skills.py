@@ -1,0 +1,201 @@
+"""What `holdfast skills` prints, and with what it ends."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.support.skill_folders import DESCRIPTION, write_raw, write_skill
+
+from holdfast.cli.main import command
+from holdfast.errors import HoldfastError
+
+
+def run(*arguments: str | Path) -> Result:
+    result = CliRunner().invoke(command, ["skills", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit | HoldfastError):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workspace to stand in, and a home beside it; nothing is in either."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("HOLDFAST_HOME", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def root(place: Path) -> Path:
+    write_skill(
+        place / "skills", "good", more="license: MIT\nallowed-tools: Bash(git add:*)\n", body="# Steps\n\n1. Go.\n"
+    )
+    write_skill(place / "skills", "odd", "name: Other\ndescription: x\nversion: 1\n")
+    return place / "skills"
+
+
+def test_validate_tells_every_finding_in_json(root: Path) -> None:
+    result = run("validate", root, "--json")
+    assert json.loads(result.stdout) == {
+        "skills": [
+            {"path": f"{root}/good", "name": "good", "valid": True, "findings": []},
+            {
+                "path": f"{root}/odd",
+                "name": "Other",
+                "valid": False,
+                "findings": [
+                    {
+                        "rule": "name-characters",
+                        "line": 2,
+                        "message": "the name 'Other' has characters other than lower-case letters, digits and hyphens; "
+                        "rename it to other",
+                    },
+                    {
+                        "rule": "name-folder",
+                        "line": 2,
+                        "message": "the name 'Other' differs from the folder name 'odd'; rename one of them",
+                    },
+                    {
+                        "rule": "unknown-field",
+                        "line": 4,
+                        "message": "unknown fields: 'version'; known are name, description, license, compatibility, "
+                        "metadata, allowed-tools; put others into metadata",
+                    },
+                ],
+            },
+        ],
+        "valid": 1,
+        "invalid": 1,
+    }
+    assert result.exit_code == 1
+
+
+def test_validate_is_strict_unless_told_otherwise(root: Path) -> None:
+    write_skill(root, "odd", more="version: 1\n")
+    assert run("validate", root).exit_code == 1
+    seed = run("validate", root, "--mode", "seed")
+    assert (seed.exit_code, seed.stdout) == (0, "2 valid, 0 invalid under the seed rules\n")
+    lenient = run("validate", root, "--mode", "lenient")
+    assert lenient.exit_code == 0
+    assert f"warning: {root}/odd/SKILL.md:4: unknown fields: 'version'" in lenient.stdout
+
+
+def test_all_modes_are_counted_by_one_command(root: Path) -> None:
+    result = run("validate", root, "--mode", "all")
+    assert result.stdout == "seed: 1 valid, 1 invalid\nstrict: 1 valid, 1 invalid\nlenient: 2 valid, 0 invalid\n"
+    assert result.exit_code == 1
+    counted = json.loads(run("validate", root, "--mode", "all", "--json").stdout)
+    assert counted == {
+        "seed": {"valid": 1, "invalid": 1},
+        "strict": {"valid": 1, "invalid": 1},
+        "lenient": {"valid": 2, "invalid": 0},
+    }
+    assert run("validate", root / "good", "--mode", "all").exit_code == 0
+
+
+@pytest.mark.parametrize("spelled", ["good", "good/SKILL.md", "good/"])
+def test_one_skill_is_looked_at_alone(root: Path, spelled: str) -> None:
+    result = run("validate", f"{root}/{spelled}")
+    assert (result.exit_code, result.stdout) == (0, "1 valid, 0 invalid under the strict rules\n")
+
+
+def test_a_lower_case_file_is_one_skill_too(root: Path) -> None:
+    folder = write_raw(root, "low", b"---\nname: low\ndescription: x\n---\n", file="skill.md")
+    assert run("validate", folder).exit_code == 0
+    assert run("validate", folder / "skill.md", "--mode", "seed").exit_code == 1
+
+
+@pytest.mark.parametrize(("name", "rule"), [("none", "not-found"), ("empty", "missing-file"), ("file", "not-a-folder")])
+def test_what_holds_no_skill_is_invalid(root: Path, name: str, rule: str) -> None:
+    (root / "empty").mkdir()
+    (root / "file").write_text("x")
+    result = run("validate", root / name, "--json")
+    told = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert (told["valid"], told["invalid"], told["skills"][0]["name"]) == (0, 1, None)
+    assert [(one["rule"], one["line"]) for one in told["skills"][0]["findings"]] == [(rule, None)]
+
+
+def test_list_shows_what_loads_and_says_what_does_not(root: Path) -> None:
+    result = run("list", root)
+    assert result.exit_code == 1
+    assert [line.split() for line in result.stdout.splitlines()] == [
+        ["name", "source", "tokens", "description"],
+        ["good", "workspace", "4", *DESCRIPTION.split()],
+    ]
+    assert f"left out: {root}/odd/SKILL.md:2: the name 'Other' differs from the folder name" in result.stderr
+    assert run("list", root, "--mode", "lenient").exit_code == 0
+
+
+def test_list_in_json_has_what_a_program_needs(root: Path) -> None:
+    [one] = json.loads(run("list", root, "--json").stdout)
+    assert one == {
+        "name": "good",
+        "description": DESCRIPTION,
+        "source": "workspace",
+        "path": f"{root}/good",
+        "version": one["version"],
+        "tokens": 4,
+    }
+    assert len(one["version"]) == 16
+
+
+def test_without_a_folder_home_and_workspace_are_read(place: Path) -> None:
+    write_skill(place / "home/.holdfast/skills", "mine")
+    write_skill(place / "home/.claude/skills", "theirs")
+    write_skill(place / "work/.holdfast/skills", "ours")
+    rows = [line.split()[:2] for line in run("list").stdout.splitlines()[1:]]
+    assert rows == [["mine", "global"], ["ours", "workspace"]]
+    assert "theirs" in run("list", "--also", ".claude/skills").stdout
+    assert run("show", "mine").exit_code == 0
+    assert "theirs" in run("index", "--also", ".claude/skills").stdout
+    refused = run("list", place, "--also", ".claude/skills")
+    assert str(refused.exception).startswith("--also applies only without DIR")
+    (place / "home/.holdfast/config.toml").write_text('also_skills = [".claude/skills"]\n')
+    assert "theirs" in run("list").stdout
+
+
+def test_without_any_skill_there_is_nothing_to_say(place: Path) -> None:
+    assert run("list").stdout.startswith("There are no skills;")
+    assert (run("index").stdout, run("index").exit_code) == ("", 0)
+    assert json.loads(run("validate", "--json").stdout) == {"skills": [], "valid": 0, "invalid": 0}
+
+
+def test_index_prints_what_a_prompt_says(root: Path) -> None:
+    result = run("index", root / "good")
+    assert result.stdout == (
+        "## Available skills\n"
+        "Use `skill_search(query)` to filter and `skill_load(name)` to read a body.\n"
+        f"- good: {DESCRIPTION}\n"
+    )
+    assert result.exit_code == 0
+    assert run("index", root).exit_code == 1
+    made = json.loads(run("index", root, "--tokens-max", "1", "--json").stdout)
+    assert (made["listed"], made["more"]) == (0, 1)
+    assert made["text"].endswith("(1 more skill is not listed: find it with `skill_search`.)")
+
+
+def test_show_prints_one_skill_whole(root: Path) -> None:
+    result = run("show", root / "good")
+    assert result.exit_code == 0
+    assert "license: MIT\n" in result.stdout
+    assert "metadata" not in result.stdout
+    assert result.stdout.endswith("\n\n# Steps\n\n1. Go.\n")
+    told = json.loads(run("show", root / "good", "--json").stdout)
+    assert (told["body"], told["allowed_tools"]) == ("# Steps\n\n1. Go.\n", ["Bash(git add:*)"])
+
+
+def test_show_moves_no_cursor(root: Path) -> None:
+    write_skill(root, "good", body="a\x1b[2Jb\n")
+    assert "\x1b" not in run("show", root / "good").stdout
+
+
+def test_show_says_what_it_cannot_show(place: Path, root: Path) -> None:
+    write_skill(place / "work/.holdfast/skills", "pdf-forms")
+    assert "did you mean pdf-forms?" in str(run("show", "pdf-form").exception)
+    assert "`holdfast skills list` shows all" in str(run("show", "xyz").exception)
+    assert "contains 2 skills" in str(run("show", root).exception)
+    assert "odd/SKILL.md:2: the name 'Other'" in str(run("show", root / "odd").exception)

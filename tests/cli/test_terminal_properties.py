@@ -1,0 +1,93 @@
+"""What holds for whatever a model, a tool or a file says, before it reaches a terminal."""
+
+import json
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.cli.chat.app import simulate_chat_reply
+from holdfast.cli.chat.format import (
+    clean_streamed_text,
+    divide_bar_cells,
+    format_file_diff,
+    format_tool_call,
+    split_visible_lines,
+)
+from holdfast.cli.chat.session import format_confirmation
+from holdfast.engine.tools.permissions import ConfirmationRequest
+from holdfast.types.blocks import ToolUse, make_user_message
+
+texts = st.text(st.characters(exclude_categories=()), max_size=60)
+jsons = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(texts)
+def test_nothing_that_is_streamed_can_move_the_cursor(text: str) -> None:
+    assert all(character == "\n" or character.isprintable() for character in clean_streamed_text(text))
+
+
+@given(texts)
+def test_what_is_judged_keeps_every_line_and_every_printable_character(text: str) -> None:
+    lines = split_visible_lines(text)
+    assert len(lines) == text.count("\n") + 1
+    assert all(line.isprintable() or "\ufffd" in line for line in lines)
+    assert all(character.isprintable() for line in lines for character in line)
+    kept = [character for character in text if character.isprintable()]
+    shown = iter("".join(lines))
+    assert all(character in shown for character in kept)
+
+
+@given(st.text(max_size=20), st.one_of(texts, jsons.map(repr), st.text()), st.integers(0, 100))
+def test_any_call_is_one_line_that_fits(name: str, arguments: str, width: int) -> None:
+    line = format_tool_call(name, arguments, width)
+    assert len(line) <= max(width, 1)
+    assert all(character.isprintable() for character in line)
+
+
+@given(st.dictionaries(st.sampled_from(("path", "command", "text", "x")), jsons, max_size=3))
+def test_any_arguments_are_one_line(arguments: dict[str, object]) -> None:
+    line = format_tool_call("tool", json.dumps(arguments), 200)
+    assert line.startswith("tool")
+    assert all(character.isprintable() for character in line)
+
+
+@given(
+    st.sampled_from(("run_command", "write_file", "edit_file", "other")),
+    st.dictionaries(st.sampled_from(("path", "command", "content", "old_text", "new_text")), texts, max_size=5),
+)
+def test_any_request_can_be_judged(tool: str, arguments: dict[str, str]) -> None:
+    request = ConfirmationRequest("id", tool, "write", tool, json.dumps(arguments), 0.0)
+    lines = format_confirmation(request, Path("/nonexistent"))
+    assert lines
+    assert all(character.isprintable() for line in lines for character in line)
+
+
+@given(st.lists(st.integers(0, 10**9), max_size=8), st.integers(0, 200))
+def test_a_bar_is_as_wide_as_it_should_be_and_no_part_is_off_by_a_cell(amounts: list[int], width: int) -> None:
+    cells = divide_bar_cells(amounts, width)
+    whole = sum(amounts)
+    assert sum(cells) == (width if whole else 0)
+    assert all(abs(cell - amount * width / whole) < 1 for cell, amount in zip(cells, amounts, strict=True) if whole)
+
+
+lines = st.lists(st.sampled_from("abc"), max_size=8).map(lambda some: "".join(one + "\n" for one in some))
+
+
+@given(lines, lines)
+def test_a_shown_change_removes_what_was_there_and_adds_what_comes(before: str, after: str) -> None:
+    shown = format_file_diff(before, after, "f")
+    removed = sorted(line[1:] for line in shown[1:] if line.startswith("-"))
+    added = sorted(line[1:] for line in shown[1:] if line.startswith("+"))
+    assert sorted([*before.split(), *added]) == sorted([*after.split(), *removed])
+
+
+@given(texts)
+def test_the_simulated_model_answers_anything(text: str) -> None:
+    reply = simulate_chat_reply([make_user_message(text)])
+    assert reply.content
+    assert all(isinstance(block, ToolUse) or block for block in reply.content)

@@ -1,0 +1,548 @@
+"""What people set for the cache of a running session changes exactly the bytes that it should, provider by provider."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Unpack
+
+import msgspec
+import pytest
+from tests.support.log_examples import event
+from tests.support.simulated_gemini import LONG
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.clock import CountingIds, ManualClock
+from holdfast.engine.cache.controls import cache_nonce
+from holdfast.engine.certify import certify
+from holdfast.engine.reducer import apply_event, fold_events
+from holdfast.events.cache_controls import CacheSettings, FixedTtl
+from holdfast.events.log import Event
+from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged, ExplicitCacheChanged
+from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
+from holdfast.events.payloads.session import EpochOpened, MessageAppended, SessionStarted
+from holdfast.events.records import StoreRecords
+from holdfast.ledger.accounting import iter_entries
+from holdfast.ledger.calls import iter_calls
+from holdfast.replay.stored_sessions import build_stored_transcript
+from holdfast.runtime.options import Options
+from holdfast.runtime.session import Session
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.simulator.script import parse_script
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.postgres.store import PostgresStore
+from holdfast.stores.sqlite.store import SqliteStore
+from holdfast.types.blocks import Message, Text, Thinking
+
+ROUTED = "openrouter:anthropic/claude-sonnet-5.5"
+MODELS = (
+    "anthropic:claude-sonnet-5-5",
+    "openai:gpt-6.1-sol",
+    "openai:gpt-5.4",
+    "openai-chat:gpt-6.1-sol",
+    "openai-chat:gpt-5.4",
+    "gemini:gemini-3.8-flash",
+    ROUTED,
+)
+LOOP = "\n".join(
+    [
+        '{"content": "First."}',
+        '{"content": [{"type": "tool_use", "name": "read", "input": {"path": "a.txt"}}]}',
+        '{"content": "Second."}',
+        '{"content": "Third."}',
+        '{"content": "Fourth."}',
+    ]
+)
+
+Change = Callable[[StoreRecords, str], object]
+
+MARK = re.compile(rb',"cache_control":\{"type":"ephemeral"(?:,"ttl":"1h")?\}')
+BREAKPOINT = re.compile(rb',"prompt_cache_breakpoint":\{[^{}]*\}')
+KEYS = re.compile(
+    rb'"(?:prompt_cache_key|prompt_cache_retention|session_id)":"[^"]*",|"prompt_cache_options":\{[^{}]*\},'
+)
+
+
+def read(path: str) -> str:
+    """Reads a file."""
+    return f"The text of {path}."
+
+
+@pytest.fixture(autouse=True)
+def routed_models_cache() -> None:
+    home = Path(os.environ["HOLDFAST_HOME"])
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.toml").write_text(f'[models."{ROUTED}"]\nsupports_prompt_caching = true\n')
+
+
+class Play:
+    """Two turns, the second with a tool; whatever is changed, is changed between them."""
+
+    def __init__(self, spoken_to: str, **options: Unpack[Options]) -> None:
+        self.clock = ManualClock(1_790_000_000.0)
+        self.provider = SimulatedProvider(clock=self.clock, script=parse_script(LOOP))
+        self.store = MemoryStore()
+        given: Options = {
+            "diagnostics": "off",
+            "model": spoken_to,
+            "allow_uncached": True,
+            "system_prompt": LONG,
+            "tools": [read],
+            "store": self.store,
+            "wire": self.provider,
+            "clock": self.clock,
+            "new_id": CountingIds(),
+        }
+        whole: Options = {**given, **options}
+        self.session = Session.create(**whole)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [one.body for one in self.provider.requests if one.model]
+
+    @property
+    def events(self) -> list[Event]:
+        return list(self.store.read(self.session.id))
+
+    @property
+    def controlled(self) -> list[CacheControlsApplied]:
+        return [one.payload for one in self.events if isinstance(one.payload, CacheControlsApplied)]
+
+
+async def played(model: str, change: Change | None = None, *, first: Change | None = None) -> Play:
+    play = Play(model)
+    async with play.session as session:
+        if first is not None:
+            first(play.store.records, session.id)
+        await session.send("One.")
+        if change is not None:
+            change(play.store.records, session.id)
+        await session.send("Two.")
+    return play
+
+
+def unmarked(body: bytes) -> bytes:
+    return KEYS.sub(b"", BREAKPOINT.sub(b"", MARK.sub(b"", body)))
+
+
+def disable(records: StoreRecords, session_id: str) -> object:
+    return records.enable(session_id, enabled=False)
+
+
+def turn_provider_off(records: StoreRecords, session_id: str) -> None:
+    names = ("anthropic", "openai", "openai-chat", "gemini", "openrouter")
+    records.set_settings(CacheSettings(dict.fromkeys(names, False)))
+
+
+def invalidate(records: StoreRecords, session_id: str) -> object:
+    return records.invalidate(session_id, at=5.0)
+
+
+def settle(settings: CacheSettings) -> Change:
+    def change(records: StoreRecords, session_id: str) -> None:
+        records.set_settings(settings)
+
+    return change
+
+
+@pytest.mark.parametrize("change", [disable, turn_provider_off])
+@pytest.mark.parametrize("model", MODELS)
+async def test_turned_off_means_no_mark_and_no_key_and_no_other_byte_is_moved(model: str, change: Change) -> None:
+    plain, changed = await played(model), await played(model, change)
+    assert changed.bodies[0] == plain.bodies[0]
+    assert changed.bodies[1:] == [unmarked(body) for body in plain.bodies[1:]]
+    assert (changed.bodies[1:] == plain.bodies[1:]) == model.startswith("gemini")
+    assert [one.enabled for one in changed.controlled] == [False]
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_another_provider_that_is_off_changes_nothing(model: str) -> None:
+    plain, changed = await played(model), await played(model, settle(CacheSettings({"claude-code": False})))
+    assert changed.bodies == plain.bodies
+    assert changed.controlled == []
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_session_may_begin_with_its_caching_off(model: str) -> None:
+    plain, changed = await played(model), await played(model, first=disable)
+    assert changed.bodies == [unmarked(body) for body in plain.bodies]
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_enabled_again_a_session_caches_as_before(model: str) -> None:
+    play, plain = Play(model), Play(model)
+    async with plain.session as session:
+        for question in ("One.", "Two.", "Three."):
+            await session.send(question)
+    async with play.session as session:
+        await session.send("One.")
+        play.store.records.enable(session.id, enabled=False)
+        await session.send("Two.")
+        play.store.records.enable(session.id, enabled=True)
+        await session.send("Three.")
+    assert MARK.sub(b"", play.bodies[-1]) == MARK.sub(b"", plain.bodies[-1])
+    # Where nothing is kept any more, no mark can help to find it.
+    assert bool(MARK.search(play.bodies[-1])) == bool(MARK.search(plain.bodies[-1]))
+    assert [one.enabled for one in play.controlled] == [False, True]
+
+
+@pytest.mark.parametrize("ttl", ["5m", "1h"])
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_fixed_lifetime_is_that_of_every_mark_and_changes_nothing_else(model: str, ttl: FixedTtl) -> None:
+    plain, changed = await played(model), await played(model, settle(CacheSettings(ttl=ttl)))
+    member = b',"cache_control":{"type":"ephemeral"' + (b',"ttl":"1h"}' if ttl == "1h" else b"}")
+    assert changed.bodies[0] == plain.bodies[0]
+    assert changed.bodies[1] == MARK.sub(member, plain.bodies[1])
+    assert [MARK.sub(b"", body) for body in changed.bodies] == [MARK.sub(b"", body) for body in plain.bodies]
+    marks = {mark for body in changed.bodies[1:] for mark in MARK.findall(body)}
+    assert marks == ({member} if model.startswith(("anthropic", "openrouter")) else set())
+
+
+async def test_a_fixed_lifetime_is_told_in_the_plan_with_what_it_saves() -> None:
+    play = await played("anthropic:claude-sonnet-5-5", settle(CacheSettings(ttl="1h")))
+    plans = [event.payload.plan for event in play.events if isinstance(event.payload, RequestPrepared)]
+    assert all("; the TTL is set to 1h" in mark.reason for plan in plans[1:] for mark in plan.marks)
+    assert all(plan.marks for plan in plans)
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_cache_that_is_given_up_is_asked_for_in_another_way(model: str) -> None:
+    plain, changed = await played(model), await played(model, invalidate)
+    assert changed.bodies[0] == plain.bodies[0]
+    session = changed.session.id
+    nonce = cache_nonce(session, 1).encode()
+    before, after = plain.bodies[1], changed.bodies[1]
+    # But for marks, which go where the nonce moved them, nothing differs but the nonce and the key.
+    same_key = after.replace(f'"{session}.1"'.encode(), f'"{session}"'.encode(), 1)
+    assert MARK.sub(b"", same_key).replace(spelled(model, nonce), b"", 1) == MARK.sub(b"", before)
+    assert (nonce in after) == (not model.startswith("openai"))
+    assert (f'"{session}.1"'.encode() in after) == model.startswith(("openai", "openrouter"))
+    assert (f'"{session}"'.encode() in before) == model.startswith(("openai", "openrouter"))
+    usages = [event.payload.usage for event in changed.events if isinstance(event.payload, LlmCallCompleted)]
+    assert usages[2].cache_read > 1_024  # The turn's second call reads what its first has written.
+
+
+def spelled(model: str, nonce: bytes) -> bytes:
+    match model.partition(":")[0]:
+        case "anthropic" | "openrouter":
+            return b'{"type":"text","text":"' + nonce + b'"},'
+        case "gemini":
+            return b'{"text":"' + nonce + b'"},'
+        case _:
+            return b"<none>"
+
+
+async def test_what_is_given_up_is_planned_and_moves_no_prefix_unforeseen() -> None:
+    play = await played("anthropic:claude-sonnet-5-5", invalidate)
+    judged = [one.verdict for one in iter_entries(play.events, shipped_models()) if one.verdict]
+    assert [one.kind for one in judged] == ["first_use", "planned", "held"]
+    assert (judged[1].component, judged[1].detail) == ("settings", "the cache was invalidated")
+    assert all(call.prefix_held for call in iter_calls(play.events))
+    assert [one.violation for one in certify(play.events, play.session.id, shipped_models())] == [None] * 3
+
+
+async def test_a_replay_has_the_head_that_was_sent_after_a_cache_was_given_up() -> None:
+    plain, changed = (
+        await played("anthropic:claude-sonnet-5-5"),
+        await played("anthropic:claude-sonnet-5-5", invalidate),
+    )
+    before, after = (build_stored_transcript(play.events, play.session.id) for play in (plain, changed))
+    assert before is not None
+    assert after is not None
+    assert after.recording.system == f"{cache_nonce(changed.session.id, 1)}\n\n{before.recording.system}"
+    assert [call.kept for call in before.recording.calls] == [None, None, None]
+    assert [call.kept for call in after.recording.calls] == [None, 0, None]
+
+
+async def test_turning_caching_off_is_planned_too() -> None:
+    play = await played("anthropic:claude-sonnet-5-5", disable)
+    judged = [one.verdict for one in iter_entries(play.events, shipped_models()) if one.verdict]
+    assert [one.kind for one in judged] == ["first_use", "planned", "first_use"]
+
+
+async def test_a_cache_is_given_up_with_a_turn_and_not_within_one() -> None:
+    records: list[StoreRecords] = []
+
+    def look(path: str) -> str:
+        """Looks, while somebody gives up the cache."""
+        records[0].invalidate("id-000001", at=5.0)
+        return "seen"
+
+    script = LOOP.replace('"read"', '"look"').replace('"path": "a.txt"', '"path": "x"')
+    play = Play("anthropic:claude-sonnet-5-5", tools=[look])
+    play.provider = SimulatedProvider(clock=play.clock, script=parse_script(script))
+    play.session = Session.create(
+        model="anthropic:claude-sonnet-5-5",
+        system_prompt=LONG,
+        tools=[look],
+        store=play.store,
+        wire=play.provider,
+        clock=play.clock,
+        new_id=CountingIds(),
+    )
+    records.append(play.store.records)
+    async with play.session as session:
+        assert session.id == "id-000001"
+        await session.send("One.")
+        await session.send("Two.")
+        await session.send("Three.")
+    assert [b"cache generation 1" in body for body in play.bodies] == [False, False, False, True]
+
+
+async def test_a_resumed_session_has_the_bytes_that_it_had() -> None:
+    play = await played("anthropic:claude-sonnet-5-5", invalidate)
+    shared: Options = {"store": play.store, "wire": play.provider, "clock": play.clock, "tools": [read]}
+    shared["diagnostics"] = "off"
+    async with Session.resume(play.session.id, **shared) as session:
+        await session.send("Three.")
+    head = play.bodies[-2][: play.bodies[-2].index(b'"messages"')]
+    assert MARK.sub(b"", play.bodies[-1]).startswith(MARK.sub(b"", head))
+    assert len(play.controlled) == 1
+
+
+async def test_where_caching_is_off_nobody_is_asked_why_it_did_not_hold() -> None:
+    play = Play("anthropic:claude-sonnet-5-5", diagnostics="auto")
+    async with play.session as session:
+        await session.send("One.")
+        play.store.records.enable(session.id, enabled=False)
+        await session.send("Two.")
+    asked = [b'"diagnostics"' in body for body in play.bodies]
+    assert asked == [True] + [False] * (len(asked) - 1)
+    assert len(asked) > 1
+
+
+async def test_a_named_cache_is_deleted_and_no_longer_named_once_caching_is_off() -> None:
+    play = Play("gemini:gemini-3.8-flash")
+    async with play.session as session:
+        for _ in range(3):
+            await session.send("Again.")
+            play.clock.advance(600)
+        assert len(play.provider.named_caches) == 1
+        assert b'"cachedContent":"' in play.bodies[-1]
+        play.store.records.enable(session.id, enabled=False)
+        await session.send("Off.")
+        assert len(play.provider.named_caches) == 0
+        assert b"cachedContent" not in play.bodies[-1]
+    kept = [event.payload.action for event in play.events if isinstance(event.payload, ExplicitCacheChanged)]
+    assert kept == ["created", "deleted"]
+
+
+async def test_a_named_cache_lives_as_long_as_is_set() -> None:
+    play = Play("gemini:gemini-3.8-flash")
+    play.store.records.set_settings(CacheSettings(gemini_ttl_seconds=1800))
+    async with play.session as session:
+        for _ in range(3):
+            await session.send("Again.")
+            play.clock.advance(600)
+    created = [one.body for one in play.provider.requests if one.method == "POST" and "cachedContents" in one.path]
+    assert [b'"ttl":"1800s"' in body for body in created] == [True]
+
+
+@pytest.mark.parametrize("settings", [CacheSettings(gemini_ttl_seconds=1800), CacheSettings(gemini_ttl_seconds=0)])
+@pytest.mark.parametrize("model", MODELS)
+async def test_the_lifetime_of_named_caches_changes_no_byte_of_a_call(model: str, settings: CacheSettings) -> None:
+    plain, changed = await played(model), await played(model, settle(settings))
+    assert changed.bodies == plain.bodies
+
+
+async def test_the_lifetime_of_named_caches_is_all_that_it_changes_where_one_is_made() -> None:
+    sent = []
+    for settings in (CacheSettings(), CacheSettings(gemini_ttl_seconds=1800)):
+        play = Play("gemini:gemini-3.8-flash")
+        play.store.records.set_settings(settings)
+        async with play.session as session:
+            for _ in range(3):
+                await session.send("Again.")
+                play.clock.advance(600)
+        sent.append([(one.method, one.path, one.body) for one in play.provider.requests])
+    plain, changed = sent
+    lifetime = re.compile(rb'"ttl":"\d+s"')
+    assert plain != changed
+    assert [(*rest, lifetime.sub(b"", body)) for *rest, body in plain] == [
+        (*rest, lifetime.sub(b"", body)) for *rest, body in changed
+    ]
+
+
+async def test_a_named_cache_is_deleted_before_the_next_turns_first_call_once_it_was_given_up() -> None:
+    play = Play("gemini:gemini-3.8-flash")
+    async with play.session as session:
+        for _ in range(3):
+            await session.send("Again.")
+            play.clock.advance(600)
+        assert b'"cachedContent":"' in play.bodies[-1]
+        play.store.records.invalidate(session.id, at=5.0)
+        assert len(play.provider.named_caches) == 1
+        count = len(play.provider.requests)
+        await session.send("Given up.")
+        since = [(one.method, one.path.rpartition("/")[2]) for one in play.provider.requests[count:]]
+        assert ("DELETE", "sim-000001") in since[: since.index(("POST", since[-1][1]))]
+        assert b"sim-000001" not in play.bodies[-1]
+    kept = [event.payload.action for event in play.events if isinstance(event.payload, ExplicitCacheChanged)]
+    assert kept[:2] == ["created", "deleted"]
+
+
+async def test_no_named_cache_is_made_where_zero_seconds_are_set() -> None:
+    play = Play("gemini:gemini-3.8-flash")
+    play.store.records.set_settings(CacheSettings(gemini_ttl_seconds=0))
+    async with play.session as session:
+        for _ in range(4):
+            await session.send("Again.")
+            play.clock.advance(600)
+    assert not any("cachedContents" in one.path for one in play.provider.requests)
+
+
+async def test_what_is_set_for_a_session_holds_for_those_that_share_its_head() -> None:
+    script = "\n".join(
+        [
+            '{"content": "First."}',
+            '{"content": [{"type": "tool_use", "name": "delegate", "input": {"task": "Look."}}]}',
+            '{"content": "Looked."}',
+            '{"content": "Second."}',
+        ]
+    )
+    play = Play("anthropic:claude-sonnet-5-5")
+    provider = SimulatedProvider(clock=play.clock, script=parse_script(script))
+    async with Session.create(
+        model="anthropic:claude-sonnet-5-5",
+        system_prompt=LONG,
+        delegate=True,
+        store=play.store,
+        wire=provider,
+        clock=play.clock,
+        new_id=CountingIds(),
+    ) as session:
+        await session.send("One.")
+        play.store.records.invalidate(session.id, at=5.0)
+        await session.send("Two.")
+        nonce = cache_nonce(session.id, 1).encode()
+    bodies = [one.body for one in provider.requests if one.model]
+    assert [nonce in body for body in bodies] == [False, *([True] * (len(bodies) - 1))]
+    assert len(bodies) >= 4
+
+
+async def test_a_cache_is_not_kept_alive_once_caching_is_off() -> None:
+    waits: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+
+    async def sleep(seconds: float) -> None:
+        woken = asyncio.Event()
+        play.clock.advance(seconds)
+        waits.put_nowait(woken)
+        await woken.wait()
+
+    play = Play("anthropic:claude-sonnet-5-5", keep_alive=True, sleep=sleep)
+    async with play.session as session:
+        await session.send("One.")
+        woken = await asyncio.wait_for(waits.get(), 5)
+        heeded = asyncio.Event()
+        session.subscribe(lambda event: heeded.set())
+        play.store.records.enable(session.id, enabled=False)
+        woken.set()
+        await asyncio.wait_for(heeded.wait(), 5)
+        for _ in range(20):
+            await asyncio.sleep(0)
+    assert not any(isinstance(event.payload, CachePinged) for event in play.events)
+
+
+def test_a_session_of_another_process_heeds_what_is_set_here(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    program = """
+import asyncio, sys
+from holdfast import Session, SimulatedProvider
+async def main():
+    provider = SimulatedProvider()
+    async with Session.create(model="anthropic:claude-sonnet-5-5", system_prompt="Long. " * 3000,
+                              store=sys.argv[1], wire=provider) as session:
+        print(session.id, flush=True)
+        for line in sys.stdin:
+            await session.send(line)
+            print(b"cache_control" in provider.requests[-1].body, flush=True)
+asyncio.run(main())
+"""
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as other,
+        SqliteStore(path) as store,
+    ):
+        assert other.stdin is not None
+        assert other.stdout is not None
+
+        def say(line: str) -> str:
+            assert other.stdin is not None
+            assert other.stdout is not None
+            other.stdin.write(f"{line}\n")
+            other.stdin.flush()
+            return other.stdout.readline().strip()
+
+        session = other.stdout.readline().strip()
+        assert say("One.") == "True"
+        store.records.enable(session, enabled=False)
+        assert say("Two.") == "False"
+        store.records.enable(session, enabled=True)
+        assert say("Three.") == "True"
+        other.stdin.close()
+
+
+async def test_another_epoch_begins_with_the_same_nonce() -> None:
+    play = await played("anthropic:claude-sonnet-5-5", invalidate)
+    opened = next(event for event in play.events if isinstance(event.payload, EpochOpened))
+    assert isinstance(opened.payload, EpochOpened)
+    again = msgspec.structs.replace(opened, payload=msgspec.structs.replace(opened.payload, epoch=2))
+    before = fold_events(play.events, play.session.id)
+    assert apply_event(before, again).head == before.head
+    assert [segment.name for segment in before.head][:2] == ["tools", "nonce"]
+
+
+def test_thinking_does_not_outlive_the_prefix_it_was_bound_to() -> None:
+    thought = MessageAppended(Message("assistant", (Thinking("hm", "signature"), Text("Yes."))))
+    events = [
+        event("e1", SessionStarted("anthropic:claude-sonnet-5-5")),
+        event("e2", thought),
+        event("e3", CacheControlsApplied(ttl="1h")),
+    ]
+    state = fold_events(events, "s")
+    assert len(state.passages[0].content) == 2
+    moved = event("e4", CacheControlsApplied(nonce="[1]", generation=1, reason="x", new_prefix=True))
+    assert apply_event(state, moved).passages[0].content == (Text("Yes."),)
+
+
+async def test_a_head_is_not_warmed_where_caching_is_off() -> None:
+    play = Play("anthropic:claude-sonnet-5-5", prewarm=True)
+    play.store.records.set_settings(CacheSettings({"anthropic": False}))
+    async with play.session:
+        assert play.provider.requests == ()
+        assert [one.enabled for one in play.controlled] == [False]
+
+
+async def test_what_was_set_for_one_model_does_not_stick_to_the_next() -> None:
+    play = Play("gemini:gemini-3.8-flash")
+    play.store.records.set_settings(CacheSettings(gemini_ttl_seconds=0))
+    async with play.session as session:
+        await session.send("One.")
+        await session.switch_model("gemini:gemini-3.6-flash")
+        play.store.records.set_settings(CacheSettings())
+        for _ in range(4):
+            play.clock.advance(600)
+            await session.send("Again.")
+        assert [cache.model for cache in play.provider.named_caches] == ["gemini-3.6-flash"]
+
+
+async def test_a_session_on_postgres_heeds_what_another_server_sets(postgres: str) -> None:
+    provider = SimulatedProvider()
+    with PostgresStore(postgres) as elsewhere:
+        async with Session.create(
+            model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=postgres, wire=provider
+        ) as session:
+            await session.send("One.")
+            elsewhere.records.enable(session.id, enabled=False)
+            await session.send("Two.")
+            elsewhere.records.enable(session.id, enabled=True)
+            elsewhere.records.invalidate(session.id, at=5.0)
+            await session.send("Three.")
+            nonce = cache_nonce(session.id, 1).encode()
+    bodies = [one.body for one in provider.requests]
+    assert [b"cache_control" in body for body in bodies] == [True, False, True]
+    assert [nonce in body for body in bodies] == [False, False, True]

@@ -1,0 +1,482 @@
+"""The named cache of a session with Gemini: made where it pays, used, extended, replaced, lost, and let go."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from decimal import Decimal
+from functools import partial
+from typing import Any, Unpack
+
+import pytest
+from tests.support.agents import moved_prefixes
+from tests.support.simulated_gemini import FLASH, LONG
+from tests.support.simulated_openai import models_with
+
+from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
+from holdfast.catalog.schema import Price
+from holdfast.clock import Clock, CountingIds, ManualClock
+from holdfast.economics.cost import storage_usd
+from holdfast.engine.cache import explicit_cache
+from holdfast.events.payloads.cache import ExplicitCacheChanged
+from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed
+from holdfast.providers.adapter import Endpoint
+from holdfast.providers.registry import get_provider
+from holdfast.providers.wire_request import OnRetry
+from holdfast.runtime.options import Options
+from holdfast.runtime.session import Session
+from holdfast.simulator.exchange import RecordedRequest, SimulatedResponse
+from holdfast.simulator.provider import SimulatedProvider, SimulatedTransport
+from holdfast.stores.memory import MemoryStore
+
+MODEL = f"gemini:{FLASH}"
+OTHER = "gemini:gemini-3.6-flash"
+PAUSE_SECONDS = 600.0
+"""Longer than the provider keeps of itself what was sent to it."""
+
+
+def read(path: str) -> str:
+    """Reads a file."""
+    return f"The text of {path}."
+
+
+MakeProvider = Callable[..., SimulatedProvider]
+
+
+class Play:
+    """A simulator, a store and a clock, and the sessions that share them."""
+
+    def __init__(self, plays: MakeProvider = SimulatedProvider, **options: Unpack[Options]) -> None:
+        self.clock = ManualClock(1_790_000_000.0)
+        self.provider = plays(clock=self.clock)
+        self.store = MemoryStore()
+        self.new_id = CountingIds()
+        self.options: Options = {"model": MODEL, "system_prompt": LONG, "tools": [read], **options}
+
+    def session(self) -> Session:
+        return Session.create(**self._shared(self.options))
+
+    def resumed(self, id: str, **options: Unpack[Options]) -> Session:
+        return Session.resume(id, **self._shared({"tools": [read], **options}))
+
+    def _shared(self, options: Options) -> Options:
+        shared: Options = {"store": self.store, "wire": self.provider, "clock": self.clock, "new_id": self.new_id}
+        return {**options, **shared}
+
+    async def say(self, session: Session, *, times: int = 1, seconds: float = PAUSE_SECONDS) -> None:
+        """Speak, and let time pass behind it."""
+        for number in range(times):
+            await session.send(f"Question {number}.")
+            self.clock.advance(seconds)
+
+    @property
+    def steps(self) -> list[ExplicitCacheChanged]:
+        return [payload for payload in self.payloads() if isinstance(payload, ExplicitCacheChanged)]
+
+    @property
+    def actions(self) -> list[str]:
+        return [step.action for step in self.steps]
+
+    @property
+    def completed(self) -> list[LlmCallCompleted]:
+        return [payload for payload in self.payloads() if isinstance(payload, LlmCallCompleted)]
+
+    def payloads(self) -> list[Any]:
+        return [event.payload for row in self.store.sessions() for event in self.store.read(row.id)]
+
+    def requests(self, path: str) -> list[RecordedRequest]:
+        return [one for one in self.provider.requests if path in one.path]
+
+    @property
+    def calls(self) -> list[bytes]:
+        """The bodies of all requests to a model."""
+        return [one.body for one in self.requests(":streamGenerateContent")]
+
+    @property
+    def named(self) -> list[bool]:
+        """Of each call, whether it names a cache."""
+        return [b'"cachedContent":"' in body for body in self.calls]
+
+    @property
+    def cached_models(self) -> list[str]:
+        """Whose caches the provider keeps now."""
+        return [cache.model for cache in self.provider.named_caches]
+
+    @property
+    def about_caches(self) -> list[tuple[str, int]]:
+        return [(one.method, one.status) for one in self.requests("/cachedContents")]
+
+
+# Made
+
+
+async def test_the_third_call_makes_a_cache_where_the_first_two_read_nothing() -> None:
+    play = Play()
+    async with play.session() as session:
+        await play.say(session, times=4)
+        assert play.named == [False, False, True, True]
+        assert play.actions == ["created"]
+        made = play.steps[0]
+        assert [one.usage.cache_read for one in play.completed] == [0, 0, made.tokens, made.tokens]
+        assert made.tokens > 4_096
+        assert moved_prefixes(list(play.store.read(session.id))) == []
+
+
+async def test_a_session_that_comes_back_once_an_hour_pays_for_no_storage() -> None:
+    play = Play()
+    async with play.session() as session:
+        await play.say(session, times=10, seconds=3_000)
+        cost = session.cost
+    # The head is read 1.2 times an hour at most, and an hour's storage costs more than that saves.
+    assert play.actions == []
+    price = price_at(find_model(MODEL), utc_date(play.clock()), 10_000)
+    sent = sum(it.usage.tokens_sent * price.input + it.usage.output * price.output for it in play.completed)
+    assert cost == sent / 1_000_000
+
+
+async def test_calls_that_read_from_the_providers_own_cache_need_none() -> None:
+    play = Play()
+    async with play.session() as session:
+        await play.say(session, times=6, seconds=10)
+    assert (play.actions, play.about_caches) == ([], [])
+    assert all(one.usage.cache_read > 4_096 for one in play.completed[1:])
+
+
+async def test_asked_for_whatever_it_costs_the_first_call_has_a_cache() -> None:
+    play = Play(profile="seed")
+    async with play.session() as session:
+        await play.say(session, times=2)
+    assert play.named == [True, True]
+    assert play.actions == ["created", "deleted"]
+
+
+async def test_a_request_to_a_cache_is_the_whole_one_less_its_head() -> None:
+    bodies = []
+    for seconds in (3600, 0):
+        play = Play(cache_ttl_seconds=seconds)
+        async with play.session() as session:
+            await play.say(session, times=3)
+        bodies.append(play.calls[2])
+        if seconds:
+            created = play.requests("/cachedContents")[0].body
+    brief, whole = bodies
+    for name in (b'"systemInstruction"', b'"tools"', b'"toolConfig"'):
+        assert name not in brief
+    opening, _, behind = brief.partition(b',"contents":')
+    before, _, told = whole.partition(b',"contents":')
+    assert behind == told
+    settings, cache = opening.split(b',"cachedContent":')
+    assert cache == b'"cachedContents/sim-000001"'
+    assert before.startswith(settings)
+    head = before.removeprefix(settings)
+    assert head.startswith(b',"tools":[')
+    assert created == b'{"model":"models/gemini-3.8-flash","ttl":"3600s"' + head + b"}"
+
+
+async def test_a_tool_loop_goes_through_the_cache() -> None:
+    script = '{"content": [{"type": "tool_use", "name": "read", "input": {"path": "a"}}]}\n{"content": "Done."}'
+    play = Play(partial(SimulatedProvider, script=script), profile="seed")
+    async with play.session() as session:
+        assert (await session.send("Look.")).text == "Done."
+    assert play.named == [True, True]
+
+
+async def test_turned_off_there_is_no_word_of_caches_on_the_wire() -> None:
+    for profile in ("default", "seed"):
+        play = Play(cache_ttl_seconds=0, profile=profile)
+        async with play.session() as session:
+            await play.say(session, times=4)
+        assert (play.about_caches, any(play.named), play.actions) == ([], False, [])
+
+
+async def test_a_prompt_whose_end_changes_from_turn_to_turn_has_no_cache() -> None:
+    play = Play(profile="seed", system_prompt_volatile="It is Monday.")
+    async with play.session() as session:
+        await play.say(session, times=3)
+    assert (play.about_caches, any(play.named)) == ([], False)
+
+
+async def test_a_cache_goes_when_the_end_of_the_prompt_begins_to_change() -> None:
+    texts = iter(["", "It is Tuesday."])
+    play = Play(profile="seed", system_prompt_volatile=lambda: next(texts))
+    async with play.session() as session:
+        await play.say(session, times=2)
+        assert play.named == [True, False]
+        assert play.actions == ["created", "deleted"]
+        assert play.provider.named_caches == ()
+
+
+async def test_a_model_without_named_caches_and_a_short_prompt_have_none() -> None:
+    short = Play(system_prompt="Be brief.", profile="seed", padding="never")
+    for play in (Play(model="gemini:gemini-4-argon", profile="seed"), short):
+        async with play.session() as session:
+            await play.say(session)
+        assert (play.about_caches, play.named) == ([], [False])
+
+
+# Extended, replaced, let go
+
+
+async def test_a_cache_is_extended_when_less_than_a_quarter_of_its_time_is_left() -> None:
+    play = Play(profile="seed")
+    async with play.session() as session:
+        await play.say(session, seconds=2_700)
+        await play.say(session, seconds=1)
+        assert play.actions == ["created"]
+        await play.say(session)
+        assert play.actions == ["created", "extended"]
+        assert play.steps[1].expires_at == play.steps[0].expires_at + 2_701
+        assert play.provider.named_caches[0].expires_at == play.steps[1].expires_at
+    assert play.about_caches == [("POST", 200), ("PATCH", 200), ("DELETE", 200)]
+
+
+async def test_a_cache_that_has_lapsed_meanwhile_is_made_anew() -> None:
+    play = Play(profile="seed")
+    async with play.session() as session:
+        await play.say(session, seconds=3_600)
+        await play.say(session)
+    assert play.actions == ["created", "created", "deleted"]
+    assert play.about_caches == [("POST", 200), ("POST", 200), ("DELETE", 200)]
+
+
+async def test_another_model_gets_a_cache_of_its_own_and_the_old_one_goes() -> None:
+    play = Play()
+    async with play.session() as session:
+        await play.say(session, times=3)
+        await session.switch_model(OTHER)
+        assert play.cached_models == []
+        await play.say(session)
+        assert play.named == [False, False, True, True]
+        assert [(step.action, step.model) for step in play.steps] == [
+            ("created", MODEL),
+            ("deleted", MODEL),
+            ("created", OTHER),
+        ]
+        assert play.cached_models == ["gemini-3.6-flash"]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_cache_is_deleted_once_when_the_session_is_over(ends: bool) -> None:
+    play = Play(profile="seed")
+    async with play.session() as session:
+        await play.say(session)
+        if ends:
+            await session.end()
+            assert play.provider.named_caches == ()
+    assert play.provider.named_caches == ()
+    assert play.about_caches == [("POST", 200), ("DELETE", 200)]
+    assert play.steps[-1].reason == ("the session is over" if ends else "the session is closed")
+
+
+async def test_a_cache_that_has_lapsed_is_not_deleted() -> None:
+    play = Play(profile="seed")
+    async with play.session() as session:
+        await play.say(session, seconds=3_600)
+    assert play.about_caches == [("POST", 200)]
+
+
+async def test_a_session_that_goes_on_elsewhere_uses_the_cache_it_left() -> None:
+    play = Play()
+    left = await play.session().__aenter__()
+    await play.say(left, times=3)
+    async with play.resumed(left.id) as session:
+        await play.say(session)
+    assert play.named == [False, False, True, True]
+    assert play.actions == ["created", "deleted"]
+
+
+async def test_a_session_that_goes_on_without_caches_deletes_the_one_it_left() -> None:
+    play = Play()
+    left = await play.session().__aenter__()
+    await play.say(left, times=3)
+    async with play.resumed(left.id, cache_ttl_seconds=0) as session:
+        await play.say(session)
+        assert play.named == [False, False, True, False]
+        assert play.actions == ["created", "deleted"]
+        assert play.cached_models == []
+
+
+async def test_a_session_that_was_closed_makes_its_cache_anew() -> None:
+    play = Play()
+    async with play.session() as session:
+        await play.say(session, times=3)
+    async with play.resumed(session.id) as again:
+        await play.say(again)
+    assert play.named == [False, False, True, True]
+    assert play.actions == ["created", "deleted", "created", "deleted"]
+
+
+# Lost and refused
+
+
+async def test_a_cache_that_was_deleted_by_others_costs_one_request_and_no_answer() -> None:
+    play = Play(profile="seed")
+    async with play.session() as session:
+        await play.say(session)
+        _delete_behind(play)
+        assert (await session.send("Still there?")).text == "Echo: Still there?"
+        assert play.named == [True, True, False]
+        assert [one.status for one in play.requests(":streamGenerateContent")] == [200, 403, 200]
+        assert play.actions == ["created", "lost"]
+        assert play.steps[1].reason == "CachedContent not found (or permission denied)"
+        await play.say(session)
+        assert play.named == [True, True, False, True]
+        assert play.actions == ["created", "lost", "created"]
+    failed = [event for event in play.payloads() if isinstance(event, LlmCallFailed)]
+    assert [event.error_class for event in failed] == ["auth"]
+
+
+async def test_a_cache_that_cannot_be_extended_because_it_is_gone_is_lost() -> None:
+    play = Play(profile="seed")
+    async with play.session() as session:
+        await play.say(session, seconds=3_000)
+        _delete_behind(play)
+        await play.say(session)
+        assert play.actions == ["created", "lost"]
+    assert play.named == [True, False]
+    assert play.about_caches[-1] == ("PATCH", 403)
+
+
+async def test_a_cache_that_is_gone_before_it_is_deleted_is_let_go_all_the_same() -> None:
+    play = Play(profile="seed")
+    async with play.session() as session:
+        await play.say(session)
+        _delete_behind(play)
+    assert play.actions == ["created", "deleted"]
+    assert play.steps[1].reason.startswith("the session is closed; deleting it failed: CachedContent not found")
+
+
+def _delete_behind(play: Play) -> None:
+    name = play.provider.named_caches[0].name
+    headers = {"x-goog-api-key": "simulated"}
+    assert play.provider.answer("DELETE", f"/v1/{name}", headers=headers).status == 200
+
+
+async def test_a_refused_cache_is_recorded_and_not_asked_for_again() -> None:
+    floor = models_with(MODEL, explicit_tokens_min=1_000_000)
+    play = Play(partial(SimulatedProvider, models=floor), profile="seed")
+    async with play.session() as session:
+        await play.say(session, times=3)
+        assert play.about_caches == [("POST", 400)]
+        assert play.named == [False, False, False]
+        assert play.actions == ["refused"]
+        assert play.steps[0].reason.startswith("Cached content is too small. total_token_count=")
+        assert session.cost == sum(one.cost_usd for one in play.completed)
+        await session.switch_model(OTHER)
+        await play.say(session)
+        assert play.actions == ["refused", "created"]
+
+
+class Unwilling(SimulatedProvider):
+    """Fails requests of one method to one kind of path, as often as it is told."""
+
+    def __init__(self, fault: str, method: str, path: str, *, times: int = 1000, clock: Clock) -> None:
+        super().__init__(clock=clock)
+        self._fault, self._method, self._path, self._times = fault, method, path, times
+
+    def answer(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] = {},
+        body: bytes = b"",
+        query: Mapping[str, str] = {},
+    ) -> SimulatedResponse:
+        fails = method == self._method and self._path in path and self._times > 0
+        if fails and (self._path != ":streamGenerateContent" or b"cachedContent" in body):
+            self._times -= 1
+            headers = {**headers, "x-holdfast-fault": self._fault}
+        return super().answer(method, path, headers=headers, body=body, query=query)
+
+
+async def test_a_cache_that_is_refused_in_any_words_is_left_out_of_the_next_request() -> None:
+    play = Play(partial(Unwilling, "400", "POST", ":streamGenerateContent", times=1), profile="seed")
+    async with play.session() as session:
+        assert (await session.send("Hello.")).text == "Echo: Hello."
+        assert play.named == [True, False]
+        assert play.actions == ["created", "lost"]
+
+
+async def test_a_cache_that_could_not_be_made_just_now_is_made_later() -> None:
+    play = Play(partial(Unwilling, "429", "POST", "/cachedContents", times=3), profile="seed")
+    async with play.session() as session:
+        await play.say(session, times=2, seconds=10)
+        assert play.named == [False, True]
+        assert play.actions == ["created"]
+
+
+async def test_nobody_waits_long_for_a_cache_to_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explicit_cache, "DELETE_SECONDS_MAX", 0.05)
+    play = Play(Stuck, profile="seed")
+    async with asyncio.timeout(5):
+        async with play.session() as session:
+            await play.say(session)
+    assert play.actions == ["created"]
+
+
+class Stuck(SimulatedProvider):
+    """Never answers a request to delete."""
+
+    def wire(self, models: Models | None = None, *, provider: str = "gemini") -> SimulatedTransport:
+        return StuckWire(self, get_provider(provider))
+
+
+class StuckWire(SimulatedTransport):
+    async def send(
+        self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        if endpoint.method == "DELETE":
+            await asyncio.Event().wait()
+        async for chunk in super().send(endpoint, body, on_retry=on_retry):
+            yield chunk
+
+
+async def test_a_cache_that_cannot_be_extended_now_is_used_and_extended_later() -> None:
+    play = Play(partial(Unwilling, "400", "PATCH", "/cachedContents"), profile="seed")
+    async with play.session() as session:
+        await play.say(session, seconds=3_000)
+        await play.say(session, times=2, seconds=10)
+        assert play.named == [True, True, True]
+        assert play.about_caches == [("POST", 200), ("PATCH", 400), ("PATCH", 400)]
+        assert play.actions == ["created"]
+
+
+# What it costs
+
+
+@pytest.mark.parametrize("lost", [True, False])
+async def test_the_cost_of_a_session_is_its_calls_its_caches_and_the_time_they_were_kept(lost: bool) -> None:
+    play = Play(profile="seed")
+    async with play.session() as session:
+        await play.say(session, seconds=3_000)
+        await play.say(session, seconds=500)
+        if lost:
+            _delete_behind(play)
+            await play.say(session, seconds=0)
+            assert play.actions == ["created", "extended", "lost"]
+    price, tokens = _price(play), play.steps[0].tokens
+    made = tokens * price.input / Decimal(1_000_000)
+    assert play.actions == ["created", "extended", "lost" if lost else "deleted"]
+    assert [step.storage_cost_usd > 0 for step in play.steps] == [True, True, False]
+    assert sum(step.cost_usd for step in play.steps) == made
+    stored = session.cost - sum(one.cost_usd for one in play.completed) - made
+    assert round(stored, 12) == round(storage_usd(tokens, 3_500, price), 12) > 0
+
+
+async def test_no_cache_is_made_that_would_leave_too_little_for_the_call() -> None:
+    play = Play(profile="seed", output_tokens_max=1_000)
+    async with play.session() as session:
+        await play.say(session)
+    tokens, price = play.steps[0].tokens, _price(play)
+    cache = tokens * price.input / Decimal(1_000_000) + storage_usd(tokens, 3_600, price)
+    call = (Decimal("1.25") * tokens * price.input + 1_000 * price.output) / Decimal(1_000_000)
+    assert cache < call
+    for limit, named in ((call, False), (call + cache, True)):
+        limited = Play(profile="seed", output_tokens_max=1_000, spend_max_usd=limit)
+        async with limited.session() as session:
+            await limited.say(session)
+        assert limited.named == [named]
+        assert session.cost <= limit
+
+
+def _price(play: Play) -> Price:
+    return price_at(find_model(MODEL), utc_date(play.clock()), 10_000)

@@ -1,0 +1,90 @@
+"""What a cache of replies holds, whatever is put into it and asked of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.engine.cache.response_cache import REPLY_BYTES_MAX, RawResponse, ResponseCache
+from holdfast.errors import UserError
+
+moves = st.lists(
+    st.tuples(
+        st.sampled_from("abcdef"),
+        st.lists(st.binary(max_size=300), min_size=1, max_size=4),
+        st.floats(0, 20),
+        st.floats(0.1, 60),
+    ),
+    max_size=30,
+)
+
+
+@given(moves, st.integers(1, 4), st.integers(100, 2_000))
+def test_no_more_is_held_than_allowed_and_what_is_found_was_kept_last_and_in_time(
+    steps: list[tuple[str, list[bytes], float, float]], entries_max: int, bytes_max: int
+) -> None:
+    cache, now = ResponseCache(entries_max=entries_max, bytes_max=bytes_max), 1_000.0
+    last: dict[str, tuple[float, float, tuple[bytes, ...]]] = {}
+    for key, chunks, pause, seconds in steps:
+        now += pause
+        if cache.keep(key, chunks, now, seconds):
+            last[key] = (now, seconds, tuple(chunks))
+            assert cache.find(key, now, seconds) == tuple(chunks)
+        assert cache.size_bytes <= bytes_max
+        found = {name: cache.find(name, now, 30.0) for name in "abcdef"}
+        assert sum(one is not None for one in found.values()) <= entries_max
+        for name, one in found.items():
+            if one is not None:
+                at, kept_seconds, told = last[name]
+                assert one == told
+                assert now - at < min(30.0, kept_seconds)
+
+
+def test_the_oldest_goes_first() -> None:
+    cache = ResponseCache(entries_max=2)
+    for at, key in enumerate("abc"):
+        cache.keep(key, [b"x"], at, 30)
+    assert [cache.find(key, 3, 30) for key in "abc"] == [None, (b"x",), (b"x",)]
+
+
+def test_an_age_is_counted_from_the_reply_and_its_end_is_not_within_it() -> None:
+    cache = ResponseCache()
+    cache.keep("a", [b"x"], 100, 30)
+    assert cache.find("a", 129.9, 30) == (b"x",)
+    assert cache.find("a", 110, 10) is None
+    assert cache.find("a", 99, 30) is None
+    assert cache.find("a", 130, 60) is None
+    assert cache.size_bytes == 0
+
+
+def test_what_is_replaced_is_counted_once() -> None:
+    cache = ResponseCache()
+    cache.keep("a", [b"x" * 100], 0, 30)
+    size = cache.size_bytes
+    cache.keep("a", [b"y" * 100], 1, 30)
+    assert cache.size_bytes == size
+    assert cache.find("a", 1, 30) == (b"y" * 100,)
+
+
+def test_what_is_too_large_is_not_kept() -> None:
+    assert not ResponseCache(bytes_max=100).keep("a", [b"x" * 100], 0, 30)
+    assert not ResponseCache().keep("a", [b"x" * REPLY_BYTES_MAX], 0, 30)
+
+
+def test_a_reply_is_heard_whole_or_not_at_all() -> None:
+    heard = RawResponse(listening=True)
+    heard.hear(b"x" * (REPLY_BYTES_MAX - 1))
+    heard.hear(b"y")
+    assert sum(map(len, heard.chunks)) == REPLY_BYTES_MAX
+    heard.hear(b"z")
+    assert heard.chunks == ()
+    heard.hear(b"")
+    assert heard.chunks == ()
+    deaf = RawResponse(listening=False)
+    deaf.hear(b"x")
+    assert deaf.chunks == ()
+
+
+@pytest.mark.parametrize("limits", [{"entries_max": 0}, {"bytes_max": 0}])
+def test_a_cache_of_nothing_is_refused(limits: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="at least 1"):
+        ResponseCache(**limits)

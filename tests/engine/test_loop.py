@@ -1,0 +1,806 @@
+"""What happens in a turn: calls, tools, limits, failures, and what is on the log when."""
+
+import asyncio
+import threading
+from contextlib import aclosing
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from tests.support.agents import MakeAgent, Pause, ReplayWire, says
+
+import holdfast
+from holdfast import Session, ToolError, tool
+from holdfast.catalog.lookup import find_model, shipped_models
+from holdfast.clock import CountingIds
+from holdfast.engine.reducer import fold_events
+from holdfast.errors import BudgetError, ProviderError, UserError
+from holdfast.events.log import Event, event_type_of
+from holdfast.events.payloads.cache import CacheLearned
+from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted, RequestPrepared
+from holdfast.events.payloads.session import ContextInjected, TurnCancelled, TurnCompleted, TurnStarted
+from holdfast.events.payloads.tools import ToolCalled, ToolCompleted, ToolFailed
+from holdfast.providers.registry import get_adapter
+from holdfast.stores.sqlite.store import SqliteStore
+from holdfast.types.blocks import Base64Source, Image, Text, Thinking, ToolResult, ToolUse
+from holdfast.types.prompt import LayerText
+from holdfast.types.reply import Reply, TextDelta
+from holdfast.types.transcript import merge_into_messages, validate_transcript
+from holdfast.types.usage import Usage
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+CALL = ToolUse("t1", "add", '{"a": 1, "b": 2}')
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [event_type_of(event.payload) for event in events]
+
+
+def texts(body: dict[str, object]) -> list[str]:
+    """Every text of a request's messages, in order."""
+    messages = body["messages"]
+    assert isinstance(messages, list)
+    return [block.get("text", block["type"]) for message in messages for block in message["content"]]
+
+
+async def test_a_message_is_answered(agent: MakeAgent) -> None:
+    one = agent(says("Good day."), system_prompt="Be kind.")
+    async with one.session as session:
+        answer = await session.send("hello")
+    assert (answer.text, answer.stop_reason, answer.llm_calls, answer.tool_calls) == ("Good day.", "end_turn", 1, 0)
+    assert answer.usage == Usage(input=10, output=5)
+    assert one.bodies[0]["system"][0]["text"] == "Be kind."
+
+
+async def test_everything_that_happens_is_on_the_log_in_order(agent: MakeAgent) -> None:
+    one = agent(says("I add.", CALL), says("3"), tools=[add])
+    async with one.session as session:
+        await session.send("1 + 2?")
+    assert kinds(one.events) == [
+        "session.started",
+        "epoch.opened",
+        "turn.started",
+        "message.appended",
+        "request.prepared",
+        "llm.call_started",
+        "llm.call_completed",
+        "message.appended",
+        "tool.called",
+        "tool.completed",
+        "message.appended",
+        "request.prepared",
+        "llm.call_started",
+        "llm.call_completed",
+        "message.appended",
+        "turn.completed",
+        "cache.learned",
+    ]
+    ids = [event.id for event in one.events]
+    assert [event.parent_event_id for event in one.events] == [None, *ids[:-1]]
+    turn = one.events[2].id
+    assert {event.turn_id for event in one.events[2:-1]} == {turn}
+    assert one.events[0].turn_id is None
+
+
+async def test_the_call_is_on_the_log_before_the_request_leaves(agent: MakeAgent) -> None:
+    seen: list[list[str]] = []
+
+    class Watching(ReplayWire):
+        def send(self, *args, **options):  # type: ignore[no-untyped-def]
+            seen.append(kinds(one.events))
+            return super().send(*args, **options)
+
+    wire = Watching([says("ok")])
+    one = agent(wire=wire)
+    async with one.session as session:
+        await session.send("hello")
+    assert seen[0][-2:] == ["request.prepared", "llm.call_started"]
+
+
+async def test_a_tool_is_called_and_its_result_goes_back(agent: MakeAgent) -> None:
+    one = agent(says(CALL), says("three"), tools=[add])
+    async with one.session as session:
+        answer = await session.send("1 + 2?")
+        assert session.history[2].content == (ToolResult("t1", (Text("3"),), name="add"),)
+    assert (answer.text, answer.llm_calls, answer.tool_calls) == ("three", 2, 1)
+    assert answer.usage == Usage(input=20, output=10)
+
+
+async def test_the_cost_is_that_of_the_catalog(agent: MakeAgent) -> None:
+    one = agent(says("x", usage=Usage(input=1_000_000, cache_read=1_000_000, output=100_000)))
+    async with one.session as session:
+        answer = await session.send("hello")
+        assert session.cost == answer.cost_usd == Decimal("2") + Decimal("0.10") + Decimal("1")
+        assert session.usage.tokens_sent == 2_000_000
+    completed = next(event for event in one.payloads if isinstance(event, TurnCompleted))
+    assert (completed.total_cost_usd, completed.llm_call_count) == (Decimal("3.10"), 1)
+
+
+async def test_the_second_call_shares_every_block_of_the_first(agent: MakeAgent) -> None:
+    one = agent(says(CALL), says("3"), tools=[add], system_prompt="Be kind.")
+    async with one.session as session:
+        await session.send("1 + 2?")
+    first, second = [event for event in one.payloads if isinstance(event, RequestPrepared)]
+    assert (first.shared_blocks, len(first.links)) == (0, 3)
+    assert (second.shared_blocks, [link.layer for link in second.links]) == (3, ["history", "history"])
+    assert second.body_bytes == len(one.wire.bodies[1])
+
+
+async def test_marks_are_on_the_wire_and_not_in_the_chain(agent: MakeAgent) -> None:
+    long = Usage(cache_write_5m=5_000, output=5)
+    one = agent(says(CALL, usage=long), says("3"), tools=[add], system_prompt="Be kind.")
+    async with one.session as session:
+        await session.send("1 + 2?")
+    assert one.wire.bodies[0].count(b'"cache_control":{"type":"ephemeral"}') == 3
+    marked = [
+        block for message in one.bodies[1]["messages"] for block in message["content"] if "cache_control" in block
+    ]
+    assert [block["type"] for block in marked] == ["tool_result"]
+
+
+async def test_a_prompt_that_the_provider_found_too_short_is_marked_no_longer(agent: MakeAgent) -> None:
+    one = agent(says(CALL), says("3"), tools=[add], system_prompt="Be kind.")
+    async with one.session as session:
+        await session.send("1 + 2?")
+    assert b"cache_control" not in one.wire.bodies[1]
+    first, second = [event.plan for event in one.payloads if isinstance(event, RequestPrepared)]
+    assert (len(first.marks), second.marks) == (3, ())
+    assert "below the cache floor of 512 tokens" in second.notes[0]
+
+
+async def test_volatile_text_is_sent_once_and_stays_where_it_was_sent(agent: MakeAgent) -> None:
+    state = {"memory": "milk"}
+    one = agent(says(CALL), says("3"), says("bread too"), tools=[add], system_prompt_volatile=lambda: state["memory"])
+    async with one.session as session:
+        await session.send("1 + 2?")
+        state["memory"] = "bread"
+        await session.send("and now?")
+    milk, bread = ("<context layer='volatile'>\nmilk\n</context>", "<context layer='volatile'>\nbread\n</context>")
+    assert texts(one.bodies[0]) == [milk, "1 + 2?"]
+    assert texts(one.bodies[1]) == [milk, "1 + 2?", "tool_use", "tool_result"]
+    assert texts(one.bodies[2]) == [milk, "1 + 2?", "tool_use", "tool_result", "3", bread, "and now?"]
+    assert sum(isinstance(event, ContextInjected) for event in one.payloads) == 2
+
+
+async def test_volatile_text_that_changes_inside_a_tool_loop_follows_the_results(agent: MakeAgent) -> None:
+    ticks = iter(["one", "two"])
+    one = agent(says(CALL), says("3"), tools=[add], system_prompt_volatile=lambda: next(ticks))
+    async with one.session as session:
+        await session.send("1 + 2?")
+    assert texts(one.bodies[1])[-2:] == ["tool_result", "<context layer='volatile'>\ntwo\n</context>"]
+
+
+async def test_a_prompt_that_holds_the_boundary_is_split_there(agent: MakeAgent) -> None:
+    one = agent(says("ok"), system_prompt="Stable.\n\n__SYSTEM_PROMPT_DYNAMIC_BOUNDARY__\n\nIt is Monday.")
+    async with one.session as session:
+        await session.send("hello")
+    assert one.bodies[0]["system"][0]["text"] == "Stable."
+    assert texts(one.bodies[0]) == ["<context layer='volatile'>\nIt is Monday.\n</context>", "hello"]
+    assert b"BOUNDARY" not in one.wire.bodies[0]
+
+
+@pytest.mark.moves_prefix(reason="ephemeral text leaves with its turn")
+async def test_ephemeral_text_is_gone_in_the_next_turn_and_said_again(agent: MakeAgent) -> None:
+    one = agent(
+        says(CALL), says("3"), says("ok"), tools=[add], volatile=[LayerText("rag-context", "found", ephemeral=True)]
+    )
+    async with one.session as session:
+        await session.send("1 + 2?")
+        await session.send("more")
+    found = "<context layer='rag-context'>\nfound\n</context>"
+    assert texts(one.bodies[1]) == ["1 + 2?", found, "tool_use", "tool_result"]
+    assert texts(one.bodies[2]) == ["1 + 2?", "tool_use", "tool_result", "3", "more", found]
+
+
+@pytest.mark.moves_prefix(reason="the seed layout puts volatile text in front of the history")
+async def test_the_seed_layout_sends_volatile_text_in_the_system_prompt_and_drops_thinking_when_it_changes(
+    agent: MakeAgent,
+) -> None:
+    state = {"memory": "milk"}
+    thought = Thinking("hm", "signed")
+    one = agent(
+        says(thought, CALL),
+        says("3"),
+        says("ok"),
+        tools=[add],
+        layout="seed",
+        system_prompt="Be kind.",
+        system_prompt_volatile=lambda: state["memory"],
+    )
+    async with one.session as session:
+        await session.send("1 + 2?")
+        state["memory"] = "bread"
+        await session.send("and now?")
+    systems = [[block["text"] for block in body["system"]] for body in one.bodies]
+    assert systems == [["Be kind.", "milk"], ["Be kind.", "milk"], ["Be kind.", "bread"]]
+    assert texts(one.bodies[1]) == ["1 + 2?", "thinking", "tool_use", "tool_result"]
+    assert texts(one.bodies[2]) == ["1 + 2?", "tool_use", "tool_result", "3", "and now?"]
+
+
+async def test_the_seed_profile_marks_tools_and_system_only(agent: MakeAgent) -> None:
+    one = agent(says("ok"), tools=[add], profile="seed", system_prompt="Be kind.", system_prompt_volatile="Monday")
+    async with one.session as session:
+        await session.send("hello")
+    body = one.bodies[0]
+    assert "cache_control" in body["tools"][-1]
+    # The system prompt, its padding, and the volatile text.
+    assert ["cache_control" in block for block in body["system"]] == [False, True, False]
+    assert "cache_control" not in body["messages"][0]["content"][0]
+
+
+async def test_parallel_calls_are_answered_in_the_order_of_the_calls(agent: MakeAgent) -> None:
+    first_is_waiting = threading.Event()
+
+    def slow() -> str:
+        """Wait for the other."""
+        first_is_waiting.wait(5)
+        return "slow"
+
+    def fast() -> str:
+        """Release the other."""
+        first_is_waiting.set()
+        return "fast"
+
+    one = agent(says(ToolUse("a", "slow", "{}"), ToolUse("b", "fast", "{}")), says("done"), tools=[slow, fast])
+    async with one.session as session:
+        await session.send("go")
+        results = session.history[2].content
+    assert [(block.tool_use_id, block.content[0].text) for block in results] == [("a", "slow"), ("b", "fast")]  # type: ignore[union-attr]
+
+
+async def test_no_more_than_four_tools_run_at_once(agent: MakeAgent) -> None:
+    running, most = 0, 0
+
+    async def work() -> str:
+        """Work a little."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return "ok"
+
+    calls = [ToolUse(f"t{number}", "work", "{}") for number in range(10)]
+    one = agent(says(*calls), says("done"), tools=[work])
+    async with one.session as session:
+        answer = await session.send("go")
+    assert most == 4
+    assert answer.tool_calls == 10
+
+
+@pytest.mark.parametrize(
+    ("call", "error_class", "message"),
+    [
+        (
+            ToolUse("t", "subtract", "{}"),
+            "not_found",
+            "There is no tool 'subtract'. Known tools: add, burst, late, tell.",
+        ),
+        (ToolUse("t", "add", '{"a": 1}'), "validation_error", "The arguments do not fit the schema: "),
+        (ToolUse("t", "burst", "{}"), "execution_error", "ZeroDivisionError: division by zero"),
+        (ToolUse("t", "tell", "{}"), "execution_error", "the harbour is closed"),
+        (ToolUse("t", "late", "{}"), "timeout", "The tool did not answer within 0.01 s."),
+    ],
+)
+async def test_the_model_is_told_why_a_call_failed(
+    agent: MakeAgent, call: ToolUse, error_class: str, message: str
+) -> None:
+    def burst() -> float:
+        """Fail."""
+        return 1 / 0
+
+    def tell() -> str:
+        """Fail in words."""
+        raise ToolError("the harbour is closed")
+
+    async def late() -> None:
+        """Never come back."""
+        await asyncio.sleep(5)
+
+    one = agent(says(call), says("oh"), tools=[add, burst, tell, tool(late, timeout_seconds=0.01)])
+    async with one.session as session:
+        await session.send("go")
+        (result,) = session.history[2].content
+    assert isinstance(result, ToolResult)
+    assert result.is_error
+    assert isinstance(result.content[0], Text)
+    assert result.content[0].text.startswith(message)
+    failed = next(event for event in one.payloads if isinstance(event, ToolFailed))
+    assert failed.error_class == error_class
+    assert failed.error_message.startswith(message)
+
+
+async def test_a_tool_call_that_does_not_fit_is_never_run(agent: MakeAgent) -> None:
+    one = agent(says(ToolUse("t", "add", '{"a": "x", "b": 1}')), says("oh"), tools=[add])
+    async with one.session as session:
+        answer = await session.send("go")
+    assert answer.tool_calls == 0
+    assert "tool.input_invalid" in kinds(one.events)
+    assert not any(isinstance(event, ToolCalled) for event in one.payloads)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("plain", "plain"),
+        ("", "(no output)"),
+        (None, "(no output)"),
+        ({"b": 1, "a": [True, None]}, '{"a":[true,null],"b":1}'),
+        (7, "7"),
+        (Text("block"), "block"),
+        ([Text("one"), Text("two")], "one"),
+        ([], "[]"),
+        ("lone \ud800 surrogate", "lone � surrogate"),
+    ],
+)
+async def test_whatever_a_tool_returns_becomes_text(agent: MakeAgent, output: object, expected: str) -> None:
+    def give() -> object:
+        """Give something."""
+        return output
+
+    one = agent(says(ToolUse("t", "give", "{}")), says("ok"), tools=[tool(give, input_schema={"type": "object"})])  # type: ignore[arg-type]
+    async with one.session as session:
+        await session.send("go")
+        (result,) = session.history[2].content
+    assert isinstance(result, ToolResult)
+    assert isinstance(result.content[0], Text)
+    assert result.content[0].text == expected
+
+
+async def test_a_tool_may_return_a_picture(agent: MakeAgent) -> None:
+    picture = Image(Base64Source("image/png", "aGk="))
+    one = agent(
+        says(ToolUse("t", "snap", "{}")),
+        says("nice"),
+        tools=[tool(lambda: picture, name="snap", description="Snap.", input_schema={"type": "object"})],
+    )
+    async with one.session as session:
+        await session.send("go")
+        (result,) = session.history[2].content
+    assert result == ToolResult("t", (picture,), name="snap")
+
+
+async def test_a_long_output_keeps_its_head_and_tail(agent: MakeAgent) -> None:
+    def flood() -> str:
+        """Flood."""
+        return "a" * 75_000 + "b" * 50_000 + "c" * 25_000
+
+    one = agent(says(ToolUse("t", "flood", "{}")), says("ok"), tools=[flood])
+    async with one.session as session:
+        await session.send("go")
+        (result,) = session.history[2].content
+    assert isinstance(result, ToolResult)
+    assert isinstance(result.content[0], Text)
+    text = result.content[0].text
+    assert text == "a" * 74_971 + "\n[... 50038 characters left out ...]\n" + "c" * 24_991
+    completed = next(event for event in one.payloads if isinstance(event, ToolCompleted))
+    assert completed.output_size_bytes == len(text)
+
+
+async def test_two_tools_of_one_name_are_refused(agent: MakeAgent) -> None:
+    one = agent(tools=[add, tool(add, description="Another.")])
+    with pytest.raises(UserError, match="two tools are named 'add'"):
+        async with one.session:
+            pass
+
+
+async def test_a_turn_ends_when_it_has_had_its_calls(agent: MakeAgent) -> None:
+    one = agent(says(CALL), says(ToolUse("t2", "add", CALL.arguments_json)), tools=[add], steps_max=2)
+    async with one.session as session:
+        answer = await session.send("go")
+        last = session.history[-1].content[0]
+        assert validate_transcript(session.history) == ()
+    assert (answer.stop_reason, answer.llm_calls, answer.tool_calls) == ("step_limit", 2, 1)
+    assert one.payloads[-2] == TurnCancelled("step_limit", 2, 1)
+    assert isinstance(last, ToolResult)
+    assert last.is_error
+    assert "limit of model calls" in last.content[0].text  # type: ignore[union-attr]
+
+
+async def test_an_empty_reply_ends_the_turn_and_leaves_a_legal_transcript(agent: MakeAgent) -> None:
+    one = agent(Reply((), "end_turn", Usage(input=1)), says("here"))
+    async with one.session as session:
+        answer = await session.send("hello?")
+        assert (answer.text, answer.llm_calls) == ("", 1)
+        await session.send("anyone?")
+        assert validate_transcript(session.history) == ()
+    assert texts(one.bodies[1]) == ["hello?", "anyone?"]
+
+
+async def test_a_session_stops_before_the_call_that_could_pass_its_limit(agent: MakeAgent) -> None:
+    one = agent(says("x", usage=Usage(output=900)), says("never"), spend_max_usd="0.02", output_tokens_max=1000)
+    async with one.session as session:
+        await session.send("hello")
+        with pytest.raises(
+            BudgetError, match=r"spent \$0\.0090 of its \$0\.02; the next call could cost up to \$0\.01"
+        ):
+            await session.send("again " * 300)
+        assert session.cost == Decimal("0.009")
+    assert len(one.wire.bodies) == 1
+    assert one.payloads[-2] == TurnCancelled("budget", 0, 0)
+
+
+async def test_a_call_that_just_fits_the_limit_is_made(agent: MakeAgent) -> None:
+    one = agent(says("x"), spend_max_usd="0.0110", output_tokens_max=1000)
+    async with one.session as session:
+        await session.send("hello")
+    assert len(one.wire.bodies) == 1
+
+
+async def test_a_failed_call_is_recorded_and_the_session_goes_on(agent: MakeAgent) -> None:
+    one = agent(ProviderError("rate_limit", "slow down", status=429, retry_after_seconds=1.0), says("ok"))
+    async with one.session as session:
+        with pytest.raises(ProviderError, match="slow down"):
+            await session.send("hello")
+        failed = next(event for event in one.payloads if isinstance(event, LlmCallFailed))
+        assert (failed.error_class, failed.error_message_redacted, failed.retry_count) == ("rate_limit", "slow down", 2)
+        assert one.payloads[-1] == TurnCancelled("error", 0, 0)
+        await session.send("again")
+        assert validate_transcript(session.history) == ()
+    assert texts(one.bodies[1]) == ["hello", "again"]
+    started = next(event for event in one.payloads if isinstance(event, LlmCallStarted))
+    assert failed.request_id == started.request_id
+
+
+async def test_a_reply_that_ends_too_soon_is_a_network_failure(agent: MakeAgent) -> None:
+    class Cut(ReplayWire):
+        async def send(self, *args, **options):  # type: ignore[no-untyped-def]
+            yield b"event: ping\ndata: {}\n\n"
+
+    one = agent(wire=Cut([]))
+    async with one.session as session:
+        with pytest.raises(ProviderError) as caught:
+            await session.send("hello")
+    assert caught.value.kind == "network"
+
+
+async def test_a_whole_reply_stands_whatever_the_connection_does_afterwards(agent: MakeAgent) -> None:
+    class Failing(ReplayWire):
+        async def send(self, *args, **options):  # type: ignore[no-untyped-def]
+            async for chunk in super().send(*args, **options):
+                yield chunk
+            raise ProviderError("network", "reset")
+
+    async with agent(wire=Failing([says("whole")])).session as session:
+        assert (await session.send("hello")).text == "whole"
+
+
+async def test_a_connection_that_stays_open_behind_the_reply_is_not_waited_for(agent: MakeAgent) -> None:
+    class Lingering(ReplayWire):
+        async def send(self, *args, **options):  # type: ignore[no-untyped-def]
+            try:
+                async for chunk in super().send(*args, **options):
+                    yield chunk
+                await asyncio.sleep(30)
+            finally:
+                closed.set()
+
+    closed = asyncio.Event()
+    async with agent(wire=Lingering([says("whole")])).session as session:
+        assert (await session.send("hello")).text == "whole"
+    assert closed.is_set()
+
+
+async def test_what_follows_the_reply_is_read_so_that_the_connection_can_be_used_again(agent: MakeAgent) -> None:
+    class Counting(ReplayWire):
+        async def send(self, *args, **options):  # type: ignore[no-untyped-def]
+            async for chunk in super().send(*args, **options):
+                yield chunk
+            yield b": bye"
+            ends.append("read to its end")
+
+    ends: list[str] = []
+    async with agent(wire=Counting([says("whole")])).session as session:
+        await session.send("hello")
+    assert ends == ["read to its end"]
+
+
+async def test_cancelling_a_call_keeps_what_was_said_and_leaves_a_legal_transcript(agent: MakeAgent) -> None:
+    one = agent(Pause(says("The answer is long."), events=4), says("ok"))
+    async with one.session as session:
+        turn = asyncio.ensure_future(session.send("hello"))
+        await one.wire.paused.wait()
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        assert kinds(one.events)[-3:] == ["llm.call_failed", "message.appended", "turn.cancelled"]
+        assert one.payloads[-1] == TurnCancelled("user_cancel", 0, 0)
+        await session.send("go on")
+        assert validate_transcript(session.history) == ()
+        assert session.history[1].content == (Text("The answer is long."),)
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+async def test_the_output_of_a_call_that_broke_off_is_estimated_from_what_arrived(
+    agent: MakeAgent, thinks: bool
+) -> None:
+    words = "The harbour has seven cranes and a light. " * 40  # It arrives in many parts.
+    content = Thinking(words, "sealed") if thinks else Text(words)
+    reply = says(content, "and on", usage=Usage(input=100, output=2_000))
+    one = agent(Pause(reply, events=3), Pause(says("whole", usage=Usage(input=100, output=7)), events=5))
+    async with one.session as session:
+        for _ in range(2):
+            turn = asyncio.ensure_future(session.send("hello"))
+            await one.wire.paused.wait()
+            one.wire.paused.clear()
+            turn.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await turn
+        cut, whole = (it for it in one.payloads if isinstance(it, LlmCallFailed))
+        assert (cut.usage.input, cut.output_estimated) == (100, True)
+        assert 10 < cut.usage.output < 40
+        price = find_model(session.model, shipped_models()).prices[0]
+        assert cut.cost_usd == (100 * price.input + cut.usage.output * price.output) / 1_000_000
+        # Of a reply that only lacks its last event the provider has said all.
+        assert (whole.usage.output, whole.output_estimated) == (7, False)
+        assert session.cost == cut.cost_usd + whole.cost_usd
+
+
+async def test_of_a_call_whose_prompt_was_not_reported_either_nothing_is_guessed(agent: MakeAgent) -> None:
+    wire = ReplayWire([Pause(says("The answer is long, and goes on."), events=2)], get_adapter("openai-chat"))
+    one = agent(model="openai-chat:gpt-5.6", wire=wire)
+    async with one.session as session:
+        turn = asyncio.ensure_future(session.send("hello"))
+        await wire.paused.wait()
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        assert len(session.history) == 2
+    (failed,) = (it for it in one.payloads if isinstance(it, LlmCallFailed))
+    assert (failed.usage, failed.output_estimated) == (Usage(), False)
+
+
+async def test_of_a_call_that_broke_off_before_it_began_nothing_is_guessed(agent: MakeAgent) -> None:
+    one = agent(ProviderError("network", "gone"))
+    async with one.session as session:
+        with pytest.raises(ProviderError):
+            await session.send("hello")
+    (failed,) = (it for it in one.payloads if isinstance(it, LlmCallFailed))
+    assert (failed.usage, failed.output_estimated) == (Usage(), False)
+
+
+async def test_cancelling_before_anything_was_said_appends_the_next_question(agent: MakeAgent) -> None:
+    one = agent(Pause(says("never"), events=0), says("ok"))
+    async with one.session as session:
+        turn = asyncio.ensure_future(session.send("hello"))
+        await one.wire.paused.wait()
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        await session.send("hello again")
+        assert validate_transcript(session.history) == ()
+    assert texts(one.bodies[1]) == ["hello", "hello again"]
+
+
+async def test_cancelling_tools_answers_every_call(agent: MakeAgent) -> None:
+    started = asyncio.Event()
+
+    async def hang() -> None:
+        """Hang."""
+        started.set()
+        await asyncio.sleep(60)
+
+    one = agent(says(CALL, ToolUse("t2", "hang", "{}")), says("ok"), tools=[add, hang])
+    async with one.session as session:
+        added = asyncio.Event()
+        session.subscribe(lambda event: added.set() if isinstance(event.payload, ToolCompleted) else None)
+        turn = asyncio.ensure_future(session.send("go"))
+        await asyncio.gather(started.wait(), added.wait())
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        results = session.history[2].content
+        await session.send("go on")
+        assert validate_transcript(session.history) == ()
+    assert results[0] == ToolResult("t1", (Text("3"),), name="add")
+    assert results[1] == ToolResult("t2", (Text("The call was cancelled."),), is_error=True, name="hang")
+
+
+async def test_two_turns_at_once_are_refused(agent: MakeAgent) -> None:
+    one = agent(Pause(says("x"), events=0))
+    async with one.session as session:
+        turn = asyncio.ensure_future(session.send("hello"))
+        await one.wire.paused.wait()
+        with pytest.raises(UserError, match="a turn is in progress"):
+            await session.send("me too")
+        turn.cancel()
+        await asyncio.gather(turn, return_exceptions=True)
+
+
+@pytest.mark.parametrize("message", ["", "  \n", []])
+async def test_an_empty_message_is_refused_and_nothing_is_recorded(agent: MakeAgent, message: str) -> None:
+    one = agent(says("x"))
+    async with one.session as session:
+        with pytest.raises(UserError, match="the message is empty"):
+            await session.send(message)
+    assert kinds(one.events) == ["session.started", "epoch.opened"]
+
+
+async def test_only_text_and_images_can_be_said(agent: MakeAgent) -> None:
+    one = agent(says("x"))
+    async with one.session as session:
+        with pytest.raises(UserError, match="can hold text and images, not ToolUse"):
+            await session.send([CALL])
+
+
+async def test_a_lone_surrogate_in_a_question_is_mended(agent: MakeAgent) -> None:
+    one = agent(says("x"))
+    async with one.session as session:
+        await session.send("a \ud800 b")
+    assert texts(one.bodies[0]) == ["a � b"]
+
+
+async def test_a_picture_can_be_sent(agent: MakeAgent) -> None:
+    one = agent(says("x"))
+    async with one.session as session:
+        await session.send([Image(Base64Source("image/png", "aGk=")), Text("what is it?")])
+    started = next(event for event in one.payloads if isinstance(event, TurnStarted))
+    assert started.has_images
+    assert not started.has_tool_calls_in_history
+    assert texts(one.bodies[0]) == ["image", "what is it?"]
+
+
+async def test_a_stream_shows_deltas_and_events_as_they_happen(agent: MakeAgent) -> None:
+    one = agent(says(CALL), says("three"), tools=[add])
+    items: list[object] = []
+    async with one.session as session:
+        async for item in session.stream("1 + 2?"):
+            items.append(item)
+    text = "".join(item.text for item in items if isinstance(item, TextDelta))
+    assert text == "three"
+    events = [item for item in items if isinstance(item, Event)]
+    assert events == one.events[2:-1]
+    assert isinstance(one.payloads[-1], CacheLearned)
+
+
+async def test_leaving_a_stream_early_cancels_the_turn(agent: MakeAgent) -> None:
+    one = agent(Pause(says("The answer is long."), events=3), says("ok"))
+    async with one.session as session, aclosing(session.stream("hello")) as items:
+        async for item in items:
+            if isinstance(item, TextDelta):
+                break
+    assert isinstance(one.payloads[-1], TurnCancelled)
+    assert validate_transcript(merge_into_messages(fold_events(one.events, one.events[0].session_id).passages)) == ()
+
+
+async def test_a_failing_listener_is_isolated_and_logged(agent: MakeAgent, caplog: pytest.LogCaptureFixture) -> None:
+    one = agent(says("ok"))
+    heard: list[str] = []
+
+    def broken(event: Event) -> None:
+        raise RuntimeError("secret prompt")
+
+    async with one.session as session:
+        session.subscribe(broken)
+        stop = session.subscribe(lambda event: heard.append(event_type_of(event.payload)))
+        await session.send("hello")
+        stop()
+        await session.end()
+    assert heard[0] == "turn.started"
+    assert heard[-1] == "turn.completed"
+    assert "a listener failed on turn.started: RuntimeError" in caplog.text
+    assert "secret prompt" not in caplog.text
+
+
+async def test_a_session_that_is_not_open_says_so(agent: MakeAgent) -> None:
+    one = agent(says("x"))
+    with pytest.raises(UserError, match="async with"):
+        await one.session.send("hello")
+    async with one.session as session:
+        with pytest.raises(UserError, match="open already"):
+            await session.__aenter__()
+
+
+async def test_closing_a_session_cancels_its_turn_and_leaves_what_was_given_open(agent: MakeAgent) -> None:
+    one = agent(Pause(says("x"), events=0))
+    async with one.session as session:
+        turn = asyncio.ensure_future(session.send("hello"))
+        await one.wire.paused.wait()
+    assert turn.cancelled() or turn.done()
+    await asyncio.gather(turn, return_exceptions=True)
+    assert not one.wire.closed
+    assert isinstance(one.payloads[-1], TurnCancelled)
+
+
+async def test_a_session_can_be_ended(agent: MakeAgent) -> None:
+    one = agent(says("x"))
+    async with one.session as session:
+        await session.send("hello")
+        one.clock.advance(90)
+        await session.end()
+    ended = one.payloads[-1]
+    assert ended.disposition == "completed"  # type: ignore[union-attr]
+    assert (ended.turn_count, ended.duration_seconds) == (1, 90.0)  # type: ignore[union-attr]
+
+
+async def test_estimates_learn_from_what_the_provider_reports(agent: MakeAgent) -> None:
+    one = agent(*(says("x", usage=Usage(input=40_000)) for _ in range(3)), system_prompt="word " * 20_000)
+    async with one.session as session:
+        for _ in range(3):
+            await session.send("hello")
+    estimates = [event.estimated_input_tokens for event in one.payloads if isinstance(event, LlmCallStarted)]
+    assert estimates[0] < estimates[1] < estimates[2] <= 40_100
+
+
+async def test_latency_is_measured_by_the_sessions_clock(agent: MakeAgent) -> None:
+    def wait() -> str:
+        """Wait."""
+        one.clock.advance(2.5)
+        return "ok"
+
+    one = agent(says(ToolUse("t", "wait", "{}")), says("ok"), tools=[wait])
+    async with one.session as session:
+        await session.send("go")
+    completed = next(event for event in one.payloads if isinstance(event, ToolCompleted))
+    assert completed.latency_ms == 2500
+    turn = next(event for event in one.payloads if isinstance(event, TurnCompleted))
+    assert turn.wall_time_seconds == 2.5
+    calls = [event for event in one.payloads if isinstance(event, LlmCallCompleted)]
+    assert calls[0].latency_ms == 0
+
+
+async def test_a_resumed_session_sends_the_same_bytes_in_front(agent: MakeAgent, tmp_path: Path) -> None:
+    path = tmp_path / "holdfast.db"
+    first = agent(
+        says(CALL), says("3"), tools=[add], system_prompt="Be kind.", system_prompt_volatile="Monday", store=path
+    )
+    async with first.session as session:
+        await session.send("1 + 2?")
+        id, history, cost = session.id, session.history, session.cost
+    wire = ReplayWire([says("again 3")])
+    other = Session.resume(id, store=path, wire=wire, tools=[add], system_prompt_volatile="Monday")
+    async with other as session:
+        assert (session.history, session.cost, session.model) == (history, cost, "anthropic:claude-sonnet-5-5")
+        await session.send("sure?")
+    store = SqliteStore(path)
+    prepared = [event.payload for event in store.read(id) if isinstance(event.payload, RequestPrepared)]
+    store.close()
+    blocks_before = prepared[1].shared_blocks + len(prepared[1].links)
+    assert prepared[2].shared_blocks == blocks_before
+
+
+async def test_an_unknown_session_is_named_with_the_newest_ones(agent: MakeAgent) -> None:
+    one = agent(says("x"))
+    async with one.session as session:
+        id = session.id
+    with pytest.raises(UserError, match=f"there is no session 'nope'; the newest are {id}"):
+        async with Session.resume("nope", **one.options):
+            pass
+
+
+async def test_an_unknown_session_in_an_empty_store_says_that_it_is_empty(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the store holds no session yet"):
+        async with Session.resume("nope", store=tmp_path / "x.db"):
+            pass
+
+
+async def test_what_a_crash_left_open_is_closed_before_the_next_turn(agent: MakeAgent) -> None:
+    one = agent(says(CALL), says("3"), tools=[add])
+    async with one.session as session:
+        await session.send("1 + 2?")
+        id = session.id
+    events = one.events
+    for stop_behind, closing in (
+        ("llm.call_started", ["llm.call_failed", "turn.cancelled"]),
+        ("tool.called", ["message.appended", "turn.cancelled"]),
+    ):
+        crashed = agent(says("ok"), tools=[add], new_id=CountingIds("later"))
+        crashed.store.append(events[: kinds(events).index(stop_behind) + 1])
+        before = len(crashed.events)
+        async with Session.resume(id, **crashed.options) as session:
+            await session.send("go on")
+            assert validate_transcript(session.history) == ()
+        assert kinds(crashed.events)[before : before + 2] == closing
+
+
+def test_run_sync_speaks_and_returns_the_last_answer(agent: MakeAgent) -> None:
+    one = agent()
+    options = {**one.options, "wire": ReplayWire([says("one"), says("two")])}
+    assert holdfast.run_sync("a", "b", **options).text == "two"  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="at least one message"):
+        holdfast.run_sync()

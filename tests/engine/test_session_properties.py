@@ -1,0 +1,191 @@
+"""What holds of every session: its state is a fold, its bytes are those of a rebuilt request."""
+
+import asyncio
+from decimal import Decimal
+from typing import Literal
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.agents import Agent, Pause, Step, make_agent, moved_prefixes, says
+
+from holdfast.catalog.lookup import find_model
+from holdfast.engine.reducer import apply_event, fold_events
+from holdfast.engine.request_draft import RequestDraft, build_view
+from holdfast.errors import HoldfastError, ProviderError
+from holdfast.events.log import Event
+from holdfast.events.payloads.cache import CachePinged
+from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
+from holdfast.events.payloads.session import TurnCancelled, TurnCompleted, TurnStarted
+from holdfast.layers.assemble import assemble_prompt
+from holdfast.ledger.calls import compute_bill, iter_calls, ping_cost_usd
+from holdfast.planning.breakpoints import place_breakpoints
+from holdfast.providers.registry import get_adapter
+from holdfast.types.blocks import Message, Text, Thinking, ToolUse
+from holdfast.types.prompt import HistoryEntry, LayerText, Parameters, Plan, Segment, View
+from holdfast.types.transcript import merge_into_messages, validate_transcript
+from holdfast.types.usage import Usage
+
+ADAPTER = get_adapter("anthropic")
+MODEL = find_model("anthropic:claude-sonnet-5-5")
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(str.strip)
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def burst() -> None:
+    """Fail."""
+    raise ValueError("burst")
+
+
+tool_calls = st.lists(
+    st.sampled_from([("add", '{"a":1,"b":2}'), ("add", "{}"), ("burst", "{}"), ("nothing", "{}")]), max_size=3
+)
+steps = st.one_of(
+    st.builds(lambda text, uses: (text, uses), words, tool_calls),
+    st.sampled_from([ProviderError("server_error", "down"), "cut"]),
+)
+
+
+def replies(plan: list[object]) -> list[Step]:
+    """Steps with call ids that no other step has."""
+    made: list[Step] = []
+    for number, step in enumerate(plan):
+        match step:
+            case (str(text), list(uses)):
+                calls = [ToolUse(f"t{number}_{index}", name, json) for index, (name, json) in enumerate(uses)]
+                made.append(says(Thinking("hm", f"s{number}"), text, *calls))
+            case ProviderError() as error:
+                made.append(error)
+            case _:
+                made.append(Pause(says("so far"), events=number % 5))
+    return made
+
+
+async def converse(one: Agent, asks: list[str]) -> tuple[tuple[Message, ...], Usage, Decimal]:
+    """Say everything; a reply that pauses is cancelled, one that fails is taken as it is."""
+    async with one.session as session:
+        for ask in asks:
+            one.wire.paused.clear()
+            turn = asyncio.ensure_future(session.send(ask))
+            paused = asyncio.ensure_future(one.wire.paused.wait())
+            await asyncio.wait([turn, paused], return_when=asyncio.FIRST_COMPLETED)
+            paused.cancel()
+            if not turn.done():
+                turn.cancel()
+            try:
+                await turn
+            except (asyncio.CancelledError, HoldfastError, IndexError):
+                continue
+        return session.history, session.usage, session.cost
+
+
+@settings(max_examples=40)
+@given(st.lists(steps, max_size=8), st.lists(words, min_size=1, max_size=4), st.lists(words, min_size=8, max_size=8))
+def test_whatever_happens_the_transcript_is_legal_and_the_prefix_only_grows(
+    plan: list[object], asks: list[str], memories: list[str]
+) -> None:
+    remembered = iter(memories * 10)
+    one = make_agent(*replies(plan), tools=[add, burst], system_prompt_volatile=lambda: next(remembered))
+    asyncio.run(converse(one, asks))
+    state = fold_events(one.events, one.events[0].session_id)
+    assert validate_transcript(merge_into_messages(state.passages)) == ()
+    assert moved_prefixes(one.events) == []
+    assert state.turn is None
+    turns = sum(isinstance(payload, TurnStarted) for payload in one.payloads)
+    assert sum(isinstance(payload, TurnCompleted | TurnCancelled) for payload in one.payloads) == turns == len(asks)
+    for body in one.wire.bodies:
+        request = ADAPTER.read_request(body)
+        assert validate_transcript(merge_into_messages(request.prompt.passages)) == ()
+        assert len(request.plan.marks) <= 4
+
+
+@settings(max_examples=25)
+@given(st.lists(steps, max_size=8), st.lists(words, min_size=1, max_size=4))
+def test_what_is_in_memory_is_what_a_fold_over_the_log_gives(plan: list[object], asks: list[str]) -> None:
+    one = make_agent(*replies(plan), tools=[add, burst], system_prompt_volatile="x")
+    history, usage, cost = asyncio.run(converse(one, asks))
+    state = fold_events(one.events, one.events[0].session_id)
+    assert (merge_into_messages(state.passages), state.usage, state.cost_usd) == (history, usage, cost)
+    records = list(iter_calls(one.events))
+    total = compute_bill(records, MODEL)
+    assert (total.usage, total.cost_usd) == (usage, cost)
+    completed = sum(isinstance(payload, LlmCallCompleted) for payload in one.payloads)
+    assert sum(record.completed for record in records) == completed
+    assert all(record.prefix_held for record in records)
+    chain = [payload for payload in one.payloads if isinstance(payload, RequestPrepared)]
+    assert [link.end for link in state.links] == sorted({link.end for link in state.links})
+    assert len(state.links) == (chain[-1].shared_blocks + len(chain[-1].links) if chain else 0)
+
+
+passages = st.lists(
+    st.builds(
+        HistoryEntry, st.sampled_from(["user", "assistant"]), st.lists(st.builds(Text, words), min_size=1).map(tuple)
+    ),
+    max_size=8,
+).map(tuple)
+pinned = st.lists(st.builds(LayerText, st.sampled_from(["role", "preset", "project"]), words), max_size=3).map(tuple)
+
+
+@given(st.lists(st.tuples(pinned, passages), min_size=1, max_size=5))
+def test_a_draft_that_was_updated_in_any_way_holds_the_bytes_of_a_rebuilt_request(
+    views: list[tuple[tuple[LayerText, ...], tuple[HistoryEntry, ...]]],
+) -> None:
+    parameters = Parameters(MODEL.name, 100, stream=True)
+    draft = RequestDraft(ADAPTER, len)
+    for texts, history in views:
+        prompt = assemble_prompt(View(pinned=texts, history=history))
+        draft.update(prompt)
+        marks = place_breakpoints(draft.scroll, MODEL.cache)
+        expected = ADAPTER.write_request(prompt, marks, parameters)
+        assert draft.scroll.render(ADAPTER.opening(parameters), marks.marks) == expected
+        fresh = RequestDraft(ADAPTER, len)
+        fresh.update(prompt)
+        assert fresh.scroll.links == draft.scroll.links
+        assert fresh.scroll.tokens_total == draft.scroll.tokens_total == sum(draft.scroll.tokens)
+
+
+def test_a_draft_spells_only_what_is_new() -> None:
+    spelled: list[Segment] = []
+
+    class Counting(type(ADAPTER)):  # type: ignore[misc]
+        def spell(self, segment: Segment):  # type: ignore[no-untyped-def]
+            spelled.append(segment)
+            return super().spell(segment)
+
+    draft = RequestDraft(Counting(), len)
+    history = tuple(HistoryEntry("user" if number % 2 else "assistant", (Text(str(number)),)) for number in range(100))
+    draft.update(assemble_prompt(View(pinned=(LayerText("role", "r"),), history=history)))
+    assert len(spelled) == 101
+    more = HistoryEntry("user", (Text("more"),))
+    draft.update(assemble_prompt(View(pinned=(LayerText("role", "r"),), history=history, newest=(more,))))
+    assert [segment.passages for segment in spelled[101:]] == [(more,)]
+
+
+def test_the_view_of_a_state_splits_what_was_sent_from_what_is_new() -> None:
+    one = make_agent(says("hi"), says("yes"))
+    asyncio.run(converse(one, ["hello"]))
+    state = fold_events(one.events, one.events[0].session_id)
+    view = build_view(state)
+    assert (len(view.history), view.newest) == (2, ())
+    assert state.usage == Usage(input=10, output=5)
+    assert msgspec.structs.replace(state, sent=1).passages == state.passages
+    assert ADAPTER.write_request(assemble_prompt(view), Plan(), Parameters("m", 1)).count(b'"role"') == 2
+
+
+@given(tokens=st.integers(0, 10_000), cents=st.integers(0, 100), kind=st.sampled_from(["refresh", "upgrade", "warm"]))
+def test_a_request_that_asked_for_nothing_is_paid_for_and_changes_nothing_else(
+    tokens: int, cents: int, kind: Literal["refresh", "upgrade", "warm"]
+) -> None:
+    agent = make_agent(says("one", usage=Usage(cache_write_5m=5_000)))
+    asyncio.run(converse(agent, ["hi"]))
+    before = fold_events(agent.events, agent.session.id)
+    usage, cost = Usage(cache_read=tokens), Decimal(cents) / 100
+    ping = CachePinged(kind, MODEL.id, "5m", usage, cost, "v")
+    after = apply_event(before, Event("e", 9.0, before.session_id, "system", ping))
+    paid = {"usage": before.usage + usage, "cost_usd": before.cost_usd + cost, "last_event_id": "e"}
+    assert after == msgspec.structs.replace(before, **paid)
+    assert ping_cost_usd([Event("e", 9.0, before.session_id, "system", ping)]) == cost

@@ -1,0 +1,329 @@
+"""What a model is told when it searches for skills and loads them, and when it may not."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support.toolboxes import Told
+
+from holdfast import ConfirmationRequest, SkillStore
+from holdfast.engine.tools.builtin.skills import skill_load, skill_search, skill_tools
+from holdfast.engine.tools.definition import ToolContext, ToolEnvironment, ToolError
+from holdfast.engine.tools.dispatch import Toolbox
+from holdfast.engine.tools.permissions import PermissionRules
+from holdfast.engine.tools.skill_budget import (
+    DEFAULT_LIMITS,
+    HARD_CAP_CUMULATIVE_ACTIVATION_TOKENS,
+    MAX_EXPLICIT_ACTIVATIONS_PER_SESSION,
+    NO_ACTIVATIONS,
+    WARN_CUMULATIVE_ACTIVATION_TOKENS,
+    ActivationLimits,
+    Activations,
+    LoadedSkill,
+    SkillActivationRegistry,
+    add_activation,
+)
+from holdfast.events.payloads.session import SkillLoaded
+from holdfast.events.payloads.tools import ToolFailed
+from holdfast.events.payloads.union import AnyPayload
+from holdfast.sources.skills.skill import Skill, SkillSource
+from holdfast.types.blocks import Json, Text, ToolUse
+
+FOLDER = Path("/skills")
+
+
+def skill(name: str, body: str = "# Steps\n", *, source: SkillSource = "global", about: str = "") -> Skill:
+    return Skill(name, about or f"Does {name}.", body, source, FOLDER / name)
+
+
+PDF = skill("pdf-processing", "# Steps\nFill.\n", about="Extract PDF text, fill forms, merge files.")
+REDACT = skill("pdf-redact", source="workspace", about="Redact regions of PDFs by bbox.")
+REVIEW = skill("code-review", about="Review the branch.")
+STORE = SkillStore((PDF, REDACT, REVIEW))
+
+
+def tokens(count: int) -> str:
+    return "x" * (4 * count)
+
+
+def box(
+    *skills: Skill,
+    store: SkillStore | None = None,
+    limits: ActivationLimits = DEFAULT_LIMITS,
+    rules: PermissionRules | None = None,
+) -> Toolbox:
+    around = ToolEnvironment("session", skills=store or SkillStore(skills), activation_limits=limits)
+    return Toolbox(skill_tools(), environment=around, rules=rules or PermissionRules())
+
+
+async def asked(box: Toolbox, name: str, arguments: Mapping[str, Json], active: Activations = NO_ACTIVATIONS) -> Told:
+    (told,) = await asked_at_once(box, [(name, arguments)], active)
+    return told
+
+
+async def asked_at_once(
+    box: Toolbox, calls: list[tuple[str, Mapping[str, Json]]], active: Activations = NO_ACTIVATIONS
+) -> list[Told]:
+    recorded: list[AnyPayload] = []
+
+    async def record(payload: AnyPayload) -> None:
+        await asyncio.sleep(0)
+        recorded.append(payload)
+
+    uses = [
+        ToolUse(f"t{number}", name, msgspec.json.encode(arguments).decode())
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    results = await box.run(uses, record, turn_id="turn", active=active)
+    return [Told(result, tuple(recorded)) for result in results]
+
+
+def texts(told: Told) -> list[str]:
+    return [block.text for block in told.result.content if isinstance(block, Text)]
+
+
+def loads(told: Told) -> list[SkillLoaded]:
+    return [one for one in told.recorded if isinstance(one, SkillLoaded)]
+
+
+def test_the_tools_have_the_schemas_that_were_agreed_on() -> None:
+    load, search = skill_tools()
+    assert msgspec.json.decode(search.spec.input_schema_json) == {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string"},
+            "limit": {"type": "integer", "minimum": 1, "maximum": 50, "default": 10},
+        },
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+    assert msgspec.json.decode(load.spec.input_schema_json) == {
+        "type": "object",
+        "properties": {"name": {"type": "string", "minLength": 1, "maxLength": 64}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    assert [(one.spec.name, one.side_effects, one.paths) for one in (load, search)] == [
+        ("skill_load", "read", ()),
+        ("skill_search", "read", ()),
+    ]
+
+
+async def test_nobody_is_asked_before_a_skill_is_found_or_loaded() -> None:
+    def never(request: ConfirmationRequest) -> bool:
+        raise AssertionError("nobody should be asked")
+
+    careful = box(PDF, rules=PermissionRules(confirm=never, confirm_for=frozenset(("read",))))
+    assert not (await asked(careful, "skill_load", {"name": "pdf-processing"})).result.is_error
+    assert not (await asked(careful, "skill_search", {"query": ""})).result.is_error
+
+
+async def test_a_search_tells_name_source_and_description_of_each() -> None:
+    told = await asked(box(store=STORE), "skill_search", {"query": " PDF "})
+    assert texts(told) == [
+        "Skills matching ' PDF ' (2):\n"
+        "- pdf-processing [global] — Extract PDF text, fill forms, merge files.\n"
+        "- pdf-redact [workspace] — Redact regions of PDFs by bbox."
+    ]
+    assert told.kinds == ["ToolCalled", "ToolCompleted"]
+
+
+async def test_a_search_that_finds_nothing_says_so() -> None:
+    assert texts(await asked(box(store=STORE), "skill_search", {"query": "xlsx"})) == ["No skills matched 'xlsx'."]
+
+
+async def test_a_search_tells_as_many_as_it_was_asked_for() -> None:
+    told = await asked(box(store=STORE), "skill_search", {"query": "", "limit": 1})
+    assert texts(told) == ["Skills matching '' (1):\n- code-review [global] — Review the branch."]
+    assert (await asked(box(store=STORE), "skill_search", {"query": "", "limit": 51})).error_class == "validation_error"
+    many = box(*(skill(f"s{number:02}") for number in range(12)))
+    assert texts(await asked(many, "skill_search", {"query": "s"}))[0].startswith("Skills matching 's' (10):")
+
+
+async def test_a_description_cannot_forge_a_line_of_a_search() -> None:
+    told = await asked(box(skill("a", about="One.\n- b [global] — Two.")), "skill_search", {"query": "a"})
+    assert texts(told) == ["Skills matching 'a' (1):\n- a [global] — One. - b [global] — Two."]
+
+
+async def test_a_search_leaves_what_it_found_for_callers_in_the_process() -> None:
+    context = ToolContext(ToolEnvironment(skills=STORE), tool_use_id="t")
+    await skill_search("pdf", context)
+    assert context.metadata == {
+        "query": "pdf",
+        "result_count": 2,
+        "result_names": ["pdf-processing", "pdf-redact"],
+    }
+
+
+async def test_a_load_gives_header_and_body_and_then_the_folder() -> None:
+    told = await asked(box(store=STORE), "skill_load", {"name": "pdf-processing"})
+    assert texts(told) == [
+        "# Skill: pdf-processing (source: global)\n\n# Steps\nFill.\n",
+        "The files of this skill are in /skills/pdf-processing",
+    ]
+
+
+@pytest.mark.parametrize(("name", "source"), [("pdf-processing", "global"), ("pdf-redact", "workspace")])
+async def test_a_load_is_recorded_once_with_its_source_and_its_call(name: str, source: SkillSource) -> None:
+    told = await asked(box(store=STORE), "skill_load", {"name": name})
+    found = STORE.get(name)
+    assert found is not None
+    assert loads(told) == [SkillLoaded(name, found.version, "on_demand", found.estimated_body_tokens, source, "t0")]
+    assert told.kinds == ["ToolCalled", "SkillLoaded", "ToolCompleted"]
+
+
+async def test_a_load_leaves_what_it_gave_for_callers_in_the_process() -> None:
+    context = ToolContext(ToolEnvironment(skills=STORE), tool_use_id="t")
+    await skill_load("pdf-processing", context)
+    given: dict[str, Json] = {
+        "skill_id": "pdf-processing",
+        "skill_version": PDF.version,
+        "source": "global",
+        "load_size_tokens": PDF.estimated_body_tokens,
+    }
+    assert context.metadata == given
+    await skill_load("pdf-processing", context)
+    assert context.metadata == given | {"already_loaded": True}
+
+
+async def test_a_preloaded_skill_says_so_to_the_model() -> None:
+    before = add_activation(NO_ACTIVATIONS, SkillLoaded("code-review", "v", "always", 1, "global"))
+    one = box(store=STORE)
+    told = await asked(one, "skill_load", {"name": "code-review"}, before)
+    assert texts(told) == [
+        "# Skill: code-review (source: global)\n\n"
+        "This skill's body is already loaded in the system prompt (pre-activated\n"
+        'at session start). Re-read the system prompt section "# Skill: code-review"\n'
+        "for its operating instructions."
+    ]
+    assert told.kinds == ["ToolCalled", "ToolCompleted"]
+
+
+async def test_a_preloaded_skill_says_so_to_callers_in_the_process() -> None:
+    registry = SkillActivationRegistry(Activations(("code-review",)))
+    context = ToolContext(ToolEnvironment(skills=STORE), tool_use_id="t", skill_activations=registry)
+    await skill_load("code-review", context)
+    assert context.metadata == {
+        "skill_id": "code-review",
+        "skill_version": REVIEW.version,
+        "source": "global",
+        "load_size_tokens": REVIEW.estimated_body_tokens,
+        "already_preloaded": True,
+    }
+    assert context.take_notes() == []
+
+
+async def test_a_skill_that_was_loaded_is_pointed_at_and_costs_nothing() -> None:
+    full = Activations(loaded=tuple(LoadedSkill(name, 1, name) for name in ("a", "b", "code-review")))
+    told = await asked(box(store=STORE), "skill_load", {"name": "code-review"}, full)
+    assert texts(told) == [
+        "# Skill: code-review (source: global)\n\n"
+        "This skill's body is already loaded in the message history (activated\n"
+        "earlier in this session). Re-read the result of skill_load that starts\n"
+        'with "# Skill: code-review" for its operating instructions.'
+    ]
+    assert told.kinds == ["ToolCalled", "ToolCompleted"]
+
+
+async def test_an_unknown_skill_is_refused_with_those_that_are_near() -> None:
+    told = await asked(box(store=STORE), "skill_load", {"name": "pdf-procesing"})
+    assert texts(told) == ["no skill registered with name 'pdf-procesing'; near matches: pdf-processing"]
+    assert (told.result.is_error, told.error_class) == (True, "execution_error")
+    assert texts(await asked(box(store=STORE), "skill_load", {"name": "zzz"})) == [
+        "no skill registered with name 'zzz'"
+    ]
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("skill_search", {"query": "a"}), ("skill_load", {"name": "a"})])
+async def test_without_skills_both_tools_say_that_there_are_none(name: str, arguments: dict[str, Json]) -> None:
+    told = await asked(Toolbox(skill_tools()), name, arguments)
+    assert texts(told) == ["skills are not configured for this session"]
+    assert told.error_class == "execution_error"
+    with pytest.raises(ToolError, match="not configured"):
+        await skill_load("a", ToolContext(ToolEnvironment(), tool_use_id="t"))
+
+
+def test_the_limits_are_those_that_were_agreed_on() -> None:
+    assert MAX_EXPLICIT_ACTIVATIONS_PER_SESSION == 3
+    assert WARN_CUMULATIVE_ACTIVATION_TOKENS == 10_000
+    assert HARD_CAP_CUMULATIVE_ACTIVATION_TOKENS == 30_000
+    assert ActivationLimits() == ActivationLimits(3, 10_000, 30_000)
+
+
+async def test_the_fourth_skill_is_refused_by_name_of_the_three() -> None:
+    full = Activations(("p",), tuple(LoadedSkill(name, 1, name) for name in ("a", "b", "c")))
+    told = await asked(box(store=STORE), "skill_load", {"name": "code-review"}, full)
+    assert texts(told) == [
+        "activation budget exhausted: 3 skills already activated this session\n"
+        "(limit 3). Already loaded: [a, b, c]. To free\n"
+        "budget, summarize and discard previously loaded skill bodies in your\n"
+        "next response."
+    ]
+    assert told.kinds == ["ToolCalled", "ToolFailed"]
+    assert told.error_class == "execution_error"
+
+
+@pytest.mark.parametrize(("size", "is_refused"), [(19_999, False), (20_000, True)])
+async def test_a_load_that_would_reach_the_hard_cap_is_refused(size: int, is_refused: bool) -> None:
+    before = Activations(loaded=(LoadedSkill("a", 10_000, "a"),))
+    told = await asked(box(skill("long", tokens(size))), "skill_load", {"name": "long"}, before)
+    assert told.result.is_error is is_refused
+    if is_refused:
+        assert texts(told)[0].startswith(
+            "activation budget exhausted: 10000 tokens of skills already activated this session, and 'long' has 20000\n"
+            "(limit 30000). Already loaded: [a]. To free\n"
+        )
+        assert loads(told) == []
+
+
+async def test_a_long_body_is_never_cut() -> None:
+    body = "".join(f"{number}\n" for number in range(20_000))
+    assert len(body) > 100_000
+    (whole, _) = texts(await asked(box(skill("long", body)), "skill_load", {"name": "long"}))
+    assert whole == f"# Skill: long (source: global)\n\n{body}"
+
+
+async def test_crossing_the_soft_cap_is_one_warning_and_no_event(caplog: pytest.LogCaptureFixture) -> None:
+    one = box(skill("a", tokens(9_999)), skill("b", tokens(1)), skill("c", tokens(1)))
+    active = NO_ACTIVATIONS
+    warned = []
+    for name in "abc":
+        with caplog.at_level(logging.WARNING):
+            told = await asked(one, "skill_load", {"name": name}, active)
+        assert told.kinds == ["ToolCalled", "SkillLoaded", "ToolCompleted"]
+        active = add_activation(active, loads(told)[0])
+        warned.append([record.getMessage() for record in caplog.records])
+        caplog.clear()
+    assert warned == [
+        [],
+        ["the skills that this session has loaded add 10000 tokens to every later call (a, b)"],
+        [],
+    ]
+
+
+async def test_loads_at_once_share_one_budget() -> None:
+    one = box(*(skill(name) for name in "abcdef"))
+    told = await asked_at_once(one, [("skill_load", {"name": name}) for name in "abcdef"])
+    assert [each.result.is_error for each in told] == [False, False, False, True, True, True]
+    recorded = told[0].recorded
+    assert len(loads(told[0])) == 3
+    assert len([each for each in recorded if isinstance(each, ToolFailed)]) == 3
+
+
+async def test_the_same_skill_twice_at_once_is_loaded_once() -> None:
+    told = await asked_at_once(box(PDF), [("skill_load", {"name": "pdf-processing"})] * 2)
+    assert len(loads(told[0])) == 1
+    assert [len(texts(each)) for each in told] == [2, 1]
+
+
+async def test_other_limits_hold_where_they_are_set() -> None:
+    one = box(skill("a", tokens(4)), skill("b", tokens(4)), limits=ActivationLimits(1, 1, 5))
+    told = await asked_at_once(one, [("skill_load", {"name": "a"}), ("skill_load", {"name": "b"})])
+    assert texts(told[1])[0].startswith(
+        "activation budget exhausted: 1 skills already activated this session\n(limit 1)"
+    )
+    small = box(skill("a", tokens(5)), limits=ActivationLimits(1, 1, 5))
+    assert (await asked(small, "skill_load", {"name": "a"})).result.is_error

@@ -1,0 +1,387 @@
+"""What a forwarded session cost and would have cost: each habit with its price, other plans, the least."""
+
+import asyncio
+import http.client
+import json
+import random
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+from tests.support.played_sessions import new_session
+from tests.support.served_gateway import ServedGateway, serving_gateway
+from tests.support.served_service import serving_store
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.cli.main import command
+from holdfast.clock import ManualClock
+from holdfast.errors import UserError
+from holdfast.events.payloads.calls import RequestPrepared
+from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileRule
+from holdfast.ledger.cache.state import CacheState, fold_cache_state
+from holdfast.replay.counterfactual import Counterfactual, estimate_counterfactual
+from holdfast.service.auth.keys import make_key
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite.store import SqliteStore
+from holdfast.testing.server_thread import serve_provider
+
+GUIDE = "You read before you write, and you say what you did. " * 600
+MEMORY = VolatileRule("memory", r"<memory>[^<]*</memory>")
+NAMES = ("delete", "edit", "list", "read", "search", "write")
+TURNS = 8
+SCHEMA = {"type": "object", "properties": {}}
+
+Spell = Callable[[int, bool], tuple[str, dict[str, Any]]]
+"""The path and the body of a turn, well written or not."""
+
+
+def head(turn: int, well: bool) -> tuple[str, str, tuple[str, ...]]:
+    """The system prompt, what belongs at the end, and the tools in their order."""
+    changing = f"Today's date is 2026-11-16, 08:{turn:02}.\n<memory>{turn} things so far.</memory>"
+    if well:
+        return f"\n{GUIDE}", changing, NAMES
+    date, memory = changing.split("\n")
+    return f"{date}\n{memory}\n{GUIDE}", "", tuple(random.Random(turn).sample(NAMES, len(NAMES)))
+
+
+def said(turn: int) -> list[tuple[str, str]]:
+    found = [("user", "Question 0: " + "what does this line do? " * 40)]
+    for place in range(1, turn + 1):
+        found += [("assistant", f"Answer {place}: " + "it adds. " * 60), ("user", f"Question {place}? " * 30)]
+    return found
+
+
+def chat(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
+    system, last, names = head(turn, well)
+    tools = [
+        {"type": "function", "function": {"name": name, "description": f"{name}. " * 30, "parameters": SCHEMA}}
+        for name in names
+    ]
+    messages = [{"role": role, "content": text} for role, text in said(turn)]
+    body: dict[str, Any] = {
+        "model": MODELS["chat"],
+        "tools": tools,
+        "messages": [{"role": "system", "content": system}, *messages],
+    }
+    if well:
+        body["prompt_cache_key"] = "mine"
+        body["messages"].append({"role": "system", "content": last})
+    return "/openai/v1/chat/completions", body
+
+
+def openrouter(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
+    """As OpenAI's, with the marks of Anthropic; what changes stands behind the last of them."""
+    _, body = chat(turn, False)
+    system, last, _ = head(turn, well)
+    body["model"] = MODELS["openrouter"]
+    if well:
+        mark = {"cache_control": {"type": "ephemeral"}}
+        body["tools"] = sorted(body["tools"], key=lambda tool: str(tool["function"]["name"]))
+        body["messages"][0] = {"role": "system", "content": [{"type": "text", "text": system, **mark}]}
+        newest = {"type": "text", "text": body["messages"][-1]["content"], **mark}
+        body["messages"][-1]["content"] = [newest, {"type": "text", "text": last}]
+    return "/openrouter/v1/chat/completions", body
+
+
+def responses(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
+    system, last, names = head(turn, well)
+    tools = [
+        {"type": "function", "name": name, "description": f"{name}. " * 30, "parameters": SCHEMA} for name in names
+    ]
+    items = [{"role": role, "content": text} for role, text in said(turn)]
+    body: dict[str, Any] = {
+        "model": MODELS["responses"],
+        "tools": tools,
+        "instructions": system,
+        "input": items,
+        "store": False,
+    }
+    if well:
+        body["prompt_cache_key"] = "mine"
+        items.append({"role": "developer", "content": last})
+    return "/openai/v1/responses", body
+
+
+def gemini(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
+    system, last, names = head(turn, well)
+    declared = [{"name": name, "description": f"{name}. " * 30, "parameters": SCHEMA} for name in names]
+    roles = {"user": "user", "assistant": "model"}
+    contents = [{"role": roles[role], "parts": [{"text": text}]} for role, text in said(turn)]
+    if well:
+        contents.append({"role": "user", "parts": [{"text": last}]})
+    body = {
+        "systemInstruction": {"parts": [{"text": system}]},
+        "tools": [{"functionDeclarations": declared}],
+        "contents": contents,
+    }
+    return f"/gemini/v1beta/models/{MODELS['gemini']}:generateContent", body
+
+
+def anthropic(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
+    system, last, names = head(turn, well)
+    tools = [{"name": name, "description": f"{name}. " * 30, "input_schema": SCHEMA} for name in names]
+    messages: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in said(turn)]
+    body: dict[str, Any] = {"model": MODELS["anthropic"], "max_tokens": 50, "tools": tools, "messages": messages}
+    if not well:
+        return "/anthropic/v1/messages", {**body, "system": system}
+    mark = {"cache_control": {"type": "ephemeral"}}
+    messages[-1]["content"] = [
+        {"type": "text", "text": messages[-1]["content"], **mark},
+        {"type": "text", "text": last},
+    ]
+    return "/anthropic/v1/messages", {**body, "system": [{"type": "text", "text": system, **mark}]}
+
+
+def at_the_top(spell: Spell) -> Spell:
+    """The same, where badly written, with the mark that the provider places itself."""
+
+    def spelled(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
+        path, body = spell(turn, well)
+        return path, body if well else {**body, "cache_control": {"type": "ephemeral"}}
+
+    return spelled
+
+
+MODELS = {
+    "anthropic": "claude-sonnet-5-5",
+    "chat": "gpt-6.1-sol",
+    "openrouter": "anthropic/claude-sonnet-5.5",
+    "responses": "gpt-6.1-sol",
+    "gemini": "gemini-3.8-flash",
+}
+SPELLS: dict[str, Spell] = {
+    "anthropic": anthropic,
+    "chat": chat,
+    "responses": responses,
+    "gemini": gemini,
+    "openrouter": openrouter,
+    "anthropic, marked at the top": at_the_top(anthropic),
+    "openrouter, marked at the top": at_the_top(openrouter),
+}
+
+
+def ask(
+    gateway: ServedGateway,
+    path: str,
+    body: dict[str, Any],
+    headers: dict[str, str] | None = None,
+    *,
+    status: int = 200,
+) -> None:
+    connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=20)
+    keys = {"x-api-key": "any", "authorization": "Bearer any", "x-goog-api-key": "any"}
+    connection.request("POST", path, json.dumps(body), {**keys, **(headers or {})})
+    reply = connection.getresponse()
+    assert reply.status == status, reply.read()
+    reply.read()
+    connection.close()
+    gateway.recorded()
+
+
+def played(
+    spell: Spell, *, well: bool = False, improve: bool = False, store: MemoryStore | None = None
+) -> Counterfactual:
+    clock, kept = ManualClock(1_790_000_000), store or MemoryStore()
+    provider = SimulatedProvider(clock=clock)
+    with (
+        serve_provider(provider) as url,
+        serving_gateway(url, store=kept, improve=improve, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,
+    ):
+        for turn in range(TURNS):
+            ask(gateway, *spell(turn, well))
+            clock.advance(20)
+        (session,) = gateway.recorded()
+    found = estimate_counterfactual(kept.read(session), shipped_models())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", SPELLS)
+def test_bad_habits_mended_cost_what_the_same_costs_written_well(name: str) -> None:
+    improved = played(SPELLS[name], improve=True)
+    written_well = played(SPELLS[name], well=True)
+    as_it_is = played(SPELLS[name])
+    assert improved.cost_usd <= 1.1 * written_well.cost_usd
+    assert as_it_is.cost_usd > 1.3 * improved.cost_usd
+    assert {"volatile date", "volatile memory", "tools out of order"} <= {row.habit for row in improved.habits}
+    # What observing says that improving would cost is what improving then costs.
+    assert as_it_is.improved_usd == pytest.approx(improved.as_sent_usd, rel=0.1)
+
+
+def test_the_mark_that_a_provider_places_itself_is_seen_and_priced() -> None:
+    store = MemoryStore()
+    found = played(at_the_top(anthropic), store=store)
+    without = played(anthropic)
+    assert found.as_sent_usd == pytest.approx(1.25 * without.as_sent_usd, rel=0.02)
+    assert found.as_sent_usd < found.cost_usd
+    (row,) = store.sessions()
+    plans = [event.payload.plan for event in store.read(row.id) if isinstance(event.payload, RequestPrepared)]
+    assert [[mark.ttl for mark in plan.marks] for plan in plans] == [["5m"]] * TURNS
+    state = fold_cache_state(CacheState(row.id), store.read(row.id), shipped_models())
+    assert state.ttl == "5m"
+
+
+def refused_between(store: SqliteStore, *, refused: bool) -> str:
+    """Three turns of bad habits, of which each but the last is refused once and asked again if so wanted."""
+    clock = ManualClock(1_790_000_000)
+    lines = ['{"fault": "429"}', '{"content": "Yes."}'] if refused else ['{"content": "Yes."}']
+    with (
+        serve_provider(SimulatedProvider(clock=clock, script="\n".join(lines * 2 + ['{"content": "Yes."}']))) as url,
+        serving_gateway(url, store=store, clock=clock) as gateway,  # type: ignore[arg-type]
+    ):
+        for turn in range(3):
+            for status in (429, 200) if refused and turn < 2 else (200,):
+                ask(gateway, *anthropic(turn, False), status=status)
+                clock.advance(2)
+        (session,) = gateway.recorded()
+    return session
+
+
+def test_what_came_to_nothing_costs_nothing_and_saves_nothing(tmp_path: Path) -> None:
+    found: list[Counterfactual | None] = []
+    paths = [str(tmp_path / "refused.db"), str(tmp_path / "answered.db")]
+    for path in paths:
+        with SqliteStore(path) as store:
+            session = refused_between(store, refused=path == paths[0])
+            found.append(estimate_counterfactual(store.read(session), shipped_models()))
+    with_refused, without = found
+    assert with_refused is not None
+    assert without is not None
+    assert with_refused.calls == without.calls == 3
+    for name in ("cost_usd", "as_sent_usd", "improved_usd", "optimum_usd", "improved_optimum_usd"):
+        assert getattr(with_refused, name) == pytest.approx(getattr(without, name), rel=0.02), name
+    assert [row.calls for row in with_refused.habits] == [row.calls for row in without.habits]
+    assert [row.usd for row in with_refused.policies] == pytest.approx([row.usd for row in without.policies], rel=0.02)
+    (row,) = json.loads(run("gateway", "spend", "--db", paths[0], "--json"))
+    assert (row["calls"], row["failed"]) == (3, 2)
+    shown = run("sessions", "show", session_in(paths[0]), "--db", paths[0])
+    assert "2 more calls failed: 2 rate_limit" in shown
+    assert "can be fixed in 3 calls: breakpoints missing" in shown
+
+
+def test_the_report_names_long_sessions_that_use_no_cache(tmp_path: Path, stored: tuple[str, str]) -> None:
+    path = str(tmp_path / "bare.db")
+    with SqliteStore(path) as store:
+        refused_between(store, refused=False)
+    assert "1 long session used no cache at all, for $0.0" in run("report", "--db", path)
+    assert "used no cache" not in run("report", "--db", stored[0])
+
+
+def session_in(path: str) -> str:
+    with SqliteStore(path) as store:
+        (row,) = store.sessions()
+    return row.id
+
+
+def test_each_habit_is_named_with_its_price() -> None:
+    found = played(anthropic)
+    prices = {row.habit: row.usd for row in found.habits}
+    assert prices.keys() == {"volatile date", "volatile memory", "tools out of order", "breakpoints missing"}
+    assert all(0 < price <= found.as_sent_usd * 1.3 for price in prices.values())
+    assert found.as_sent_usd > 2 * found.improved_usd
+
+
+def test_the_least_is_below_every_plan_and_the_plans_are_those_of_others() -> None:
+    found = played(anthropic, well=True)
+    assert {"litellm", "langchain", "goose", "claude-code-5m", "none", "holdfast"} <= {
+        row.policy for row in found.policies
+    }
+    assert found.optimum_usd is not None
+    assert all(found.optimum_usd <= row.usd for row in found.policies)
+    assert found.optimum_usd <= found.as_sent_usd
+    none = next(row.usd for row in found.policies if row.policy == "none")
+    assert none > 2 * found.as_sent_usd
+
+
+def test_a_session_of_ones_own_has_no_counterfactual() -> None:
+    assert estimate_counterfactual((), shipped_models()) is None
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[str, str]:
+    """A store with a session of bad habits that was improved, and the session's id."""
+    path, clock = str(tmp_path / "s.db"), ManualClock(1_790_000_000)
+    store = SqliteStore(path)
+    made = make_key("gateway", at=0.0, random_bytes=lambda size: b"1" * size, name="team-a")
+    with (
+        serve_provider(SimulatedProvider(clock=clock)) as url,
+        serving_gateway(url, store=store, improve=True, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,  # type: ignore[arg-type]
+    ):
+        store.records.add_key(made.row)
+        for turn in range(3):
+            ask(gateway, *anthropic(turn, False), {"x-holdfast-key": made.key})
+            clock.advance(40_000)
+        (session,) = gateway.recorded()
+    store.close()
+    return path, session
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(command, words, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_costs_changes_and_spending_are_shown(stored: tuple[str, str]) -> None:
+    path, session = stored
+    costs = run("gateway", "costs", session, "--db", path)
+    assert "paid: $" in costs
+    assert "policy litellm" in costs
+    assert json.loads(run("gateway", "costs", session, "--db", path, "--json"))["calls"] == 3
+    changes = run("gateway", "changes", session, "--db", path)
+    assert "call 2: fixed: volatile date (system)" in changes
+    assert "xxxxx'x xxxx xx 0000-00-00" in changes
+    assert "Today" not in changes
+    days = json.loads(run("gateway", "spend", "--db", path, "--json"))
+    assert sum(row["calls"] for row in days) == 3
+    assert len({row["day"] for row in days}) == 2
+    assert {row["label"] for row in days} == {"team-a"}
+    assert all(row["key_id"] and row["cost_usd"] > 0 for row in days)
+    assert "team-a" in run("gateway", "spend", "--db", path, "--since", "2026-01-01")
+
+
+def test_costs_and_changes_are_told_over_http(stored: tuple[str, str]) -> None:
+    path, session = stored
+    with closing(SqliteStore(path)) as store, serving_store(store) as client:
+        key, below = client.key("read"), f"/api/sessions/{session}/gateway"
+        costs = client.get(f"{below}/costs", key=key)
+        assert costs == json.loads(run("gateway", "costs", session, "--db", path, "--json"))
+        told = client.get(f"{below}/changes", key=key)
+        assert [call["number"] for call in told["calls"]] == [1, 2, 3]
+        assert {change["habit"] for change in told["calls"][1]["changes"]} >= {"volatile date", "tools out of order"}
+        assert all(call["improved"] for call in told["calls"])
+        assert not told["more"]
+        page = client.get(f"{below}/changes?after=1&limit=1", key=key)
+        assert (page["calls"], page["more"]) == (told["calls"][1:2], True)
+        for route in ("costs", "changes"):
+            assert client.ask("GET", f"/api/sessions/nobody/gateway/{route}", key=key).code == "session_not_found"
+
+
+def test_a_session_of_ones_own_has_no_costs_of_a_gateway_over_http() -> None:
+    store = MemoryStore()
+
+    async def say() -> None:
+        async with new_session(SimulatedProvider(clock=ManualClock()), store=store) as session:
+            await session.send("Hello.")
+
+    asyncio.run(say())
+    with serving_store(store) as client:
+        (session,) = (row.id for row in store.sessions())
+        assert client.ask("GET", f"/api/sessions/{session}/gateway/costs").code == "costs_not_found"
+        assert client.get(f"/api/sessions/{session}/gateway/changes")["calls"] == []
+
+
+def test_a_request_in_a_file_is_tried_out(tmp_path: Path) -> None:
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(anthropic(1, False)[1]))
+    shown = run("gateway", "try", str(file), "--volatile", "memory=<memory>[^<]*</memory>")
+    assert "tools out of order (tools)" in shown
+    assert "-system: Today's date is 2026-11-16, 08:01." in shown.splitlines()
+    file.write_text("{")
+    result = CliRunner().invoke(command, ("gateway", "try", str(file)))
+    assert isinstance(result.exception, UserError)

@@ -1,0 +1,143 @@
+"""The queue between calls and their record."""
+
+import io
+import threading
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.cli.serve.recorder_process import RECORDER_MODULE, run_at_once
+from holdfast.clock import new_ulid
+from holdfast.events.payloads.calls import GatewayForwarded
+from holdfast.gateway.exchange import Exchange, GatewayCaller
+from holdfast.gateway.recording.recorder import BUSY_QUEUE_LENGTH, GatewayRecorder
+from holdfast.gateway.recording.worker_process import (
+    EndMessage,
+    MessageReceiver,
+    PingMessage,
+    RecorderProcess,
+    RecorderSetup,
+    RecordQueue,
+    RequestMessage,
+    read_frames,
+    write_frame,
+)
+from holdfast.gateway.rewrite.rewriter import GatewayPing
+from holdfast.gateway.routes import Target
+from holdfast.stores.memory import MemoryStore
+
+UNMARKED = msgspec.json.encode(
+    {
+        "model": "claude-sonnet-5-5",
+        "max_tokens": 9,
+        "system": "You read before you write. " * 900,
+        "messages": [{"role": "user", "content": "What does this do?"}],
+    }
+)
+
+
+def test_who_records_runs_nothing_of_the_folder_that_the_gateway_was_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "msgspec.py").write_text("open('was_run', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    RecorderProcess(
+        (RECORDER_MODULE,), RecorderSetup("memory:", simulated=True), spent=lambda key_id, at, dollars: None
+    ).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["msgspec.py"]
+
+
+def test_what_does_not_fit_is_dropped_and_counted_and_nobody_waits() -> None:
+    """The one who works on notes is stuck; those who bring them are not."""
+    stuck, go_on = threading.Event(), threading.Event()
+    worked: list[int] = []
+
+    def work(note: int) -> None:
+        stuck.set()
+        go_on.wait(10)
+        worked.append(note)
+
+    notes = RecordQueue(work, notes_max=3, bytes_max=100)
+    assert notes.put(0, 1)
+    assert stuck.wait(10)
+    assert [notes.put(number, 1) for number in (1, 2, 3, 4)] == [True, True, True, False]
+    assert notes.dropped == 1
+    go_on.set()
+    assert notes.wait_until_empty(10)
+    assert worked == [0, 1, 2, 3]
+    assert not notes.put(5, 101)
+    assert notes.put(6, 100)
+    notes.close()
+    assert worked == [0, 1, 2, 3, 6]
+    assert not notes.put(7, 1)
+
+
+def test_a_queue_that_was_never_used_closes() -> None:
+    notes: RecordQueue[int] = RecordQueue(lambda note: None)
+    assert notes.wait_until_empty(1)
+    notes.close()
+    assert notes.dropped == 0
+
+
+def test_where_the_process_that_records_is_gone_calls_go_on_and_are_counted() -> None:
+    relay = RecorderProcess(
+        ("holdfast.errors",), RecorderSetup(None, simulated=True), spent=lambda key_id, at, dollars: None
+    )
+    relay._process.wait()
+    for _ in range(3):
+        exchange = Exchange(Target("anthropic", "/v1/messages", "anthropic"), [], GatewayCaller("account"), 1.0)
+        exchange.asked(b"{}")
+        relay.asked(exchange)
+        relay.ended(exchange)
+    relay.close()
+    assert relay.dropped >= 6
+
+
+def test_another_process_is_told_all_that_is_recorded() -> None:
+    told: list[tuple[str, bytes | None, int, str]] = []
+    heard = MessageReceiver(
+        lambda one: told.append(("asked", one.request_body, one.status, one.end)),
+        lambda one: told.append(("ended", one.reply_body, one.status, one.end)),
+        lambda one, letter, answer, at: told.append(("pinged", answer, int(at), letter.ttl)),
+    )
+    target, caller = Target("anthropic", "/v1/messages", "anthropic"), GatewayCaller("account", "key", "name")
+    letter = GatewayPing(b"", "tail", "1h", 3600.0, Decimal("0.1"), 3, 7)
+    sent = (
+        RecorderSetup("s.db", simulated=False),
+        RequestMessage(1, target, [(b"a", b"b")], caller, 5.0, b"body", b"before", ()),
+        EndMessage(1, 6.0, 200, [], "whole", b"reply"),
+        PingMessage(1, letter, b"answer", 9.0),
+        EndMessage(2, 6.0, 200, [], "whole", b"of nobody"),
+    )
+    pipe = io.BytesIO()
+    for one in sent:
+        write_frame(pipe, msgspec.msgpack.encode(one))
+    pipe.write(b"\0\0\0\x09cut")
+    pipe.seek(0)
+    for received in read_frames(pipe):
+        heard.hear(received)
+    assert told == [
+        ("asked", b"body", 0, "cancelled"),
+        ("ended", b"reply", 200, "whole"),
+        ("pinged", b"answer", 9, "1h"),
+    ]
+
+
+def _observed_behind(waiting: int) -> GatewayForwarded:
+    store = MemoryStore()
+    observer = GatewayRecorder(store, models=shipped_models(), new_id=new_ulid, notes=run_at_once)
+    heard = MessageReceiver(observer.asked, observer.ended, observer.pinged)
+    target = Target("anthropic", "/v1/messages", "anthropic")
+    heard.hear(RequestMessage(1, target, [], GatewayCaller("account"), 5.0, UNMARKED, None, (), waiting))
+    (session,) = store.sessions()
+    (found,) = (event.payload for event in store.read(session.id) if isinstance(event.payload, GatewayForwarded))
+    return found
+
+
+def test_a_record_that_is_far_behind_looks_for_no_habits() -> None:
+    """Also where the queue is in the process that forwards, and the record is made in another."""
+    assert [change.habit for change in _observed_behind(BUSY_QUEUE_LENGTH).changes] == ["breakpoints missing"]
+    assert _observed_behind(BUSY_QUEUE_LENGTH + 1).changes == ()

@@ -1,0 +1,273 @@
+"""What the gateway mends where it is asked to, what it leaves alone, and what that is worth."""
+
+import http.client
+import json
+import random
+from collections.abc import Mapping
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.support.served_gateway import ServedGateway, serving_gateway
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.clock import ManualClock
+from holdfast.errors import UserError
+from holdfast.events.payloads.calls import GatewayForwarded
+from holdfast.gateway.auth import is_subscription
+from holdfast.gateway.key_limits import KeyLimits
+from holdfast.gateway.rewrite.rewriter import RequestRewriter, analyze_request
+from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
+from holdfast.ledger.calls import iter_calls
+from holdfast.service.auth.keys import make_key
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.testing.server_thread import serve_provider
+
+GUIDE = "You read before you write, and you say what you did. " * 400
+MEMORY = VolatileRule("memory", r"<memory>[^<]*</memory>")
+TOOLS = [
+    {"name": name, "description": f"{name} a file. " * 30, "input_schema": {"type": "object", "properties": {}}}
+    for name in ("delete", "edit", "list", "read", "search", "write")
+]
+MARK = {"cache_control": {"type": "ephemeral"}}
+TURNS = 8
+
+
+def volatile_text(turn: int) -> tuple[str, str]:
+    return f"Today's date is 2026-11-16, 08:{turn:02}.", f"<memory>The user asked {turn} things so far.</memory>"
+
+
+def history(turn: int) -> list[dict[str, Any]]:
+    said: list[dict[str, Any]] = []
+    for place in range(turn):
+        said.append({"role": "user", "content": f"Question {place}: " + "what does this line do? " * 40})
+        said.append({"role": "assistant", "content": f"Answer {place}: " + "it adds two numbers. " * 40})
+    return [*said, {"role": "user", "content": f"Question {turn}: " + "what does this line do? " * 40}]
+
+
+def badly(turn: int) -> dict[str, Any]:
+    """The date and the memory in the system prompt, the tools in another order each time, no mark anywhere."""
+    date, memory = volatile_text(turn)
+    tools = random.Random(turn).sample(TOOLS, len(TOOLS))
+    system = f"{date}\n{GUIDE}\n{memory}\nBe brief."
+    return {"model": "claude-sonnet-5-5", "max_tokens": 50, "system": system, "tools": tools, "messages": history(turn)}
+
+
+def well(turn: int) -> dict[str, Any]:
+    """The same, with what changes at the end, and marks in front of it."""
+    *before, last = history(turn)
+    content = [
+        {"type": "text", "text": last["content"], **MARK},
+        {"type": "text", "text": "\n".join(volatile_text(turn))},
+    ]
+    system = [{"type": "text", "text": f"{GUIDE}\n\nBe brief.", **MARK}]
+    messages = [*before, {"role": "user", "content": content}]
+    return {"model": "claude-sonnet-5-5", "max_tokens": 50, "system": system, "tools": TOOLS, "messages": messages}
+
+
+def ask(gateway: ServedGateway, body: Mapping[str, Any] | bytes, headers: Mapping[str, str] | None = None) -> int:
+    connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=10)
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request("POST", "/anthropic/v1/messages", raw, {"x-api-key": "any", **(headers or {})})
+    reply = connection.getresponse()
+    reply.read()
+    connection.close()
+    return reply.status
+
+
+def cost_of(gateway: ServedGateway) -> Decimal:
+    (session,) = gateway.recorded()
+    records = list(iter_calls(gateway.store.read(session)))
+    assert len(records) == TURNS
+    return sum((record.cost_usd for record in records), Decimal(0))
+
+
+def played(spell: Any, *, improve: bool) -> tuple[Decimal, ServedGateway, SimulatedProvider]:
+    clock = ManualClock()
+    provider = SimulatedProvider(clock=clock, script='{"content": "Yes."}')
+    with (
+        serve_provider(provider) as url,
+        serving_gateway(url, improve=improve, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,
+    ):
+        for turn in range(TURNS):
+            assert ask(gateway, spell(turn)) == 200
+            clock.advance(20)
+        return cost_of(gateway), gateway, provider
+
+
+def forwarded(gateway: ServedGateway) -> list[GatewayForwarded]:
+    (session,) = gateway.recorded()
+    payloads = (event.payload for event in gateway.store.read(session))
+    return [payload for payload in payloads if isinstance(payload, GatewayForwarded)]
+
+
+def test_a_session_of_bad_habits_costs_what_the_same_written_well_costs() -> None:
+    improved, _, _ = played(badly, improve=True)
+    written_well, _, _ = played(well, improve=False)
+    as_it_is, _, _ = played(badly, improve=False)
+    assert improved <= written_well * Decimal("1.1")
+    assert as_it_is > 2 * improved
+
+
+def test_what_was_changed_is_recorded_and_what_could_be_is_named() -> None:
+    habits = ["volatile date", "volatile memory", "tools out of order", "breakpoints missing"]
+    _, improving, _ = played(badly, improve=True)
+    _, observing, _ = played(badly, improve=False)
+    assert [change.habit for change in forwarded(improving)[0].changes] == habits
+    assert all(one.improved and all(change.done for change in one.changes) for one in forwarded(improving))
+    assert [change.habit for change in forwarded(observing)[0].changes] == habits
+    assert not any(one.improved or any(change.done for change in one.changes) for one in forwarded(observing))
+
+
+def without_marks(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: without_marks(one) for name, one in value.items() if name != "cache_control"}
+    return [without_marks(one) for one in value] if isinstance(value, list) else value
+
+
+def test_what_was_sent_once_is_sent_again_to_the_byte_also_after_a_restart() -> None:
+    provider = SimulatedProvider(script='{"content": "Yes."}')
+    with serve_provider(provider) as url:
+        for turn in range(4):
+            with serving_gateway(url, improve=True, rules=(DATE_RULE, MEMORY)) as gateway:
+                ask(gateway, badly(turn))
+    sent = [json.loads(request.body) for request in provider.requests]
+    for before, after in pairwise(sent):
+        for part in ("tools", "system"):
+            assert json.dumps(after[part]) == json.dumps(before[part])
+        stable = without_marks(before["messages"])
+        assert len(stable[-1]["content"]) == 2
+        del stable[-1]["content"][-1]
+        assert json.dumps(without_marks(after["messages"])[: len(stable)]) == json.dumps(stable)
+
+
+def test_the_callers_marks_stay_and_count() -> None:
+    improver = RequestRewriter(shipped_models())
+    body = well(2)
+    sent = improver.improved("anthropic", json.dumps(body).encode()).body
+    assert sent is not None
+    assert 2 < sent.count(b"cache_control") <= 4
+    assert json.loads(sent)["system"] == body["system"]
+    assert json.loads(sent)["messages"][-1]["content"][0] == body["messages"][-1]["content"][0]
+
+
+def test_lifetimes_are_put_in_order() -> None:
+    body = well(1)
+    body["messages"][-1]["content"][0]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
+    sent = RequestRewriter(shipped_models()).improved("anthropic", json.dumps(body).encode())
+    assert sent.body is not None
+    assert json.loads(sent.body)["system"][0]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
+    assert "TTLs out of order" in [change.habit for change in sent.changes]
+    with (
+        serve_provider(SimulatedProvider()) as url,
+        serving_gateway(url) as plain,
+        serving_gateway(url, improve=True) as mending,
+    ):
+        assert ask(plain, body) == 400
+        assert ask(mending, body) == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer sk-ant-oat01-abc"},
+        {"authorization": "Bearer eyJhbGciOi.x.y"},
+        {"anthropic-beta": "oauth-2025-04-20,other"},
+    ],
+)
+def test_what_a_subscription_pays_for_is_never_touched(headers: dict[str, str]) -> None:
+    provider = SimulatedProvider()
+    raw = json.dumps(badly(1), indent=1).encode()
+    with serve_provider(provider) as url, serving_gateway(url, improve=True) as gateway:
+        ask(gateway, raw, headers)
+    assert [request.body for request in provider.requests] == [raw]
+    assert is_subscription([(name.encode(), value.encode()) for name, value in headers.items()])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"[]",
+        b'{"model": "nobody-knows", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi."}]}',
+        json.dumps({**badly(1), "messages": []}).encode(),
+        b" " * 10,
+    ],
+)
+def test_what_cannot_be_mended_safely_goes_as_it_came(body: bytes) -> None:
+    provider = SimulatedProvider()
+    with serve_provider(provider) as url, serving_gateway(url, improve=True) as gateway:
+        ask(gateway, body)
+    assert [request.body for request in provider.requests] == [body]
+
+
+def test_a_conversation_that_ends_with_the_model_keeps_its_system_prompt() -> None:
+    body = badly(1)
+    body["messages"].append({"role": "assistant", "content": "It"})
+    sent = RequestRewriter(shipped_models()).improved("anthropic", json.dumps(body).encode())
+    assert sent.body is not None
+    assert "2026-11-16" in json.dumps(json.loads(sent.body)["system"])
+
+
+def test_unless_asked_for_nothing_is_changed_and_a_key_can_ask_for_it() -> None:
+    provider = SimulatedProvider()
+    with serve_provider(provider) as url, serving_gateway(url, grants={"*": KeyLimits(improve=True)}) as gateway:
+        raw = json.dumps(badly(1)).encode()
+        ask(gateway, raw)
+        made = make_key("gateway", at=0.0, random_bytes=lambda size: b"1" * size)
+        gateway.service.records.add_key(made.row)
+        ask(gateway, raw, {"x-holdfast-key": made.key})
+    first, second = (request.body for request in provider.requests)
+    assert first == raw
+    assert second != raw
+
+
+@pytest.mark.parametrize("path", ["chat", "responses"])
+def test_openais_requests_get_the_key_of_a_cache(path: str) -> None:
+    improver = RequestRewriter(shipped_models())
+    name, part = ("messages", "openai-chat") if path == "chat" else ("input", "openai")
+    turns = [
+        [{"role": "user", "content": "one"}],
+        [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}],
+    ]
+    sent = [improver.improved(part, json.dumps({"model": "gpt-6.1-sol", name: said}).encode()).body for said in turns]
+    keys = [json.loads(body or b"{}")["prompt_cache_key"] for body in sent]
+    assert keys[0] == keys[1]
+    own = improver.improved(
+        part, json.dumps({"model": "gpt-6.1-sol", name: turns[0], "prompt_cache_key": "k"}).encode()
+    )
+    assert own.body is None
+
+
+def test_rules_that_could_take_for_ever_are_refused() -> None:
+    for pattern in ("(a+)+", "(", "a" * 1_000):
+        with pytest.raises(UserError, match="rule"):
+            VolatileExtractor((VolatileRule("mine", pattern),))
+
+
+def test_only_what_a_rule_names_is_taken_out() -> None:
+    today, time, other = "Today's date is 2026-11-16.", "Current time: 2026-11-16 08:00", "The release of 2026-01-01."
+    text = "\n".join(("Be kind.", today, other, time, "End."))
+    rest, taken = VolatileExtractor().taken_out(text)
+    assert rest == "\n".join(("Be kind.", other, "End."))
+    assert [found for _, found in taken] == [today, time]
+
+
+@pytest.mark.parametrize("moved", ["", "Today's date is 2026-11-16.\n"])
+def test_a_mark_at_the_top_is_kept_alive_up_to_the_end_of_what_is_said_again(moved: str) -> None:
+    body = {
+        "model": "claude-sonnet-5-5",
+        "max_tokens": 50,
+        "system": moved + GUIDE,
+        "messages": [{"role": "user", "content": "One. " * 400}],
+        "cache_control": {"type": "ephemeral"},
+    }
+    improver = RequestRewriter(shipped_models(), VolatileExtractor((DATE_RULE,)))
+    found = analyze_request(
+        improver, "anthropic", json.dumps(body).encode(), path="/v1/messages", account="a", at=1.79e9
+    )
+    assert bool(moved) == (b"2026-11-16" in (found.improved.body or b"")[-200:])
+    assert found.letter is not None
+    assert found.letter.piece == 1

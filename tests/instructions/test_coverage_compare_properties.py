@@ -1,0 +1,111 @@
+"""Whatever two versions of a manifest have measured: every unit is told once, and the way back is the way there."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.instructions.coverage.compare import (
+    CoverageChange,
+    CoverageDiff,
+    MeasuredUnit,
+    UnitChange,
+    compare_coverage,
+)
+from holdfast.instructions.models import FailedProbe, UnitCoverage
+
+QUERIES = tuple(f"query {number}" for number in range(6))
+NAMES = ("a", "b", "c", "d")
+BACK: dict[CoverageChange, CoverageChange] = {
+    "worse": "better",
+    "better": "worse",
+    "new": "gone",
+    "gone": "new",
+    "same": "same",
+    "unknown": "unknown",
+}
+
+
+def unit(name: str, asked: tuple[str, ...], failed: tuple[str, ...], taken_by: str | None = "other") -> MeasuredUnit:
+    share = 1 - len(failed) / len(asked) if asked else None
+    failures = tuple(FailedProbe(query, taken_by) for query in failed)
+    return MeasuredUnit(UnitCoverage(unit=name, coverage_pct=share, passed=True, failures=failures), asked)
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> tuple[MeasuredUnit, ...]:
+    names = draw(st.lists(st.sampled_from(NAMES), unique=True))
+    units = []
+    for name in names:
+        asked = tuple(draw(st.lists(st.sampled_from(QUERIES), unique=True)))
+        units.append(unit(name, asked, tuple(query for query in asked if draw(st.booleans()))))
+    return tuple(units)
+
+
+@given(manifests(), manifests())
+def test_every_unit_of_either_is_told_once(earlier: tuple[MeasuredUnit, ...], later: tuple[MeasuredUnit, ...]) -> None:
+    before, after = ([one.coverage.unit for one in some] for some in (earlier, later))
+    gone = [name for name in before if name not in after]
+    assert [one.unit for one in compare_coverage(earlier, later)] == after + gone
+
+
+@given(manifests(), manifests())
+def test_the_way_back_is_the_way_there(earlier: tuple[MeasuredUnit, ...], later: tuple[MeasuredUnit, ...]) -> None:
+    back = {one.unit: one for one in compare_coverage(later, earlier)}
+    for there in compare_coverage(earlier, later):
+        other = back[there.unit]
+        assert other.verdict == BACK[there.verdict]
+        assert (other.before, other.after) == (there.after, there.before)
+        assert set(other.found) == {one.query for one in there.lost}
+        assert {one.query for one in other.lost} == set(there.found)
+
+
+@given(manifests())
+def test_what_is_compared_with_itself_is_the_same(units: tuple[MeasuredUnit, ...]) -> None:
+    for one in compare_coverage(units, units):
+        assert (one.verdict, one.found, one.lost, one.failing) == ("same", (), (), ())
+
+
+@given(manifests(), manifests())
+def test_every_failure_of_the_later_one_was_one_before_or_is_told(
+    earlier: tuple[MeasuredUnit, ...], later: tuple[MeasuredUnit, ...]
+) -> None:
+    failed_before = {one.coverage.unit: set(one.failures) for one in earlier}
+    failures = {one.coverage.unit: set(one.failures) for one in later}
+    for change in compare_coverage(earlier, later):
+        told = {one.query for one in (*change.lost, *change.failing)}
+        still = failures.get(change.unit, set()) & failed_before.get(change.unit, set())
+        assert told.isdisjoint(still)
+        assert told | still == failures.get(change.unit, set())
+
+
+def test_queries_that_changed_sides_are_told_apart_from_new_ones() -> None:
+    earlier = unit("a", QUERIES[:4], QUERIES[:1])
+    later = unit("a", QUERIES[1:5], (QUERIES[1], QUERIES[4]), taken_by="b")
+    (change,) = compare_coverage([earlier], [later])
+    assert change == UnitChange(
+        unit="a",
+        verdict="worse",
+        before=0.75,
+        after=0.5,
+        lost=(FailedProbe(QUERIES[1], "b"),),
+        failing=(FailedProbe(QUERIES[4], "b"),),
+    )
+    assert (
+        compare_coverage([unit("a", QUERIES, QUERIES[:2])], [unit("a", QUERIES, QUERIES[1:2])])[0].found == QUERIES[:1]
+    )
+
+
+def test_a_unit_without_queries_is_neither_better_nor_worse() -> None:
+    some, none = unit("a", QUERIES, ()), unit("a", (), ())
+    assert [
+        compare_coverage([one], [other])[0].verdict for one, other in ((some, none), (none, some), (none, none))
+    ] == [
+        "unknown",
+        "unknown",
+        "same",
+    ]
+
+
+def test_only_what_is_worse_does_not_pass() -> None:
+    for verdict in BACK:
+        diff = CoverageDiff("v1", "v2", "none", (UnitChange(unit="a", verdict=verdict),))
+        assert diff.passed == (verdict != "worse")

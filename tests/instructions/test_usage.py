@@ -1,0 +1,286 @@
+"""`holdfast instructions usage` with a trace: what is printed, what is kept, and what cannot be read."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from tests.support.instruction_examples import Shop
+from tests.support.log_examples import event
+
+from holdfast.errors import UserError
+from holdfast.events.payloads.session import MessageAppended, TurnCompleted
+from holdfast.events.payloads.union import AnyPayload
+from holdfast.instructions.usage.trace import (
+    TRACE_BYTES_MAX,
+    TRACE_STEPS_MAX,
+    AgentTextStep,
+    ObservationStep,
+    ToolCallStep,
+    Trace,
+    TraceStep,
+    extract_steps,
+    find_audit_tokens,
+    trace_after_token,
+    trace_from_token,
+    truncate_trace,
+)
+from holdfast.runtime.instructions.session_tools import StepCollector, TurnTraceSubmitter
+from holdfast.stores.sqlite.store import SqliteStore
+from holdfast.types.blocks import Text as TextBlock
+from holdfast.types.blocks import ToolResult, ToolUse, make_assistant_message, make_user_message
+from holdfast.types.usage import Usage
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    shop = Shop(tmp_path)
+    with shop.library:
+        shop.write()
+        shop.library.publish(shop.folder)
+        yield shop
+
+
+def recall(shop: Shop, intent: str = "claim a ticket") -> str:
+    return shop.library.recall(intent, max_chunks=1).audit_token
+
+
+def steps(shop: Shop, *lines: object) -> str:
+    path = shop.path / "trace.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return str(path)
+
+
+def answer(token: str) -> dict[str, str]:
+    return {"type": "shown", "tool": "recall_instruction", "text": f"...\ncall submit_usage with audit_token {token}"}
+
+
+def said(text: str) -> dict[str, str]:
+    return {"type": "said", "text": text}
+
+
+def test_both_columns_stand_side_by_side_and_nothing_is_kept_unasked(shop: Shop) -> None:
+    token = recall(shop)
+    path = steps(shop, said("Per budget-rules/v1."), answer(token), said("See checkout-procedure/v1, code-review/v1."))
+    shop.library.submit_usage(token, used=(), missed=("release-notes",))
+    ended = shop.run("usage", "--trace", path)
+    assert ended.exit_code == 0, ended.output
+    assert ended.stdout == (
+        f"{token} 'claim a ticket'\n"
+        "unit                loaded  reported  detected\n"
+        "checkout-procedure  1       -         used: address (step 1)\n"
+        "release-notes       -       missed    -\n"
+        "code-review         -       -         missed: address (step 1)\n"
+        "\n"
+        "1 recall in 3 steps, 0 recorded; --keep records the others\n"
+    )
+    assert shop.library.metrics().detected.traced == 0
+
+
+def test_what_is_kept_is_kept_once_and_told_by_the_metrics(shop: Shop) -> None:
+    token = recall(shop)
+    path = steps(shop, "", said("I keep to checkout-procedure/v1."))
+    ended = shop.run("usage", token, "--trace", path, "--keep")
+    assert "checkout-procedure  1       not yet   used: address (step 1)" in ended.stdout
+    assert "1 recall in 1 step, 1 recorded\n" in ended.stdout
+    other = steps(shop, said("Nothing."))
+    (told,) = json.loads(shop.run("usage", token, "--trace", other, "--keep", "--json").stdout)
+    assert (told["detected_used"], told["said_used"], told["kept"]) == (["checkout-procedure"], None, True)
+    shown = shop.run("metrics").stdout
+    assert "detected in the traces of 1:\n  recall@3: 1.00\n  hit@3: 1.00\n  miss rate: 0.00\n" in shown
+    assert "\nrecall@3: unknown\n" in shown
+
+
+def test_words_and_a_trace_can_be_given_at_once(shop: Shop) -> None:
+    token = recall(shop)
+    ended = shop.run("usage", token, "--used", "x", "--trace", steps(shop, said("Hm.")), "--json")
+    (told,) = json.loads(ended.stdout)
+    assert (told["said_used"], told["detected_used"], told["kept"]) == (["x"], [], False)
+
+
+def test_each_recall_of_the_agent_is_seen_by_what_came_after_it(shop: Shop) -> None:
+    first, second = recall(shop), recall(shop, "review a pull request")
+    lines = (answer("audi_none"), answer(first), said("checkout-procedure/v1"), answer(second), said("code-review/v1"))
+    told = json.loads(shop.run("usage", "--trace", steps(shop, *lines), "--json").stdout)
+    assert [(one["audit_token"], one["detected_used"]) for one in told] == [
+        (first, ["checkout-procedure"]),
+        (second, ["code-review"]),
+    ]
+    ended = shop.run("usage", "--trace", steps(shop, *lines), "--agent", "nobody")
+    assert "no result of a recall of 'nobody'" in str(ended.exception)
+
+
+def test_a_session_of_the_store_is_a_trace(shop: Shop) -> None:
+    token = recall(shop)
+    messages = (
+        make_user_message("Claim it."),
+        make_assistant_message(ToolUse("c1", "recall_instruction", '{"intent":"x"}')),
+        make_user_message(ToolResult("c1", (TextBlock(f"Claim the ticket first. {token}"),))),
+        make_assistant_message("Done by checkout-procedure/v1."),
+    )
+    with SqliteStore(shop.path / "kept.db") as store:
+        store.append([event(f"e{number}", MessageAppended(one)) for number, one in enumerate(messages)]).result(10)
+    (told,) = json.loads(shop.run("usage", "--session", "s", "--json").stdout)
+    assert told["detected_used"] == ["checkout-procedure"]
+    assert "this store has no messages of session 'none'" in str(shop.run("usage", "--session", "none").exception)
+
+
+def test_recorded_conversations_and_transcripts_are_traces(shop: Shop) -> None:
+    token = recall(shop)
+    call = {"type": "tool_use", "id": "t1", "name": "mcp__holdfast__recall_instruction", "input": {"intent": "x"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": f"... {token}"}]}
+    talk: list[dict[str, object]] = [
+        {"role": "user", "content": "Claim it."},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+        {"role": "assistant", "content": [{"type": "text", "text": "By checkout-procedure/v1."}]},
+    ]
+    recorded = steps(shop, {"id": "r", "messages": talk})
+    packed = Path(f"{recorded}.gz")
+    packed.write_bytes(gzip.compress(Path(recorded).read_bytes()))
+    for path in (recorded, str(packed)):
+        (told,) = json.loads(shop.run("usage", "--trace", path, "--json").stdout)
+        assert told["detected_used"] == ["checkout-procedure"]
+    calls = {"model": "claude-x", "usage": {"input_tokens": 1, "output_tokens": 1}}
+    lines = [
+        {
+            "type": one["role"],
+            "uuid": f"u{number}",
+            "sessionId": "s",
+            "timestamp": f"2027-01-15T08:00:0{number}Z",
+            "message": {"id": f"m{number}", **one, **(calls if one["role"] == "assistant" else {})},
+        }
+        for number, one in enumerate(talk)
+    ]
+    (told,) = json.loads(shop.run("usage", "--trace", steps(shop, *lines), "--json").stdout)
+    assert told["detected_used"] == ["checkout-procedure"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ((), "there is no trace in"),
+        (("{",), "there is no trace in"),
+        (("[]", "\x00"), "there is no trace in"),
+        (("", said("a"), '{"type":"said"}'), "line 3 of the trace is not a step"),
+        ((said("a"), "secret"), "line 2 of the trace is not a step"),
+        (
+            (
+                said("a"),
+                '{"type":"said","text":"\ud800"}'.encode("utf-8", "surrogatepass").decode("latin-1"),
+            ),
+            None,
+        ),
+        ((said("a"), "[" * 100_000), "line 2 of the trace is not a step"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_in_one_line(
+    shop: Shop, lines: tuple[object, ...], reason: str | None
+) -> None:
+    ended = shop.run("usage", recall(shop), "--trace", steps(shop, *lines))
+    if reason is None:
+        assert ended.exit_code == 0
+        return
+    assert isinstance(ended.exception, UserError)
+    assert reason in str(ended.exception)
+    assert "secret" not in str(ended.exception)
+    assert "\n" not in str(ended.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ((), "Give its audit token"),
+        (("--used", "x", "--session", "s"), "Give its audit token"),
+        (("audi_x", "--keep"), "--keep records what a trace shows"),
+        (("--trace", "no.jsonl", "--session", "s"), "only one of --trace and --session"),
+        (("--trace", "no.jsonl"), "cannot be read"),
+        (("--trace", "."), "cannot be read"),
+        (("audi_x", "--session", "s"), "no messages of session"),
+    ],
+)
+def test_what_is_missing_is_said(shop: Shop, words: tuple[str, ...], reason: str) -> None:
+    ended = shop.run("usage", *words)
+    assert isinstance(ended.exception, UserError)
+    assert reason in str(ended.exception)
+
+
+def test_an_unknown_token_with_a_trace_is_not_found(shop: Shop) -> None:
+    ended = shop.run("usage", "audi_none", "--trace", steps(shop, said("x")))
+    assert "no such audit record" in str(ended.exception)
+
+
+def test_messages_become_steps_and_results_have_the_name_of_their_tool() -> None:
+    tools: dict[str, str] = {}
+    first = tuple(
+        extract_steps([make_user_message("Hi."), make_assistant_message("Ho.", ToolUse("c", "grep", "{}"))], tools)
+    )
+    second = tuple(
+        extract_steps(
+            [make_user_message(ToolResult("c", (TextBlock("a"), TextBlock("b"))), ToolResult("d", ()))], tools
+        )
+    )
+    assert first == (ObservationStep("Hi."), AgentTextStep("Ho."), ToolCallStep("grep", "{}"))
+    assert second == (ObservationStep("a\nb", "grep"), ObservationStep("", "a tool"))
+
+
+def test_a_trace_is_cut_where_the_recall_answers_however_often_it_is_cut() -> None:
+    trace = (
+        AgentTextStep("a"),
+        ObservationStep("audi_1", "x"),
+        AgentTextStep("b"),
+        ObservationStep("again audi_1"),
+        AgentTextStep("c"),
+    )
+    assert trace_from_token(trace_from_token(trace, "audi_1"), "audi_1") == trace[1:]
+    assert trace_after_token(trace, "audi_1") == trace_after_token(trace[1:], "audi_1") == trace[2:]
+    assert trace_after_token(trace, "audi_2") == trace
+    assert trace_after_token((), "audi_2") == ()
+
+
+def test_the_token_of_a_recall_is_the_last_one_of_its_answer() -> None:
+    trace = (
+        ObservationStep("audi_a audi_b", "recall_instruction"),
+        ObservationStep("audi_c", "bash"),
+        AgentTextStep("audi_d"),
+        ObservationStep("audi_e"),
+    )
+    assert find_audit_tokens(trace) == ("audi_b",)
+
+
+def test_what_is_too_long_to_be_sent_is_cut_at_the_end_and_what_cannot_be_spelled_is_left_out() -> None:
+    half: TraceStep = AgentTextStep("x" * (TRACE_BYTES_MAX // 2))
+    assert truncate_trace((AgentTextStep("\ud800"), AgentTextStep("a"), half, half, AgentTextStep("b"))) == (
+        AgentTextStep("a"),
+        half,
+    )
+    assert len(truncate_trace([AgentTextStep("")] * (TRACE_STEPS_MAX + 1))) == TRACE_STEPS_MAX
+
+
+def done(number: int) -> TurnCompleted:
+    return TurnCompleted("end_turn", 1, number, Usage(), Decimal(0), 1.0)
+
+
+def test_each_turn_of_each_session_is_told_once_and_by_itself() -> None:
+    told: list[tuple[str, Trace]] = []
+    traces = TurnTraceSubmitter(lambda token, trace: told.append((token, trace)))
+    recalled = (
+        make_assistant_message(ToolUse("c", "recall_instruction", "{}")),
+        make_user_message(ToolResult("c", (TextBlock("audi_1"),))),
+    )
+    payloads: list[AnyPayload] = [*(MessageAppended(one) for one in (*recalled, make_assistant_message("a"))), done(1)]
+    for number, payload in enumerate(payloads):
+        traces.hear(event(f"x{number}", MessageAppended(make_assistant_message("another's")), session="child"))
+        traces.hear(event(f"e{number}", payload))
+    traces.hear(event("e8", MessageAppended(make_assistant_message("b"))))
+    traces.hear(event("e9", done(0)))
+    assert told == [("audi_1", (ObservationStep("audi_1", "recall_instruction"), AgentTextStep("a")))]
+
+
+def test_a_heartbeat_hears_the_session_that_it_heard_first() -> None:
+    heard = StepCollector()
+    for session in ("s", "child", "s"):
+        heard.hear(event("e", MessageAppended(make_assistant_message(session)), session=session))
+    assert heard.steps == [AgentTextStep("s"), AgentTextStep("s")]

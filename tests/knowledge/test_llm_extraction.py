@@ -1,0 +1,166 @@
+"""A model that is asked what a session holds: what of its answer counts, and that nothing is paid for twice."""
+
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.support.knowledge_folders import FACT, RULE, Crash, CrashingDisk, contents, folder_of, spoken, talked, worked
+from tests.support.played_sessions import played
+
+from holdfast.cli.knowledge.harvest import knowledge_model
+from holdfast.cli.main import command
+from holdfast.errors import ProviderError
+from holdfast.knowledge.folder import KnowledgeFolder
+from holdfast.knowledge.harvest import apply_harvest
+from holdfast.knowledge.item_edits import list_knowledge_items
+from holdfast.knowledge.llm_extraction import CONVERSATION_BYTES_MAX, MODEL_ITEMS_MAX, RETRY_PROMPT, ModelReply
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.open import open_store
+
+GOOD = {
+    "facts": [{"statement": "The parser needs libxml2_next."}, "The API is slow.", {"detail": "no statement"}, 7],
+    "tasks_done": [{"statement": "The API is written."}],
+    "playbooks": [{"name": "Release", "steps": "tag, then push"}, {"name": "Nothing"}],
+    "files": [{"path": "src/app.py", "note": "Holds the parser."}, {"path": "/etc/passwd", "note": "Users."}],
+    "questions": "none",
+}
+SAID = (
+    "The parser needs libxml2_next. src/app.py holds the parser. The API is slow but written. Release: tag, then push."
+)
+
+
+class Asked:
+    """A model with these answers, which costs a cent each time."""
+
+    def __init__(self, *answers: object) -> None:
+        self._answers = list(answers)
+        self.prompts: list[str] = []
+
+    def __call__(self, prompt: str) -> ModelReply:
+        self.prompts.append(prompt)
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return ModelReply(answer if isinstance(answer, str) else json.dumps(answer), Decimal("0.01"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> KnowledgeFolder:
+    return folder_of(tmp_path)
+
+
+def found(place: KnowledgeFolder) -> set[tuple[str, str, str]]:
+    return {(one.category, one.scope, one.text) for one in list_knowledge_items(place)}
+
+
+def test_what_a_model_finds_is_kept_beside_what_rules_find(place: KnowledgeFolder) -> None:
+    session = worked("s1", f"{RULE} {SAID}")
+    done = apply_harvest(place, [session], ask=Asked(f"```json\n{json.dumps(GOOD)}\n```"))
+    assert (done.failed, done.cost_usd) == (0, "0.01")
+    assert {
+        ("decisions", "project", RULE),
+        ("facts", "project", "The parser needs libxml2_next."),
+        ("facts", "project", "The API is slow."),
+        ("tasks", "project", "The API is written."),
+        ("playbooks", "project", "Release: tag, then push"),
+        ("files", "src/app.py", "Holds the parser."),
+    } <= found(place)
+    assert not any("Users." in text for _, _, text in found(place))
+
+
+def test_an_answer_that_cannot_be_read_is_asked_for_once_more(place: KnowledgeFolder) -> None:
+    asked = Asked("Sure! Here it is:", GOOD)
+    done = apply_harvest(place, [worked("s1", SAID)], ask=asked)
+    assert [prompt.endswith(RETRY_PROMPT) for prompt in asked.prompts] == [False, True]
+    assert (done.failed, done.cost_usd) == (0, "0.02")
+
+
+@pytest.mark.parametrize("answers", [("no", "[]"), ("", '{"facts": '), ("[1]", "null")])
+def test_after_two_bad_answers_the_session_is_left_and_not_asked_about_again(
+    place: KnowledgeFolder, answers: tuple[str, str]
+) -> None:
+    asked = Asked(*answers)
+    done = apply_harvest(place, [spoken("s1", RULE, "Ok.")], ask=asked)
+    assert (done.failed, done.sessions, len(asked.prompts)) == (1, 0, 2)
+    assert found(place) == set()
+    assert apply_harvest(place, [spoken("s1", RULE, "Ok.")], ask=asked).failed == 0
+    assert len(asked.prompts) == 2
+    assert apply_harvest(place, [spoken("s1", RULE, "Ok.")]).sessions == 1
+    assert found(place) == {("decisions", "project", RULE)}
+
+
+def test_a_model_that_cannot_be_reached_is_asked_another_time(place: KnowledgeFolder) -> None:
+    asked = Asked(ProviderError("network", "gone"), GOOD)
+    assert apply_harvest(place, [worked("s1", SAID)], ask=asked).failed == 1
+    assert apply_harvest(place, [worked("s1", SAID)], ask=asked).sessions == 1
+
+
+def test_a_conversation_that_is_too_long_is_not_given_to_a_model(place: KnowledgeFolder) -> None:
+    asked = Asked()
+    done = apply_harvest(place, [spoken("s1", "word " * (CONVERSATION_BYTES_MAX // 5), "Ok.")], ask=asked)
+    assert (done.failed, asked.prompts) == (1, [])
+
+
+def test_a_crash_behind_an_answer_does_not_pay_for_it_twice(tmp_path: Path) -> None:
+    sessions = [worked("s1", SAID), worked("s2", f"{FACT} {SAID}"), spoken("s3", RULE, "Ok.")]
+    calm = folder_of(tmp_path / "calm")
+    apply_harvest(calm, sessions, ask=Asked(GOOD, GOOD, {}))
+    for at in range(1, 9):
+        place, asked = folder_of(tmp_path / str(at)), Asked(GOOD, GOOD, {})
+        try:
+            apply_harvest(CrashingDisk(place, at=at, mode="after"), sessions, ask=asked)
+        except Crash:
+            apply_harvest(place, sessions, ask=asked)
+        assert len(asked.prompts) == 3
+        assert contents(place) == contents(calm)
+
+
+def test_what_nobody_said_but_a_tool_waits_for_a_second_source(place: KnowledgeFolder) -> None:
+    run = ("run", '{"command": "cat notes"}', "The launch code is banana-seven.")
+    answer = {"facts": [{"statement": "The launch code is banana-seven."}]}
+    apply_harvest(place, [worked("s1", "Look at the notes.", run)], ask=Asked(answer))
+    (item,) = list_knowledge_items(place)
+    assert item.sources[0].origin == "tool"
+    assert item.held_back
+
+
+def test_a_secret_is_neither_sent_to_the_model_nor_taken_from_it(place: KnowledgeFolder) -> None:
+    secret = "ghp_abcdefghijklmnopqrstuvwxyz0123456789"
+    asked = Asked({"facts": [{"statement": f"The token is {secret}."}, {"statement": "Do it with the token."}]})
+    apply_harvest(place, [spoken("s1", f"Do it with the token {secret}.", "Ok.")], ask=asked)
+    assert secret not in asked.prompts[0]
+    assert not [raw for raw in contents(place).values() if secret.encode() in raw]
+    assert ("facts", "project", "Do it with the token.") in found(place)
+
+
+def test_a_model_that_finds_too_much_is_cut_off(place: KnowledgeFolder) -> None:
+    answer = {"facts": [{"statement": f"Fact {number}."} for number in range(MODEL_ITEMS_MAX * 2)]}
+    assert apply_harvest(place, [spoken("s1", "Go.", "Ok.")], ask=Asked(answer)).items == MODEL_ITEMS_MAX
+
+
+def test_a_model_is_asked_in_a_session_of_its_own_whose_cost_is_counted(place: KnowledgeFolder) -> None:
+    store = MemoryStore()
+    provider = played(json.dumps(GOOD))
+    ask = knowledge_model(store, "anthropic:claude-sonnet-5-5", wire=provider)
+    done = apply_harvest(place, [worked("s1", SAID)], ask=ask)
+    assert Decimal(done.cost_usd) > 0
+    (row,) = store.sessions()
+    assert row.name == "knowledge harvest"
+    assert ("playbooks", "project", "Release: tag, then push") in found(place)
+
+
+async def test_a_dry_run_says_what_a_model_would_read_and_cost(tmp_path: Path) -> None:
+    workspace = tmp_path / "project"
+    workspace.mkdir()
+    db = str(tmp_path / "log.db")
+    log = open_store(db)
+    await talked(log, workspace, FACT)
+    await talked(log, workspace, "Simulated.", simulated=True)
+    log.close()
+    words = ["knowledge", "harvest", "--workspace", str(workspace), "--db", db]
+    told = CliRunner().invoke(command, [*words, "--ask", "anthropic:claude-sonnet-5-5"], catch_exceptions=False)
+    assert "1 session to harvest" in told.stdout
+    assert "anthropic:claude-sonnet-5-5 would read about " in told.stdout
+    assert "2 sessions to harvest" in CliRunner().invoke(command, [*words, "--simulated"]).stdout

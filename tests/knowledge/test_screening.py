@@ -1,0 +1,123 @@
+"""A secret that was planted somewhere in a session reaches no knowledge file, no digest, no log line and no export."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.support.knowledge_folders import FACT, contents, folder_of
+from tests.support.played_sessions import new_session, played, uses
+from tests.support.served_service import serving_store
+
+from holdfast.cli.main import command
+from holdfast.clock import new_ulid, system_clock
+from holdfast.knowledge.harvest import apply_harvest
+from holdfast.knowledge.item_edits import list_knowledge_items
+from holdfast.knowledge.llm_extraction import ModelReply
+from holdfast.runtime.knowledge import finished_sessions, project_lookup
+from holdfast.runtime.options import Options
+from holdfast.stores.open import open_store
+from holdfast.stores.sqlite.store import SqliteStore
+
+PLACES = ("asked", "answered", "argument", "output", "name", "task", "found", "noted", "path", "written")
+PLANTED = {place: f"ghp_{place}{'aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0eF3hJ6k'}"[:40] for place in PLACES}
+"""Another one for each place, so that what leaks says from where."""
+
+
+def said_in_tools(folder: Path) -> list[str | list[dict[str, object]]]:
+    """The model's part: it names secrets, runs with them, writes files that are called so, and sums up."""
+    return [
+        [
+            {"type": "text", "text": f"We decided to use {PLANTED['answered']} instead of Redis."},
+            uses("run", command=f"deploy --key {PLANTED['argument']} src/app.py"),
+        ],
+        [uses("write_file", path=str(folder / f"src/{PLANTED['name']}.py"), content="x")],
+        [uses("todo_write", todos=[f"Rotate {PLANTED['task']}", "Read src/app.py"])],
+        "Done.",
+    ]
+
+
+async def planted(store: SqliteStore, folder: Path) -> str:
+    def run(command: str) -> str:
+        """Runs."""
+        return f"error: cannot log in to src/app.py with {PLANTED['output']}\nexit code 1"
+
+    def write_file(path: str, content: str) -> str:
+        """Writes."""
+        return f"written {content}"
+
+    def todo_write(todos: list[str]) -> str:
+        """Notes."""
+        return f"{len(todos)} noted"
+
+    provider = played(*said_in_tools(folder), "Ok.")
+    given: Options = {"store": store, "workspace": folder, "new_id": new_ulid}
+    async with new_session(provider, **(given | {"tools": [run, write_file, todo_write]})) as session:
+        await session.send(f"Always use {PLANTED['asked']} for src/app.py.")
+        await session.send(FACT)
+        await session.end()
+    return session.id
+
+
+def reply(prompt: str) -> ModelReply:
+    assert not leaked(prompt)
+    return ModelReply(
+        json.dumps(
+            {
+                "facts": [{"statement": f"The key of src/app.py is {PLANTED['found']}."}],
+                "files": [
+                    {"path": "src/app.py", "note": f"Uses {PLANTED['noted']}."},
+                    {"path": f"src/{PLANTED['path']}", "note": "Holds a key."},
+                ],
+            }
+        )
+    )
+
+
+def leaked(*texts: str) -> set[str]:
+    return {place for place, secret in PLANTED.items() if any(secret in text for text in texts)}
+
+
+async def test_a_secret_that_was_planted_anywhere_reaches_nothing_that_is_kept_told_or_exported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    folder, db = tmp_path / "project", str(tmp_path / "log.db")
+    (folder / "src").mkdir(parents=True)
+    store = open_store(db)
+    assert isinstance(store, SqliteStore)
+    await planted(store, folder)
+    place = folder_of(folder)
+    printed = []
+
+    def run(*words: str) -> None:
+        done = CliRunner().invoke(command, words, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        printed.append(done.output)
+
+    where = ("--workspace", str(folder), "--db", db)
+    run("knowledge", "harvest", *where, "--simulated", "--json")
+    sessions = list(finished_sessions(store, at=system_clock(), workspace=folder, simulated=True))
+    outcome = apply_harvest(place, sessions, project=project_lookup(folder), ask=reply)
+    assert outcome.sessions == 1
+    assert outcome.secrets >= 4
+    assert FACT in {one.text for one in list_knowledge_items(place)}
+    kept = contents(place)
+    assert {name for name in kept if leaked(name, kept[name].decode())} == set()
+
+    # What a person writes into a page is theirs, and stays there; it goes nowhere else.
+    place.replace("facts.md", (place.read("facts.md") or b"") + f"- The key is {PLANTED['written']}.\n".encode())
+    run("knowledge", "digest", "--rebuild", "--workspace", str(folder))
+    run("knowledge", "harvest", *where, "--simulated", "--apply")
+    run("db", "export", "--db", db)
+    with serving_store(store) as client:
+        client.service.workspace = folder
+        for path in ("/api/knowledge/digest", "/api/knowledge/pending", "/api/sessions"):
+            printed.append(client.ask("GET", path).body.decode())
+        printed.append(client.ask("POST", "/api/knowledge/harvest", {"apply": True}).body.decode())
+        listed = client.ask("GET", "/api/knowledge").body.decode()
+    store.close()
+    assert FACT in printed[1]
+    assert leaked(*printed, caplog.text) == set()
+    assert leaked(listed) == {"written"}
+    assert {name for name, raw in contents(place).items() if leaked(raw.decode())} == {"facts.md"}

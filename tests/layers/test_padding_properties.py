@@ -1,0 +1,116 @@
+import random
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.catalog.token_count import count_tokens
+from holdfast.layers import coding_guidance
+from holdfast.layers.operating_guide import GUIDE_PARTS, OPERATING_CONTEXT_PADDING
+from holdfast.layers.padding import (
+    HEURISTIC_BOUNDS,
+    MAX_CACHEABLE_PREFIX_TOKENS,
+    MIN_CACHEABLE_PREFIX_TOKENS,
+    PaddingBounds,
+    detect_padding,
+    heuristic_prefix_tokens,
+    heuristic_tokens,
+    select_padding,
+)
+from holdfast.types.prompt import LayerText
+from holdfast.types.tool_spec import ToolSpec
+
+bodies = st.lists(
+    st.tuples(st.text("abc-", min_size=1, max_size=5), st.text("word \n", max_size=8_000)),
+    max_size=5,
+    unique_by=lambda one: one[0],
+)
+
+
+def test_the_guide_alone_clears_the_minimum_and_stays_below_the_maximum() -> None:
+    assert MIN_CACHEABLE_PREFIX_TOKENS <= heuristic_tokens(OPERATING_CONTEXT_PADDING) < MAX_CACHEABLE_PREFIX_TOKENS
+    filling = select_padding(0, HEURISTIC_BOUNDS)
+    assert filling.prefix_tokens >= MIN_CACHEABLE_PREFIX_TOKENS
+    assert OPERATING_CONTEXT_PADDING.startswith(filling.text)
+
+
+def test_the_guide_says_nothing_twice_and_nothing_that_every_agent_is_told_anyway() -> None:
+    def sentences(text: str) -> list[str]:
+        return [one.strip(" -\n") for one in re.split(r"(?<=[.:;?])\s", text) if len(one) > 30]
+
+    said = sentences(OPERATING_CONTEXT_PADDING)
+    told = {
+        one
+        for part in (coding_guidance.SYSTEM, coding_guidance.DOING_TASKS, coding_guidance.ACTIONS)
+        for one in sentences(part)
+    }
+    assert len(said) == len(set(said))
+    assert not told & set(said)
+
+
+@given(st.integers(0, 6_000), bodies)
+def test_padding_reaches_the_minimum_and_never_passes_the_maximum(natural: int, skills: list[tuple[str, str]]) -> None:
+    filling = select_padding(natural, HEURISTIC_BOUNDS, skills)
+    assert filling.prefix_tokens == natural + heuristic_tokens(filling.text)
+    if natural < MIN_CACHEABLE_PREFIX_TOKENS:
+        assert MIN_CACHEABLE_PREFIX_TOKENS <= filling.prefix_tokens <= MAX_CACHEABLE_PREFIX_TOKENS
+
+
+@given(st.text("word \n", max_size=200), st.integers(0, 6_000), bodies)
+def test_padding_is_found_again_in_the_prompt_that_it_has_made_longer(
+    prompt: str, natural: int, skills: list[tuple[str, str]]
+) -> None:
+    filling = select_padding(natural, HEURISTIC_BOUNDS, skills)
+    found = detect_padding(f"{prompt}\n\n{filling.text}")
+    if not filling.text:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.before, found.names) == (prompt.rstrip(), filling.names)
+    assert found.has_guide == (GUIDE_PARTS[0] in filling.text)
+
+
+@given(bodies, st.randoms(use_true_random=False))
+def test_bodies_stand_whole_in_the_order_of_their_names_whatever_order_they_came_in(
+    skills: list[tuple[str, str]], chance: random.Random
+) -> None:
+    filling = select_padding(100, HEURISTIC_BOUNDS, skills)
+    chance.shuffle(skills)
+    assert select_padding(100, HEURISTIC_BOUNDS, skills) == filling
+    assert list(filling.names) == sorted(filling.names)
+    whole = "\n\n".join(f"# Skill: {name}\n\n{dict(skills)[name]}" for name in filling.names)
+    assert filling.text.startswith(whole)
+
+
+def test_a_body_that_does_not_fit_is_left_out_and_a_later_one_that_fits_is_taken() -> None:
+    skills = [("b", "word " * 200), ("a", "word " * 9_000), ("c", "word " * 10)]
+    filling = select_padding(0, PaddingBounds(200, 400), skills)
+    assert filling.names == ("b",)
+    assert filling.text == "# Skill: b\n\n" + "word " * 200
+
+
+def test_the_guide_fills_up_what_bodies_leave_missing() -> None:
+    filling = select_padding(0, PaddingBounds(400, 500), [("b", "word " * 200)])
+    assert filling.text.startswith("# Skill: b\n\n" + "word " * 200 + "\n\n# Operating guide\n\n")
+    assert 400 <= filling.prefix_tokens <= 500
+
+
+def test_what_cannot_reach_the_minimum_takes_all_that_fits() -> None:
+    assert select_padding(0, PaddingBounds(50_000, 60_000)).text == OPERATING_CONTEXT_PADDING
+    assert select_padding(90, PaddingBounds(100, 110)).text == ""
+
+
+@given(st.integers(300, 4_000))
+def test_the_guide_is_cut_between_rules_by_whatever_is_counted(target: int) -> None:
+    filling = select_padding(0, PaddingBounds(target, target + 200), count=count_tokens)
+    assert target <= filling.prefix_tokens <= target + 200
+    cuts = ["".join(GUIDE_PARTS[:parts]) for parts in range(len(GUIDE_PARTS) + 1)]
+    assert filling.text in cuts
+    assert count_tokens(cuts[cuts.index(filling.text) - 1]) < target
+
+
+def test_the_heuristic_counts_tools_and_system_text_at_four_characters_a_token() -> None:
+    plain = ToolSpec("abcd", "efgh", '{"a":1}')
+    own = ToolSpec("x", "y", "{}", wire_json='{"type":"own"}')
+    texts = [LayerText("preset", "x" * 40), LayerText("persona", "y" * 3)]
+    assert heuristic_prefix_tokens([plain, own], texts) == (4 + 4 + 7 + 14 + 43) // 4

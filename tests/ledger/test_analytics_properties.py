@@ -1,0 +1,187 @@
+"""The tables are what the events add up to, whatever happened, whoever wrote it, and however it was interrupted."""
+
+from collections.abc import Iterator
+from decimal import Decimal
+from itertools import count, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from tests.support.call_histories import SESSIONS, START, call_events
+from tests.support.postgres_server import new_database
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.events.log import Event
+from holdfast.events.payloads.calls import LlmCallCompleted
+from holdfast.events.payloads.session import SessionStarted
+from holdfast.ledger.analytics.in_memory import build_event_cost_queries
+from holdfast.ledger.analytics.queries import (
+    AnalyticsQueries,
+    CostQueries,
+    GroupBy,
+    GroupFilter,
+    LedgerScope,
+    SessionCostOrder,
+)
+from holdfast.ledger.report import build_report
+from holdfast.stores.event_log import DatabaseEventLog
+from holdfast.stores.maintenance import RETAINED_EVENT_TYPES, find_differences
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.postgres.store import PostgresStore
+from holdfast.stores.sqlite.store import SqliteStore
+from holdfast.types.usage import Usage
+
+DAY = START - START % 86_400 + 86_400
+
+Deed = tuple[str, int, list[Event] | str]
+
+fresh = count()
+
+# Strategies of all kinds of values take a while to be made, once.
+SLOW = (HealthCheck.too_slow,)
+
+stores = st.integers(0, 1)
+appends = st.tuples(st.just("append"), stores, st.lists(call_events(), max_size=6))
+others = st.tuples(
+    st.sampled_from(["delete", "prune", "rebuild", "append it again"]), stores, st.sampled_from(SESSIONS)
+)
+histories: st.SearchStrategy[list[Deed]] = st.lists(appends | appends | others, max_size=10)
+
+NARROWED = (
+    GroupFilter(),
+    GroupFilter(workers=False),
+    GroupFilter(session="x"),
+    GroupFilter(model="openai:gpt-5"),
+    GroupFilter(provider="anthropic", user="a"),
+    GroupFilter(gateway_key="b\x00"),
+    GroupFilter(team="", workers=False),
+)
+SCOPES = (
+    LedgerScope(),
+    LedgerScope(since=START + 3.0, simulated=True),
+    LedgerScope(since=START + 100_000.0),
+    LedgerScope(since=1e18),
+    LedgerScope(session_id="x"),
+    LedgerScope(since=START + 6.0, session_id="y"),
+    LedgerScope(since=START + 3.0, until=START + 450.0),
+    LedgerScope(since=START + 6.0, until=START + 90_000.0, simulated=True),
+    LedgerScope(until=START + 200_000.0, session_id="x"),
+    LedgerScope(since=DAY, until=DAY + 86_400.0),
+    LedgerScope(since=DAY - 5_000.0, until=DAY + 90_000.0),
+)
+
+
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=SLOW)
+@given(histories)
+def test_the_tables_of_a_file_that_two_stores_write_are_what_the_events_add_up_to(history: list[Deed]) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "log.db"
+        with SqliteStore(path) as one, SqliteStore(path) as other:
+            check(history, one, other)
+
+
+def test_a_call_for_a_summary_of_a_model_without_a_name_is_in_the_tables_as_it_is_in_the_log(tmp_path: Path) -> None:
+    paid = LlmCallCompleted(
+        model="",
+        provider="openai",
+        usage=Usage(10),
+        cost_usd=Decimal("0.1"),
+        pricing_version="",
+        latency_ms=7,
+        stop_reason="end_turn",
+        produced_tool_calls=0,
+        produced_thinking_blocks=0,
+        request_id="r",
+        source="summary",
+    )
+    events = [
+        Event(id="1", at=START, session_id="x", actor="agent", payload=payload)
+        for payload in (SessionStarted(model="openai:gpt-5"), paid)
+    ]
+    with SqliteStore(tmp_path / "log.db") as one, SqliteStore(tmp_path / "log.db") as other:
+        check([("append", 0, events)], one, other)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with new_database() as url:
+        yield url
+
+
+@settings(max_examples=settings().max_examples // 4, suppress_health_check=SLOW)
+@given(histories)
+def test_the_tables_of_a_server_that_two_stores_write_are_what_the_events_add_up_to(
+    server: str, history: list[Deed]
+) -> None:
+    with PostgresStore(server) as one, PostgresStore(server) as other:
+        for row in one.sessions():
+            one.delete(row.id)
+        assert list(find_differences(one, shipped_models())) == []
+        assert answers(one.tables()) == answers(MemoryStore().tables())
+        check(history, one, other)
+
+
+def check(history: list[Deed], *stores: DatabaseEventLog) -> None:
+    with MemoryStore() as memory:
+        for what, which, told in history:
+            numbered = [replace(event, id=f"{next(fresh)}") for event in told] if isinstance(told, list) else []
+            for store in (stores[which], memory):
+                do(store, what, told, numbered)
+        one = stores[0]
+        for session in SESSIONS:
+            assert list(one.read(session)) == list(memory.read(session))
+        assert one.sessions() == memory.sessions()
+        assert list(find_differences(one, shipped_models())) == []
+        assert (
+            answers(one.tables())
+            == answers(memory.tables())
+            == answers(build_event_cost_queries(one, shipped_models()))
+        )
+        assert list(figured(one.figures())) == list(figured(memory.figures()))
+
+
+def do(store: DatabaseEventLog | MemoryStore, what: str, told: list[Event] | str, numbered: list[Event]) -> None:
+    if not isinstance(told, str):
+        assert store.append(numbered).exception(timeout=10) is None
+    elif what == "delete":
+        store.delete(told)
+    elif what == "prune":
+        store.prune(told, RETAINED_EVENT_TYPES, before=1e300)
+    elif what == "rebuild" and isinstance(store, DatabaseEventLog):
+        store.rebuild()
+    elif what == "append it again":
+        # Refused as it is, beside appends that are not.
+        known = list(store.read(told))[:1]
+        assert (store.append(known).exception(timeout=10) is None) == (not known)
+
+
+def figured(figures: AnalyticsQueries) -> Iterator[object]:
+    """Everything that can be asked; groups have no order."""
+    for scope in (one for one in SCOPES if one.session_id is None):
+        for group_by in get_args(GroupBy):
+            yield sorted(figures.groups(group_by, scope), key=repr)
+        yield figures.failures(scope), figures.latencies(scope), figures.sized((1_000, 80_000), scope)
+        yield figures.broken(scope, limit=100, skip=0), figures.broken(scope, limit=1, skip=1)
+        yield figures.broken(scope, kind="provider_side", limit=100, skip=0)
+        yield figures.broken(scope, component="tools", limit=100, skip=0)
+        # The log of all sessions has an order that only a database knows.
+        yield sorted(figures.skill_loads(scope), key=repr)
+    some: tuple[GroupBy, ...] = ("model", "session", "hour", "none")
+    for narrowed, group_by in product(NARROWED, some):
+        yield sorted(figures.groups(group_by, SCOPES[-1], narrowed), key=repr)
+    for order, simulated in product(get_args(SessionCostOrder), (False, True)):
+        yield figures.session_costs(order=order, limit=10, skip=0, simulated=simulated)
+        yield figures.session_costs(order=order, limit=1, skip=1, simulated=simulated)
+
+
+def answers(tables: CostQueries) -> list[object]:
+    found: list[object] = []
+    for scope in SCOPES:
+        found += [build_report(tables, scope), tables.models(scope), tables.outcomes(scope), tables.verdicts(scope)]
+        found += [tables.session_amounts(scope, order="spent", limit=1, offset=1)]
+        found += [tables.session_amounts(scope, order="newest")]
+    return found

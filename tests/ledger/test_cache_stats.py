@@ -1,0 +1,238 @@
+"""The counters of a session's cache, folded from its calls: in the session, from the store, and on the screen."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.cli.main import command
+from holdfast.clock import CountingIds, ManualClock
+from holdfast.errors import UserError
+from holdfast.ledger.accounting import LedgerEntry, iter_entries
+from holdfast.ledger.cache.prompt_cache import (
+    CacheBreakEvent,
+    CacheStatsState,
+    PromptCacheStats,
+    TokenStats,
+    compute_cache_stats,
+    compute_token_stats,
+    find_cache_break,
+    fold_cache_stats,
+    iter_cache_breaks,
+    rank_cache_breaks,
+)
+from holdfast.ledger.cache.verdicts import VerdictKind
+from holdfast.runtime.options import Options
+from holdfast.runtime.session import Session
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.memory import MemoryStore
+
+SONNET, GPT = "anthropic:claude-sonnet-5-5", "openai:gpt-5.5"
+PROMPT = "Follow the rules of the house. " * 2000
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.clock, self.store = ManualClock(), MemoryStore()
+        self.options: Options = {"store": self.store, "wire": self.provider(), "clock": self.clock}
+        self.created: Options = {**self.options, "model": SONNET, "system_prompt": PROMPT, "new_id": CountingIds()}
+
+    def provider(self) -> SimulatedProvider:
+        return SimulatedProvider(clock=self.clock, script='{"content": "Yes."}\n' * 50)
+
+    @property
+    def entries(self) -> list[LedgerEntry]:
+        (row,) = self.store.sessions()
+        return list(iter_entries(self.store.read(row.id), shipped_models()))
+
+
+async def test_requests_and_what_they_read_and_wrote_are_counted() -> None:
+    stage = Stage()
+    async with Session.create(**stage.created) as session:
+        assert session.cache_stats() == PromptCacheStats()
+        await session.send("So?")
+        await session.send("So?")
+        stats = session.cache_stats()
+    first, second = (one.record.usage for one in stage.entries)
+    assert stats == PromptCacheStats(
+        tracked_requests=2,
+        total_cache_creation_input_tokens=first.cache_write + second.cache_write,
+        total_cache_read_input_tokens=second.cache_read,
+        last_cache_creation_input_tokens=second.cache_write,
+        last_cache_read_input_tokens=second.cache_read,
+        last_request_hash=stage.entries[-1].chain,
+        last_cache_source="provider",
+    )
+    assert stats.total_cache_read_input_tokens > 10_000
+
+
+async def test_a_pause_is_an_expected_invalidation_and_a_lost_cache_an_unexpected_break() -> None:
+    stage = Stage()
+    async with Session.create(**stage.created) as session:
+        await session.send("So?")
+        stage.clock.advance(301)
+        await session.send("And now?")
+        paused = session.cache_stats()
+    assert (paused.expected_invalidations, paused.unexpected_cache_breaks) == (1, 0)
+    assert paused.last_break_reason == "ttl_expired: idle for 301 s, TTL 300 s"
+    options: Options = {**stage.options, "wire": stage.provider()}
+    async with Session.resume(session.id, **options) as again:
+        await again.send("So?")
+        lost = again.cache_stats()
+    assert (lost.expected_invalidations, lost.unexpected_cache_breaks) == (1, 1)
+    assert lost.tracked_requests == 3
+    expected, unexpected = iter_cache_breaks(stage.entries)
+    verdict = stage.entries[-1].verdict
+    assert verdict is not None
+    assert unexpected == CacheBreakEvent(
+        True,
+        f"provider_side: {verdict.detail}",
+        previous_cache_read_input_tokens=verdict.expected_tokens,
+        current_cache_read_input_tokens=0,
+        token_drop=verdict.expected_tokens,
+    )
+    assert not expected.unexpected
+    assert expected.drop_share == 1.0
+
+
+async def test_what_moved_is_named() -> None:
+    stage = Stage()
+    said = iter(["milk", "milk", "bread"])
+    options: Options = {**stage.created, "layout": "seed", "system_prompt_volatile": lambda: next(said)}
+    async with Session.create(**options) as session:
+        await session.send("So? " * 3_000)
+        await session.send("So?")
+        await session.send("So?")
+    (moved,) = iter_cache_breaks(stage.entries)
+    assert (moved.unexpected, moved.component) == (True, "volatile")
+
+
+async def test_counting_on_is_the_same_as_counting_anew() -> None:
+    stage = Stage()
+    async with Session.create(**stage.created) as session:
+        seen = []
+        for pause in (0, 10, 400, 0):
+            stage.clock.advance(pause)
+            await session.send("So?")
+            seen.append(session.cache_stats())
+        assert seen[-1] == compute_cache_stats(stage.entries)
+        assert session.get_token_stats() == compute_token_stats(stage.entries)
+    assert [one.tracked_requests for one in seen] == [1, 2, 3, 4]
+    events = list(stage.store.read(session.id))
+    whole = fold_cache_stats(CacheStatsState(), events, shipped_models())
+    for cut in range(0, len(events), 7):
+        half = fold_cache_stats(CacheStatsState(), events[:cut], shipped_models())
+        assert fold_cache_stats(half, events[cut:], shipped_models()) == whole
+
+
+async def test_tokens_are_told_for_each_provider() -> None:
+    stage = Stage()
+    async with Session.create(**stage.created) as session:
+        await session.send("So?")
+        await session.send("So?")
+        await session.switch_model(GPT)
+        await session.send("So?")
+        told = session.get_token_stats()
+    assert list(told) == ["anthropic", "openai"]
+    used = [one.record.usage for one in stage.entries]
+    first = used[0] + used[1]
+    assert told["anthropic"] == TokenStats(first.tokens_sent, first.cache_read, first.output)
+    assert told["openai"] == TokenStats(used[2].tokens_sent, used[2].cache_read, used[2].output)
+    assert 40 <= told["anthropic"].hit_percent < 50
+
+
+def test_a_share_is_rounded_down_and_nothing_sent_is_no_share() -> None:
+    assert TokenStats(340, 80).hit_percent == 23
+    assert TokenStats(560, 200).hit_percent == 35
+    assert TokenStats().hit_percent == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "unexpected"),
+    [
+        ("planned", False),
+        ("parameter_changed", False),
+        ("ttl_expired", False),
+        ("prefix_changed", True),
+        ("lookback_miss", True),
+        ("provider_side", True),
+        ("held", None),
+        ("first_use", None),
+        ("below_floor", None),
+    ],
+)
+async def test_which_verdicts_are_breaks(kind: VerdictKind, unexpected: bool | None) -> None:
+    entry = await entry_that_lost(kind, 2_000)
+    found = find_cache_break(entry)
+    assert (found.unexpected if found else None) == unexpected
+    stats = compute_cache_stats([entry])
+    assert stats.expected_invalidations == (unexpected is False)
+    assert stats.unexpected_cache_breaks == (unexpected is True)
+
+
+async def test_a_drop_counts_from_the_least_that_is_asked_for() -> None:
+    assert find_cache_break(await entry_that_lost("provider_side", 1_999)) is None
+    assert find_cache_break(await entry_that_lost("provider_side", 1_999), drop_tokens_min=1_999) is not None
+    assert find_cache_break(await entry_that_lost("planned", 0), drop_tokens_min=0) is None
+
+
+async def entry_that_lost(kind: VerdictKind, tokens: int) -> LedgerEntry:
+    """A real call, judged otherwise."""
+    stage = Stage()
+    async with Session.create(**stage.created) as session:
+        await session.send("So?")
+    (entry,) = stage.entries
+    assert entry.verdict is not None
+    judged = msgspec.structs.replace(entry.verdict, kind=kind, expected_tokens=tokens + 7, read_tokens=7)
+    return msgspec.structs.replace(entry, verdict=judged)
+
+
+def test_the_largest_break_comes_first_and_small_shares_last() -> None:
+    small = CacheBreakEvent(True, "small share", 100_000, 96_000, 4_000)
+    large = CacheBreakEvent(True, "large", 9_000, 0, 9_000)
+    medium = CacheBreakEvent(False, "medium", 3_000, 0, 3_000)
+    assert rank_cache_breaks([small, medium, large]) == (large, medium, small)
+
+
+async def test_a_closed_session_has_to_be_opened_to_be_counted() -> None:
+    async with Session.create(**Stage().created) as session:
+        pass
+    with pytest.raises(UserError, match="not open"):
+        session.cache_stats()
+
+
+async def played(folder: Path) -> tuple[str, str]:
+    db, stage = str(folder / "log.db"), Stage()
+    options: Options = {**stage.created, "store": db}
+    async with Session.create(**options) as session:
+        await session.send("So?")
+        stage.clock.advance(301)
+        await session.send("And now?")
+    return db, session.id
+
+
+async def test_the_command_tells_the_counters_and_the_breaks(tmp_path: Path) -> None:
+    db, id = await played(tmp_path)
+    shown = CliRunner().invoke(command, ["sessions", "show", id, "--stats", "--db", db], catch_exceptions=False)
+    lines = shown.output.splitlines()
+    assert shown.exit_code == 0
+    assert lines[0].split() == ["tracked_requests", "2"]
+    assert any(line.split() == ["expected_invalidations", "1"] for line in lines)
+    assert not any("None" in line or len(line) > 80 for line in lines)
+    assert any(line.startswith("[anthropic] in:") and line.endswith(" cache:0 hit:0%") for line in lines)
+    assert lines[-1].split()[0] == "expected"
+    assert lines[-1].endswith("ttl_expired: idle for 301 s, TTL 300 s")
+
+
+async def test_the_command_tells_the_same_in_json(tmp_path: Path) -> None:
+    db, id = await played(tmp_path)
+    arguments = ["sessions", "show", id, "--stats", "--json", "--db", db]
+    told = json.loads(CliRunner().invoke(command, arguments, catch_exceptions=False).output)
+    assert told["stats"]["expected_invalidations"] == 1
+    assert told["stats"]["last_completion_cache_key"] is None
+    assert told["tokens"]["anthropic"]["hit_percent"] == 0
+    (only,) = told["breaks"]
+    assert only["token_drop"] == only["previous_cache_read_input_tokens"] > 10_000

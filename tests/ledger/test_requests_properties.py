@@ -1,0 +1,141 @@
+"""What holds for any two requests that are compared, to whichever provider they go."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support import wire_values as values
+from tests.support.wires import wire_of
+
+from holdfast.errors import UserError
+from holdfast.ledger.cache.prefix_diff import DIFF_LINES_MAX, LINE_CHARS_MAX, compare_requests, diff_texts
+from holdfast.ledger.requests.explain import explain_request
+from holdfast.ledger.requests.parse import ParsedRequest, parse_request
+from holdfast.providers.adapter import Adapter
+from holdfast.providers.registry import get_adapter
+from holdfast.types.blocks import Text
+from holdfast.types.prompt import HistoryEntry, Parameters, Plan, Prompt, Segment, Stability
+from holdfast.types.request_buffer import common_prefix_length
+
+MODELS = (
+    "anthropic:claude-sonnet-5-5",
+    "openai:gpt-6-sol",
+    "openai-chat:gpt-5.4",
+    "gemini:gemini-3.8-flash",
+    "openrouter:anthropic/claude-sonnet-5.5",
+)
+every_model = pytest.mark.parametrize("model", MODELS)
+
+
+def adapter_of(model: str) -> Adapter:
+    return get_adapter(model.partition(":")[0])
+
+
+def sent(model: str, prompt: Prompt, plan: Plan = Plan()) -> ParsedRequest:  # noqa: B008 - frozen
+    parameters = Parameters(model.partition(":")[2], output_tokens_max=100)
+    return parse_request(adapter_of(model).write_request(prompt, plan, parameters), model=model)
+
+
+@every_model
+@given(st.data())
+def test_marks_that_moved_break_no_prefix(model: str, data: st.DataObject) -> None:
+    adapter, prompt = adapter_of(model), data.draw(values.prompts)
+    markable = [index for index, piece in enumerate(values.pieces_of(adapter, prompt)) if piece.markable]
+    plans = values.plans(markable, wire_of(adapter).ttls)
+    one, two = sent(model, prompt, data.draw(plans)), sent(model, prompt, data.draw(plans))
+    assert compare_requests(one, two, None).held
+    assert compare_requests(one, two, None).tokens_lost == 0
+
+
+@every_model
+@given(
+    values.prompts, st.lists(values.passages.filter(lambda passage: "image" not in str(passage).lower()), max_size=3)
+)
+def test_a_prompt_that_grew_by_text_held(model: str, prompt: Prompt, more: list[HistoryEntry]) -> None:
+    grown = Prompt((*prompt.segments, Segment("history", Stability.GROWING, "messages", passages=tuple(more))))
+    found = compare_requests(sent(model, prompt), sent(model, grown), None)
+    assert found.moved is None
+
+
+@every_model
+@given(values.prompts, st.text(min_size=1, max_size=5))
+def test_a_changed_system_text_is_named_and_its_byte_is_where_the_bytes_part(
+    model: str, prompt: Prompt, text: str
+) -> None:
+    head = [segment for segment in prompt.segments if segment.place != "messages"]
+    said = Segment("late", Stability.EPOCH, "system", system=(Text(f"same {text}"),))
+    changed = Segment("late", Stability.EPOCH, "system", system=(Text(f"Same {text}"),))
+    tail = [segment for segment in prompt.segments if segment.place == "messages"]
+    one, two = (sent(model, Prompt((*head, part, *tail))) for part in (said, changed))
+    found = compare_requests(one, two, None)
+    assert found.moved is not None
+    old, new = one.scroll.cacheable_bytes(), two.scroll.cacheable_bytes()
+    assert old[: found.moved.byte] == new[: found.moved.byte]
+    assert old[found.moved.byte] != new[found.moved.byte]
+    assert found.moved.place == "system"
+    assert not found.held
+    assert [tier.survives for tier in found.tiers if tier.place == "messages"] in ([], [False])
+
+
+@every_model
+@given(values.prompts)
+def test_every_block_has_a_path_that_leads_to_it(model: str, prompt: Prompt) -> None:
+    parameters = Parameters(model.partition(":")[2], output_tokens_max=100)
+    body = adapter_of(model).write_request(prompt, Plan(), parameters)
+    request = parse_request(body, model=model)
+    assert len(request.paths) == len(request.scroll.pieces)
+    for path in request.paths:
+        value = json.loads(body)
+        for step in path.split("."):
+            value = value[int(step)] if isinstance(value, list) else value[step]
+        assert value is not None
+
+
+@every_model
+@given(values.prompts)
+def test_an_explanation_accounts_for_every_token_and_a_later_change_costs_no_more(model: str, prompt: Prompt) -> None:
+    explained = explain_request(sent(model, prompt), None)
+    assert sum(part.tokens for part in explained.parts) == explained.tokens
+    lost = [part.rewritten_tokens for part in explained.parts]
+    assert lost == sorted(lost, reverse=True)
+    assert sum(layer.tokens for layer in explained.layers) == explained.tokens
+    assert sum(layer.blocks for layer in explained.layers) == len(explained.parts)
+
+
+@given(st.binary(max_size=200) | values.json_objects.map(lambda value: json.dumps(value).encode()))
+def test_whatever_is_in_a_file_it_is_read_or_refused_in_one_line(raw: bytes) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_request(raw)
+    assert "\n" not in str(refused.value)
+
+
+@given(
+    st.sampled_from(["messages", "contents", "input", "tools", "system", "systemInstruction", "model", "instructions"]),
+    st.sampled_from(["messages", "contents", "input"]),
+    values.json_values,
+)
+def test_a_value_of_another_kind_anywhere_is_read_or_refused_in_one_line(name: str, prompt: str, value: object) -> None:
+    body = {"model": "claude-sonnet-5-5", "max_tokens": 1, prompt: [], name: value}
+    refused = ""
+    try:
+        explain_request(parse_request(json.dumps(body).encode()), None)
+    except UserError as error:
+        refused = str(error)
+    assert "\n" not in refused
+
+
+@given(st.text(max_size=2000), st.text(max_size=2000))
+def test_a_shown_difference_is_short_and_there_where_there_is_one(old: str, new: str) -> None:
+    lines = diff_texts(old, new)
+    assert len(lines) <= DIFF_LINES_MAX
+    assert all(len(line) <= LINE_CHARS_MAX for line in lines)
+    if old.splitlines() != new.splitlines():
+        assert any(line[:1] in ("-", "+") for line in lines)
+
+
+@given(st.binary(max_size=50), st.binary(max_size=50), st.binary(max_size=50))
+def test_the_common_length_is_where_two_texts_part(same: bytes, old: bytes, new: bytes) -> None:
+    found = common_prefix_length(same + old, same + new, len(same))
+    assert (same + old)[:found] == (same + new)[:found]
+    assert found == min(len(same + old), len(same + new)) or (same + old)[found] != (same + new)[found]

@@ -1,0 +1,52 @@
+"""What holds of every plan."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.catalog.schema import CacheRules
+from holdfast.planning.breakpoints import place_breakpoints
+from holdfast.providers.registry import get_adapter
+from holdfast.types.prompt import Stability
+from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
+
+heads = st.lists(
+    st.builds(
+        EncodedBlock,
+        layer=st.just("head"),
+        place=st.sampled_from(["tools", "system"]),
+        stability=st.sampled_from([Stability.FROZEN, Stability.EPOCH]),
+        data=st.just(b"{}"),
+        markable=st.booleans(),
+    ),
+    max_size=5,
+).map(lambda pieces: sorted(pieces, key=lambda piece: ["tools", "system"].index(piece.place)))
+tails = st.lists(
+    st.builds(
+        EncodedBlock,
+        layer=st.just("tail"),
+        place=st.just("messages"),
+        stability=st.sampled_from([Stability.GROWING, Stability.VOLATILE]),
+        data=st.just(b"{}"),
+        markable=st.booleans(),
+        role=st.sampled_from(["user", "assistant"]),
+        ephemeral=st.booleans(),
+    ),
+    max_size=30,
+)
+
+
+@given(heads, tails, st.integers(1, 4))
+def test_marks_are_few_and_only_on_blocks_that_take_them(
+    head: list[EncodedBlock], tail: list[EncodedBlock], most: int
+) -> None:
+    scroll = RequestBuffer(get_adapter("anthropic"), len)
+    scroll.extend([*head, *tail])
+    marks = place_breakpoints(scroll, CacheRules(kind="marks", tokens_min=0, marks_max=most)).marks
+    positions = [mark.piece for mark in marks]
+    assert len(positions) <= most
+    assert positions == sorted(set(positions))
+    for position in positions:
+        piece = scroll.pieces[position]
+        assert piece.markable
+        assert not piece.ephemeral
+        assert piece.stability < Stability.VOLATILE

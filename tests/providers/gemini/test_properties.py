@@ -1,0 +1,148 @@
+"""What holds for every request to and every reply from Gemini."""
+
+import json
+
+from google.genai import types
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support import wire_values as values
+from tests.support.wires.gemini import VALUES
+
+from holdfast.errors import OrderError
+from holdfast.providers.adapter import PATH_HEADER
+from holdfast.providers.gemini import cached_content, gemini
+from holdfast.providers.json_splice import close_brackets
+from holdfast.types.blocks import Opaque, Text, Thinking, ToolResult
+from holdfast.types.json_encoding import encode_json
+from holdfast.types.prompt import HistoryEntry, Parameters, Plan, Prompt, Segment, Stability
+from holdfast.types.reply import Reply, ReplyFinished
+from holdfast.types.request_buffer import RequestBuffer
+
+AT = {PATH_HEADER: "/v1/models/m:generateContent"}
+counters = st.integers(0, 10**6)
+named_results = st.builds(ToolResult, values.ids, st.just((Text("x"),)), st.booleans(), values.names)
+stabilities = st.sampled_from(Stability)
+
+
+def body_with(part: bytes) -> bytes:
+    head = b'{"generationConfig":{"maxOutputTokens":1},"contents":[{"role":"user","parts":['
+    return head + part + b"]}]}"
+
+
+@given(st.dictionaries(st.text('ab"\\{}[],:\n', min_size=1, max_size=6), values.json_values, min_size=1, max_size=4))
+def test_a_part_unknown_to_us_keeps_every_byte(members: dict[str, object]) -> None:
+    raw = json.dumps(members).encode()
+    read = gemini.read_request(body_with(raw), AT)
+    assert read.prompt.passages[0].content == (Opaque(next(iter(members)), raw),)
+    assert gemini.write_request(read.prompt, read.plan, read.parameters) == body_with(raw)
+
+
+@given(counters, counters, counters, counters, counters)
+def test_the_buckets_add_up_to_what_the_provider_counted(
+    prompt: int, cached: int, tools: int, candidates: int, thoughts: int
+) -> None:
+    wire = {
+        "promptTokenCount": prompt,
+        "cachedContentTokenCount": min(cached, prompt),
+        "toolUsePromptTokenCount": tools,
+        "candidatesTokenCount": candidates,
+        "thoughtsTokenCount": thoughts,
+        "totalTokenCount": prompt + tools + candidates + thoughts,
+    }
+    usage = gemini.read_reply(encode_json({"usageMetadata": wire})).usage
+    assert usage.tokens_sent + usage.output == wire["totalTokenCount"]
+    assert usage.cache_read == wire["cachedContentTokenCount"]
+    assert usage.output == candidates + thoughts
+
+
+@given(named_results)
+def test_a_result_comes_back_with_its_name(result: ToolResult) -> None:
+    prompt = Prompt((Segment("history", Stability.GROWING, "messages", passages=(HistoryEntry("user", (result,)),)),))
+    body = gemini.write_request(prompt, Plan(), Parameters("m", 1))
+    assert gemini.read_request(body, AT).prompt.passages[0].content == (result,)
+
+
+@given(VALUES.replies)
+def test_a_reply_is_sent_back_as_the_parts_it_came_in(reply: Reply) -> None:
+    told = json.loads(gemini.write_reply(reply))["candidates"][0]["content"]
+    history = Segment("history", Stability.GROWING, "messages", passages=(HistoryEntry("assistant", reply.content),))
+    sent = json.loads(gemini.write_request(Prompt((history,)), Plan(), Parameters("m", 1)))["contents"]
+    assert sent == ([told] if told["parts"] else [])
+
+
+@given(VALUES.replies)
+def test_the_providers_own_types_understand_every_reply(reply: Reply) -> None:
+    known = tuple(block for block in reply.content if not isinstance(block, Opaque))
+    body = gemini.write_reply(Reply(known, reply.stop_reason, reply.usage, reply.model, reply.id))
+    read = types.GenerateContentResponse.model_validate_json(body)
+    assert read.response_id == reply.id
+    assert read.usage_metadata is not None
+    assert read.usage_metadata.total_token_count == reply.usage.tokens_sent + reply.usage.output
+
+
+@given(VALUES.replies, st.data())
+def test_a_reply_that_was_cut_can_be_sent_back(reply: Reply, data: st.DataObject) -> None:
+    whole = b"".join(gemini.write_stream(reply))
+    reader = gemini.stream_reader()
+    deltas = list(reader.feed(whole[: data.draw(st.integers(0, len(whole)))]))
+    partial = reader.partial()
+    assert (partial is None) == (not deltas)
+    if partial is None or isinstance(deltas[-1], ReplyFinished):
+        return
+    assert partial.stop_reason == "cancelled"
+    assert not any(isinstance(block, Text) and not block.text.strip() for block in partial.content)
+    assert not partial.content or not isinstance(partial.content[-1], Thinking)
+    lowered = gemini.lower(HistoryEntry("assistant", partial.content))
+    assert lowered is None or lowered.content == partial.content
+
+
+nested = st.recursive(
+    st.text('a"\\[{]}', max_size=3), lambda inner: st.lists(inner) | st.dictionaries(st.text("a{"), inner)
+)
+
+
+def openings(raw: bytes) -> list[int]:
+    """Behind each bracket that opens something, strings left out."""
+    found: list[int] = []
+    at = 0
+    while at < len(raw):
+        if raw[at : at + 1] == b'"':
+            while raw[(at := at + 1) : at + 1] != b'"':
+                at += raw[at : at + 1] == b"\\"
+        at += 1
+        if raw[at - 1 : at] in (b"[", b"{"):
+            found.append(at)
+    return found
+
+
+@given(nested, st.data())
+def test_json_that_ends_where_something_opens_is_closed(value: object, data: st.DataObject) -> None:
+    raw = encode_json([value])
+    start = raw[: data.draw(st.sampled_from(openings(raw)))]
+    assert close_brackets(start).startswith(start)
+    assert isinstance(json.loads(close_brackets(start)), list)
+    assert close_brackets(raw) == raw
+
+
+@given(st.lists(stabilities, min_size=4, max_size=4), values.prompts, VALUES.parameters)
+def test_nothing_of_a_head_stands_beside_a_reference_to_a_cache(
+    levels: list[Stability], prompt: Prompt, parameters: Parameters
+) -> None:
+    scroll = RequestBuffer(gemini, count=len)
+    for segment, stability in zip(prompt.segments, sorted(levels), strict=True):
+        moved = Segment(segment.name, stability, segment.place, segment.tools, segment.system, segment.passages)
+        scroll.extend(gemini.spell(moved))
+    if not scroll.stable_count:
+        return
+    opening = gemini.opening(cached_content.reference_cache(parameters, "cachedContents/a"))
+    try:
+        body = json.loads(scroll.render(opening, start=scroll.stable_count))
+    except OrderError:
+        return
+    assert body["cachedContent"] == "cachedContents/a"
+    assert not body.keys() & {"tools", "systemInstruction", "toolConfig"}
+    head = scroll.cacheable_bytes()[: scroll.stable_prefix_length]
+    created = json.loads(cached_content.encode_create_cache(parameters, head, 60)[1])
+    assert [*created.get("contents", ()), *body["contents"]] == json.loads(scroll.render(gemini.opening(parameters)))[
+        "contents"
+    ]

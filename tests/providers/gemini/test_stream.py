@@ -1,0 +1,259 @@
+"""What replies of Gemini say, whole and as they arrive."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from holdfast.errors import ProviderError
+from holdfast.providers.gemini import gemini
+from holdfast.providers.gemini.stream import GeminiReplyFold
+from holdfast.providers.sse import DELTA_CHARS_MAX, EventStreamDecoder
+from holdfast.types.blocks import Block, Opaque, Text, Thinking, ToolUse
+from holdfast.types.reply import (
+    Delta,
+    Reply,
+    ReplyFinished,
+    ReplyStarted,
+    StopReason,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseDelta,
+    ToolUseStarted,
+)
+from holdfast.types.usage import Usage
+
+
+def chunk(*parts: object, finish: str | None = None, **members: object) -> dict[str, object]:
+    finished = {"finishReason": finish} if finish else {}
+    return {"candidates": [{"content": {"role": "model", "parts": list(parts)}, **finished}], **members}
+
+
+def event(told: object) -> bytes:
+    return b"data: " + json.dumps(told).encode() + b"\r\n\r\n"
+
+
+def deltas_of(*chunks: object) -> list[Delta]:
+    reader = gemini.stream_reader()
+    return [delta for one in chunks for delta in reader.feed(event(one))]
+
+
+def whole(*parts: object, finish: str = "STOP", **members: object) -> Reply:
+    return gemini.read_reply(json.dumps(chunk(*parts, finish=finish, **members)).encode())
+
+
+def content_of(*parts: object) -> tuple[Block, ...]:
+    """The same, whole and as a stream of one part a chunk."""
+    found = whole(*parts).content
+    *first, last = parts
+    finished = deltas_of(*(chunk(part) for part in first), chunk(last, finish="STOP"))[-1]
+    assert isinstance(finished, ReplyFinished)
+    assert finished.reply.content == found
+    return found
+
+
+CALL = {"functionCall": {"id": "c", "name": "f", "args": {"a": 1}}}
+
+
+def test_the_smallest_reply_is_read() -> None:
+    reply = gemini.read_reply(b'{"candidates":[{"content":{"parts":[{"text":"hi"}]}}]}')
+    assert reply == Reply((Text("hi"),), "error", Usage())
+
+
+def test_a_stream_is_told_as_it_arrives() -> None:
+    assert deltas_of(
+        chunk({"text": "hm", "thought": True}, responseId="r", modelVersion="m", usageMetadata={"promptTokenCount": 4}),
+        chunk({"text": "He"}),
+        chunk({"text": "llo"}),
+        chunk(CALL | {"thoughtSignature": "s"}),
+        chunk(finish="STOP", usageMetadata={"promptTokenCount": 5, "candidatesTokenCount": 2}),
+        chunk({"text": "late"}, usageMetadata={"promptTokenCount": 9}),
+    ) == [
+        ReplyStarted("r", "m", Usage(input=4)),
+        ThinkingDelta(0, "hm"),
+        TextDelta(1, "He"),
+        TextDelta(1, "llo"),
+        ToolUseStarted(3, "c", "f"),
+        ToolUseDelta(3, '{"a": 1}'),
+        ReplyFinished(
+            Reply(
+                (Thinking("hm"), Text("Hello"), Thinking("", "s"), ToolUse("c", "f", '{"a": 1}')),
+                "tool_use",
+                Usage(input=5, output=2),
+                "m",
+                "r",
+            )
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "content"),
+    [
+        ([{"text": "a"}, {"text": ""}, {"text": "b"}], (Text("ab"),)),
+        ([{"text": ""}], ()),
+        ([{"text": "", "thought": True}, {"text": "a"}], (Text("a"),)),
+        ([{}, {"text": "a"}], (Text("a"),)),
+        ([{"text": "a", "thought": True}, {"text": "b", "thought": True}, {"text": "c"}], (Thinking("ab"), Text("c"))),
+        (
+            [{"text": "a"}, {"text": "b", "thoughtSignature": "s"}, {"text": "c"}],
+            (Text("a"), Thinking("", "s"), Text("b"), Text("c")),
+        ),
+        ([{"text": "a"}, {"text": "", "thoughtSignature": "s"}], (Text("a"), Thinking("", "s"))),
+        (
+            [
+                {"text": "a", "thought": True},
+                {"text": "", "thoughtSignature": "s"},
+                {"text": "b", "thought": True},
+                CALL | {"thoughtSignature": "t"},
+            ],
+            (Thinking("a", "s"), Thinking("b", "t"), ToolUse("c", "f", '{"a": 1}')),
+        ),
+        (
+            [{"text": "a"}, {"executableCode": {"code": "1"}}, {"text": "b"}],
+            (Text("a"), Opaque("executableCode", b'{"executableCode": {"code": "1"}}'), Text("b")),
+        ),
+        (
+            [{"functionCall": {"id": "c", "name": "f", "args": [1]}}],
+            (ToolUse("c", "f", '{"INVALID_JSON":"[1]"}'),),
+        ),
+    ],
+)
+def test_parts_become_blocks(parts: Sequence[object], content: tuple[Block, ...]) -> None:
+    assert content_of(*parts) == content
+
+
+def test_a_call_without_an_id_gets_one_that_begins_with_its_name_and_is_its_own() -> None:
+    call = {"functionCall": {"name": "read", "args": {}}}
+    replies = [whole(call, call, responseId=id) for id in ("r1", "r2", "r1")]
+    ids = [[block.id for block in reply.content if isinstance(block, ToolUse)] for reply in replies]
+    assert ids[0] == ids[2]
+    assert len({*ids[0], *ids[1]}) == 4
+    assert all(id.startswith("read-") for id in ids[0])
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("STOP", "end_turn"),
+        ("MAX_TOKENS", "max_tokens"),
+        ("CONTINUATION", "max_tokens"),
+        *((reason, "refusal") for reason in ("SAFETY", "RECITATION", "PROHIBITED_CONTENT", "BLOCKLIST", "SPII")),
+        *((reason, "error") for reason in ("MALFORMED_FUNCTION_CALL", "OTHER", "NOT_YET_INVENTED")),
+    ],
+)
+def test_reasons_to_stop_are_read(reason: str, expected: StopReason) -> None:
+    assert whole({"text": "a"}, finish=reason).stop_reason == expected
+
+
+def test_a_call_makes_only_a_good_end_a_use_of_tools() -> None:
+    assert whole(CALL).stop_reason == "tool_use"
+    assert whole(CALL, finish="MAX_TOKENS").stop_reason == "max_tokens"
+
+
+def test_a_prompt_that_was_blocked_is_a_refusal() -> None:
+    blocked = {"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 3}}
+    expected = Reply((), "refusal", Usage(input=3))
+    assert gemini.read_reply(json.dumps(blocked).encode()) == expected
+    assert deltas_of(blocked)[-1] == ReplyFinished(expected)
+    assert not any(isinstance(delta, ReplyFinished) for delta in deltas_of({"promptFeedback": {"safetyRatings": []}}))
+
+
+def test_only_the_first_candidate_is_read() -> None:
+    others = [{"index": 1, "content": {"parts": [{"text": "b"}]}}, {"index": 0, "content": {"parts": [{"text": "a"}]}}]
+    assert gemini.read_reply(json.dumps({"candidates": others}).encode()).content == (Text("a"),)
+
+
+def test_an_error_in_a_stream_has_its_kind() -> None:
+    reader = gemini.stream_reader()
+    list(reader.feed(event(chunk({"text": "a"}))))
+    with pytest.raises(ProviderError, match=r"Overloaded\.") as failed:
+        list(reader.feed(event({"error": {"code": 503, "message": "Overloaded.", "status": "UNAVAILABLE"}})))
+    assert (failed.value.kind, failed.value.status) == ("server_error", 503)
+    partial = reader.partial()
+    assert partial is not None
+    assert (partial.content, partial.stop_reason) == ((Text("a"),), "cancelled")
+
+
+def test_an_error_without_a_code_is_known_by_its_name() -> None:
+    with pytest.raises(ProviderError) as failed:
+        gemini.read_reply(b'{"error":{"status":"RESOURCE_EXHAUSTED","message":"Slow down."}}')
+    assert (failed.value.kind, failed.value.status) == ("rate_limit", 429)
+
+
+@pytest.mark.parametrize(
+    ("parts", "left"),
+    [
+        ([{"text": " "}], ()),
+        ([{"text": "a"}, {"text": "hm", "thought": True}], (Text("a"),)),
+        ([{"text": "a"}, {"text": "", "thoughtSignature": "s"}], (Text("a"),)),
+        ([{"text": "", "thoughtSignature": "s"}, CALL], (Thinking("", "s"), ToolUse("c", "f", '{"a": 1}'))),
+    ],
+)
+def test_a_cut_stream_leaves_a_legal_message(parts: list[object], left: tuple[Block, ...]) -> None:
+    reader = gemini.stream_reader()
+    assert reader.partial() is None
+    list(reader.feed(event(chunk(*parts, responseId="r"))))
+    assert reader.partial() == Reply(left, "cancelled", Usage(), "", "r")
+
+
+def test_a_stream_that_is_over_leaves_its_reply() -> None:
+    reader = gemini.stream_reader()
+    *_, finished = reader.feed(event(chunk({"text": " "}, finish="STOP")))
+    assert finished == ReplyFinished(Reply((Text(" "),), "end_turn", Usage()))
+    assert reader.partial() == finished.reply
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"candidates":3}',
+        b'{"candidates":[{"content":{"parts":[3]}}]}',
+        b'{"candidates":[{"content":{"parts":[{"text":3}]}}]}',
+        b'{"candidates":[{"content":{"parts":[{"functionCall":{}}]}}]}',
+        b'{"candidates":[{"content":{"parts":[{"text":"\\ud800"}]}}]}',
+        b'{"candidates":[],"x":"\xff"}',
+        b'{"candidates":' + b"[" * 100_000,
+        b'{"usageMetadata":{"promptTokenCount":"x"}}',
+        b'{"error":' + b"[" * 100_000,
+        b'{"error":3}',
+    ],
+)
+def test_bytes_that_are_no_reply_are_refused_in_one_line(body: bytes) -> None:
+    for read in (gemini.read_reply, lambda body: list(gemini.stream_reader().feed(b"data: " + body + b"\n\n"))):
+        with pytest.raises(ProviderError) as refused:
+            read(body)
+        assert refused.value.kind == "server_error"
+        assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_stream_without_end_is_cut() -> None:
+    reader = EventStreamDecoder(GeminiReplyFold(), reply_bytes_max=10)
+    with pytest.raises(ProviderError, match="more than 10 bytes in one response"):
+        reader.feed(b"x" * 11)
+    with pytest.raises(ProviderError, match="an event of more than 10 bytes"):
+        list(EventStreamDecoder(GeminiReplyFold(), event_bytes_max=10).feed(b"x" * 11))
+
+
+def test_text_is_streamed_a_little_at_a_time_and_signed_text_at_once() -> None:
+    long = "ä" * (DELTA_CHARS_MAX + 1)
+    content = (Thinking(long, "c2ln"), Text(long), Opaque("x", b'{"x":\n1}'), Text(long))
+    events = list(gemini.write_stream(Reply(content, "end_turn", Usage())))
+    deltas = [delta for one in events for delta in gemini.stream_reader().feed(one)]
+    assert [len(delta.text) for delta in deltas if isinstance(delta, ThinkingDelta | TextDelta)] == [64, 1, 65, 64, 1]
+    assert all(one.startswith(b"data: ") for one in events)
+
+
+def test_counters_that_cannot_be_are_none() -> None:
+    usage = whole(usageMetadata={"promptTokenCount": 3, "cachedContentTokenCount": 5, "thoughtsTokenCount": -1}).usage
+    assert usage == Usage(input=0, cache_read=3, output=0)
+
+
+def test_a_reply_for_a_provider_that_said_less_can_be_written() -> None:
+    body = json.loads(gemini.write_reply(Reply((Thinking("hm"),), "cancelled", Usage(cache_write_5m=2, output=1))))
+    (candidate,) = body["candidates"]
+    assert candidate == {"content": {"role": "model", "parts": []}, "index": 0}
+    assert body["usageMetadata"] == {"promptTokenCount": 2, "candidatesTokenCount": 1, "totalTokenCount": 3}

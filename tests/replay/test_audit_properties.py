@@ -1,0 +1,160 @@
+"""What holds of every audit: whatever the bytes, however a reply is split, and whatever a plan would have cost."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.client_transcripts import Script, usage
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.replay.audit import Audit, AuditReport
+from holdfast.replay.claude_code_transcripts import read_transcript
+from holdfast.replay.recording import RecordedCall, Recording, Transcript, deduplicate_transcripts
+from holdfast.replay.trace_files import BrokenLine
+from holdfast.types.usage import Usage
+
+MODELS = ("anthropic:claude-sonnet-4-6", "anthropic:claude-opus-4-5", "openai:gpt-6-sol", "anthropic:nobody")
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+"""Any JSON, and what passes for it."""
+
+KINDS = st.sampled_from(["user", "assistant", "system", "summary", "progress"]) | anything
+NAMES = st.sampled_from(["a", "b", "c"]) | st.none() | anything
+COUNTS = st.integers(-5, 10**12) | st.none() | anything
+near_lines = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": KINDS,
+        "subtype": st.sampled_from(["compact_boundary", None]) | anything,
+        "uuid": NAMES,
+        "parentUuid": NAMES,
+        "sessionId": NAMES,
+        "agentId": NAMES,
+        "requestId": NAMES,
+        "timestamp": st.datetimes().map(lambda at: at.isoformat()) | anything,
+        "cwd": NAMES,
+        "isSidechain": st.booleans() | anything,
+        "isMeta": st.booleans() | anything,
+        "isCompactSummary": st.booleans() | anything,
+        "message": st.fixed_dictionaries(
+            {},
+            optional={
+                "id": NAMES,
+                "model": st.sampled_from(["claude-sonnet-4-6", "<synthetic>", "nobody"]) | anything,
+                "content": st.text() | st.lists(anything, max_size=2) | anything,
+                "usage": st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "input_tokens": COUNTS,
+                        "output_tokens": COUNTS,
+                        "cache_read_input_tokens": COUNTS,
+                        "cache_creation_input_tokens": COUNTS,
+                        "cache_creation": st.fixed_dictionaries({"ephemeral_1h_input_tokens": COUNTS}) | anything,
+                    },
+                )
+                | anything,
+            },
+        )
+        | anything,
+    },
+)
+"""Lines that are nearly those of a transcript."""
+
+
+def audited(files: Sequence[bytes], *, spelled: bool = False) -> AuditReport:
+    audit = Audit(shipped_models())
+    transcripts = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, written in enumerate(files):
+            path = Path(folder) / f"{number}.jsonl"
+            path.write_bytes(written)
+            for found in read_transcript(path, spelled=spelled):
+                if isinstance(found, BrokenLine):
+                    assert "\n" not in found.reason
+                    audit.pass_over(found)
+                else:
+                    transcripts.append(found)
+    for one in deduplicate_transcripts(transcripts):
+        audit.add(one)
+    return audit.report()
+
+
+def lines_of(script: Script) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in script.lines)
+
+
+@given(st.lists(st.binary(max_size=200), max_size=3), st.booleans())
+def test_any_bytes_are_survived(files: list[bytes], spelled: bool) -> None:
+    report = audited(files, spelled=spelled)
+    assert report.calls == 0
+    said = sum(bool(line.strip()) for file in files for line in file.split(b"\n"))
+    assert report.broken_lines <= said
+
+
+@given(st.lists(near_lines | anything, max_size=8), st.booleans())
+def test_any_json_is_survived_and_a_good_call_behind_it_is_counted(lines: list[object], spelled: bool) -> None:
+    good = lines_of(Script("good").ask().reply(usage(0, 9_000), id="good"))
+    report = audited([b"".join(json.dumps(line).encode() + b"\n" for line in lines) + good], spelled=spelled)
+    assert report.calls >= 1
+    assert report.usage.cache_write_5m >= 9_000
+    assert report.broken_lines <= len(lines)
+    json.dumps([report.spent_usd, report.lost_usd, *report.planned_usd, report.optimum_usd], allow_nan=False)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.floats(1, 4000)), min_size=1, max_size=6),
+    st.lists(st.integers(0, 5), max_size=3),
+)
+def test_what_was_spent_is_counted_once_however_replies_are_split_and_files_are_copied(
+    calls: list[tuple[int, float]], copies: list[int]
+) -> None:
+    def script(split: bool) -> Script:
+        made = Script().ask()
+        for number, (parts, gap) in enumerate(calls):
+            made.reply(usage(number * 3_000, 9_000), parts=parts if split else 1).result(after=gap)
+        return made
+
+    whole = audited([lines_of(script(False))])
+    files = [lines_of(script(True))]
+    files += [b"".join(files[0].splitlines(keepends=True)[: 2 + length]) for length in copies]
+    split = audited(files)
+    assert (split.calls, split.usage, split.spent_usd) == (whole.calls, whole.usage, whole.spent_usd)
+    assert split.calls == len(calls)
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> Transcript:
+    """Prompts that grow, shrink, pause and are read from the cache or not; anything that usage can say."""
+    at, sent, calls = draw(st.floats(1.75e9, 1.8e9)), 0, []
+    for _ in range(draw(st.integers(1, 8))):
+        at += draw(st.floats(0, 600) | st.floats(0, 9_000))
+        sent = draw(st.integers(1, 200_000) | st.integers(sent, sent + 5_000).filter(bool))
+        read = draw(st.sampled_from([0, sent // 2, sent]))
+        long = draw(st.booleans())
+        written = Usage(cache_write_1h=sent - read) if long else Usage(cache_write_5m=sent - read)
+        used = written + Usage(cache_read=read, output=draw(st.integers(0, 500)))
+        model = draw(st.sampled_from(MODELS))
+        calls.append(RecordedCall(at, at, "tool", (), None, used, model, draw(st.sampled_from([None, None, 0]))))
+    ids = tuple(str(number) for number in range(len(calls)))
+    return Transcript(Recording("r", "", (), tuple(calls)), "r", "p", ids)
+
+
+@given(recordings())
+def test_no_plan_costs_less_than_the_best_one_and_nothing_lost_was_not_spent(transcript: Transcript) -> None:
+    audit = Audit(shipped_models())
+    audit.add(transcript)
+    report = audit.report()
+    assert report.optimum_usd <= report.planned_usd[0] * (1 + 1e-9)
+    assert report.planned_usd[0] <= report.planned_usd[1]
+    assert 0 <= report.lost_usd <= report.spent_usd
+    assert report.cold_calls == sum(cause.calls for cause in report.causes) <= report.calls
+    (row,) = report.sessions
+    assert (row.spent_usd, row.lost_usd, row.planned_usd) == (report.spent_usd, report.lost_usd, report.planned_usd)
+    assert sum(model.spent_usd or 0 for model in report.models) <= report.spent_usd * (1 + 1e-9)

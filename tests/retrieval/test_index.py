@@ -1,0 +1,258 @@
+"""Finding units by words, by meaning and by their links, and being told why."""
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from tests.support.retrieval_units import OFFICE
+
+from holdfast.errors import UserError
+from holdfast.retrieval.bm25 import extract_terms
+from holdfast.retrieval.encoders import wordllama
+from holdfast.retrieval.encoders.registry import (
+    ENCODERS,
+    NO_MODEL,
+    EncoderName,
+    create_semantic_stage,
+    find_missing_packages,
+)
+from holdfast.retrieval.index import FLOOR_LEXICAL, SearchIndex, SearchResult, StageWeights
+from holdfast.retrieval.units import PASSAGE_WORDS, PASSAGES_MAX, SearchUnit, list_passages, split_name
+
+
+def ids(answer: SearchResult) -> list[str]:
+    return [one.id for one in answer.found]
+
+
+def test_words_are_found_in_whatever_form_they_stand() -> None:
+    assert ids(SearchIndex(OFFICE).search("filling forms"))[0] == "forms"
+    assert extract_terms("Please, could you be FILLING the forms?") == ["fill", "form"]
+
+
+def test_the_parts_of_a_name_are_words() -> None:
+    assert split_name("readPDFText_file2.käse") == "read PDF Text file 2 käse"
+    assert ids(SearchIndex(OFFICE).search("merge"))[0] == "merge"
+
+
+def test_a_name_is_found_by_its_meaning_however_long_the_description_is() -> None:
+    described = "Talk to the office of a company, its people and its partners, and keep what was said in a ledger"
+    named, unnamed = SearchUnit("named", "kitten", described), SearchUnit("unnamed", "office", described)
+    fits = {
+        one.id: one.shares[1].fit
+        for one in SearchIndex([named, unnamed, *OFFICE], meaning=create_semantic_stage()).search("cats", floor=0).found
+    }
+    assert fits["named"] == 1 > fits["unnamed"]
+
+
+def test_case_and_punctuation_change_no_meaning() -> None:
+    index = SearchIndex(OFFICE, meaning=create_semantic_stage())
+    assert index.search("Will it RAIN -- tomorrow?!", floor=0) == index.search("will it rain tomorrow", floor=0)
+
+
+def test_a_query_without_a_common_word_finds_by_meaning_only() -> None:
+    query = "will there be a storm tomorrow"
+    assert ids(SearchIndex(OFFICE).search(query)) == []
+    assert ids(SearchIndex(OFFICE, meaning=create_semantic_stage()).search(query))[:1] == ["weather"]
+
+
+def test_long_content_is_found_by_one_of_its_passages() -> None:
+    filler = " ".join(["ledger"] * PASSAGE_WORDS)
+    nap = " ".join(["The cat sleeps on the sofa."] * (PASSAGE_WORDS // 6))
+    long = SearchUnit("long", "handbook", "Rules of the house", content=f"{filler} {nap} {filler}")
+    index = SearchIndex([long, *OFFICE], meaning=create_semantic_stage())
+    assert ids(index.search("kitten napping on a couch", floor=0))[0] == "long"
+    much = " ".join(map(str, range(PASSAGE_WORDS * (PASSAGES_MAX + 5))))
+    assert len(list_passages(SearchUnit("much", content=much))) == PASSAGES_MAX
+
+
+def test_a_unit_says_which_words_matched_and_what_each_stage_added() -> None:
+    found = SearchIndex(OFFICE, meaning=create_semantic_stage()).search("fill in the fields of a form").found[0]
+    assert found.id == "forms"
+    assert found.matched_terms == ("fill", "field", "form")
+    assert [share.stage for share in found.shares] == ["lexical", "semantic", "graph"]
+    assert [share.fit for share in found.shares[:2]] == [1, 1]
+    assert found.links == ("mergePages",)
+
+
+def test_a_reference_pulls_in_the_unit_that_it_names() -> None:
+    by_id = {one.id: one for one in SearchIndex(OFFICE).search("fill in a form", floor=0).found}
+    assert by_id["merge"].shares[-1].stage == "graph"
+    assert by_id["merge"].shares[-1].fit == 1
+    assert by_id["weather"].score == 0
+
+
+def test_a_bare_word_is_no_reference() -> None:
+    plain = msgspec.structs.replace(OFFICE[0], content="Read mergePages first.")
+    assert SearchIndex([plain, *OFFICE[1:]]).search("fill in a form", floor=0).found[0].links == ()
+
+
+@pytest.mark.parametrize("spelled", ["`mergePages`", "[[mergePages]]", "[the pages](mergePages)", "skill:merge/v1"])
+def test_a_reference_is_quoted_bracketed_linked_or_an_address(spelled: str) -> None:
+    naming = SearchUnit("naming", "naming", "Forms", content=f"First read {spelled}.")
+    named = SearchUnit("skill:merge/v1", "mergePages", "Pages")
+    found = {one.id: one for one in SearchIndex([naming, named]).search("forms", floor=0).found}
+    assert found["skill:merge/v1"].shares[-1].fit == 1
+
+
+def test_a_unit_is_not_its_own_neighbour() -> None:
+    sharing = [SearchUnit("one", "alpha", triggers=("ship it",)), SearchUnit("two", "beta", triggers=("ship it",))]
+    assert SearchIndex(sharing).search("alpha", floor=0).found[0].shares[-1].fit == 0
+    itself = SearchUnit("three", "gamma", content="This is `gamma`.")
+    found = SearchIndex([itself, *sharing]).search("gamma", floor=0).found[0]
+    assert (found.links, found.shares[-1].fit) == ((), 0)
+
+
+def test_what_many_share_binds_each_less() -> None:
+    def reached(count: int) -> float:
+        sharing = [
+            SearchUnit(f"unit-{one}", triggers=("ship it",), content="rare" * (one == 0)) for one in range(count)
+        ]
+        index = SearchIndex(sharing)
+        return {one.id: one for one in index.search("rare", floor=0, limit=count).found}["unit-1"].shares[-1].fit
+
+    assert reached(2) == 1
+    assert 0 < reached(20) < reached(3) < 1
+
+
+def test_triggers_that_say_the_same_are_shared_however_they_are_spelled() -> None:
+    one, other = (
+        SearchUnit("one", "alpha", triggers=("Ship the release!",)),
+        SearchUnit("two", "beta", triggers=("release shipping",)),
+    )
+    assert SearchIndex([one, other]).search("alpha", floor=0).found[1].shares[-1].fit == 1
+
+
+def test_below_the_floor_nothing_is_returned_as_filler() -> None:
+    index = SearchIndex(OFFICE, meaning=create_semantic_stage())
+    answer = index.search("quantum chromodynamics of mesons")
+    assert answer.found == ()
+    assert len(answer.dropped) == len(OFFICE)
+    assert all(one.relevance < answer.floor for one in answer.dropped)
+    assert len(index.search("quantum chromodynamics of mesons", floor=0).found) == len(OFFICE)
+
+
+def test_what_is_dropped_leaves_its_place_to_others() -> None:
+    answer = SearchIndex(OFFICE).search("fill the fields, tell users", limit=2, floor=FLOOR_LEXICAL)
+    assert ids(answer) == ["forms", "release"]
+
+
+def test_the_floor_is_that_of_the_stages_there_are() -> None:
+    assert SearchIndex().floor == FLOOR_LEXICAL
+    assert SearchIndex(meaning=create_semantic_stage()).floor == wordllama.FLOOR
+
+
+def test_a_blank_query_finds_nothing() -> None:
+    assert SearchIndex(OFFICE, meaning=create_semantic_stage()).search("  ").found == ()
+
+
+def test_without_vectors_the_answer_says_so() -> None:
+    answer = SearchIndex(OFFICE).search("forms")
+    assert answer.embedding_model_version == NO_MODEL
+    assert answer.weights.semantic == 0
+    assert [share.stage for share in answer.found[0].shares] == ["lexical", "graph"]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "named"),
+    [
+        ("wordllama", ["wordllama"]),
+        ("paired", ["wordllama", "use-multilingual"]),
+        ("minilm", ["minilm"]),
+        ("joined", ["minilm", "wordllama", "use-multilingual", "granite"]),
+    ],
+)
+def test_the_answer_names_the_model_and_its_version(encoder: EncoderName, named: list[str]) -> None:
+    index = SearchIndex(OFFICE, meaning=create_semantic_stage(encoder))
+    version = index.search("forms").embedding_model_version.lower()
+    assert [name for name in ("minilm", "wordllama", "use-multilingual", "granite") if name in version] == named
+    assert ids(index.search("will it rain tomorrow"))[0] == "weather"
+    assert index.digest != SearchIndex(OFFICE).digest
+
+
+def test_weights_must_be_shares_of_one() -> None:
+    with pytest.raises(UserError, match=r"must sum to 1, not to 0\.900"):
+        StageWeights(0.3, 0.5, 0.1)
+    with pytest.raises(UserError, match="numbers from 0 to 1"):
+        StageWeights(-0.5, 1.0, 0.5)
+    with pytest.raises(UserError, match="numbers from 0 to 1"):
+        StageWeights(float("nan"), 0.5, 0.5)
+
+
+def test_weights_decide_which_stage_wins() -> None:
+    units = [
+        SearchUnit("word", "ledgers", "accounting and tax by Storm Ltd"),
+        SearchUnit("sense", "forecast", "Rain, thunder, wind"),
+    ]
+    index = SearchIndex(units, meaning=create_semantic_stage())
+    assert ids(index.search("heavy storm", floor=0, weights=StageWeights(1, 0, 0)))[0] == "word"
+    assert ids(index.search("heavy storm", floor=0, weights=StageWeights(0, 1, 0)))[0] == "sense"
+
+
+def test_an_unknown_encoder_names_those_there_are() -> None:
+    with pytest.raises(UserError, match="unknown encoder 'glove'; use one of wordllama, paired, minilm, joined"):
+        create_semantic_stage("glove")
+
+
+def test_a_missing_extra_is_named_and_the_rest_works_without_it() -> None:
+    code = (
+        "import sys\n"
+        "class Nothing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('numpy', 'wordllama', 'tokenizers'): raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Nothing())\n"
+        "import importlib.util\n"
+        "real = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name: None if name in ('numpy', 'wordllama', 'tokenizers') else real(name)\n"
+        "from holdfast.retrieval.index import Index\n"
+        "from holdfast.retrieval.units import Unit\n"
+        "from holdfast.retrieval.encoders.registry import meaning_stage\n"
+        "print(Index([Unit('a', 'forms')]).search('form').found[0].id)\n"
+        "try: meaning_stage()\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "a",
+        "UserError ranking by wordllama needs wordllama, numpy, tokenizers: pip install 'holdfast[semantic]', "
+        "or rank lexically",
+    ]
+
+
+def test_nothing_is_missing_where_the_tests_run() -> None:
+    assert [find_missing_packages(encoder) for encoder in ENCODERS] == [(), (), (), ()]
+
+
+@pytest.mark.timeout(240)
+def test_every_process_and_every_number_of_threads_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import sys, msgspec\n"
+        "from retrieval_units import OFFICE\n"
+        "from holdfast.retrieval.index import Index\n"
+        "from holdfast.retrieval.encoders.registry import meaning_stage\n"
+        "from holdfast.retrieval.units import Unit\n"
+        "many = [Unit(str(n), f'unit {n}', f'{n * 7919 % 1000} pages of forms') for n in range(300)]\n"
+        "by_words = Index([*OFFICE, *many], meaning=meaning_stage('wordllama'))\n"
+        "by_both = Index([*OFFICE, *many[:12]], meaning=meaning_stage('paired'))\n"
+        "asked = [(index, query) for index in (by_words, by_both) for query in ('fill forms', 'will it rain soon')]\n"
+        "answers = [index.search(query, floor=0, limit=300) for index, query in asked]\n"
+        "sys.stdout.buffer.write(msgspec.json.encode(answers))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    outputs = []
+    for threads, hash_seed in (("1", "1"), ("2", "2"), ("4", "3")):
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", threads)
+        monkeypatch.setenv("PYTHONHASHSEED", hash_seed)
+        outputs.append(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+    assert outputs[0]
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+@pytest.mark.parametrize("text", ["", "\ud800", "\x00", "𝔘𝔫𝔦", "a" * 100_000, "漢字 かな", "`" * 500, "[[" * 500])
+def test_any_text_can_be_kept_and_asked_for(text: str) -> None:
+    index = SearchIndex(OFFICE, meaning=create_semantic_stage())
+    index.add([SearchUnit(text, text, text, (text,), text)])
+    assert text in index
+    assert len(index.search(text, floor=0).found) == len(OFFICE) + 1
+    index.remove([text])
+    assert index.digest == SearchIndex(OFFICE, meaning=create_semantic_stage()).digest

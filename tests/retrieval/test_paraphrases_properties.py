@@ -1,0 +1,123 @@
+"""What holds for the paraphrases of any trigger."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.retrieval.bm25 import extract_terms
+from holdfast.retrieval.paraphrases import (
+    COUNT,
+    COUNT_MAX,
+    INTENT_CHARACTERS_MAX,
+    generate_paraphrases,
+    generate_probes,
+)
+from holdfast.retrieval.synonyms import OTHER_WORDS, VERBS, find_synonyms
+
+_WORDS = sorted({word for group in (*VERBS, *OTHER_WORDS) for word in group} | {"the", "of", "parser", "harbour"})
+intents = st.lists(st.sampled_from(_WORDS), min_size=1, max_size=8).map(" ".join) | st.text(max_size=60)
+
+
+def key(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+@given(intents, st.integers(0, 20))
+def test_there_are_as_many_as_asked_for_and_each_is_another(intent: str, count: int) -> None:
+    found = generate_paraphrases(intent, count)
+    assert len(found) == (count if intent.strip() else 0)
+    assert len({one.lower() for one in found}) == len(found)
+    assert " ".join(intent.split()) not in found
+    assert found == generate_paraphrases(intent, count + 1)[:count]
+
+
+@given(intents)
+def test_no_paraphrase_differs_by_punctuation_alone(intent: str) -> None:
+    if key(intent):
+        assert all(key(one) != key(intent) for one in generate_paraphrases(intent, 20))
+
+
+@given(st.lists(intents, max_size=4).map(tuple), intents, st.integers(0, 25))
+def test_probes_are_paraphrases_of_their_intents_and_the_description(
+    some: tuple[str, ...], description: str, count: int
+) -> None:
+    found = generate_probes(some, description, count=count)
+    every = {one for text in (*some, description) for one in generate_paraphrases(text, COUNT_MAX)}
+    assert set(found) <= every
+    assert len(found) == min(count, len(every))
+
+
+@given(st.text(min_size=INTENT_CHARACTERS_MAX, max_size=INTENT_CHARACTERS_MAX + 500))
+def test_a_very_long_trigger_is_cut(intent: str) -> None:
+    assert all(len(one) < 2 * INTENT_CHARACTERS_MAX for one in generate_paraphrases(intent))
+
+
+@pytest.mark.parametrize(
+    ("intent", "expected"),
+    [
+        (
+            "write the changelog",
+            (
+                "draft the release notes",
+                "how do I write the changelog?",
+                "the release notes, draft",
+                "write changelog",
+                "write the chagnelog",
+            ),
+        ),
+        (
+            "How do I review a pull request before merging?",
+            (
+                "inspect a pull request before joining",
+                "please review a pull request before merging",
+                "before joining, inspect a pull request",
+                "review request before merging",
+                "review a pull reqeust before merging",
+            ),
+        ),
+        (
+            "release is blocked by a failing test and the deadline is close",
+            (
+                "release is blocked by a defective test and the time limit is close",
+                "what should I do when release is blocked by a failing test and the deadline is close?",
+                "the time limit is close and release is blocked by a defective test",
+                "release failing test deadline close",
+                "release is blocked by a failing test and the dealdine is close",
+            ),
+        ),
+        ("wrap up", ("how do I wrap up?", "up, wrap", "warp up", "please wrap up", "please wrp up")),
+    ],
+)
+def test_five_ways_are_other_words_another_form_another_order_fewer_words_and_a_slip(
+    intent: str, expected: tuple[str, ...]
+) -> None:
+    assert generate_paraphrases(intent) == expected
+
+
+def test_the_first_five_share_no_more_words_than_they_must() -> None:
+    texts = ("write the changelog", "fix a broken test", "schedule a meeting with the customer", "delete old files")
+    for text in texts:
+        own = set(extract_terms(text))
+        kept = [len(own & set(extract_terms(one))) / len(own) for one in generate_paraphrases(text, COUNT)]
+        assert min(kept) == 0 or min(kept) <= 0.5
+        assert sum(kept) / len(kept) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("word", "as_order", "expected"),
+    [
+        ("test", True, ("check", "try out")),
+        ("test", False, ()),
+        ("stopping", False, ("halting", "ending")),
+        ("merging", False, ("combining", "joining")),
+        ("companies", False, ()),
+        ("bosses", False, ()),
+        ("customers", False, ("clients", "users")),
+        ("firms", False, ("companies", "businesses")),
+        ("harbour", True, ()),
+    ],
+)
+def test_other_words_stand_in_the_form_of_the_first(word: str, as_order: bool, expected: tuple[str, ...]) -> None:
+    assert find_synonyms(word, as_order=as_order)[:2] == expected

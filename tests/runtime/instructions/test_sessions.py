@@ -1,0 +1,176 @@
+"""Sessions with an agent's instructions: what stands in the prompt, and that what was recalled is history."""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.support.agents import MakeAgent, moved_prefixes, says
+from tests.support.played_sessions import new_session, played, uses
+
+from holdfast import Library, MemoryStore, UserError
+from holdfast.compaction.models import PROTECTED_TOOLS
+from holdfast.engine.tools.definition import ToolError
+from holdfast.events.log import Event
+from holdfast.events.payloads.calls import LlmCallCompleted
+from holdfast.events.payloads.session import EpochOpened, MessageAppended
+from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.migration.folder import write_instruction_folder
+from holdfast.types.blocks import ToolUse, make_user_message
+
+AGENTS = """# Weather service
+
+## Never
+
+- Never push to main.
+- Never print credentials.
+
+## Testing
+
+Run the whole suite before every commit, and add a test for each mistake that you mend.
+
+## Release notes
+
+List what changed for users of the new version, newest first, and name the issue of each.
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Iterator[Library]:
+    (tmp_path / "AGENTS.md").write_text(AGENTS)
+    with Library(tmp_path / "agent.db") as library:
+        write_instruction_folder(library.migrate(tmp_path / "AGENTS.md"), tmp_path / "out")
+        library.publish(tmp_path / "out")
+        yield library
+
+
+async def test_stub_and_index_belong_to_the_epoch_and_what_is_recalled_is_history(library: Library) -> None:
+    recall = uses("recall_instruction", intent="write or run tests", max_chunks=1)
+    provider, store = played([recall], "Tested.", "Bye."), MemoryStore()
+    async with new_session(provider, instructions=library.for_session(), store=store) as session:
+        await session.send("Run the tests.")
+        await session.send("Thanks.")
+        events = list(store.read(session.id))
+    (epoch,) = (one.payload for one in events if isinstance(one.payload, EpochOpened))
+    (project,) = (said.text for said in epoch.system if said.layer == "project")
+    assert "Never push to main." in project
+    assert "- testing: Testing: Run the whole suite" in project
+    usages = [one.payload.usage for one in events if isinstance(one.payload, LlmCallCompleted)]
+    assert all(after.cache_read == before.cache_read + before.cache_write for before, after in pairwise(usages))
+    assert moved_prefixes(events) == []
+
+
+async def test_a_recall_answers_with_the_unit_and_usage_goes_on_record(agent: MakeAgent, library: Library) -> None:
+    recall = ToolUse("call_1", "recall_instruction", '{"intent":"write or run tests","max_chunks":1}')
+    one = agent(says(recall), says("ok"), instructions=library.for_session())
+    async with one.session as session:
+        await session.send("Run the tests.")
+    told = str(one.bodies[1]["messages"][2]["content"])
+    assert "Run the whole suite before every commit" in told
+    token = re.search(r"audi_\w+", told)
+    assert token is not None
+    assert "recall_instruction" in PROTECTED_TOOLS
+    usage = next(tool for tool in library.for_session().tools if tool.spec.name == "submit_usage")
+    assert usage.run(audit_token=token[0], used_chunks=["testing"]) == "on record"
+    assert library.metrics().recall_at_k == 1.0
+
+
+async def test_a_recall_that_fails_is_told_to_the_model(agent: MakeAgent, library: Library) -> None:
+    recall = ToolUse("call_1", "recall_instruction", '{"intent":" "}')
+    one = agent(says(recall), says("ok"), instructions=library.for_session())
+    async with one.session as session:
+        await session.send("Run the tests.")
+    (result,) = one.bodies[1]["messages"][2]["content"]
+    assert result["is_error"]
+    assert "say in `intent`" in str(result)
+
+
+def test_a_session_can_say_which_manifest_it_accepts(library: Library) -> None:
+    uri, sha256 = "instruction:local/main/manifest/v1", library.manifest_sha256()
+    assert library.for_session(manifest_uri=uri, sha256=sha256).text == library.for_session().text
+    with pytest.raises(InstructionError, match="which is not the requested one"):
+        library.for_session(manifest_uri="instruction:local/main/manifest/v2")
+    with pytest.raises(InstructionError, match="which is not the requested one"):
+        library.for_session(sha256="0" * 64)
+
+
+async def test_in_shadow_all_instructions_stand_in_the_prompt_and_recalls_go_on_record(library: Library) -> None:
+    usage = uses("submit_usage", used_chunks=["testing"])
+    provider, store = played([usage], "Tested.", "Bye."), MemoryStore()
+    async with new_session(provider, instructions=library.for_session(shadow=True), store=store) as session:
+        await session.send("Write or run tests.")
+        await session.send("Write release notes.")
+        events = list(store.read(session.id))
+    (epoch,) = (one.payload for one in events if isinstance(one.payload, EpochOpened))
+    (project,) = (said.text for said in epoch.system if said.layer == "project")
+    assert "Never push to main." in project
+    assert "Run the whole suite before every commit" in project
+    assert "List what changed for users" in project
+    assert [tool.name for tool in session.tools] == ["submit_usage"]
+    assert moved_prefixes(events) == []
+    report = library.shadow_report()
+    assert (report.turns, report.told, report.coverage) == (2, 1, 1.0)
+    assert library.metrics().recalls == 0
+
+
+async def test_usage_before_there_was_a_message_or_twice_changes_nothing(library: Library) -> None:
+    instructed = library.for_session(shadow=True)
+    (usage,) = instructed.tools
+    with pytest.raises(ToolError, match="there is no message yet"):
+        usage.run(used_chunks=["testing"])
+    async with new_session(played("ok"), instructions=instructed) as session:
+        await session.send("Write or run tests.")
+    assert usage.run(used_chunks=[]) == "on record"
+    assert usage.run(used_chunks=["release-notes"]) == "on record"
+    assert library.shadow_report().missed_units == {}
+
+
+def test_what_was_said_in_another_session_or_by_a_tool_is_no_turn(library: Library) -> None:
+    hear = library.for_session(shadow=True).listener
+    assert hear is not None
+    said = MessageAppended(make_user_message("write or run tests"))
+    hear(Event("1", 0.0, "one", "tool", said))
+    assert library.shadow_report().turns == 0
+    hear(Event("2", 0.0, "one", "user", said))
+    assert library.shadow_report().turns == 1
+    hear(Event("3", 0.0, "other", "user", said))
+    hear(Event("4", 0.0, "one", "user", MessageAppended(make_user_message(" "))))
+    assert library.shadow_report().turns == 1
+
+
+def test_instructions_are_what_a_library_gives() -> None:
+    with pytest.raises(UserError, match=r"the result of Library\.for_session"):
+        new_session(played("ok"), instructions="AGENTS.md")  # type: ignore[arg-type]
+
+
+async def test_a_turn_shows_its_recalls_what_was_done_after_them(library: Library) -> None:
+    recall = uses("recall_instruction", intent="write or run tests", max_chunks=1)
+    provider = played([recall], "I keep to `testing/v1`.", "I keep to release-notes/v1 now.")
+    async with new_session(provider, instructions=library.for_session(), store=MemoryStore()) as session:
+        await session.send("Run the tests, by release-notes/v1.")
+        await session.send("Thanks.")
+    measures = library.metrics()
+    assert (measures.recalls, measures.closed, measures.recall_at_k) == (1, 0, None)
+    assert (measures.detected.traced, measures.detected.recall_at_k, measures.detected.miss_rate) == (1, 1.0, 0.0)
+
+
+async def test_in_shadow_each_turn_is_seen_by_what_was_done_in_it(library: Library) -> None:
+    provider = played("I add a test for each mistake that you mend.", "Bye.")
+    async with new_session(provider, instructions=library.for_session(shadow=True), store=MemoryStore()) as session:
+        await session.send("Write or run tests.")
+        await session.send("Write release notes.")
+    first, second = library._context.records.audits("main", since=0)
+    assert [one.name for one in first.detected or ()] == ["testing"]
+    assert second.detected == ()
+
+
+async def test_a_heartbeat_that_hears_a_session_sees_what_was_used(library: Library) -> None:
+    provider = played("As release-notes/v1 has it.", "Bye.")
+    with library.heartbeat() as beat:
+        async with new_session(provider, store=MemoryStore()) as session:
+            session.subscribe(beat.hear)
+            text = beat.recall("write the release notes").recalled.chunks[0].content.text
+            await session.send(f"{text}\n\nWrite them.")
+    (record,) = library._context.records.audits("main", since=0)
+    assert (record.used_chunks, record.detected_used) == ((), ("release-notes",))

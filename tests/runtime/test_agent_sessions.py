@@ -1,0 +1,303 @@
+"""Sessions whose model works with the built-in tools and with its memory, played against the simulator."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.agents import MakeAgent, ReplayWire, moved_prefixes, says
+from tests.support.played_sessions import new_session, played, results, uses
+
+from holdfast import ConfirmationRequest, LayerText, MemoryStore, Session, SimulatedProvider, UserError
+from holdfast.clock import ManualClock
+from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
+from holdfast.events.payloads.session import EpochOpened, MemoryUpdated
+from holdfast.events.payloads.tools import ToolFailed
+from holdfast.runtime.options import Options
+from holdfast.types.blocks import ToolUse
+
+
+async def test_a_model_works_on_the_files_of_its_workspace(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("lamp: 7\n")
+    asked: list[str] = []
+
+    def confirm(request: ConfirmationRequest) -> bool:
+        asked.append(request.summary)
+        return request.tool_name != "run_command"
+
+    provider = played(
+        [uses("read_file", path="notes.txt"), uses("grep_files", pattern="lamp"), uses("list_dir")],
+        [uses("edit_file", path="notes.txt", old_text="7", new_text="6")],
+        [uses("run_command", command="rm -rf .")],
+        "Done.",
+    )
+    session = new_session(provider, workspace=tmp_path, builtin_tools=True, confirm=confirm)
+    async with session:
+        assert (await session.send("Sell a lamp.")).text == "Done."
+        assert results(session) == [
+            "lamp: 7",
+            "notes.txt:1: lamp: 7",
+            "notes.txt",
+            "Replaced the passage at line 1 of notes.txt.",
+            "The user did not allow this call.",
+        ]
+    assert (tmp_path / "notes.txt").read_text() == "lamp: 6\n"
+    assert [line.split()[0] for line in asked] == ["edit_file", "run_command"]
+
+
+async def test_a_memory_edit_costs_its_own_tokens_and_moves_nothing(tmp_path: Path) -> None:
+    store = MemoryStore()
+    provider = played("Hello.", [uses("memory_add", text="The user likes tea.", file="USER.md")], "Noted.", "Tea?")
+    async with new_session(provider, workspace=tmp_path, memory=True, store=store) as session:
+        await session.send("Hi.")
+        await session.send("I like tea.")
+        answer = await session.send("What do I like?")
+        events = list(store.read(session.id))
+    payloads = [event.payload for event in events]
+    assert [one.file for one in payloads if isinstance(one, MemoryUpdated)] == ["USER.md"]
+    usages = [one.usage for one in payloads if isinstance(one, LlmCallCompleted)]
+    assert all(after.cache_read == before.cache_read + before.cache_write for before, after in pairwise(usages))
+    assert moved_prefixes(events) == []
+    prepared = [one for one in payloads if isinstance(one, RequestPrepared)]
+    assert [one.links[-1].layer for one in prepared[2:3]] == ["user_memory"]
+    assert answer.usage.cache_write < 100
+
+
+@pytest.fixture
+def remembering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "USER.md").write_text("Likes tea.\n")
+    workspace = tmp_path / "workspace"
+    (workspace / ".holdfast").mkdir(parents=True)
+    (workspace / ".holdfast" / "MEMORY.md").write_text("Uses make.\n")
+    return {"workspace": workspace, "memory": True}
+
+
+def injected(body: Any, message: int) -> list[str]:
+    texts = [block["text"] for block in body["messages"][message]["content"] if block["type"] == "text"]
+    return [text for text in texts if "memory" in text.split("\n")[0]]
+
+
+async def test_what_is_remembered_stands_in_front_of_the_users_words_the_user_first(
+    agent: MakeAgent, remembering: Options
+) -> None:
+    one = agent(says("Hi."), says("Still here."), **remembering)
+    async with one.session as session:
+        await session.send("Hello.")
+        await session.send("Again.")
+    assert injected(one.bodies[0], 0) == [
+        "<context layer='user_memory'>\n## User context (USER.md)\nLikes tea.\n</context>",
+        "<context layer='memory'>\n## Workspace memory (MEMORY.md)\nUses make.\n</context>",
+    ]
+    assert injected(one.bodies[1], 2) == []
+
+
+async def test_an_edit_is_seen_by_the_next_call_and_only_what_changed_is_said(
+    agent: MakeAgent, remembering: Options
+) -> None:
+    add = ToolUse("t", "memory_add", '{"text":"Tests are slow."}')
+    one = agent(says(add), says("Noted."), **remembering)
+    async with one.session as session:
+        await session.send("Note that.")
+    assert injected(one.bodies[1], 2) == [
+        "<context layer='memory'>\n## Workspace memory (MEMORY.md)\nUses make.\nTests are slow.\n</context>"
+    ]
+
+
+async def test_in_the_seed_layout_both_files_are_one_block_behind_the_system_prompt(
+    agent: MakeAgent, remembering: Options
+) -> None:
+    one = agent(says("Hi."), system_prompt="Be brief.", layout="seed", **remembering)
+    async with one.session as session:
+        await session.send("Hello.")
+    tail = one.bodies[0]["system"][-1]["text"]
+    assert tail.startswith("## User context (USER.md)\nLikes tea.\n\n## Workspace memory (MEMORY.md)\nUses make.\n\n")
+
+
+async def test_without_the_option_nothing_is_remembered_and_no_tool_is_there(
+    agent: MakeAgent, remembering: Options
+) -> None:
+    one = agent(says("Hi."), workspace=remembering["workspace"])
+    async with one.session as session:
+        await session.send("Hello.")
+    assert injected(one.bodies[0], 0) == []
+    assert "tools" not in one.bodies[0]
+
+
+async def test_a_layer_that_the_memory_files_fill_is_not_the_callers_too(
+    agent: MakeAgent, remembering: Options
+) -> None:
+    one = agent(says("Hi."), volatile=[LayerText("memory", "mine")], **remembering)
+    with pytest.raises(UserError, match="the layer 'memory' is used by the memory files"):
+        async with one.session as session:
+            await session.send("Hello.")
+
+
+async def test_tools_are_sorted_and_stay_the_same_with_another_model(tmp_path: Path) -> None:
+    store, provider = MemoryStore(), SimulatedProvider(clock=ManualClock())
+    options: Options = {"tools": [lookup], "workspace": tmp_path, "memory": True, "store": store}
+    options["builtin_tools"] = ["read_file", "list_dir"]
+    async with new_session(provider, **options) as session:
+        await session.send("One.")
+        await session.switch_model("openai:gpt-5.6")
+        await session.send("Two.")
+        epochs = [event.payload for event in store.read(session.id) if isinstance(event.payload, EpochOpened)]
+    names = ["list_dir", "lookup", "memory_add", "memory_consolidate", "memory_replace", "read_file"]
+    assert [[spec.name for spec in epoch.tools] for epoch in epochs] == [names]
+    sent = [[one.get("name") for one in msgspec.json.decode(record.body)["tools"]] for record in provider.requests]
+    assert sent == [names, names]
+
+
+def lookup(name: str) -> str:
+    """Look something up."""
+    return name
+
+
+async def test_a_resumed_session_says_how_to_give_it_its_tools_again(tmp_path: Path) -> None:
+    store = MemoryStore()
+    options: Options = {"workspace": tmp_path, "builtin_tools": ["read_file"], "memory": True, "tools": [lookup]}
+    options["store"] = store
+    async with new_session(SimulatedProvider(), **options) as session:
+        await session.send("One.")
+    missing = "lookup, memory_add, memory_consolidate, memory_replace, read_file"
+    with pytest.raises(UserError, match=f"missing: {missing}; pass them as builtin_tools and memory=True and tools"):
+        async with Session.resume(session.id, store=store, wire=SimulatedProvider()):
+            pass
+    async with Session.resume(session.id, **(options | {"wire": SimulatedProvider()})) as again:
+        assert (await again.send("Two.")).stop_reason == "end_turn"
+
+
+async def test_a_session_goes_on_in_another_workspace_only_if_that_is_meant(tmp_path: Path) -> None:
+    here, there, alias = (tmp_path / name for name in ("here", "there", "alias"))
+    here.mkdir()
+    there.mkdir()
+    alias.symlink_to(here)
+    (there / "note.txt").write_text("from there")
+    read = ToolUse("t1", "read_file", '{"path": "note.txt"}')
+    wire = ReplayWire([says("One."), says("Two."), says("Three."), says(read), says("Well.")])
+    options: Options = {"store": MemoryStore(), "builtin_tools": ["read_file"], "wire": wire}
+    in_here: Options = {**options, "workspace": here}
+    async with Session.create(**in_here) as session:
+        await session.send("One.")
+    in_there: Options = {**options, "workspace": there}
+    reason = (
+        f"works in '{here}', not in '{there}'; leave out workspace to continue there, or pass another_workspace=True"
+    )
+    with pytest.raises(UserError, match=reason):
+        async with Session.resume(session.id, **in_there):
+            pass
+    in_alias: Options = {**options, "workspace": alias}
+    for same in (in_alias, options):
+        async with Session.resume(session.id, **same) as again:
+            await again.send("Two.")
+    in_there["another_workspace"] = True
+    async with Session.resume(session.id, **in_there) as moved:
+        await moved.send("Three.")
+        assert results(moved) == ["from there"]
+
+
+async def test_a_session_without_a_workspace_gets_one_only_if_that_is_meant(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with new_session(SimulatedProvider(), store=store) as session:
+        await session.send("One.")
+    resumed: Options = {"store": store, "wire": SimulatedProvider(), "workspace": tmp_path}
+    with pytest.raises(UserError, match="works in no workspace, not in"):
+        async with Session.resume(session.id, **resumed):
+            pass
+    resumed["another_workspace"] = True
+    async with Session.resume(session.id, **resumed) as again:
+        assert (await again.send("Two.")).stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"builtin_tools": True}, "builtin_tools need a workspace; pass one to the session"),
+        ({"read_roots": ["/"]}, "read_roots need a workspace"),
+        ({"confirm_for": ["read"]}, "confirm_for needs a function to ask"),
+        ({"confirm_for": ["reading"]}, "unknown side effect 'reading' in confirm_for; known: none, read, "),
+        ({"builtin_tools": "read_file"}, "builtin_tools must be True, False or a list of names, not str"),
+        ({"memory": "yes"}, "memory must be True or False, not str"),
+        ({"confirm": True}, "confirm must be a function that says whether a call may run, not bool"),
+        ({"allowed": "all"}, "allowed must be a function"),
+        ({"confirm_seconds_max": 0}, "confirm_seconds_max must be a number of seconds above 0"),
+        ({"confirm_seconds_max": True}, "confirm_seconds_max must be a number of seconds above 0"),
+        ({"read_roots": [3]}, "read_roots must be a list of paths"),
+        ({"read_roots": "/"}, "read_roots must be a list, not str"),
+        ({"read_roots": ["/", "/nope"]}, "read_roots: '/nope' is not a folder; check the path, or leave it out"),
+        ({"another_workspace": "yes"}, "another_workspace must be True or False, not str"),
+    ],
+)
+async def test_options_that_make_no_sense_are_refused(options: Options, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        async with new_session(SimulatedProvider(), **options):
+            pass
+
+
+async def test_built_in_tools_that_change_things_need_somebody_to_ask_or_a_plain_word(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="edit_file, run_command, write_file can change things, and would run without"):
+        async with new_session(SimulatedProvider(), workspace=tmp_path, builtin_tools=True):
+            pass
+    provider = played([uses("write_file", path="a", content="x")], "Done.")
+    async with new_session(provider, workspace=tmp_path, builtin_tools=True, confirm_for=[]) as session:
+        await session.send("Go.")
+    assert (tmp_path / "a").read_text() == "x"
+
+
+async def test_a_rule_of_the_session_refuses_a_call_with_its_reason(tmp_path: Path) -> None:
+    store = MemoryStore()
+    provider = played([uses("list_dir")], "Well.")
+    options: Options = {"workspace": tmp_path, "builtin_tools": ["list_dir"], "store": store}
+    options["allowed"] = lambda use: f"no {use.name}"
+    async with new_session(provider, **options) as session:
+        await session.send("Go.")
+        (failed,) = [event.payload for event in store.read(session.id) if isinstance(event.payload, ToolFailed)]
+    assert (failed.error_class, failed.error_message) == ("permission_denied", "This call is not allowed: no list_dir")
+
+
+async def test_a_session_may_read_other_folders_and_its_own_long_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    for name in ("workspace", "skills"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "skills" / "guide.md").write_text("Be kind.")
+
+    def flood() -> str:
+        """Flood."""
+        return "x" * 200_000 + "\nthe end"
+
+    provider = played(
+        [uses("read_file", path=str(tmp_path / "skills" / "guide.md"))],
+        [uses("flood")],
+        "Well.",
+    )
+    options: Options = {
+        "workspace": tmp_path / "workspace",
+        "builtin_tools": ["read_file"],
+        "read_roots": [tmp_path / "skills"],
+        "tools": [flood],
+    }
+    async with new_session(provider, **options) as session:
+        await session.send("Go.")
+        guide, flooded = results(session)
+    (kept,) = (tmp_path / "home" / "outputs" / session.id).iterdir()
+    assert guide == "Be kind."
+    assert f"all 200008 bytes are in {kept.resolve()}, sha:" in flooded
+
+
+@pytest.mark.parametrize("path", [".git/hooks/pre-commit", ".holdfast/config.toml"])
+async def test_what_says_how_an_agent_works_is_read_and_not_written(tmp_path: Path, path: str) -> None:
+    kept = tmp_path / path
+    kept.parent.mkdir(parents=True)
+    kept.write_text("# as it was")
+    provider = played([uses("read_file", path=path)], [uses("write_file", path=path, content="x")], "Well.")
+    options: Options = {"workspace": tmp_path, "builtin_tools": True, "confirm_for": []}
+    async with new_session(provider, **options) as session:
+        await session.send("Go.")
+        read, written = results(session)
+    assert read == "# as it was"
+    assert "may be read but not written" in written
+    assert kept.read_text() == "# as it was"

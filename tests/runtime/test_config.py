@@ -1,0 +1,146 @@
+"""What is set where, which place wins, and how a wrong value is refused."""
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import UserError
+from holdfast.runtime.config import load_config, setting_value
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    (tmp_path / "work" / ".holdfast").mkdir(parents=True)
+    return tmp_path / "work"
+
+
+def test_without_anything_set_the_defaults_hold(home: Path) -> None:
+    config = load_config({"HOLDFAST_HOME": str(home)})
+    assert config.model == "anthropic:claude-sonnet-5-5"
+    assert config.output_tokens_max == 8192
+    assert config.steps_max == 50
+    assert config.spend_max_usd is None
+    assert config.db_path == str(home / "holdfast.db")
+    assert config.origins == {}
+
+
+def test_the_home_folder_is_dot_holdfast_unless_told() -> None:
+    assert load_config({"HOME": "/somewhere"}).home == "/somewhere/.holdfast"
+
+
+def test_flag_beats_environment_beats_workspace_beats_home(home: Path, workspace: Path) -> None:
+    (home / "config.toml").write_text('model = "a:home"\nsteps_max = 1\nlayout = "seed"\ndb = "one.db"\n')
+    (workspace / ".holdfast" / "config.toml").write_text('model = "a:work"\nsteps_max = 2\nlayout = "default"\n')
+    environ = {"HOLDFAST_HOME": str(home), "HOLDFAST_MODEL": "a:env", "HOLDFAST_STEPS_MAX": "3"}
+    config = load_config(environ, workspace=workspace, flags={"model": "a:flag", "steps_max": None})
+    assert (config.model, config.steps_max, config.layout, config.db_path) == ("a:flag", 3, "default", "one.db")
+    assert config.origins == {
+        "model": "the caller",
+        "steps_max": "HOLDFAST_STEPS_MAX",
+        "layout": str(workspace / ".holdfast" / "config.toml"),
+        "db": str(home / "config.toml"),
+    }
+
+
+def test_an_empty_variable_sets_nothing(home: Path) -> None:
+    assert load_config({"HOLDFAST_HOME": str(home), "HOLDFAST_MODEL": ""}).origins == {}
+
+
+def test_base_urls_are_told_by_file_or_by_the_variable_that_the_providers_own_client_reads(home: Path) -> None:
+    environ = {"HOLDFAST_HOME": str(home)}
+    assert setting_value(load_config(environ), "base_urls.anthropic") == "https://api.anthropic.com"
+    (home / "config.toml").write_text('[base_urls]\nanthropic = "http://one"\n')
+    config = load_config(environ)
+    assert (config.base_urls, config.origins) == (
+        {"anthropic": "http://one"},
+        {"base_urls.anthropic": str(home / "config.toml")},
+    )
+    config = load_config({**environ, "ANTHROPIC_BASE_URL": "http://two"})
+    assert setting_value(config, "base_urls.anthropic") == "http://two"
+
+
+def test_a_spending_limit_is_an_exact_amount(home: Path) -> None:
+    config = load_config({"HOLDFAST_HOME": str(home), "HOLDFAST_SPEND_MAX_USD": "0.10"})
+    assert config.spend_max_usd == Decimal("0.10")
+
+
+def test_models_can_be_added_in_a_file(home: Path) -> None:
+    (home / "config.toml").write_text('[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n')
+    config = load_config({"HOLDFAST_HOME": str(home)})
+    assert config.models == {"anthropic:mine": {"like": "anthropic:claude-sonnet-5-5"}}
+    assert config.origins == {"models.anthropic:mine": str(home / "config.toml")}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model = ", "not valid TOML"),
+        ("modle = 'x'", "unknown setting 'modle'; did you mean 'model'"),
+        ("zzz = 1", "unknown setting 'zzz'; known settings: model, db"),
+        ("model = 3", "model must be text, not 3"),
+        ("steps_max = 0", "steps_max must be a whole number of at least 1, not 0"),
+        ("steps_max = true", "steps_max must be a whole number"),
+        ("output_tokens_max = 'many'", "output_tokens_max must be a whole number of at least 1, not 'many'"),
+        ("layout = 'mine'", "layout must be one of default, seed, not 'mine'"),
+        ("profile = 'x'", "profile must be one of default, seed"),
+        ("spend_max_usd = -1", "spend_max_usd must be an amount such as 0.50, not -1"),
+        ("spend_max_usd = 'lots'", "spend_max_usd must be an amount"),
+        ("spend_max_usd = nan", "spend_max_usd must be an amount"),
+        ("models = 3", "models must be tables"),
+        ("base_urls = 3", "base_urls must be a table"),
+        ("requests_max = 3", "requests_max must be a table, such as [requests_max] with anthropic = 4"),
+        ("[requests_max]\nanthropic = 0", "requests_max.anthropic must be a whole number of at least 1, not 0"),
+        ("[base_urls]\nanthropc = 'x'", "unknown setting 'base_urls.anthropc'; did you mean 'base_urls.anthropic'"),
+        ("[base_urls]\nanthropic = 3", "base_urls.anthropic must be text, not 3"),
+        ("[models]\nx = 1", "models must be tables"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_its_file_and_the_way_out(home: Path, text: str, message: str) -> None:
+    (home / "config.toml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_config({"HOLDFAST_HOME": str(home)})
+    assert message in str(caught.value)
+    assert str(home / "config.toml") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_variable_is_named(home: Path) -> None:
+    with pytest.raises(UserError, match=r"steps_max .* 'x' \(set by HOLDFAST_STEPS_MAX\)"):
+        load_config({"HOLDFAST_HOME": str(home), "HOLDFAST_STEPS_MAX": "x"})
+
+
+def test_a_file_that_is_not_text_is_refused(home: Path) -> None:
+    (home / "config.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="not valid TOML"):
+        load_config({"HOLDFAST_HOME": str(home)})
+
+
+def test_a_folder_in_place_of_the_file_is_refused(home: Path) -> None:
+    (home / "config.toml").mkdir()
+    with pytest.raises(UserError, match="cannot be read"):
+        load_config({"HOLDFAST_HOME": str(home)})
+
+
+def test_a_huge_file_is_refused_unread(home: Path) -> None:
+    (home / "config.toml").write_bytes(b"#" * 1_000_001)
+    with pytest.raises(UserError, match="larger than 1000000 bytes"):
+        load_config({"HOLDFAST_HOME": str(home)})
+
+
+def test_folders_of_skills_are_a_list_or_have_commas_between_them(home: Path) -> None:
+    (home / "config.toml").write_text('also_skills = [".claude/skills", ".agents/skills", ".claude/skills"]\n')
+    environ = {"HOLDFAST_HOME": str(home)}
+    assert load_config(environ).also_skills == (".claude/skills", ".agents/skills")
+    told = {**environ, "HOLDFAST_ALSO_SKILLS": ".metis/skills, .claude/skills"}
+    assert load_config(told).also_skills == (".metis/skills", ".claude/skills")
+    for wrong in ("3", '["elsewhere"]', "[3]"):
+        (home / "config.toml").write_text(f"also_skills = {wrong}\n")
+        with pytest.raises(UserError, match=r"also_skills must be some of .*\.metis/skills, not"):
+            load_config(environ)

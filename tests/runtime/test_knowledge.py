@@ -1,0 +1,183 @@
+"""Knowledge from the harvest of one session to the prompt of the next, on the wire of each provider."""
+
+import json
+from pathlib import Path
+from typing import Unpack
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.support.all_providers import MODELS, answering, only_added
+from tests.support.knowledge_folders import DECISION, FACT, QUESTION, RULE, folder_of, talked
+from tests.support.played_sessions import new_session, played
+
+from holdfast.cli.main import command
+from holdfast.clock import CountingIds, ManualClock
+from holdfast.engine.reducer import fold_events
+from holdfast.engine.request_draft import build_sent_view
+from holdfast.knowledge.folder import DIGEST_FILE, DISABLED_FILE
+from holdfast.layers.assemble import assemble_prompt
+from holdfast.providers.adapter import PATH_HEADER
+from holdfast.providers.registry import get_adapter
+from holdfast.runtime.context_report import encode_prompt
+from holdfast.runtime.options import Options
+from holdfast.runtime.session import Session
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.open import open_store
+from holdfast.types.json_encoding import canonical_json
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(command, words, catch_exceptions=False)
+
+
+async def bodies(folder: Path, /, *asks: str, **options: Unpack[Options]) -> list[bytes]:
+    """What a session with these options sends."""
+    given: Options = {"model": MODELS[0], "workspace": folder, "system_prompt": "Be brief.", "padding": "never"}
+    parts: Options = {"store": MemoryStore(), "allow_uncached": True, "clock": ManualClock(), "new_id": CountingIds()}
+    chosen = given | parts | options
+    provider = answering(chosen["model"])
+    async with Session.create(**(chosen | {"wire": provider})) as session:
+        for ask in asks:
+            await session.send(ask)
+    return [request.body for request in provider.requests]
+
+
+async def cacheable(workspace: Path, *asks: str, model: str) -> bytes:
+    """The bytes of the last request of such a session that a provider can cache: without marks and parameters."""
+    store = MemoryStore()
+    await bodies(workspace, *asks, model=model, store=store)
+    (row,) = store.sessions()
+    state = fold_events(store.read(row.id), row.id)
+    return encode_prompt(assemble_prompt(build_sent_view(state)), model=model).cacheable
+
+
+async def test_what_was_said_is_harvested_by_hand_and_told_to_the_next_session(tmp_path: Path, workspace: Path) -> None:
+    db = str(tmp_path / "log.db")
+    log = open_store(db)
+    await talked(log, workspace, f"{FACT} {RULE}")
+    log.close()
+    where = ("--workspace", str(workspace), "--db", db)
+    dry = run("knowledge", "harvest", *where)
+    assert dry.exit_code == 0
+    assert "1 session to harvest, 0 already harvested: 4 new items" in dry.stdout
+    assert not (workspace / ".holdfast").exists()
+    done = run("knowledge", "harvest", "--apply", *where)
+    assert "1 session harvested into .holdfast/knowledge: 4 items" in done.stdout
+    folder = workspace / ".holdfast" / "knowledge"
+    assert FACT in (folder / "facts.md").read_text()
+    assert RULE in (folder / "decisions.md").read_text()
+    assert DECISION in (folder / "decisions.md").read_text()
+    assert QUESTION in (folder / "questions.md").read_text()
+    (body,) = await bodies(workspace, "hello")
+    assert FACT in json.loads(body)["system"][-1]["text"]
+    again = run("knowledge", "harvest", *where)
+    assert "0 sessions to harvest, 1 already harvested" in again.stdout
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_deleting_the_digest_takes_the_layer_away_and_changes_no_other_byte(model: str, workspace: Path) -> None:
+    without = await bodies(workspace, "hello", model=model)
+    bare = await cacheable(workspace, "hello", model=model)
+    folder = folder_of(workspace)
+    folder.replace(DIGEST_FILE, b"# Known\n- The harbour is shallow.\n")
+    told = await cacheable(workspace, "hello", model=model)
+    assert b"# Known\\n- The harbour is shallow." in only_added(bare, told)
+    folder.remove(DIGEST_FILE)
+    assert await bodies(workspace, "hello", model=model) == without
+    assert await cacheable(workspace, "hello", model=model) == bare
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_the_digest_is_a_text_of_its_own_in_the_system_prompt_of_every_provider(
+    model: str, workspace: Path
+) -> None:
+    folder_of(workspace).replace(DIGEST_FILE, b"- one\n")
+    (body,) = await bodies(workspace, "hello", model=model)
+    provider, _, name = model.partition(":")
+    asked = get_adapter(provider).read_request(body, {PATH_HEADER: f"/v1beta/models/{name}:generateContent"}).prompt
+    said = [text.text for segment in asked.segments for text in segment.system]
+    assert said == ["Be brief.", "- one"]
+    assert all(b"- one" not in canonical_json(passage.content) for passage in asked.passages)
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_running_session_keeps_the_digest_it_began_with(model: str, workspace: Path) -> None:
+    folder = folder_of(workspace)
+    folder.replace(DIGEST_FILE, b"- one\n")
+    provider, store = answering(model), MemoryStore()
+    common: Options = {"store": store, "wire": provider, "clock": ManualClock()}
+    chosen: Options = {"model": model, "workspace": workspace, "padding": "never", "allow_uncached": True}
+    async with Session.create(**(common | chosen)) as session:
+        await session.send("a")
+        folder.replace(DIGEST_FILE, b"- one\n- two\n")
+        await session.send("b")
+    folder.remove(DIGEST_FILE)
+    async with Session.resume(session.id, **common) as resumed:
+        await resumed.send("c")
+    for request in provider.requests:
+        assert b"- one" in request.body
+        assert b"- two" not in request.body
+
+
+async def test_what_was_said_without_a_workspace_is_told_to_sessions_without_one(
+    tmp_path: Path, workspace: Path
+) -> None:
+    db = str(tmp_path / "log.db")
+    log = open_store(db)
+    await talked(log, None, FACT)
+    log.close()
+    where = ("--workspace", str(workspace), "--db", db)
+    assert "0 sessions to harvest" in run("knowledge", "harvest", *where).stdout
+    done = run("knowledge", "harvest", "--apply", "--no-workspace", "--db", db)
+    assert "1 session harvested into $HOLDFAST_HOME/knowledge: 3 items" in done.stdout
+    assert FACT in run("knowledge", "list", "--no-workspace").stdout
+    assert FACT in run("knowledge", "digest", "--no-workspace").stdout
+    assert FACT not in run("knowledge", "digest", "--workspace", str(workspace)).stdout
+    provider = played("Yes.", "Yes.")
+    async with new_session(provider) as session:
+        await session.send("hello")
+    async with new_session(provider, workspace=workspace) as session:
+        await session.send("hello")
+    assert [FACT.encode() in request.body for request in provider.requests] == [True, False]
+
+
+async def test_the_flag_wins_over_the_configuration_and_that_over_the_file(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of(workspace).replace(DIGEST_FILE, b"- known\n")
+
+    async def told(**options: Unpack[Options]) -> bool:
+        (body,) = await bodies(workspace, "hello", **options)
+        return b"- known" in body
+
+    assert await told()
+    assert not await told(knowledge=False)
+    monkeypatch.setenv("HOLDFAST_KNOWLEDGE", "off")
+    assert not await told()
+    assert await told(knowledge=True)
+    monkeypatch.setenv("HOLDFAST_KNOWLEDGE", "on")
+    assert not await told(knowledge=False)
+
+
+async def test_a_marker_keeps_knowledge_off_also_after_a_harvest(tmp_path: Path, workspace: Path) -> None:
+    db = str(tmp_path / "log.db")
+    log = open_store(db)
+    await talked(log, workspace, FACT)
+    log.close()
+    assert "Knowledge is off" in run("knowledge", "off", "--workspace", str(workspace)).stdout
+    done = run("knowledge", "harvest", "--apply", "--workspace", str(workspace), "--db", db)
+    assert "turned off and was not written" in done.stdout
+    folder = folder_of(workspace)
+    assert folder.read(DIGEST_FILE) is None
+    folder.replace(DIGEST_FILE, b"- known\n")
+    assert b"- known" not in (await bodies(workspace, "hello"))[0]
+    assert "5 items" not in run("knowledge", "on", "--workspace", str(workspace)).stdout
+    assert folder.read(DISABLED_FILE) is None
+    assert FACT.encode() in (await bodies(workspace, "hello"))[0]

@@ -1,0 +1,138 @@
+from decimal import Decimal
+
+from tests.support.agents import MakeAgent, says
+
+from holdfast import NextWake, next_wake
+from holdfast.clock import ManualClock
+from holdfast.events.payloads.cache import ExplicitCacheChanged
+from holdfast.runtime.options import Options
+from holdfast.runtime.session import Session
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.memory import MemoryStore
+from holdfast.types.usage import Usage
+
+MARKED = Usage(input=10, cache_read=80_000, cache_write_5m=19_990, output=1_000)
+
+
+async def test_an_agent_that_waits_is_told_when_to_come_back_and_what_each_costs(agent: MakeAgent) -> None:
+    one = agent(says("ok", usage=MARKED), system_prompt="Be kind.")
+    async with one.session as session:
+        await session.send("hello")
+        one.clock.advance(100)
+        wake = next_wake(session)
+    assert (wake.prompt_tokens, wake.within_seconds, wake.or_after_seconds) == (101_000, 185.0, 1200.0)
+    assert wake.cold_usd == 101_000 * Decimal("2.5") / 1_000_000
+    assert wake.warm_usd < wake.cold_usd / 5
+
+
+async def test_once_the_cache_has_lapsed_there_is_no_hurry(agent: MakeAgent) -> None:
+    one = agent(says("ok", usage=MARKED), system_prompt="Be kind.")
+    async with one.session as session:
+        await session.send("hello")
+        one.clock.advance(300)
+        wake = session.next_wake()
+    assert (wake.within_seconds, wake.warm_usd, wake.warm_wakes_max) == (0.0, wake.cold_usd, 0)
+
+
+async def test_before_the_first_call_nothing_is_warm(agent: MakeAgent) -> None:
+    async with agent(system_prompt="Be kind.").session as session:
+        assert str(session.next_wake()) == "nothing is warm: come back after 20 min or more for $0.0000"
+
+
+async def test_another_models_cache_is_cold(agent: MakeAgent) -> None:
+    one = agent(says("ok", usage=MARKED), system_prompt="Be kind.")
+    async with one.session as session:
+        await session.send("hello")
+        await session.switch_model("anthropic:claude-opus-5-5")
+        assert session.next_wake().within_seconds == 0
+
+
+async def test_a_resumed_session_still_knows_when_its_cache_lapses(agent: MakeAgent) -> None:
+    one = agent(says("ok", usage=MARKED), system_prompt="Be kind.")
+    async with one.session as session:
+        await session.send("hello")
+    one.clock.advance(60)
+    async with Session.resume(session.id, store=one.store, wire=one.wire, clock=one.clock) as again:
+        assert again.next_wake().within_seconds == 225.0
+
+
+async def wake_after_one_call(model: str, system_prompt: str) -> NextWake:
+    clock = ManualClock(1_790_000_000.0)
+    given: Options = {
+        "model": model,
+        "system_prompt": system_prompt,
+        "padding": "never",
+        "allow_uncached": True,
+        "store": MemoryStore(),
+        "clock": clock,
+        "wire": SimulatedProvider(clock=clock),
+    }
+    async with Session.create(**given) as session:
+        await session.send("hello")
+        return session.next_wake()
+
+
+async def test_the_lifetime_is_the_one_that_holds_for_the_provider() -> None:
+    long = "You are a patient tutor. " * 1_000
+    assert (await wake_after_one_call("openai:gpt-6-luna", long)).within_seconds == 1785.0
+    assert (await wake_after_one_call("openai:gpt-5.4", long)).within_seconds == 24 * 3600 - 15
+    assert (await wake_after_one_call("gemini:gemini-4-argon", long)).within_seconds == 165.0
+    day = await wake_after_one_call("openai:gpt-5.4", long)
+    assert day.or_after_seconds == 24 * 3600
+
+
+async def test_a_prompt_below_the_floor_leaves_nothing_warm() -> None:
+    for model in ("openai:gpt-5.4", "anthropic:claude-sonnet-5-5"):
+        assert (await wake_after_one_call(model, "Be kind.")).within_seconds == 0
+
+
+async def test_a_model_that_does_not_cache_is_never_warm() -> None:
+    wake = await wake_after_one_call("openai:gpt-4o-2024-05-13", "Be kind. " * 3_000)
+    assert (wake.within_seconds, wake.cold_usd) == (0, wake.prompt_tokens * Decimal(5) / 1_000_000)
+
+
+async def test_a_named_cache_is_warm_for_as_long_as_it_is_paid_for() -> None:
+    clock, store = ManualClock(1_790_000_000.0), MemoryStore()
+    async with Session.create(
+        model="gemini:gemini-3.8-flash",
+        system_prompt="You are a patient tutor. " * 1_000,
+        profile="seed",
+        store=store,
+        clock=clock,
+        wire=SimulatedProvider(clock=clock),
+    ) as session:
+        await session.send("hello")
+        kept = next(
+            event.payload for event in store.read(session.id) if isinstance(event.payload, ExplicitCacheChanged)
+        )
+        clock.advance(600)
+        assert session.next_wake().within_seconds == kept.expires_at - clock() - 15
+
+
+async def test_what_is_cached_is_told_with_its_lifetime_and_its_end(agent: MakeAgent) -> None:
+    one = agent(says("ok", usage=MARKED), system_prompt="Be kind.")
+    async with one.session as session:
+        assert session.cache_state().tokens == 0
+        await session.send("hello")
+        sent_at = one.clock()
+        one.clock.advance(100)
+        cached = session.cache_state()
+    assert (cached.tokens, cached.lifetime_seconds, cached.expires_at) == (99_990, 300, sent_at + 300)
+
+
+async def test_what_the_prompt_is_made_of_is_told_by_layer(agent: MakeAgent) -> None:
+    one = agent(says("ok"), system_prompt="Be kind. " * 20, tools=[sorted_names])
+    async with one.session as session:
+        await session.send("hello " * 50)
+        use = session.context_use()
+        assert [spec.name for spec in session.tools] == ["sorted_names"]
+    assert [layer.layer for layer in use.layers] == ["tools", "preset", "history"]
+    assert use.tokens == sum(layer.tokens for layer in use.layers)
+    assert min(layer.tokens for layer in use.layers) > 40
+    assert use.tokens_max == 1_000_000
+    assert session.turn_count == 1
+
+
+def sorted_names(names: list[str]) -> list[str]:
+    """The names by their order in the alphabet."""
+    return sorted(names)

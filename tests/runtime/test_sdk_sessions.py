@@ -1,0 +1,86 @@
+"""Every official client plays the same scripted session against the simulator, and our numbers are its numbers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from tests.support import sdk_clients as players
+
+from holdfast.clock import ManualClock
+from holdfast.providers.adapter import Adapter
+from holdfast.providers.registry import get_adapter
+from holdfast.simulator.exchange import Chunk, SimulatedResponse
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.simulator.server import serve_simulator
+from holdfast.types.reply import ReplyFinished
+from holdfast.types.usage import Usage
+
+pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
+
+CLIENTS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
+    "anthropic": ("anthropic", players.anthropic_sync, players.anthropic_async),
+    "openai chat": ("openai-chat", players.chat_sync, players.chat_async),
+    "openai responses": ("openai", players.responses_sync, players.responses_async),
+    "openrouter": ("openrouter", players.openrouter_sync, players.openrouter_async),
+    "google-genai": ("gemini", players.gemini_sync, players.gemini_async),
+}
+
+
+class Overheard(SimulatedProvider):
+    """The simulator, with every answer that it gave written down as it went over the wire."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=ManualClock(1_000), script=players.SCRIPT)
+        self.answers: list[bytearray] = []
+
+    def answer(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] = {},
+        body: bytes = b"",
+        query: Mapping[str, str] = {},
+    ) -> SimulatedResponse:
+        given = super().answer(method, path, headers=headers, body=body, query=query)
+        assert given.status == 200, given.body()
+        self.answers.append(bytearray())
+        return SimulatedResponse(given.status, given.headers, self._told(given.chunks, self.answers[-1]))
+
+    def _told(self, chunks: Iterable[Chunk], overheard: bytearray) -> Iterator[Chunk]:
+        for chunk in chunks:
+            if isinstance(chunk, bytes):
+                overheard += chunk
+            yield chunk
+
+
+def understood(adapter: Adapter, answer: bytes, *, stream: bool) -> Usage:
+    if not stream:
+        return adapter.read_reply(answer).usage
+    (finished,) = (delta for delta in adapter.stream_reader().feed(answer) if isinstance(delta, ReplyFinished))
+    return finished.reply.usage
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("waits", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_scripted_session_reads_its_cache_and_both_sides_count_alike(
+    client: str, waits: bool, stream: bool
+) -> None:
+    provider, sync_player, async_player = CLIENTS[client]
+    simulated = Overheard()
+    server = await serve_simulator(simulated)
+    try:
+        playing: Awaitable[list[players.Shown]] = (
+            async_player(server.url, stream=stream)
+            if waits
+            else asyncio.to_thread(sync_player, server.url, stream=stream)
+        )
+        shown = await asyncio.wait_for(playing, 30)
+    finally:
+        await server.aclose()
+    ours = [understood(get_adapter(provider), bytes(answer), stream=stream) for answer in simulated.answers]
+    assert shown == [(usage.tokens_sent, usage.cache_read, usage.cache_write, usage.output) for usage in ours]
+    assert [read > 0 for _, read, _, _ in shown] == [False, True, True]
+    assert len(shown) == 3

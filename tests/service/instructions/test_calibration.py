@@ -1,0 +1,98 @@
+"""Real intents as probes, once a week, and one replica that measures at a time."""
+
+import hashlib
+
+import pytest
+from tests.support.instruction_places import AGENT, Place
+
+from holdfast.instructions.coverage.schedule import SAMPLED_PROBE_PREFIX, calibrate_due_agents, redact_personal_text
+from holdfast.instructions.models import Probe
+from holdfast.service.api.instructions.schedule import LEASE, LEASE_MS, measure_under_lease
+
+DAY_SECONDS = 86_400
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("write to ann.lee@example.org about the refund", "write to [email] about the refund"),
+        ("call +49 170 1234567 about invoice 20391", "call [number] about invoice [number]"),
+        ("open https://example.org/u/77?x=1 and review it", "open [link] and review it"),
+        ("approve the purchase that Ann Lee wants", "approve the purchase that [name] wants"),
+        ("review the change of @annlee", "review the change of [name]"),
+        ("pay the invoice for Dr. Who", "pay the invoice for [name]"),
+        ("delete /home/ann/secret.txt now", "delete [path] now"),
+        ("use password=hunter2 to log in", "use password=[redacted] to log in"),
+        ('say "Ann is ill" in the channel', "say [quote] in the channel"),
+        ("close 8e0ed057-bcd8-4f8f-92ee-c046c55b64e9 today", "close [id] today"),
+        ("review a pull request in step 3", "review a pull request in step 3"),
+    ],
+)
+def test_an_intent_loses_what_says_who_it_was_about(said: str, told: str) -> None:
+    assert redact_personal_text(said) == told
+
+
+def ask_and_close(at: Place, intent: str, count: int) -> None:
+    for _ in range(count):
+        token = at.recall(intent).json["audit_token"]
+        body = {"audit_token": token, "used_chunks": ["checkout-procedure"]}
+        assert at.ask("POST", "/v1/instruction/audit", body, key=at.agent_key).status == 204
+
+
+def test_one_in_ten_of_the_real_intents_becomes_a_probe_once_a_week(furnished: Place) -> None:
+    at = furnished
+    for number in range(40):
+        ask_and_close(at, f"claim the ticket of customer {1000 + number} {'abcdefghij'[number % 10]}x", 1)
+    sampled = [
+        one for one in at.records("recall") if int.from_bytes(hashlib.sha256(one["id"].encode()).digest()[:4]) % 10 == 0
+    ]
+    assert 0 < len(sampled) < 20
+    assert calibrate_due_agents(at.library) == (AGENT,)
+    probes = at.library.records.probes(AGENT)
+    assert probes
+    assert {one.intent for one in probes} == {redact_personal_text(one["intent"]) for one in sampled}
+    assert all(one.probe_id.startswith(SAMPLED_PROBE_PREFIX) and "customer [number]" in one.intent for one in probes)
+    assert all(one.required_units == ("checkout-procedure",) for one in probes)
+    at.clock.advance(6 * DAY_SECONDS)
+    assert calibrate_due_agents(at.library) == ()
+    at.clock.advance(DAY_SECONDS + 1)
+    assert calibrate_due_agents(at.library) == ()
+    ask_and_close(at, "claim a ticket", 1)
+    assert calibrate_due_agents(at.library) == (AGENT,)
+
+
+def test_what_nobody_said_was_used_is_no_probe(furnished: Place) -> None:
+    for _ in range(30):
+        furnished.recall("claim a ticket")
+    assert calibrate_due_agents(furnished.library) == ()
+    assert furnished.library.records.probes(AGENT) == ()
+
+
+def test_a_sample_whose_lease_another_replica_took_is_not_kept(furnished: Place) -> None:
+    records = furnished.library.records
+    probe = Probe("real-1", AGENT, "claim a ticket", ("checkout-procedure",))
+    assert records.take_lease("calibrate:x", until=100, at=50)
+    assert not records.put_sample((probe,), lease="calibrate:x", until=110, at=60)
+    assert records.probes(AGENT) == ()
+    assert records.put_sample((probe,), lease="calibrate:x", until=210, at=101)
+    assert records.probes(AGENT) == (probe,)
+
+
+def test_one_replica_measures_at_a_time_and_one_that_died_is_waited_for(furnished: Place) -> None:
+    at, records = furnished, furnished.library.records
+    at.clock.advance(2 * DAY_SECONDS)
+    now = at.library.now()
+    assert records.take_lease(LEASE, until=now + LEASE_MS, at=now)
+    assert measure_under_lease(at.library) == ()
+    at.clock.advance(LEASE_MS / 1000 + 1)
+    assert measure_under_lease(at.library) == (AGENT,)
+
+
+def test_a_lease_that_was_given_back_can_be_taken_at_once_but_not_that_of_another(furnished: Place) -> None:
+    records = furnished.library.records
+    assert records.take_lease("a", until=100, at=50)
+    records.end_lease("a", until=99)
+    assert not records.take_lease("a", until=110, at=60)
+    records.end_lease("a", until=100)
+    assert records.take_lease("a", until=110, at=60)
+    assert records.take_lease("b", until=110, at=60)

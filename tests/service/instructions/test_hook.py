@@ -1,0 +1,141 @@
+"""`holdfast instructions hook` that asks a service: stub, preloads by signed token, and a key that nobody sees."""
+
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.support.instruction_places import AGENT, UNITS, Place, entry
+
+from holdfast.cli.main import command
+from holdfast.errors import UserError
+from holdfast.runtime.instructions.client import InstructionClient
+
+REASON = "issue_assigned"
+TITLE = "## Instructions for this task"
+
+
+def start(url: str, *words: str, key: str | None, source: str = "startup", home: Path) -> Result:
+    return CliRunner().invoke(
+        command,
+        ["instructions", "hook", "--url", url, "--agent", AGENT, *words],
+        input=json.dumps({"hook_event_name": "SessionStart", "source": source}),
+        env={"HOLDFAST_HOME": str(home), "HOLDFAST_KEY": key},
+    )
+
+
+def context(ended: Result) -> str:
+    assert ended.exit_code == 0, ended.output
+    text = json.loads(ended.stdout)["hookSpecificOutput"]["additionalContext"]
+    assert isinstance(text, str)
+    return text
+
+
+def says_nothing(ended: Result) -> str:
+    assert (ended.exit_code, ended.stdout) == (0, "{}\n")
+    assert ended.stderr.count("\n") == 1
+    return ended.stderr
+
+
+def test_a_service_tells_a_session_its_stub_its_units_and_where_to_ask(furnished: Place, tmp_path: Path) -> None:
+    url, key = furnished.client.url, furnished.agent_key
+    told = context(start(url, key=key, home=tmp_path))
+    stub = InstructionClient(url, key=key, agent=AGENT).stub()
+    assert told.startswith(stub.partition("\n---\n\n")[2])
+    for name, (description, intents, _) in UNITS.items():
+        assert f"- {name}: {description} | when: {'; '.join(intents)}\n" in told
+    assert f"`{url}/v1/agents/{AGENT}/recall-instruction`" in told
+    assert key not in told
+    assert start(url, "--plain", key=key, home=tmp_path).stdout == told
+
+
+def test_a_service_preloads_by_a_signed_token_once(at: Place, tmp_path: Path) -> None:
+    at.furnish([entry("code-review", required_by_task_types=[REASON]), entry("checkout-procedure")])
+    alone = context(start(at.client.url, key=at.agent_key, home=tmp_path))
+    words = ("--wake-token", at.wake(REASON))
+    told = context(start(at.client.url, *words, key=at.agent_key, home=tmp_path))
+    assert told == f"{alone}\n{TITLE}\n\n### code-review\n\n{UNITS['code-review'][2]}\n"
+    assert [one["loaded_chunks"] for one in at.records("preload")] == [["code-review"]]
+    assert context(start(at.client.url, *words, key=at.agent_key, source="compact", home=tmp_path)) == alone
+    forged = ("--wake-token", at.wake(REASON, secret="made up by somebody who is not asked"))
+    said = says_nothing(start(at.client.url, *forged, key=at.agent_key, home=tmp_path))
+    assert forged[1] not in said
+
+
+def test_a_guaranteed_unit_that_is_missing_ends_it_with_nothing_told(at: Place, tmp_path: Path) -> None:
+    at.write("code-review")
+    listed = [
+        entry("code-review", required_by_task_types=[REASON]),
+        entry("gone", guarantee_load=True, required_by_task_types=[REASON]),
+    ]
+    assert at.publish(listed, approvals=[{"kind": "guarantee_load", "unit": "gone"}]).status == 200
+    ended = start(at.client.url, "--wake-token", at.wake(REASON), key=at.agent_key, home=tmp_path)
+    assert "'gone' is unavailable" in says_nothing(ended)
+    strict = ("--strict", "--wake-token", at.wake(REASON, jti="two"))
+    assert isinstance(start(at.client.url, *strict, key=at.agent_key, home=tmp_path).exception, UserError)
+    # A session that begins again is no reason to be content with less.
+    again = ("--wake-token", at.wake(REASON, jti="three"))
+    says_nothing(start(at.client.url, *again, key=at.agent_key, source="compact", home=tmp_path))
+
+
+def test_the_key_of_another_agent_is_told_nothing(furnished: Place, tmp_path: Path) -> None:
+    stranger = furnished.client.key("agent:other")
+    assert stranger not in says_nothing(start(furnished.client.url, key=stranger, home=tmp_path))
+
+
+@pytest.mark.parametrize("key", [None, ""])
+def test_without_a_key_no_service_is_asked(key: str | None, tmp_path: Path) -> None:
+    assert "set HOLDFAST_KEY" in says_nothing(start("http://127.0.0.1:1", key=key, home=tmp_path))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://ann:letmein@127.0.0.1:1",
+        "http://127.0.0.1:1/?key=letmein",
+        "http://127.0.0.1:1/#letmein",
+        "http://[letmein",
+        "file:///letmein",
+        "http://127.0.0.1:1",
+    ],
+)
+def test_an_address_that_leads_nowhere_is_one_line_without_what_is_secret(url: str, tmp_path: Path) -> None:
+    said = says_nothing(start(url, key="hf_of_mine", home=tmp_path))
+    assert "letmein" not in said
+    assert "hf_of_mine" not in said
+
+
+def test_a_store_and_a_service_are_not_asked_both(tmp_path: Path) -> None:
+    ended = start("http://127.0.0.1:1", "--db", str(tmp_path / "a.db"), key="k", home=tmp_path)
+    assert "--db or --url" in says_nothing(ended)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (403, b'{"error": {"code": "x", "message": "you said hf_of_mine\\nand\\u001b[31m more"}}'),
+        (403, b"\xff"),
+        (200, b'{"error": "hf_of_mine"}'),
+        (200, b"[" * 100_000),
+    ],
+)
+def test_a_service_that_lies_gets_one_line_and_no_colour_into_a_terminal(
+    status: int, body: bytes, tmp_path: Path
+) -> None:
+    class Liar(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        said = says_nothing(start(f"http://127.0.0.1:{server.server_port}", key="hf_of_mine", home=tmp_path))
+        server.shutdown()
+    assert "hf_of_mine" not in said
+    assert said.rstrip("\n").isprintable()

@@ -1,0 +1,78 @@
+"""Publishing with two faults at once: the one that comes first in the agreed order is told, and nothing is changed."""
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.instruction_places import UNITS, Place, entry
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """Entries, and more of the body, that are refused with a code and a message that names no other fault."""
+
+    code: str
+    says: str
+    entries: tuple[dict[str, object], ...] = ()
+    more: dict[str, Any] = {}
+    version: str = "v2"
+
+
+CODE = "manifest_entry_invalid"
+GUARANTEED = tuple(f"always-{number}" for number in range(6))
+APPROVALS = [{"kind": "guarantee_load", "unit": name} for name in ("cosigned", *GUARANTEED)]
+ALWAYS = tuple(entry(name, guarantee_load=True) for name in GUARANTEED)
+LONG = tuple(entry(f"long-{number}", description="many words indeed " * 6) for number in range(25))
+STRAY = (
+    entry("code-review", load_triggers={"intents": ["claim a ticket"]}),
+    *(entry(name) for name in UNITS if name != "code-review"),
+)
+
+ORDER = {
+    "body": Fault(CODE, "unknown field", (entry("unread", guaranteed_load=True),)),
+    "shape": Fault(CODE, "a description has 1 to", (entry("shapeless", description=""),)),
+    "names": Fault(CODE, "is in the manifest twice", (entry("twice"), entry("twice"))),
+    "pointers": Fault(CODE, "another agent", (entry("foreign", fact_uri="instruction:local/other/foreign/v1"),)),
+    "paths": Fault(CODE, "path is outside", (entry("outside", fact_uri=None, path="../secret.md"),)),
+    "task types": Fault("task_type_unknown", "tea_time", (entry("untimely", required_by_task_types=["tea_time"]),)),
+    "approvals": Fault(
+        "task_types_approval_required",
+        "needs an approval",
+        (entry("broad", required_by_task_types=["manual", "routine_fired", "approval_resolved"]),),
+    ),
+    "caps": Fault("guarantee_cap_exceeded", "units have guarantee_load", ALWAYS, {"approvals": APPROVALS}),
+    "size": Fault("manifest_too_large", "tokens", LONG),
+    "version": Fault("manifest_version_conflict", "does not follow", version="v1"),
+    "coverage": Fault("manifest_coverage_failure", "code-review", STRAY),
+}
+COSIGN = Fault(
+    "skip_gate_cosign_required",
+    "two admins",
+    (entry("cosigned", guarantee_load=True),),
+    {"approvals": APPROVALS, "skip_coverage_gate": True},
+)
+PAIRS = {
+    **{f"{first} before {then}": (ORDER[first], ORDER[then]) for first, then in pairwise(ORDER)},
+    "task types before the second admin": (ORDER["task types"], COSIGN),
+    "the second admin before caps": (COSIGN, ORDER["caps"]),
+}
+"""Whichever two checks change places, a pair of neighbours among them does."""
+
+
+@pytest.mark.parametrize(("first", "then"), PAIRS.values(), ids=PAIRS)
+def test_of_two_faults_the_first_in_the_agreed_order_is_told(furnished: Place, first: Fault, then: Fault) -> None:
+    # The fault that is told second stands first in the body.
+    listed = (*then.entries, *first.entries)
+    version = "v1" if "v1" in (first.version, then.version) else "v2"
+    answered = furnished.publish(listed, version, **{**then.more, **first.more})
+    assert answered.code == first.code
+    assert first.says in answered.json["error"]["message"]
+    told = furnished.of_agent("GET", "/instruction-manifest").json
+    assert (told["manifest_version"], len(told["entries"])) == ("v1", len(UNITS))
+
+
+@pytest.mark.parametrize("fault", [*ORDER.values(), COSIGN], ids=[*ORDER, "the second admin"])
+def test_each_of_these_faults_is_one_by_itself(furnished: Place, fault: Fault) -> None:
+    answered = furnished.publish(fault.entries or None, fault.version, **fault.more)
+    assert answered.code == fault.code
+    assert fault.says in answered.json["error"]["message"]

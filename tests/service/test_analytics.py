@@ -1,0 +1,345 @@
+"""What was spent, saved and lost over HTTP: the shapes, the windows, and the same numbers as the report."""
+
+import json
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from click.testing import CliRunner
+from tests.support.log_examples import event
+from tests.support.served_service import Client, serving_store
+from tests.support.simulated_gemini import LONG
+
+from holdfast.catalog.lookup import pricing_version
+from holdfast.cli.main import command
+from holdfast.clock import CountingIds, ManualClock
+from holdfast.errors import ProviderError
+from holdfast.events.payloads.calls import LlmCallFailed
+from holdfast.events.payloads.session import SkillLoaded
+from holdfast.ledger.analytics.queries import Amounts, Group, LedgerScope, SkillLoad
+from holdfast.runtime.session import Session
+from holdfast.service.api.analytics_rows import compute_percentile, make_cost_rows, make_effect_rows, make_skill_rows
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.simulator.script import parse_script
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite.store import SqliteStore
+
+START = 1_790_000_000.0  # 2026-09-21T14:13:20Z
+ALL = "from=2026-09-01T00:00:00Z&to=2026-10-01T00:00:00Z"
+SONNET, GPT = "anthropic:claude-sonnet-5-5", "openai:gpt-5.4"
+
+
+class Told:
+    """A store with three sessions, one of which worked for another, and the service over it."""
+
+    def __init__(self, client: Client, store: SqliteStore) -> None:
+        self.client = client
+        self.store = store
+        self.ids: list[str] = []
+
+    def rows(self, path: str) -> Any:
+        return self.client.get(path)["data"]
+
+
+@pytest_asyncio.fixture
+async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
+    clock, new_id = ManualClock(START), CountingIds()
+    with SqliteStore(tmp_path_factory.mktemp("store") / "log.db") as store, serving_store(store, clock=clock) as client:
+        told = Told(client, store)
+        script = (
+            '{"content": [{"type": "tool_use", "name": "delegate", "input": {"task": "Look."}}]}\n{"content": "Ok."}'
+        )
+        provider = SimulatedProvider(clock=clock, script=parse_script(script))
+        async with Session.create(
+            model=SONNET, system_prompt=LONG, delegate=True, store=store, wire=provider, clock=clock, new_id=new_id
+        ) as session:
+            await session.send("One.")
+            told.ids.append(session.id)
+        clock.advance(86_400)
+        async with Session.create(
+            model=GPT,
+            name="second",
+            system_prompt=LONG,
+            store=store,
+            wire=SimulatedProvider(clock=clock),
+            clock=clock,
+            new_id=new_id,
+        ) as session:
+            await session.send("One.")
+            await session.send("Two.")
+            told.ids.append(session.id)
+        clock.advance(3_600)
+        yield told
+
+
+async def test_what_was_simulated_is_counted_neither_here_nor_in_the_report(told: Told) -> None:
+    before = told.rows(f"/analytics/cost?{ALL}")
+    clock = ManualClock(START)
+    async with Session.create(
+        model=SONNET,
+        system_prompt=LONG,
+        store=told.store,
+        wire=SimulatedProvider(clock=clock),
+        clock=clock,
+        new_id=CountingIds("played"),
+        simulated=True,
+    ) as session:
+        await session.send("One.")
+    assert told.rows(f"/analytics/cost?{ALL}") == before
+    (all_of_it,) = told.store.figures().groups("none", LedgerScope(simulated=True))
+    assert all_of_it.amounts.calls == 1 + sum(row["call_count"] for row in before)
+
+
+async def test_costs_are_told_by_model_dearest_first(told: Told) -> None:
+    answer = told.client.get("/analytics/cost")
+    assert answer["current_pricing_version"] == pricing_version()
+    assert answer["window"] == {"start": "2026-09-15T15:13:20Z", "end": "2026-09-22T15:13:20Z"}
+    rows = answer["data"]
+    assert {row["model"] for row in rows} == {SONNET, GPT}
+    assert [row["cost_usd"] for row in rows] == sorted((row["cost_usd"] for row in rows), reverse=True)
+    gpt = next(row for row in rows if row["model"] == GPT)
+    assert gpt["call_count"] == 2
+    assert gpt["cached_input_tokens"] > 1_024
+    assert gpt.keys() == {
+        "model",
+        "cost_usd",
+        "input_tokens",
+        "output_tokens",
+        "cached_input_tokens",
+        "cache_creation_input_tokens",
+        "avg_latency_ms",
+        "call_count",
+    }
+
+
+async def test_every_grouping_adds_up_to_the_same(told: Told) -> None:
+    whole = told.rows(f"/analytics/cost?{ALL}&group_by=none")
+    assert whole["call_count"] > 4
+    for group in ("model", "provider", "session", "day", "hour", "parent_session", "is_worker"):
+        rows = told.rows(f"/analytics/cost?{ALL}&group_by={group}")
+        assert sum(row["call_count"] for row in rows) == whole["call_count"]
+        assert sum(row["cost_usd"] for row in rows) == pytest.approx(whole["cost_usd"], abs=2e-6 * len(rows))
+        assert all(group in row for row in rows)
+    days = told.rows(f"/analytics/cost?{ALL}&group_by=day")
+    assert [row["day"] for row in days] == ["2026-09-21", "2026-09-22"]
+    assert told.rows(f"/analytics/cost?{ALL}&group_by=hour")[0]["hour"] == "2026-09-21T14"
+    parents = told.rows(f"/analytics/cost?{ALL}&group_by=parent_session")
+    assert {row["parent_session"] for row in parents} == set(told.ids)
+
+
+async def test_costs_can_be_narrowed_down(told: Told) -> None:
+    counts = {
+        narrowed: told.rows(f"/analytics/cost?{ALL}&group_by=none&{narrowed}")["call_count"]
+        for narrowed in (f"model={GPT}", "provider=anthropic", f"session={told.ids[0]}", "include_workers=false")
+    }
+    workers = told.rows(f"/analytics/cost?{ALL}&group_by=is_worker")
+    working = next(row["call_count"] for row in workers if row["is_worker"])
+    assert counts[f"model={GPT}"] == 2
+    assert counts["provider=anthropic"] == counts[f"session={told.ids[0]}"] + working
+    assert counts["include_workers=false"] == counts[f"session={told.ids[0]}"] + 2
+    assert told.rows(f"/analytics/cost?{ALL}&session=none") == []
+
+
+async def test_a_window_begins_with_its_start_and_ends_before_its_end(told: Told) -> None:
+    at = "2026-09-22T14:13:20"
+    within = told.rows(f"/analytics/cost?from={at}Z&to=2026-09-22T14:13:21Z&group_by=none")
+    assert within["call_count"] == 2
+    assert told.rows(f"/analytics/cost?from=2026-09-22T00:00:00Z&to={at}Z&group_by=none")["call_count"] == 0
+    offset = told.rows("/analytics/cost?from=2026-09-22T16:13:20%2B02:00&to=2026-09-22T16:13:21%2B02:00")
+    assert offset[0]["call_count"] == 2
+
+
+async def test_effectiveness_has_the_hit_rate_and_what_was_written(told: Told) -> None:
+    rows = told.rows(f"/analytics/cache_effectiveness?{ALL}")
+    by_model = {row["model"]: row for row in rows}
+    sonnet = by_model[SONNET]
+    sent = sonnet["uncached_input_tokens"] + sonnet["cached_input_tokens"] + sonnet["cache_creation_tokens"]
+    assert sonnet["hit_rate"] == sonnet["cached_input_tokens"] / sent > 0
+    assert sonnet["cache_write_share"] == sonnet["cache_creation_tokens"] / sent
+    assert 0 < sonnet["stable_write_share"] <= 1 / sonnet["call_count"]
+    assert by_model[GPT]["hit_coverage"] == 0.5
+
+
+@pytest.mark.parametrize("profile", ["seed", "default"])
+async def test_n_calls_write_the_stable_head_once(profile: Any) -> None:
+    store, clock = MemoryStore(), ManualClock(START)
+    with serving_store(store, clock=clock) as client:
+        async with Session.create(
+            model=SONNET,
+            profile=profile,
+            system_prompt=LONG,
+            store=store,
+            wire=SimulatedProvider(clock=clock),
+            clock=clock,
+            new_id=CountingIds(),
+        ) as session:
+            for number in range(5):
+                await session.send(f"Question {number}.")
+        clock.advance(1)
+        (row,) = client.get("/analytics/cache_effectiveness")["data"]
+    assert row["hit_rate"] > 0.7
+    share = "cache_write_share" if profile == "seed" else "stable_write_share"
+    assert 0 < row[share] <= 1 / 5
+
+
+async def test_the_report_of_the_command_line_tells_the_same_numbers(told: Told) -> None:
+    result = CliRunner().invoke(command, ("report", "--json", "--db", str(told.store.path)))
+    report = json.loads(result.output)
+    whole = told.rows(f"/analytics/cost?{ALL}&group_by=none")
+    savings = told.rows(f"/analytics/savings?{ALL}")
+    total = report["total"]
+    assert whole["call_count"] == total["calls"]
+    assert Decimal(str(whole["cost_usd"])) == round(Decimal(total["spent_usd"]), 6)
+    assert whole["cached_input_tokens"] == total["usage"]["cache_read"]
+    assert Decimal(str(savings["uncached_usd"])) == round(Decimal(total["uncached_usd"]), 6)
+    breaks = told.rows(f"/analytics/breaks?{ALL}")
+    assert [
+        (row["cause"], row["component"], row["losing_calls"], row["lost_tokens"], row["lost_usd"])
+        for row in breaks
+        if row["losing_calls"]
+    ] == [
+        (cause["kind"], cause["component"], cause["calls"], cause["tokens"], rounded(cause["lost_usd"]))
+        for cause in report["causes"]
+    ]
+    days = told.rows(f"/analytics/cost?{ALL}&group_by=day")
+    assert [(row["day"], row["cost_usd"]) for row in days] == [
+        (day["date"], rounded(day["spent_usd"])) for day in report["days"] if Decimal(day["spent_usd"])
+    ]
+    by_session = {row["id"]: row["cost_usd"] for row in told.rows("/analytics/sessions?limit=500")}
+    assert by_session == {one["id"]: rounded(one["amounts"]["spent_usd"]) for one in report["sessions"]}
+    assert {
+        row["session"]: row["cost_usd"] for row in told.rows(f"/analytics/cost?{ALL}&group_by=session")
+    } == by_session
+
+
+def rounded(dollars: str) -> float:
+    return round(float(dollars), 6)
+
+
+async def test_savings_are_told_against_a_model_and_against_no_cache(told: Told) -> None:
+    savings = told.rows(f"/analytics/savings?{ALL}")
+    assert savings["baseline_model"] == "anthropic:claude-sonnet-4-6"
+    assert savings["savings_usd"] == pytest.approx(
+        savings["baseline_repriced_usd"] - savings["actual_repriced_usd"], abs=1e-6
+    )
+    assert savings["rows_total"] == told.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"]
+    assert savings["rows_missing_from_price_table"] == 0
+    assert savings["saved_by_caching_usd"] > 0
+    assert savings["rivals"] is None
+    cheap = told.rows(f"/analytics/savings?{ALL}&baseline=claude-haiku-4-5")
+    assert cheap["baseline_repriced_usd"] < savings["baseline_repriced_usd"]
+
+
+async def test_savings_against_the_plans_of_others_are_played_when_asked_for(told: Told) -> None:
+    rivals = told.rows(f"/analytics/savings?{ALL}&rivals=true")["rivals"]
+    costs = [row["cost_usd"] for row in rivals["policies"]]
+    assert rivals["sessions"] == 2
+    assert "holdfast" in {row["policy"] for row in rivals["policies"]}
+    assert costs == sorted(costs)
+    assert len(costs) > 5
+
+
+async def test_regret_is_what_was_spent_above_the_optimum(told: Told) -> None:
+    regret = told.rows(f"/analytics/regret?{ALL}")
+    assert regret["regret_usd"] == pytest.approx(regret["spent_usd"] - regret["optimum_usd"], abs=1e-6)
+    assert regret["regret_usd"] >= 0
+    assert len(regret["sessions"]) == 3
+    assert regret["sessions_left_out"] == 0
+
+
+async def test_sessions_are_told_dearest_or_newest_first(told: Told) -> None:
+    answer = told.client.get("/analytics/sessions")
+    assert answer["window"] == {"start": None, "end": None}
+    rows = answer["data"]
+    assert [row["cost_usd"] for row in rows] == sorted((row["cost_usd"] for row in rows), reverse=True)
+    newest = told.rows("/analytics/sessions?order=recency&limit=1")
+    assert [(row["id"], row["name"], row["active_model"], row["turn_count"]) for row in newest] == [
+        (told.ids[1], "second", GPT, 2)
+    ]
+    assert newest[0]["created_at"] == "2026-09-22T14:13:20Z"
+
+
+async def test_a_turn_is_told_event_by_event_without_its_words(told: Told) -> None:
+    started = next(e for e in told.store.read(told.ids[1]) if e.turn_id == e.id)
+    answered = told.client.ask("GET", f"/analytics/turns/{started.id}")
+    turn = answered.json["data"]
+    assert (turn["turn_id"], turn["session_id"], turn["in_flight"]) == (started.id, told.ids[1], False)
+    kinds = [one["type"] for one in turn["events"]]
+    assert (kinds[0], kinds[-1]) == ("turn.started", "turn.completed")
+    assert [message["role"] for message in turn["messages"]] == ["user", "assistant"]
+    assert turn["messages"][0]["blocks"][0]["type"] == "text"
+    assert b"One." not in answered.body
+
+
+async def test_failures_are_told_by_kind_and_latencies_by_model(told: Told) -> None:
+    error = ProviderError("rate_limit", "slow down")
+    failed = LlmCallFailed(SONNET, "anthropic", error.kind, str(error), 0, 100, "r1")
+    told.store.append([event("f-1", failed, session="f", at=START + 5)]).result(10)
+    data = told.rows(f"/analytics/reliability?{ALL}")
+    assert data["errors_by_class"] == [{"error_class": "rate_limit", "count": 1}]
+    assert {row["model"] for row in data["latency_ms_by_model"]} == {SONNET, GPT}
+    assert all(row["p50"] <= row["p95"] and row["sample_size"] for row in data["latency_ms_by_model"])
+
+
+async def test_skills_are_told_by_reason_with_what_was_preloaded_for_nothing(told: Told) -> None:
+    def loaded(number: int, session: str, reason: Any) -> None:
+        load = SkillLoaded("pdf", "1", reason, 700, "global")
+        told.store.append([event(f"{session}-{number}", load, session=session, at=START + number)]).result(10)
+
+    loaded(1, "used", "always")
+    loaded(2, "used", "on_demand")
+    loaded(1, "unused", "always")
+    (row,) = told.rows(f"/analytics/skills?{ALL}")
+    assert row == {
+        "skill": "pdf",
+        "loads_always": 2,
+        "loads_on_demand": 1,
+        "loads_auto_suggested": 0,
+        "tokens": 2100,
+        "wasted_preload_tokens": 700,
+    }
+
+
+async def test_a_session_that_goes_on_is_counted_anew(told: Told) -> None:
+    before = told.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"]
+    clock = ManualClock(START + 90_000)
+    async with Session.resume(
+        told.ids[1], store=told.store, wire=SimulatedProvider(clock=clock), clock=clock
+    ) as session:
+        await session.send("Three.")
+    assert told.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"] == before + 1
+    told.store.delete(told.ids[1])
+    assert told.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"] == before - 2
+
+
+def test_without_calls_shares_are_null_and_sums_are_nothing() -> None:
+    (row,) = make_effect_rows([Group("a:b", Amounts(calls=1))])
+    assert (row.hit_rate, row.cache_write_share, row.stable_write_share, row.hit_coverage) == (None, None, None, 0.0)
+    assert make_effect_rows([Group("a:b", Amounts(spent_usd=Decimal(1)))]) == ()
+    assert make_cost_rows("model", MemoryStore().figures().groups("model")) == ()
+    (nothing,) = make_cost_rows("none", MemoryStore().figures().groups("none"))
+    assert (nothing.cost_usd, nothing.call_count, nothing.avg_latency_ms) == (0.0, 0, None)
+    assert make_skill_rows([SkillLoad("s", 0.0, "x", "auto_suggested", 5)])[0].loads_auto_suggested == 1
+
+
+@pytest.mark.parametrize(("percent", "value"), [(50, 2), (95, 4), (25, 1), (100, 4)])
+def test_a_percentile_is_a_value_that_was_measured(percent: int, value: int) -> None:
+    assert compute_percentile({4: 1, 1: 1, 3: 1, 2: 1}, percent) == value
+    assert compute_percentile({4: 10, 1: 10, 3: 10, 2: 10}, percent) == value
+    assert compute_percentile({7: 3}, percent) == 7
+
+
+async def test_snapshots_and_other_ways_to_a_model_have_its_price(told: Told) -> None:
+    clock = ManualClock(START)
+    for model in ("openai-chat:gpt-5.4", "anthropic:claude-sonnet-5-5-20260901"):
+        provider = SimulatedProvider(clock=clock)
+        async with Session.create(
+            model=model, system_prompt=LONG, store=told.store, wire=provider, clock=clock
+        ) as session:
+            await session.send("One.")
+            await session.send("Two.")
+    found = told.rows(f"/analytics/savings?{ALL}")
+    assert found["rows_missing_from_price_table"] == 0
+    assert found["saved_by_caching_usd"] > 0

@@ -1,0 +1,245 @@
+"""The cache of each session over HTTP: what is told of it, and what is set for it."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.support.log_examples import event
+from tests.support.served_service import Client, serving_store
+from tests.support.simulated_gemini import LONG
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.clock import CountingIds, ManualClock
+from holdfast.events.payloads.cache import CacheControlsApplied
+from holdfast.events.payloads.calls import GatewayForwarded
+from holdfast.events.payloads.session import SessionStarted
+from holdfast.ledger.cache.state import CacheState, fold_cache_state
+from holdfast.runtime.session import Session
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.simulator.script import parse_script
+from holdfast.stores.memory import MemoryStore
+
+START = 1_790_000_000.0
+KEYS_OF_THE_SEED = {
+    "discussion_id",
+    "provider",
+    "cached_at",
+    "expires_at",
+    "hit_count",
+    "tokens_cached",
+    "last_invalidated_at",
+    "caching_enabled",
+}
+
+
+class Play:
+    """A service and the sessions beside it, which share a store and a clock."""
+
+    def __init__(self, client: Client, store: MemoryStore, clock: ManualClock) -> None:
+        self.client = client
+        self.store = store
+        self.clock = clock
+        self.provider = SimulatedProvider(clock=clock)
+        self._new_id = CountingIds()
+
+    def session(self, model: str = "anthropic:claude-sonnet-5-5", name: str = "auth") -> Session:
+        return Session.create(
+            model=model,
+            name=name,
+            system_prompt=LONG,
+            store=self.store,
+            wire=self.provider,
+            clock=self.clock,
+            new_id=self._new_id,
+        )
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    store, clock = MemoryStore(), ManualClock(START)
+    with serving_store(store, clock=clock) as client:
+        yield Play(client, store, clock)
+
+
+async def test_what_is_kept_slides_with_each_use_and_lapses(play: Play) -> None:
+    play.client.ask("PUT", "/api/cache/settings", {"ttl": "5m"})
+    async with play.session() as session:
+        await session.send("One.")
+        first = play.client.get(f"/api/cache/{session.id}")
+        assert first.keys() >= KEYS_OF_THE_SEED
+        assert (first["provider"], first["name"], first["ttl"]) == ("anthropic", "auth", "5m")
+        assert (first["cached"], first["hit_count"], first["calls"]) == (True, 0, 1)
+        assert (first["cached_at"], first["expires_at"]) == ("2026-09-21T14:13:20Z", "2026-09-21T14:18:20Z")
+        play.clock.advance(200)
+        await session.send("Two.")
+        second = play.client.get(f"/api/cache/{session.id}")
+        assert (second["cached_at"], second["expires_at"]) == ("2026-09-21T14:13:20Z", "2026-09-21T14:21:40Z")
+        assert second["hit_count"] == 1
+        assert second["tokens_cached"] > first["tokens_cached"] > 4_000
+        play.clock.advance(299)
+        assert play.client.get(f"/api/cache/{session.id}")["cached"]
+        play.clock.advance(1)
+        lapsed = play.client.get(f"/api/cache/{session.id}")
+        assert (lapsed["cached"], lapsed["tokens_cached"]) == (False, 0)
+        await session.send("Three.")
+        again = play.client.get(f"/api/cache/{session.id}")
+        assert (again["cached"], again["cached_at"]) == (True, "2026-09-21T14:21:40Z")
+
+
+async def test_where_the_provider_decides_nothing_is_said_of_the_end(play: Play) -> None:
+    async with play.session("openai:gpt-5.4") as session:
+        await session.send("One.")
+        told = play.client.get(f"/api/cache/{session.id}")
+    assert (told["provider"], told["cached"], told["expires_at"]) == ("openai", True, None)
+    (stats,) = play.client.get("/api/cache")["providers"]
+    assert stats["ttl_seconds"] is None
+
+
+async def test_a_named_cache_is_told_with_its_own_end(play: Play) -> None:
+    async with play.session("gemini:gemini-3.8-flash") as session:
+        for _ in range(3):
+            await session.send("Again.")
+            play.clock.advance(600)
+        told = play.client.get(f"/api/cache/{session.id}")
+        assert told["cached"]
+        assert told["expires_at"] == "2026-09-21T15:33:20Z"
+        changed = play.client.ask("POST", f"/api/cache/{session.id}/invalidate").json
+        assert changed["changed"] == ["prefix_nonce", "named_cache"]
+    # A session that is closed deletes its cache.
+    assert not play.client.get(f"/api/cache/{session.id}")["cached"]
+
+
+async def test_sessions_are_listed_newest_first_and_providers_summed_up(play: Play) -> None:
+    play.client.ask("PUT", "/api/cache/settings", {"ttl": "5m"})
+    async with play.session(name="one") as one, play.session("openai:gpt-5.4", name="two") as two:
+        await one.send("One.")
+        await one.send("Two.")
+        play.clock.advance(100)
+        await two.send("One.")
+        listed = play.client.get("/api/cache")
+        assert [row["discussion_id"] for row in listed["discussions"]] == [two.id, one.id]
+        anthropic, openai = listed["providers"]
+        sent, read = one.usage.tokens_sent, one.usage.cache_read
+        assert (anthropic["provider"], anthropic["tokens_in"], anthropic["tokens_cached"]) == ("anthropic", sent, read)
+        assert anthropic["hit_share"] == read / sent > 0.4
+        assert anthropic["ttl_seconds"] == 200
+        assert (openai["provider"], openai["tokens_cached"]) == ("openai", 0)
+        assert len(play.client.get("/api/cache?limit=1")["discussions"]) == 1
+
+
+async def test_disable_and_enable_hold_for_one_session_and_its_next_call(play: Play) -> None:
+    async with play.session() as session, play.session() as other:
+        await session.send("One.")
+        await other.send("One.")
+        told = play.client.ask("POST", f"/api/cache/{session.id}/disable")
+        assert (told.status, told.json["caching_enabled"]) == (200, False)
+        assert play.client.get(f"/api/cache/{other.id}")["caching_enabled"]
+        await session.send("Two.")
+        assert b"cache_control" not in play.provider.requests[-1].body
+        assert not play.client.get(f"/api/cache/{session.id}")["cached"]
+        await other.send("Two.")
+        assert b"cache_control" in play.provider.requests[-1].body
+        assert play.client.ask("POST", f"/api/cache/{session.id}/enable", {}).json["caching_enabled"]
+        await session.send("Three.")
+        assert b"cache_control" in play.provider.requests[-1].body
+
+
+@pytest.mark.parametrize(
+    ("model", "changed"),
+    [
+        ("anthropic:claude-sonnet-5-5", ["prefix_nonce"]),
+        ("openai:gpt-5.4", ["cache_key"]),
+        ("openai-chat:gpt-5.4", ["cache_key"]),
+        ("gemini:gemini-3.8-flash", ["prefix_nonce"]),
+    ],
+)
+async def test_invalidate_says_what_it_changes_and_the_next_call_does_so(
+    play: Play, model: str, changed: list[str]
+) -> None:
+    async with play.session(model) as session:
+        await session.send("One.")
+        play.clock.advance(60)
+        answered = play.client.ask("POST", f"/api/cache/{session.id}/invalidate").json
+        assert (answered["changed"], answered["generation"]) == (changed, 1)
+        assert answered["invalidated_at"] == "2026-09-21T14:14:20Z"
+        assert answered["effect"]
+        await session.send("Two.")
+        told = play.client.get(f"/api/cache/{session.id}")
+        assert told["last_invalidated_at"] == "2026-09-21T14:14:20Z"
+        before, after = (one.body for one in play.provider.requests if one.model)
+        assert (b"[cache generation 1" in after) == ("prefix_nonce" in changed)
+        assert (f'"{session.id}.1"'.encode() in after) == ("cache_key" in changed)
+        assert b"cache generation" not in before
+        assert play.client.ask("POST", f"/api/cache/{session.id}/invalidate").json["generation"] == 2
+
+
+async def test_settings_are_kept_and_hold_for_all_sessions(play: Play) -> None:
+    first = play.client.get("/api/cache/settings")
+    assert first == {
+        "providers": {},
+        "ttl": "auto",
+        "gemini_ttl_seconds": None,
+        "allow_gemini_over_an_hour": False,
+    }
+    wanted = {**first, "providers": {"anthropic": False}, "gemini_ttl_seconds": 7200, "allow_gemini_over_an_hour": True}
+    assert play.client.ask("PUT", "/api/cache/settings", wanted).json == wanted
+    assert play.client.get("/api/cache/settings") == wanted
+    async with play.session() as session:
+        await session.send("One.")
+        assert not play.client.get(f"/api/cache/{session.id}")["caching_enabled"]
+    assert b"cache_control" not in play.provider.requests[-1].body
+    assert play.client.ask("PUT", "/api/cache/settings", {"ttl": "1h"}).json == {**first, "ttl": "1h"}
+
+
+async def test_what_is_said_of_a_session_that_works_for_another_is_said_of_both(play: Play) -> None:
+    script = '{"content": [{"type": "tool_use", "name": "delegate", "input": {"task": "Look."}}]}\n{"content": "Ok."}'
+    async with Session.create(
+        model="anthropic:claude-sonnet-5-5",
+        system_prompt=LONG,
+        delegate=True,
+        store=play.store,
+        wire=SimulatedProvider(clock=play.clock, script=parse_script(script)),
+        clock=play.clock,
+        new_id=CountingIds(),
+    ) as session:
+        await session.send("One.")
+    child = next(row.id for row in play.store.sessions() if row.parent_session_id == session.id)
+    assert not play.client.ask("POST", f"/api/cache/{child}/disable").json["caching_enabled"]
+    listed = play.client.get("/api/cache")["discussions"]
+    enabled = {row["discussion_id"]: row["caching_enabled"] for row in listed}
+    assert (enabled[child], enabled[session.id]) == (False, False)
+
+
+def test_what_was_given_up_is_cached_no_longer_also_before_the_next_call() -> None:
+    kept = CacheState("s", "anthropic:claude-sonnet-5-5", tokens_cached=9, cached_at=1.0, expires_at=99.0)
+    given_up = event("e1", CacheControlsApplied(reason="the cache was invalidated"))
+    assert kept.is_cached(5.0)
+    assert not fold_cache_state(kept, [given_up], shipped_models()).is_cached(5.0)
+    assert fold_cache_state(kept, [event("e1", CacheControlsApplied(ttl="1h"))], shipped_models()).is_cached(5.0)
+
+
+async def test_a_model_that_has_left_the_catalog_is_still_told_of() -> None:
+    store, clock = MemoryStore(), ManualClock(START)
+    models = {name: row for name, row in shipped_models().items() if not name.startswith("anthropic:")}
+    with serving_store(store, clock=clock, models=models) as client:
+        async with Play(client, store, clock).session() as session:
+            await session.send("One.")
+        told = client.get(f"/api/cache/{session.id}")
+        assert (told["model"], told["cached"]) == ("anthropic:claude-sonnet-5-5", False)
+        assert client.ask("POST", f"/api/cache/{session.id}/invalidate").json["changed"] == []
+
+
+@pytest.mark.parametrize(("opened", "heeds"), [(None, "switch"), (GatewayForwarded("it is new", 1.0), "nothing")])
+def test_what_a_session_does_not_heed_is_refused_and_not_claimed(opened: GatewayForwarded | None, heeds: str) -> None:
+    store = MemoryStore()
+    started = SessionStarted("anthropic:claude-sonnet-5-5")
+    store.append([event("e1", started, session="s"), *([event("e2", opened, session="s")] if opened else [])]).result(
+        10
+    )
+    with serving_store(store) as client:
+        assert client.get("/api/cache/s")["heeds"] == heeds
+        answered = {what: client.ask("POST", f"/api/cache/s/{what}") for what in ("invalidate", "disable", "enable")}
+    switched = 409 if opened else 200
+    assert [one.status for one in answered.values()] == [409, switched, switched]
+    assert answered["invalidate"].code == "not_heeded"
+    assert store.records.controls("s").session.generation == 0
+    assert (store.records.session_controls() == {}) == (opened is not None)

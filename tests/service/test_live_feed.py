@@ -1,0 +1,320 @@
+"""The live feed: every event in order, to several listeners, from whichever process; slow ones harm nobody."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.support.log_examples import said, talk
+from tests.support.served_service import serving_store
+from tests.support.simulated_gemini import LONG
+
+from holdfast.clock import ManualClock
+from holdfast.events.log import Event
+from holdfast.events.records import PositionedEvent
+from holdfast.runtime.session import Session
+from holdfast.service.live.hub import MISSING_PLACE_SECONDS_MAX, EventHub, FeedItem, SkippedEvents
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.open import open_store
+from holdfast.stores.postgres.store import PostgresStore
+from holdfast.stores.sqlite.store import SqliteStore
+
+SECONDS_MAX = 10.0
+
+
+class Frame:
+    def __init__(self, text: str) -> None:
+        fields = dict(line.split(": ", 1) for line in text.splitlines())
+        self.id = int(fields["id"])
+        self.event = fields["event"]
+        self.data: dict[str, Any] = json.loads(fields["data"])
+
+
+async def frames(response: aiohttp.ClientResponse, count: int) -> list[Frame]:
+    """The next events of a feed; comments are passed over."""
+    found: list[Frame] = []
+    async with asyncio.timeout(SECONDS_MAX):
+        while len(found) < count:
+            text = (await response.content.readuntil(b"\n\n")).decode().strip()
+            if not text.startswith(":"):
+                found.append(Frame(text))
+    return found
+
+
+async def heard(listening: AsyncIterator[FeedItem], count: int) -> list[FeedItem]:
+    async with asyncio.timeout(SECONDS_MAX):
+        return [await anext(listening) for _ in range(count)]
+
+
+def places(some: Sequence[FeedItem]) -> list[int]:
+    return [one.place for one in some if isinstance(one, PositionedEvent)]
+
+
+async def test_several_listeners_hear_every_event_of_a_session_in_order(tmp_path: Path) -> None:
+    with (
+        SqliteStore(tmp_path / "log.db") as store,
+        SqliteStore(tmp_path / "log.db") as elsewhere,
+        serving_store(store) as client,
+    ):
+        address = f"{client.url}/api/cache/stream"
+        async with aiohttp.ClientSession() as http, http.get(address) as one, http.get(address) as two:
+            assert one.headers["content-type"].startswith("text/event-stream")
+            for response in (one, two):
+                assert await response.content.readuntil(b"\n\n") == b": listening\n\n"
+            await asyncio.to_thread(_until_listening, client.service.hub, 2)
+            # Written by another store, as another process would.
+            async with Session.create(
+                model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=elsewhere, wire=SimulatedProvider()
+            ) as session:
+                await session.send("Say canary.")
+            events = list(store.read(session.id))
+            first, second = await frames(one, len(events)), await frames(two, len(events))
+    assert [frame.data["id"] for frame in first] == [event.id for event in events]
+    assert [frame.id for frame in first] == sorted(frame.id for frame in first)
+    assert [(frame.id, frame.event, frame.data) for frame in first] == [
+        (frame.id, frame.event, frame.data) for frame in second
+    ]
+    told = next(frame.data for frame in first if frame.event == "llm.call_completed")
+    assert told["payload"]["usage"]["cache_write_5m"] > 0
+    marked = next(frame.data for frame in first if frame.event == "request.prepared")
+    assert marked["payload"]["marks"]
+    assert all("canary" not in json.dumps(frame.data) for frame in first)
+    assert all("quick brown fox" not in json.dumps(frame.data) for frame in first)
+
+
+def _until_listening(hub: EventHub, count: int) -> None:
+    """Return once so many wait for what comes."""
+    while hub.listeners < count or hub._task is None:
+        pass
+
+
+async def test_a_listener_goes_on_behind_the_last_event_it_saw() -> None:
+    store = MemoryStore()
+    store.append(talk(6)).result(10)
+    with serving_store(store) as client:
+        async with aiohttp.ClientSession() as http:
+            address = f"{client.url}/api/cache/stream"
+            async with http.get(address, params={"after": "0"}) as response:
+                first = await frames(response, 3)
+            async with http.get(address, headers={"last-event-id": str(first[-1].id)}) as response:
+                rest = await frames(response, 3)
+                store.append([said(9)]).result(10)
+                newest = await frames(response, 1)
+    assert [frame.data["id"] for frame in (*first, *rest, *newest)] == [event.id for event in (*talk(6), said(9))]
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+async def test_a_listener_goes_on_where_it_was_after_the_service_was_started_anew(
+    engine: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    address = str(tmp_path / "log.db") if engine == "sqlite" else request.getfixturevalue("postgres")
+    with open_store(address) as store:
+        store.append(talk(4)).result(10)
+        with serving_store(store) as client:
+            async with (
+                aiohttp.ClientSession() as http,
+                http.get(f"{client.url}/api/cache/stream", params={"after": "0"}) as response,
+            ):
+                first = await frames(response, 2)
+    with open_store(address) as store:
+        # While nobody served.
+        store.append([said(9)]).result(10)
+    with open_store(address) as store, serving_store(store) as client:
+        headers = {"last-event-id": str(first[-1].id)}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"{client.url}/api/cache/stream", headers=headers) as response,
+        ):
+            rest = await frames(response, 3)
+    assert [frame.data["id"] for frame in (*first, *rest)] == [event.id for event in (*talk(4), said(9))]
+
+
+async def test_a_listener_may_hear_of_one_session_alone() -> None:
+    store = MemoryStore()
+    store.append([said(1, "a"), said(1, "b"), said(2, "a")]).result(10)
+    with serving_store(store) as client:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"{client.url}/api/cache/stream", params={"after": "0", "session": "a"}) as response,
+        ):
+            found = await frames(response, 2)
+    assert [frame.data["session_id"] for frame in found] == ["a", "a"]
+
+
+@pytest.mark.parametrize("last", ["x", "-1", "1" * 30, "١"])
+def test_a_last_event_that_is_no_number_is_refused(last: str) -> None:
+    with serving_store(MemoryStore()) as client:
+        answered = client.ask("GET", "/api/cache/stream", headers={"last-event-id": last.encode().decode("latin-1")})
+    assert (answered.status, answered.code) == (400, "invalid_last_event_id")
+
+
+class SteadyFeed:
+    """A store with as many events as it is told to have, some of whose places are missing."""
+
+    def __init__(self, newest: int = 0, missing: Sequence[int] = ()) -> None:
+        self.newest = newest
+        self.missing = set(missing)
+        self.looks = 0
+
+    def newest_place(self) -> int:
+        return self.newest
+
+    def behind(self, place: int, *, limit: int) -> tuple[PositionedEvent, ...]:
+        self.looks += 1
+        there = (at for at in range(place + 1, self.newest + 1) if at not in self.missing)
+        return tuple(PositionedEvent(at, event(at)) for _, at in zip(range(limit), there, strict=False))
+
+
+def event(at: int) -> Event:
+    return said(at)
+
+
+async def test_a_slow_listener_holds_nobody_up_and_misses_nothing_within_the_limit() -> None:
+    feed = SteadyFeed()
+    hub = EventHub(feed, ManualClock(), poll_seconds=0.0, ring_events_max=10, lag_places_max=500)
+    slow, fast = hub.listen(0), hub.listen(0)
+    feed.newest = 1
+    assert places(await heard(slow, 1)) == [1]
+    feed.newest = 300
+    assert places(await heard(fast, 300)) == list(range(1, 301))
+    # The ring has forgotten most of it; the store has not.
+    assert places(await heard(slow, 299)) == list(range(2, 301))
+    assert len(hub._ring) <= 10
+    await hub.close()
+
+
+async def test_a_listener_that_is_too_far_behind_is_told_what_it_misses() -> None:
+    feed = SteadyFeed()
+    hub = EventHub(feed, ManualClock(), poll_seconds=0.0, ring_events_max=10, lag_places_max=50)
+    slow, fast = hub.listen(0), hub.listen(0)
+    feed.newest = 20
+    assert places(await heard(slow, 1)) == [1]
+    assert places(await heard(fast, 20)) == list(range(1, 21))
+    for newest in (60, 110):
+        feed.newest = newest
+        assert places(await heard(fast, newest - 20 if newest == 60 else 50))[-1] == newest
+    rest = await heard(slow, 25)
+    dropped = next(one for one in rest if isinstance(one, SkippedEvents))
+    behind = rest[rest.index(dropped) + 1]
+    assert isinstance(behind, PositionedEvent)
+    assert (dropped.until, behind.place) == (behind.place - 1, dropped.until + 1)
+    assert dropped.until - dropped.after > 0
+    await hub.close()
+
+
+async def test_drops_are_said_on_the_wire() -> None:
+    store = MemoryStore()
+    store.append(talk(30)).result(10)
+    with serving_store(store) as client:
+        client.service.hub._lag_places_max = 10
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"{client.url}/api/cache/stream", params={"after": "0"}) as response,
+        ):
+            first, *rest = await frames(response, 11)
+    assert (first.event, first.id, first.data) == ("dropped", 20, {"after": 0, "until": 20})
+    assert [frame.id for frame in rest] == list(range(21, 31))
+
+
+async def test_a_place_that_may_still_be_filled_is_waited_for() -> None:
+    clock = ManualClock()
+    feed = SteadyFeed()
+    hub = EventHub(feed, clock, poll_seconds=0.0)
+    listening = hub.listen(0)
+    waiting = asyncio.ensure_future(heard(listening, 3))
+    await looked(feed, 2)
+    feed.missing, feed.newest = {2}, 3
+    await looked(feed, 4)
+    feed.missing = set()
+    assert places(await waiting) == [1, 2, 3]
+    feed.missing, feed.newest = {4}, 5
+    waiting = asyncio.ensure_future(heard(listening, 1))
+    await looked(feed, 4)
+    assert not waiting.done()
+    clock.advance(MISSING_PLACE_SECONDS_MAX)
+    assert places(await waiting) == [5]
+    await hub.close()
+
+
+async def looked(feed: SteadyFeed, times: int) -> None:
+    """Return once the store was looked at so often more."""
+    until = feed.looks + times
+    async with asyncio.timeout(SECONDS_MAX):
+        while feed.looks < until:  # noqa: ASYNC110 - the feed is asked in another thread
+            await asyncio.sleep(0)
+
+
+async def test_nobody_looks_at_the_store_while_nobody_listens() -> None:
+    feed = SteadyFeed(5)
+    hub = EventHub(feed, ManualClock(), poll_seconds=0.0)
+    listening = hub.listen(0)
+    await heard(listening, 5)
+    assert hub._task is not None
+    await listening.aclose()
+    assert hub._task is None
+    assert places(await heard(hub.listen(3), 2)) == [4, 5]
+    await hub.close()
+
+
+async def test_a_listener_that_leaves_is_forgotten() -> None:
+    store = MemoryStore()
+    store.append(talk(3)).result(10)
+    with serving_store(store) as client:
+        hub = client.service.hub
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"{client.url}/api/cache/stream", params={"after": "0"}) as response,
+        ):
+            await frames(response, 3)
+            assert hub.listeners == 1
+        await asyncio.to_thread(_until_forgotten, hub)
+        assert hub.listeners == 0
+
+
+def _until_forgotten(hub: EventHub) -> None:
+    while hub.listeners:
+        pass
+
+
+async def test_what_was_deleted_is_passed_over() -> None:
+    store = MemoryStore()
+    store.append([said(1, "a"), *talk(200, start=2)]).result(10)
+    store.append([said(2, "a")]).result(10)
+    store.delete("s")
+    hub = EventHub(store.records, ManualClock())
+    assert [
+        one.event.id for one in await heard(hub.listen(0), 2) if isinstance(one, PositionedEvent) and one.event
+    ] == [
+        "a-000001",
+        "a-000002",
+    ]
+    await hub.close()
+
+
+async def test_where_nothing_is_left_the_newest_place_is_told_once() -> None:
+    feed = SteadyFeed(300, missing=range(1, 301))
+    hub = EventHub(feed, ManualClock(), poll_seconds=0.0)
+    listening = hub.listen(0)
+    assert await heard(listening, 1) == [PositionedEvent(300, None)]
+    feed.newest = 301
+    assert places(await heard(listening, 1)) == [301]
+    await hub.close()
+
+
+async def test_events_that_two_servers_write_at_once_are_all_heard(postgres: str) -> None:
+    with PostgresStore(postgres) as one, PostgresStore(postgres) as two:
+        hub = EventHub(one.records, ManualClock(), poll_seconds=0.0)
+        listening = hub.listen(0)
+        waiting = asyncio.ensure_future(heard(listening, 400))
+        for number in range(200):
+            one.append([said(number, "a")])
+            two.append([said(number, "b")])
+        found = [placed.event for placed in await waiting if isinstance(placed, PositionedEvent) and placed.event]
+        await hub.close()
+    for session in ("a", "b"):
+        heard_of = [event for event in found if event.session_id == session]
+        assert heard_of == [said(number, session) for number in range(200)]

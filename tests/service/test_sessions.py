@@ -1,0 +1,218 @@
+"""The calls of a session over HTTP: what each prompt was made of, what was planned, and what came of it."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.played_sessions import new_session
+from tests.support.served_service import Client, serving_store
+from tests.support.simulated_gemini import LONG
+from tests.support.skill_folders import write_skill
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.clock import CountingIds, ManualClock
+from holdfast.runtime.session import Session
+from holdfast.service.sample.sessions import SAMPLE_QUESTIONS, SAMPLE_SESSIONS, SamplePlayer
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.sources.skills.discovery import SkillRoot
+from holdfast.stores.memory import MemoryStore
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """A service over the sample, played without pauses."""
+    store = MemoryStore()
+    asyncio.run(SamplePlayer(store, shipped_models(), pause=0).play())
+    with serving_store(store, simulated=True) as served:
+        yield served
+
+
+def session_named(client: Client, words: str) -> str:
+    told = client.get("/api/cache")["discussions"]
+    return str(next(one["discussion_id"] for one in told if words in one["name"]))
+
+
+def calls_of(client: Client, words: str, query: str = "") -> Any:
+    return client.get(f"/api/sessions/{session_named(client, words)}/calls{query}")
+
+
+def test_every_call_says_of_which_layers_its_prompt_was_made_and_what_was_read(client: Client) -> None:
+    told = calls_of(client, "stable prefix")
+    assert (told["name"], told["model"], told["simulated"]) == (SAMPLE_SESSIONS[0].name, SAMPLE_SESSIONS[0].model, True)
+    assert told["calls_total"] == len(told["calls"]) == 9
+    for call in told["calls"]:
+        sent = call["read_tokens"] + call["written_tokens"] + call["uncached_tokens"]
+        assert sum(layer["tokens"] for layer in call["layers"]) == sent
+        assert [layer["layer"] for layer in call["layers"]] == ["tools", "preset", "skills", "metadata", "history"]
+        assert [mark["tokens"] for mark in call["marks"]] == sorted(mark["tokens"] for mark in call["marks"])
+        assert call["marks"][-1]["tokens"] == sent
+    assert [call["verdict"] for call in told["calls"]] == ["first_use", *["held"] * 8]
+    assert all(call["cost_usd"] < call["uncached_usd"] for call in told["calls"][1:])
+
+
+def test_the_newest_calls_come_first_to_hand_and_pages_join_without_a_gap(client: Client) -> None:
+    whole = calls_of(client, "stable prefix")["calls"]
+    assert calls_of(client, "stable prefix", "?limit=4")["calls"] == whole[-4:]
+    first, second = (calls_of(client, "stable prefix", f"?after={after}&limit=5")["calls"] for after in (0, 5))
+    assert first + second == whole
+    assert calls_of(client, "stable prefix", "?after=9")["calls"] == []
+
+
+def test_a_switch_of_models_stands_between_the_calls(client: Client) -> None:
+    told = calls_of(client, "model switched")
+    (switch,) = told["between"]
+    assert (switch["kind"], switch["calls_before"]) == ("model", 6)
+    assert [call["verdict"] for call in told["calls"]][6] == "planned"
+    assert calls_of(client, "model switched", "?after=7")["between"] == []
+
+
+def test_a_call_tells_its_plan_its_verdict_and_its_certificate(client: Client) -> None:
+    told = client.get(f"/api/sessions/{session_named(client, 'time is before')}/calls/7")
+    assert told["call"]["number"] == 7
+    assert [mark["layer"] for mark in told["marks"]] == ["tools", "skills", "history"]
+    assert all(mark["reason"] for mark in told["marks"])
+    verdict = told["verdict"]
+    assert (verdict["kind"], verdict["component"], verdict["bytes_say"]) == ("prefix_changed", "volatile", "moved")
+    assert verdict["provider_says"] == "miss: system_changed"
+    assert told["blocks_shared"] < told["blocks_before"]
+    assert "the prefix changed" in told["certificate"]["violation"]
+    good = client.get(f"/api/sessions/{session_named(client, 'stable prefix')}/calls/7")
+    assert (good["certificate"]["violation"], good["certificate"]["call"]) == (None, 7)
+    assert good["certificate"]["read_tokens"] == good["call"]["read_tokens"]
+
+
+def test_the_first_other_byte_is_shown_where_it_stands(client: Client) -> None:
+    found = client.get(f"/api/sessions/{session_named(client, 'time is before')}/calls/7/bytes")
+    assert "The time is 1" in found["shared"]
+    assert found["before"][0] != found["after"][0]
+    verdict = client.get(f"/api/sessions/{session_named(client, 'time is before')}/calls/7")["verdict"]
+    assert found["byte"] == verdict["byte"]
+    held = client.get(f"/api/sessions/{session_named(client, 'stable prefix')}/calls/7/bytes")
+    assert (held["byte"], held["shared"], held["before"]) == (None, "", "")
+    assert held["bytes_after"] > held["bytes_before"]
+    before = client.get(f"/api/sessions/{session_named(client, 'stable prefix')}/calls/6/bytes")
+    assert before["bytes_after"] == held["bytes_before"]
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/api/sessions/none-such/calls", "session_not_found"),
+        ("/api/sessions/none-such/calls/1", "call_not_found"),
+        ("/api/sessions/{id}/calls/10", "call_not_found"),
+        ("/api/sessions/{id}/calls/1/bytes", "bytes_not_found"),
+        ("/api/sessions/{id}/calls/0", "invalid_number"),
+        ("/api/sessions/{id}/calls?limit=0", "invalid_limit"),
+        ("/api/sessions/{id}/calls?before=1", "unknown_field"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(client: Client, path: str, code: str) -> None:
+    assert client.ask("GET", path.replace("{id}", session_named(client, "stable prefix"))).code == code
+
+
+async def test_what_is_new_is_read_and_what_was_deleted_is_forgotten() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    provider = SimulatedProvider(clock=clock)
+    with serving_store(store, clock=clock) as client:
+        async with new_session(provider, store=store, clock=clock, name=HOSTILE) as session:
+            await session.send("One.")
+            path = f"/api/sessions/{session.id}/calls"
+            assert client.get(path)["calls_total"] == 1
+            await session.send("Two.")
+            told = client.get(path)
+        assert (told["calls_total"], told["name"]) == (2, HOSTILE)
+        store.delete(session.id)
+        assert client.ask("GET", path).code == "session_not_found"
+
+
+async def test_a_cache_that_was_given_up_is_on_the_time_line() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    with serving_store(store, clock=clock) as client:
+        async with Session.create(
+            model="anthropic:claude-sonnet-5-5",
+            system_prompt=LONG,
+            store=store,
+            wire=SimulatedProvider(clock=clock),
+            clock=clock,
+            new_id=CountingIds(),
+        ) as session:
+            await session.send("One.")
+            assert client.ask("POST", f"/api/cache/{session.id}/invalidate").status == 200
+            await session.send("Two.")
+        told = client.get(f"/api/sessions/{session.id}/calls")
+        assert [(one["kind"], one["calls_before"]) for one in told["between"]] == [("control", 1)]
+        assert [call["verdict"] for call in told["calls"]] == ["first_use", "planned"]
+        # The prompt was made anew: it is told whole, and not added to the one before.
+        assert sum(layer["tokens"] for layer in told["calls"][1]["layers"]) < 1.1 * sum(
+            layer["tokens"] for layer in told["calls"][0]["layers"]
+        )
+
+
+def test_the_calls_behind_a_break_are_found_dearest_first(client: Client) -> None:
+    told = client.get("/analytics/breaks/calls?cause=prefix_changed&component=volatile")
+    session = session_named(client, "time is before")
+    assert [(one["session"], one["number"]) for one in told["data"]] == [(session, 9), (session, 7), (session, 5)]
+    row = next(one for one in client.get("/analytics/breaks")["data"] if one["cause"] == "prefix_changed")
+    assert round(sum(one["lost_usd"] for one in told["data"]), 5) == round(row["lost_usd"], 5)
+    page = client.get("/analytics/breaks/calls?cause=prefix_changed&limit=1&skip=1")
+    assert ([one["number"] for one in page["data"]], page["more"]) == ([7], True)
+    assert client.get("/analytics/breaks/calls?cause=lookback_miss")["data"] == []
+    everything = client.get("/analytics/breaks/calls?limit=500")
+    assert "held" not in {one["cause"] for one in everything["data"]}
+    assert (len(everything["data"]) > 6, everything["more"]) == (True, False)
+
+
+def test_sessions_are_listed_by_pages(client: Client) -> None:
+    whole = client.get("/api/cache")
+    pages = [client.get(f"/api/cache?limit=4&skip={skip}") for skip in (0, 4)]
+    assert [page["more"] for page in pages] == [True, False]
+    assert [*pages[0]["discussions"], *pages[1]["discussions"]] == whole["discussions"]
+    costs = [client.get(f"/analytics/sessions?limit=4&skip={skip}")["data"] for skip in (0, 4)]
+    assert [*costs[0], *costs[1]] == client.get("/analytics/sessions")["data"]
+
+
+def test_the_last_verdict_and_the_coverage_are_told_with_the_cache(client: Client) -> None:
+    told = client.get("/api/cache")
+    verdicts = {one["name"]: one["verdict"] for one in told["discussions"]}
+    assert verdicts[SAMPLE_SESSIONS[1].name] == "prefix_changed"
+    assert verdicts[SAMPLE_SESSIONS[0].name] == "held"
+    coverage = {one["provider"]: one["hit_coverage"] for one in told["providers"]}
+    assert coverage["openai"] == pytest.approx(8 / 9)
+    alone = client.get(f"/api/cache/{session_named(client, 'time is before')}")
+    assert alone["verdict"] == "prefix_changed"
+    assert alone["verdict_detail"].startswith("block 5 of 2")
+
+
+def test_the_sample_plays_good_and_bad_habits_to_their_end(client: Client) -> None:
+    told = client.get("/api/cache")["discussions"]
+    assert [one["name"] for one in told] == [habit.name for habit in SAMPLE_SESSIONS]
+    assert all(one["cached"] for one in told)
+    causes = {row["cause"] for row in client.get("/analytics/breaks")["data"]}
+    assert causes >= {"prefix_changed", "ttl_expired", "planned"}
+    assert {row["turn_count"] for row in client.get("/analytics/sessions")["data"]} == {len(SAMPLE_QUESTIONS)}
+    (skill,) = client.get("/analytics/skills")["data"]
+    assert (skill["skill"], skill["loads_on_demand"]) == ("refunds", len(SAMPLE_SESSIONS))
+
+
+def test_without_simulation_there_is_no_sample_to_play() -> None:
+    with serving_store(MemoryStore()) as client:
+        assert client.ask("POST", "/api/sample").code == "not_simulating"
+        assert client.get("/api/visitor") == {"scope": "admin", "signed_in": False, "sample": "off"}
+
+
+def test_skills_are_told_with_what_is_wrong_with_them(tmp_path: Path) -> None:
+    write_skill(tmp_path, "review", body="Review it.\n")
+    write_skill(tmp_path, "broken", front="name: broken\n")
+    with serving_store(MemoryStore()) as client:
+        assert client.get("/api/skills") == {"skills": [], "skills_total": 0}
+        client.service.skill_roots = (SkillRoot(str(tmp_path), "workspace"),)
+        told = client.get("/api/skills")
+    broken, review = sorted(told["skills"], key=lambda one: str(one["name"]))
+    assert (review["name"], review["loads"], review["source"], review["findings"]) == ("review", True, "workspace", [])
+    assert (broken["name"], broken["loads"], told["skills_total"]) == ("broken", False, 2)
+    assert all(one["rule"] and one["mend"] for one in broken["findings"])
+    assert any(one["severity"] == "error" for one in broken["findings"])

@@ -1,0 +1,415 @@
+"""What the simulated provider reports of its cache: reads, writes, floors, lifetimes, isolation, tiers."""
+
+import msgspec
+import pytest
+from tests.support.simulated import (
+    HOUR_MARK,
+    LONG,
+    MARK,
+    SONNET,
+    Wire,
+    assistant,
+    buckets,
+    counted,
+    models_with,
+    post,
+    refusal,
+    request,
+    simulator,
+    text,
+    tool,
+    usage,
+    user,
+)
+
+from holdfast.clock import ManualClock
+from holdfast.simulator.provider import SimulatedProvider
+
+
+def marked(**fields: object) -> Wire:
+    return request(user(text("Hello.", MARK)), system=LONG, **fields)
+
+
+def test_the_second_call_reads_what_the_first_one_wrote() -> None:
+    provider = simulator()
+    tokens = counted(provider, marked())
+    assert buckets(usage(provider, marked())) == (0, 0, tokens, 0)
+    assert buckets(usage(provider, marked())) == (0, tokens, 0, 0)
+
+
+def test_counting_tells_what_usage_sums_to_and_leaves_the_cache_alone() -> None:
+    provider = simulator()
+    body = request(user(text("Hello.", MARK), "And more."), system=LONG, tools=[tool("read")])
+    tokens = counted(provider, body)
+    assert provider.cache == ()
+    assert sum(buckets(usage(provider, body))) == tokens
+    assert sum(buckets(usage(provider, body))) == tokens
+
+
+def test_every_block_counts_the_tokens_of_its_bytes_without_the_mark() -> None:
+    provider = simulator()
+    assert counted(provider, marked()) == counted(provider, request(user("Hello."), system=LONG))
+
+
+@pytest.mark.parametrize(("above_tokens", "cached"), [(0, True), (1, False)])
+def test_a_prompt_below_the_floor_of_its_model_is_not_cached(above_tokens: int, cached: bool) -> None:
+    tokens = counted(simulator(), marked())
+    provider = simulator(models=models_with(tokens_min=tokens + above_tokens))
+    assert buckets(usage(provider, marked())) == ((0, 0, tokens, 0) if cached else (tokens, 0, 0, 0))
+    assert buckets(usage(provider, marked())) == ((0, tokens, 0, 0) if cached else (tokens, 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("model", "floor"),
+    [(SONNET, 512), ("claude-sonnet-5", 1_024), ("claude-opus-4-7", 2_048), ("claude-haiku-4-5", 4_096)],
+)
+def test_each_model_has_the_floor_of_its_row(model: str, floor: int) -> None:
+    for words in ("word " * (floor // 2), "word " * floor * 2):
+        reported = usage(simulator(), request(user(text(words, MARK)), model=model))
+        assert (reported["cache_creation_input_tokens"] > 0) == (sum(buckets(reported)) >= floor)
+
+
+@pytest.mark.parametrize(("mark", "lives"), [(MARK, 300.0), (HOUR_MARK, 3_600.0)])
+def test_an_entry_lives_its_time(mark: dict[str, str], lives: float) -> None:
+    body = request(user(text("Hello.", mark)), system=LONG)
+    for wait, warm in ((lives - 0.5, True), (lives, False)):
+        provider = simulator()
+        usage(provider, body)
+        provider.advance(wait)
+        assert (usage(provider, body)["cache_read_input_tokens"] > 0) == warm
+
+
+def test_every_read_starts_the_time_again() -> None:
+    provider = simulator()
+    for _ in range(4):
+        reported = usage(provider, marked())
+        provider.advance(299)
+    assert reported["cache_read_input_tokens"] > 0
+
+
+def test_mixed_lifetimes_are_billed_each_for_its_stretch() -> None:
+    provider = simulator()
+    body = request(user(text("Hello.", MARK), "Tail."), system=[text(LONG, HOUR_MARK)])
+    reported = buckets(usage(provider, body))
+    hello = counted(provider, request(user("Hello.")))
+    tail = counted(provider, request(user("Tail.")))
+    assert reported == (tail, 0, hello, counted(provider, body) - hello - tail)
+
+
+def test_what_a_call_writes_is_hidden_until_its_response_begins() -> None:
+    provider = simulator()
+    raw = msgspec.json.encode(marked())
+    first, second = (provider.answer("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw) for _ in range(2))
+    assert provider.cache == ()
+    for answer in (first, second):
+        assert msgspec.json.decode(answer.body())["usage"]["cache_read_input_tokens"] == 0
+    assert usage(provider, marked())["cache_read_input_tokens"] > 0
+
+
+def test_the_first_event_of_a_stream_makes_its_writes_readable() -> None:
+    provider = simulator()
+    raw = msgspec.json.encode(marked(stream=True))
+    answer = provider.answer("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw)
+    assert usage(provider, marked())["cache_read_input_tokens"] == 0
+    provider = simulator()
+    answer = provider.answer("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw)
+    first = next(iter(answer.chunks))
+    assert isinstance(first, bytes)
+    assert first.startswith(b"event: message_start\n")
+    assert usage(provider, marked())["cache_read_input_tokens"] > 0
+
+
+def test_keys_do_not_share_their_cache() -> None:
+    provider = simulator()
+    usage(provider, marked(), key="mine")
+    assert usage(provider, marked(), key="yours")["cache_read_input_tokens"] == 0
+    assert usage(provider, marked(), key="mine")["cache_read_input_tokens"] > 0
+
+
+def test_a_key_is_the_same_in_either_header() -> None:
+    provider = simulator()
+    usage(provider, marked(), key="mine")
+    raw = msgspec.json.encode(marked())
+    answer = provider.answer("POST", "/v1/messages", headers={"Authorization": "Bearer mine"}, body=raw)
+    assert msgspec.json.decode(answer.body())["usage"]["cache_read_input_tokens"] > 0
+
+
+def test_models_do_not_share_their_cache() -> None:
+    provider = simulator()
+    usage(provider, marked())
+    assert usage(provider, marked(model="claude-opus-5-5"))["cache_read_input_tokens"] == 0
+
+
+def test_a_key_is_nowhere_in_what_the_simulator_keeps() -> None:
+    provider = simulator()
+    usage(provider, marked(), key="sk-secret")
+    assert "secret" not in repr(provider.cache) + repr(provider.requests)
+    assert len(provider.cache[0].scope.workspace) == 16
+
+
+def test_a_mark_that_moves_on_finds_the_entry_behind_it() -> None:
+    provider = simulator()
+    first = usage(provider, marked())
+    longer = request(user("Hello."), assistant("Hi."), user(text("Go on.", MARK)), system=LONG)
+    assert usage(provider, longer)["cache_read_input_tokens"] == first["cache_creation_input_tokens"]
+
+
+@pytest.mark.parametrize(("between", "found"), [(19, True), (20, False)])
+def test_the_search_goes_back_twenty_blocks(between: int, found: bool) -> None:
+    provider = simulator()
+    usage(provider, marked())
+    more = [text(f"Part {number}.") for number in range(between - 1)]
+    longer = request(user("Hello."), assistant(*more), user(text("Go on.", MARK)), system=LONG)
+    assert (usage(provider, longer)["cache_read_input_tokens"] > 0) == found
+
+
+@pytest.mark.parametrize(("counting", "found"), [("blocks", False), ("positions", True)])
+def test_runs_of_tool_blocks_count_as_the_row_says(counting: str, found: bool) -> None:
+    provider = simulator(models=models_with(lookback_counting=counting))
+    usage(provider, marked())
+    calls = [{"type": "tool_use", "id": f"t{n}", "name": "read", "input": {}} for n in range(25)]
+    *results, last = ({"type": "tool_result", "tool_use_id": f"t{n}", "content": "ok"} for n in range(25))
+    marked_last = {**last, "cache_control": MARK}
+    longer = request(user("Hello."), assistant(*calls), user(*results, marked_last), system=LONG)
+    assert (usage(provider, longer)["cache_read_input_tokens"] > 0) == found
+
+
+# Tiers
+
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}
+
+
+def tiered(*more: Wire, tools: tuple[Wire, ...] = (), **fields: object) -> Wire:
+    return request(
+        user(text("Hello.", MARK), *more),
+        tools=[tool("read", MARK), *tools],
+        system=[text(LONG, MARK)],
+        **fields,
+    )
+
+
+TIERS = [
+    ({}, "messages"),
+    ({"metadata": {"user_id": "someone"}}, "messages"),
+    ({"output_config": {"effort": "high"}}, "messages"),
+    ({"tool_choice": {"type": "none"}}, "system"),
+    ({"thinking": {"type": "adaptive"}}, "system"),
+    ({"speed": "fast"}, "tools"),
+]
+
+
+def tier_read(changed: Wire) -> str:
+    """Up to the end of which tier a changed request still reads what the plain one wrote."""
+    provider = simulator()
+    usage(provider, tiered())
+    tokens = [entry.tokens for entry in provider.cache]
+    tiers = dict(zip(tokens, ("tools", "system", "messages"), strict=True))
+    return tiers[usage(provider, changed)["cache_read_input_tokens"]]
+
+
+@pytest.mark.parametrize(("fields", "read"), TIERS)
+def test_a_changed_parameter_keeps_the_tiers_before_its_own(fields: Wire, read: str) -> None:
+    assert tier_read(tiered(**fields)) == read
+
+
+@pytest.mark.parametrize(
+    ("more", "read"),
+    [
+        (IMAGE, "system"),
+        ({"type": "image", "source": {"type": "url", "url": "u"}, "new": 1}, "system"),
+        ({**DOCUMENT, "citations": {"enabled": True}}, "tools"),
+        ({**DOCUMENT, "citations": {"enabled": False}}, "messages"),
+        (DOCUMENT, "messages"),
+    ],
+)
+def test_an_image_or_a_cited_document_anywhere_loses_its_tier(more: Wire, read: str) -> None:
+    assert tier_read(tiered(more)) == read
+
+
+def test_an_image_in_a_tool_result_is_an_image() -> None:
+    def loop(content: list[Wire]) -> Wire:
+        call = {"type": "tool_use", "id": "t", "name": "read", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "t", "content": content, "cache_control": MARK}
+        return request(user(text("Hello.", MARK)), assistant(call), user(result), system=[text(LONG, MARK)])
+
+    provider = simulator()
+    usage(provider, loop([text("seen")]))
+    system, messages, _ = (entry.tokens for entry in provider.cache)
+    assert usage(provider, loop([text("unseen")]))["cache_read_input_tokens"] == messages
+    assert usage(provider, loop([IMAGE]))["cache_read_input_tokens"] == system
+
+
+def test_switching_web_search_on_keeps_the_other_tools() -> None:
+    assert tier_read(tiered(tools=(SEARCH,))) == "tools"
+
+
+def test_marks_that_web_search_puts_out_of_order_are_refused() -> None:
+    tools = [{**SEARCH, "cache_control": HOUR_MARK}, tool("read", MARK)]
+    status, _, message = refusal(simulator(), request(user("Hello."), tools=tools))
+    assert status == 400
+    assert "must not come after" in message
+
+
+def test_another_tool_loses_everything() -> None:
+    provider = simulator()
+    usage(provider, tiered())
+    more = [tool("another"), tool("read", MARK)]
+    assert usage(provider, {**tiered(), "tools": more})["cache_read_input_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("thinking", {"type": "adaptive"}, {"type": "disabled"}),
+        ("tool_choice", {"type": "auto"}, {"type": "none"}),
+    ],
+)
+def test_another_value_of_a_parameter_loses_the_messages(name: str, one: Wire, other: Wire) -> None:
+    provider = simulator()
+    usage(provider, {**tiered(), name: one})
+    system = provider.cache[1].tokens
+    assert usage(provider, {**tiered(), name: other})["cache_read_input_tokens"] == system
+
+
+@pytest.mark.parametrize(("breaks", "kept"), [(False, 2), (True, 1)])
+def test_effort_loses_the_messages_where_the_row_says_so(breaks: bool, kept: int) -> None:
+    provider = simulator(models=models_with(effort_breaks_messages=breaks))
+    usage(provider, tiered(output_config={"effort": "low"}))
+    tokens = provider.cache[kept].tokens
+    assert usage(provider, tiered(output_config={"effort": "high"}))["cache_read_input_tokens"] == tokens
+
+
+def test_the_spelling_of_a_parameter_does_not_matter() -> None:
+    provider = simulator()
+    first = {"type": "adaptive", "display": "omitted"}
+    usage(provider, tiered(thinking=first))
+    second = usage(provider, tiered(thinking=dict(reversed(first.items()))))
+    assert second["cache_creation_input_tokens"] == 0
+
+
+def test_text_as_a_string_and_as_a_block_is_the_same_prompt() -> None:
+    provider = simulator()
+    usage(provider, marked())
+    longer = request(
+        {"role": "user", "content": "Hello."}, assistant("Hi."), user(text("More.", MARK)), system=[text(LONG)]
+    )
+    assert usage(provider, longer)["cache_read_input_tokens"] > 0
+
+
+def test_two_user_messages_in_a_row_are_one() -> None:
+    provider = simulator()
+    usage(provider, request(user("One.", text("Two.", MARK)), system=LONG))
+    again = usage(provider, request(user("One."), user(text("Two.", MARK)), system=LONG))
+    assert again["cache_creation_input_tokens"] == 0
+
+
+def test_the_same_words_by_another_speaker_are_another_prompt() -> None:
+    provider = simulator()
+    usage(provider, request(user("One."), assistant("Two."), user(text("Three.", MARK)), system=LONG))
+    again = usage(provider, request(user("One.", "Two.", text("Three.", MARK)), system=LONG))
+    assert again["cache_read_input_tokens"] == 0
+
+
+# The automatic mark
+
+
+def test_the_automatic_mark_moves_on_with_the_conversation() -> None:
+    provider = simulator()
+    first = usage(provider, request(user("Hello."), system=LONG, cache_control=MARK))
+    longer = request(user("Hello."), assistant("Hi."), user("Go on."), system=LONG, cache_control=MARK)
+    second = usage(provider, longer)
+    assert second["input_tokens"] == 0
+    assert second["cache_read_input_tokens"] == first["cache_creation_input_tokens"] > 0
+
+
+def test_an_automatic_mark_can_live_an_hour() -> None:
+    assert buckets(usage(simulator(), request(user("Hello."), system=LONG, cache_control=HOUR_MARK)))[3] > 0
+
+
+def test_no_automatic_mark_is_none() -> None:
+    assert buckets(usage(simulator(), request(user("Hello."), system=LONG, cache_control=None)))[2:] == (0, 0)
+
+
+def test_an_automatic_mark_where_the_same_one_stands_changes_nothing() -> None:
+    marks = [text(f"Part {n}.", MARK) for n in range(4)]
+    body = request(user(*marks), system=LONG, cache_control=MARK)
+    assert buckets(usage(simulator(), body)) == buckets(usage(simulator(), request(user(*marks), system=LONG)))
+
+
+def test_an_automatic_mark_goes_before_what_cannot_carry_it() -> None:
+    provider = simulator('{"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hi."}]}')
+    model = "claude-opus-4-5"
+    ask = request(user(LONG * 8), model=model)
+    _, reply = post(provider, ask)
+    body = request(user(LONG * 8), assistant(reply["content"][0]), model=model, cache_control=MARK)
+    reported = usage(provider, body)
+    assert reported["input_tokens"] > 0
+    assert reported["cache_creation_input_tokens"] == counted(provider, ask)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        ([text("Hello.", HOUR_MARK)], "the automatic mark has ttl '5m', but messages.0.content.0 is marked"),
+        ([*(text(str(n), MARK) for n in range(4)), text("Last.")], "all are taken"),
+    ],
+)
+def test_an_automatic_mark_that_has_no_place_is_refused(blocks: list[Wire], words: str) -> None:
+    status, kind, message = refusal(simulator(), request(user(*blocks), cache_control=MARK))
+    assert (status, kind) == (400, "invalid_request_error")
+    assert words in message
+
+
+@pytest.mark.parametrize("value", [{"type": "forever"}, {"type": "ephemeral", "ttl": "2h"}, "yes", 1])
+def test_an_automatic_mark_must_be_spelled_right(value: object) -> None:
+    status, _, message = refusal(simulator(), request(user("Hello."), cache_control=value))
+    assert status == 400
+    assert 'cache_control: must be {"type": "ephemeral"}' in message
+
+
+def test_an_automatic_mark_is_refused_by_models_that_do_not_take_it() -> None:
+    provider = simulator(models=models_with(takes_automatic_mark=False))
+    assert "takes marks on blocks only" in refusal(provider, request(user("Hello."), cache_control=MARK))[2]
+
+
+def test_an_automatic_mark_counts_when_tokens_are_counted() -> None:
+    body = request(user(*(text(str(n), MARK) for n in range(4)), "Last."), cache_control=MARK)
+    assert refusal(simulator(), body, path="/v1/messages/count_tokens")[0] == 400
+
+
+# Warming
+
+
+def test_a_request_for_no_output_warms_the_cache() -> None:
+    provider = simulator('{"content": "Never said.", "fault": "500"}')
+    status, reply = post(provider, marked(max_tokens=0))
+    assert status == 200
+    assert (reply["content"], reply["stop_reason"], reply["usage"]["output_tokens"]) == ([], "max_tokens", 0)
+    assert reply["usage"]["cache_creation_input_tokens"] > 0
+    provider = simulator()
+    usage(provider, marked(max_tokens=0))
+    assert usage(provider, marked())["cache_read_input_tokens"] > 0
+
+
+# Time
+
+
+def test_the_providers_time_is_the_clocks_plus_what_it_was_advanced() -> None:
+    clock = ManualClock(1_000)
+    provider = SimulatedProvider(clock=clock)
+    assert provider.advance(50) == 1_050
+    clock.advance(5)
+    assert provider.advance(0) == provider.now() == 1_055
+
+
+def test_requests_are_remembered_with_their_time_and_their_bytes() -> None:
+    provider = simulator(start=500.0)
+    raw = b'{ "model": "' + SONNET.encode() + b'", "max_tokens": 5, "messages": [] }'
+    post(provider, raw)
+    provider.advance(10)
+    usage(provider, marked())
+    first, second = provider.requests
+    assert (first.at, first.method, first.path, first.status, first.body) == (500, "POST", "/v1/messages", 400, raw)
+    assert (second.at, second.status) == (510, 200)

@@ -1,0 +1,77 @@
+"""Whose request it is: by path, and by header where providers share a path."""
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from tests.support.simulated import simulator
+
+from holdfast.simulator.dialect import SimulatedRequest
+from holdfast.simulator.provider import create_apis, find_api
+
+ENDPOINTS = (
+    "/v1/messages",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/api/v1/chat/completions",
+    "/v1/models/gemini-3.8-flash:generateContent",
+    "/v1/models/gemini-3.8-flash:streamGenerateContent",
+    "/v1/models/gemini-3.8-flash:countTokens",
+    "/v1/cachedContents",
+)
+
+
+def get(path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+    answer = simulator().answer("GET", path, headers=headers)
+    return answer.status, answer.body()
+
+
+@pytest.mark.parametrize(
+    ("headers", "member"),
+    [
+        ({"Anthropic-Version": "2026-10-21", "authorization": "Bearer k"}, b'"has_more"'),
+        ({"x-api-key": "k"}, b'"has_more"'),
+        ({"X-Goog-Api-Key": "k"}, b'"supportedGenerationMethods"'),
+        ({"authorization": "Bearer k"}, b'"object":"list"'),
+    ],
+)
+def test_models_are_listed_in_the_words_of_whoever_is_asked(headers: dict[str, str], member: bytes) -> None:
+    status, body = get("/v1/models", headers)
+    assert (status, member in body) == (200, True)
+
+
+def test_a_model_of_another_provider_is_not_found() -> None:
+    assert get("/v1/models/gpt-6.1-sol", {"x-api-key": "k"})[0] == 404
+    assert get("/v1/models/gpt-6.1-sol", {"authorization": "Bearer k"})[0] == 200
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize("key", [{"authorization": "Bearer k"}, {"x-api-key": "k"}, {"x-goog-api-key": "k"}])
+def test_a_key_is_taken_in_the_header_of_any_provider(path: str, key: dict[str, str]) -> None:
+    assert simulator().answer("POST", path, headers=key, body=b"{}").status == 400
+    assert simulator().answer("POST", path, headers={"authorization": "Basic k"}, body=b"{}").status == 401
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize("fault", ["429", "503", "nonsense"])
+def test_a_failure_that_is_ordered_by_header_comes_on_every_endpoint(path: str, fault: str) -> None:
+    headers = {"authorization": "Bearer k", "x-holdfast-fault": fault}
+    answer = simulator().answer("POST", path, headers=headers, body=b"{}")
+    assert answer.status == (int(fault) if fault.isdigit() else 400)
+    assert "error" in msgspec.json.decode(answer.body())
+
+
+def test_every_request_is_one_providers_alone() -> None:
+    for path in ENDPOINTS:
+        assert sum(dialect.takes(SimulatedRequest("POST", path)) for dialect in create_apis()) == 1
+        assert find_api(SimulatedRequest("PUT", path), create_apis()) is None
+    for method in ("GET", "PATCH", "DELETE"):
+        assert sum(dialect.takes(SimulatedRequest(method, "/v1/cachedContents/x")) for dialect in create_apis()) == 1
+
+
+def test_an_endpoint_that_is_nobodys_is_refused_with_all_that_there_are() -> None:
+    status, body = get("/v1/embeddings", {"authorization": "Bearer k"})
+    assert status == 404
+    for path in ENDPOINTS:
+        assert f"POST {path.replace('gemini-3.8-flash', 'ID')}".encode() in body

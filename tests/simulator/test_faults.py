@@ -1,0 +1,264 @@
+"""Deliveries that go wrong on demand: each ends in a typed error, in time, and leaves a session that goes on."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.support.agents import MakeAgent
+
+from holdfast import SimulatedProvider
+from holdfast.errors import ProviderError, UserError
+from holdfast.events.payloads.calls import LlmCallFailed
+from holdfast.providers.registry import get_adapter
+from holdfast.providers.transport import HttpTransport, Timeouts
+from holdfast.simulator.exchange import ConnectionCut, Pause
+from holdfast.simulator.faults import DeliveryFault, RefusalFault, StatusFault, parse_fault
+from holdfast.simulator.server import RunningSimulator, serve_simulator
+from holdfast.types.blocks import Text
+from holdfast.types.transcript import validate_transcript
+
+ANTHROPIC = get_adapter("anthropic")
+SHORT = Timeouts(connect_seconds=5.0, first_byte_seconds=0.15, idle_seconds=0.15)
+BODY = b'{"model":"claude-sonnet-5-5","max_tokens":9,%b"messages":[{"role":"user","content":"hi"}]}'
+
+
+def ask(fault: str, *, stream: bool = True) -> list[object]:
+    """Everything that an ordered fault leaves of an answer."""
+    headers = {"x-api-key": "k", "x-holdfast-fault": fault}
+    body = BODY % (b'"stream":true,' if stream else b"")
+    return list(SimulatedProvider().answer("POST", "/v1/messages", headers=headers, body=body).chunks)
+
+
+@pytest.mark.parametrize(
+    ("written", "fault"),
+    [
+        ("slow", DeliveryFault("slow", seconds=1.0)),
+        ("slow; seconds=0.5", DeliveryFault("slow", seconds=0.5)),
+        ("slow;seconds=9999999", DeliveryFault("slow", seconds=3600.0)),
+        ("drip;seconds=0.5", DeliveryFault("drip", seconds=0.5)),
+        ("stall", DeliveryFault("stall", after=1)),
+        ("stall;after=3", DeliveryFault("stall", after=3)),
+        ("cut;after=0", DeliveryFault("cut", after=0)),
+        ("malformed;after=2", DeliveryFault("malformed", after=2)),
+        ("content-type", DeliveryFault("content-type")),
+        ("window;tokens=1000", RefusalFault("window", 1000)),
+        ("marks", RefusalFault("marks", 0)),
+        ("marks;max=2", RefusalFault("marks", 2)),
+        ("lifetimes", RefusalFault("lifetimes")),
+        ("thinking", RefusalFault("thinking")),
+        ("unpaired", RefusalFault("unpaired")),
+        ("429;retry-after=2", StatusFault(429, 2.0)),
+        ("400", StatusFault(400)),
+        ("599", StatusFault(599)),
+    ],
+)
+def test_a_fault_is_written_in_a_word_with_its_numbers(written: str, fault: object) -> None:
+    assert parse_fault(written) == fault
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "399",
+        "600",
+        "flood",
+        "cut;after=1.5",
+        "cut;after=-1",
+        "cut;after=x",
+        "cut;seconds=1",
+        "slow;after=1",
+        "slow;seconds=nan",
+        "content-type;after=1",
+        "429;after=1",
+        "window;max=1",
+        "window;tokens=1.5",
+        "window;tokens=99999999999",
+        "marks;tokens=1",
+        "thinking;max=1",
+        "429;retry-after",
+        "stall;after=1;seconds=2",
+    ],
+)
+def test_any_other_fault_is_refused_with_the_known_ones(written: str) -> None:
+    with pytest.raises(
+        UserError, match=r"unknown fault .*; known: an HTTP status .*slow;seconds=1; drip;seconds=1; stall;after=1; cut"
+    ):
+        parse_fault(written)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("window;tokens=1", b"prompt is too long: "), ("unpaired", b"without `tool_result` blocks")],
+)
+def test_an_objection_is_told_in_the_providers_words(fault: str, words: bytes) -> None:
+    (refused,) = ask(fault)
+    assert isinstance(refused, bytes)
+    assert words in refused
+    assert b"invalid_request_error" in refused
+
+
+@pytest.mark.parametrize("fault", ["window;tokens=100000", "marks", "lifetimes", "thinking"])
+def test_a_request_that_there_is_no_objection_to_is_answered(fault: str) -> None:
+    assert b"message_stop" in b"".join(part for part in ask(fault) if isinstance(part, bytes))
+
+
+def test_a_slow_reply_is_whole_behind_a_pause() -> None:
+    pause, *rest = ask("slow;seconds=7")
+    assert pause == Pause(7.0)
+    assert rest[0] == ask("slow")[1]
+    assert b"message_stop" in rest[-1]  # type: ignore[operator]
+
+
+def test_a_dripping_reply_is_whole_with_a_pause_before_each_part() -> None:
+    dripped = ask("drip;seconds=0.5")
+    assert dripped[::2] == [Pause(0.5)] * (len(dripped) // 2)
+    assert dripped[1::2] == ask("slow")[1:]
+
+
+def test_a_stalled_reply_falls_silent_behind_some_parts() -> None:
+    first, second, pause, cut = ask("stall;after=2")
+    assert isinstance(first, bytes)
+    assert isinstance(second, bytes)
+    assert (pause, cut) == (Pause(3600.0), ConnectionCut())
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_cut_reply_breaks_off_behind_some_parts(after: int) -> None:
+    *parts, cut = ask(f"cut;after={after}")
+    assert len(parts) == after
+    assert cut == ConnectionCut()
+
+
+def test_a_malformed_reply_has_one_event_that_cannot_be_read() -> None:
+    parts = ask("malformed;after=2")
+    whole = [part for part in ask("slow") if isinstance(part, bytes)]
+    assert [one == other for one, other in zip(parts, whole, strict=True)] == [
+        number != 2 for number in range(len(whole))
+    ]
+    broken = parts[2]
+    assert isinstance(broken, bytes)
+    assert broken.startswith(b"event: content_block_delta\ndata: {")
+    assert broken.endswith(b"\n\n")
+    assert len(broken) < len(whole[2])
+
+
+def test_whole_replies_are_cut_in_the_middle() -> None:
+    half, cut = ask("cut;after=1", stream=False)
+    (malformed,) = ask("malformed", stream=False)
+    assert cut == ConnectionCut()
+    assert isinstance(half, bytes)
+    assert half == malformed
+    assert half.startswith(b'{"id":')
+    assert not half.endswith(b"}")
+
+
+def test_a_reply_of_the_wrong_type_is_a_page_for_people() -> None:
+    headers = {"x-api-key": "k", "x-holdfast-fault": "content-type"}
+    answer = SimulatedProvider().answer("POST", "/v1/messages", headers=headers, body=BODY % b"")
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/html")
+    assert answer.body() == b"<html><body>Please sign in.</body></html>"
+
+
+def test_what_was_begun_is_written_to_the_cache_whatever_becomes_of_its_delivery() -> None:
+    for fault in ("cut;after=1", "content-type", "malformed"):
+        provider = SimulatedProvider()
+        system = b'"system":[{"type":"text","text":"%b","cache_control":{"type":"ephemeral"}}],' % (b"word " * 800)
+        headers = {"x-api-key": "k", "x-holdfast-fault": fault}
+        provider.answer("POST", "/v1/messages", headers=headers, body=BODY % system).body()
+        assert len(provider.cache) == 1, fault
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[RunningSimulator]:
+    running = await serve_simulator(SimulatedProvider(script='{"fault": "slow;seconds=0.02"}\n{"content": "ok"}'))
+    yield running
+    await running.aclose()
+
+
+async def over_http(url: str, fault: str, timeouts: Timeouts) -> bytes:
+    wire = HttpTransport(ANTHROPIC, url, "k", timeouts=timeouts, attempts_max=1)
+    endpoint = ANTHROPIC.endpoint(ANTHROPIC.read_request(BODY % b"").parameters)
+    ordered = type(endpoint)(endpoint.path, (*endpoint.headers, ("x-holdfast-fault", fault)))
+    try:
+        chunks = [chunk async for chunk in wire.send(ordered, BODY % b'"stream":true,')]
+    finally:
+        await wire.aclose()
+    return b"".join(chunks)
+
+
+@pytest.mark.parametrize("fault", ["slow;seconds=30", "stall;after=0", "stall;after=2", "cut;after=0", "cut;after=2"])
+async def test_over_http_every_broken_delivery_is_a_network_failure_in_time(
+    server: RunningSimulator, fault: str
+) -> None:
+    async with asyncio.timeout(5):
+        with pytest.raises(ProviderError) as caught:
+            await over_http(server.url, fault, SHORT)
+    assert caught.value.kind == "network"
+
+
+async def test_over_http_a_slow_reply_arrives_if_it_is_waited_for(server: RunningSimulator) -> None:
+    body = await over_http(server.url, "slow;seconds=0.05", Timeouts())
+    assert b"message_stop" in body
+
+
+async def test_a_simulator_with_stalled_replies_stops_at_once() -> None:
+    running = await serve_simulator(SimulatedProvider())
+    stalled = asyncio.ensure_future(over_http(running.url, "stall;after=1", Timeouts()))
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(5):
+        await running.aclose()
+        with pytest.raises(ProviderError):
+            await stalled
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "kept"),
+    [
+        ("cut;after=0", "network", None),
+        ("cut;after=4", "network", None),
+        ("malformed;after=3", "server_error", None),
+        ("content-type", "network", None),
+    ],
+)
+async def test_a_session_goes_on_behind_a_broken_delivery(
+    agent: MakeAgent, fault: str, kind: str, kept: object
+) -> None:
+    script = f'{{"content": "a long answer", "fault": "{fault}"}}\n{{"content": "second"}}'
+    one = agent(wire=SimulatedProvider(script=script))
+    async with one.session as session:
+        with pytest.raises(ProviderError) as caught:
+            await session.send("hello")
+        assert caught.value.kind == kind
+        failed = next(payload for payload in one.payloads if isinstance(payload, LlmCallFailed))
+        assert failed.error_class == kind
+        answer = await session.send("go on")
+        assert answer.content == (Text("a long answer"),)
+        assert validate_transcript(session.history) == ()
+
+
+async def test_a_slow_reply_is_an_ordinary_one_for_a_session(agent: MakeAgent) -> None:
+    provider = SimulatedProvider(script='{"content": "late", "fault": "slow;seconds=0.01"}')
+    async with agent(wire=provider).session as session:
+        assert (await session.send("hello")).text == "late"
+
+
+def status(provider: SimulatedProvider, *texts: str) -> int:
+    content = [{"type": "text", "text": text} for text in texts]
+    body = {"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": content}]}
+    return provider.answer("POST", "/v1/messages", headers={"x-api-key": "k"}, body=json.dumps(body).encode()).status
+
+
+def test_a_conversation_whose_first_message_grew_after_a_failure_is_still_the_same() -> None:
+    provider = SimulatedProvider(script='{"fault": "400"}\n{"fault": "400"}\n{"content": "ok"}')
+    assert [status(provider, "hi"), status(provider, "hi", "again"), status(provider, "hi", "again", "and again")] == [
+        400,
+        400,
+        200,
+    ]
+
+
+def test_conversations_that_only_begin_alike_fail_each_for_itself() -> None:
+    provider = SimulatedProvider(script='{"fault": "400"}\n{"content": "ok"}')
+    assert [status(provider, "Monday", ask) for ask in ("one", "two", "one", "two")] == [400, 400, 200, 200]

@@ -1,0 +1,86 @@
+"""A session on PostgreSQL: played, looked at from the command line, resumed by another process."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+from tests.support.log_examples import opened, talk
+from tests.support.postgres_server import PASSWORD
+
+from holdfast import Session, SimulatedProvider
+from holdfast.cli.main import command
+from holdfast.events.payloads.calls import RequestPrepared
+from holdfast.stores.open import open_store
+from holdfast.stores.postgres.store import PostgresStore
+
+GO_ON = """
+import asyncio, json, sys
+from holdfast import Session, SimulatedProvider
+
+async def main(id, store):
+    async with Session.resume(id, store=store, wire=SimulatedProvider()) as session:
+        before = len(session.history)
+        await session.send("Go on.")
+        print(json.dumps([before, len(session.history)]))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+async def test_a_session_is_resumed_by_another_process_with_the_same_bytes_in_front(postgres: str) -> None:
+    prompt = "You are a patient tutor. " * 300
+    async with Session.create(system_prompt=prompt, store=postgres, wire=SimulatedProvider()) as session:
+        await session.send("What is a prefix?")
+        length = len(session.history)
+    program = [sys.executable, "-c", GO_ON, session.id, postgres]
+    went_on = await asyncio.to_thread(subprocess.run, program, capture_output=True, text=True, timeout=50)
+    assert went_on.stderr == ""
+    assert json.loads(went_on.stdout) == [length, length + 2]
+    store = open_store(postgres)
+    prepared = [event.payload for event in store.read(session.id) if isinstance(event.payload, RequestPrepared)]
+    store.close()
+    assert prepared[1].shared_blocks == prepared[0].shared_blocks + len(prepared[0].links)
+
+
+def test_stored_sessions_are_listed_shown_and_deleted(postgres: str) -> None:
+    with PostgresStore(postgres) as store:
+        store.append([opened(name="mend the roof"), *talk(2)]).result(10)
+    (row,) = json.loads(run("sessions", "list", "--json", "--db", postgres))
+    assert (row["id"], row["name"], row["event_count"]) == ("s", "mend the roof", 3)
+    assert "mend the roof" in run("sessions", "list", "--db", postgres)
+    run("sessions", "delete", "s", "--yes", "--db", postgres)
+    assert json.loads(run("sessions", "list", "--json", "--db", postgres)) == []
+
+
+def test_the_configured_store_is_used_and_shown_without_its_password(
+    postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PostgresStore(postgres) as store:
+        store.append(talk(2)).result(10)
+    monkeypatch.setenv("HOLDFAST_DB", postgres)
+    (row,) = json.loads(run("sessions", "list", "--json"))
+    assert row["event_count"] == 2
+    told = run("config") + run("config", "--json")
+    assert urlsplit(postgres).path in told
+    assert PASSWORD not in told
+    assert (urlsplit(postgres).password or PASSWORD) not in told
+
+
+def test_an_audit_takes_a_database_and_does_not_show_its_password(postgres: str) -> None:
+    with PostgresStore(postgres) as store:
+        store.append(talk(2)).result(10)
+    result = CliRunner().invoke(command, ["audit", postgres])
+    told = result.output + str(result.exception)
+    assert "no call with reported usage" in told
+    assert "the store 'postgresql://" in told
+    assert (urlsplit(postgres).password or PASSWORD) not in told

@@ -1,0 +1,294 @@
+"""How the PostgreSQL store behaves beside other writers, and when a write fails or a row is damaged."""
+
+import gc
+import os
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import active_count
+
+import psycopg
+import pytest
+from msgspec.structs import astuple, replace
+from tests.support.log_examples import said, talk
+from tests.support.postgres_server import run, wait_until_some_wait
+
+from holdfast.errors import StoreError
+from holdfast.stores.event_log import READ_BATCH_EVENTS
+from holdfast.stores.postgres.server import explain_postgres_error
+from holdfast.stores.postgres.store import PostgresStore
+from holdfast.stores.postgres.writer import ADD_TO_SESSION, COMMIT_ATTEMPTS_MAX, COPY_EVENTS, POSTGRES_LOG_QUERIES
+from holdfast.stores.sql.events import encode_events, tally_sessions
+
+
+def failure(done: Future[None]) -> str:
+    error = done.exception(timeout=20)
+    assert isinstance(error, StoreError)
+    assert "\n" not in str(error)
+    return str(error)
+
+
+def take(other: psycopg.Connection[tuple[object, ...]], number: int, session: str) -> None:
+    """What a store does to put one event on the log, up to the commit."""
+    told = [said(number, session)]
+    other.execute(ADD_TO_SESSION, (*astuple(tally_sessions(told)[0]), len(told)))
+    with other.cursor() as cursor, cursor.copy(COPY_EVENTS) as copy:
+        copy.write_row(astuple(encode_events(told)[0]))
+
+
+def test_an_append_stands_behind_what_another_program_was_at_in_the_same_session(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store, psycopg.connect(emptied_postgres) as other:
+        store.append([said(0)]).result(10)
+        take(other, 1, "s")
+        ours = store.append([said(2)])
+        wait_until_some_wait(emptied_postgres)
+        # Whoever reads now and goes on later misses nothing: what comes gets its place after what is there.
+        assert list(store.read("s")) == talk(1)
+        take(other, 3, "s")
+        other.commit()
+        ours.result(10)
+        assert list(store.read("s", after="s-000000")) == [said(1), said(3), said(2)]
+
+
+def test_an_append_to_a_session_that_two_programs_begin_waits_for_the_first(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store, psycopg.connect(emptied_postgres) as other:
+        take(other, 0, "s")
+        ours = store.append([said(1)])
+        wait_until_some_wait(emptied_postgres)
+        other.commit()
+        ours.result(10)
+        assert list(store.read("s")) == talk(2)
+        assert store.sessions()[0].event_count == 2
+
+
+def test_a_deletion_takes_along_what_another_program_was_just_adding(emptied_postgres: str) -> None:
+    with (
+        PostgresStore(emptied_postgres) as store,
+        psycopg.connect(emptied_postgres) as other,
+        ThreadPoolExecutor() as pool,
+    ):
+        store.append([said(0)]).result(10)
+        take(other, 1, "s")
+        gone = pool.submit(store.delete, "s")
+        wait_until_some_wait(emptied_postgres)
+        other.commit()
+        assert gone.result(10) == 2
+        assert store.sessions() == ()
+        assert list(store.read("s")) == []
+
+
+def test_sessions_of_others_are_not_waited_for(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres, lock_seconds_max=0.1) as store, psycopg.connect(emptied_postgres) as other:
+        take(other, 0, "theirs")
+        store.append([said(0)]).result(10)
+        assert list(store.read("s")) == [said(0)]
+
+
+def test_a_session_that_stays_locked_fails_every_waiting_append_and_those_that_follow(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres, lock_seconds_max=0.1) as store, psycopg.connect(emptied_postgres) as other:
+        store.append([said(0)]).result(10)
+        take(other, 99, "s")
+        waiting = [store.append([said(number)]) for number in range(1, 20)]
+        (refusal,) = {failure(done) for done in waiting}
+        assert "is locked by another program, or too slow: try again" in refusal
+        other.rollback()
+        # Once a write was lost, a later one would leave a gap.
+        assert failure(store.append([said(50)])) == refusal
+        assert list(store.read("s")) == [said(0)]
+    with PostgresStore(emptied_postgres) as store:
+        store.append([said(1)]).result(10)
+        assert list(store.read("s")) == talk(2)
+
+
+@pytest.mark.parametrize("error", ["deadlock_detected", "serialization_failure"])
+def test_a_transaction_that_the_server_gave_up_for_another_is_tried_again(emptied_postgres: str, error: str) -> None:
+    with PostgresStore(emptied_postgres) as store:
+        # A sequence keeps counting when a transaction is undone.
+        run(emptied_postgres, "CREATE SEQUENCE tries")
+        add_trigger(emptied_postgres, f"IF nextval('tries') < {COMMIT_ATTEMPTS_MAX} THEN RAISE {error}; END IF;")
+        store.append([said(0)]).result(10)
+        assert list(store.read("s")) == [said(0)]
+        assert store.sessions()[0].event_count == 1
+
+
+def test_a_transaction_is_not_tried_again_for_ever(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store:
+        run(emptied_postgres, "CREATE SEQUENCE tries")
+        add_trigger(emptied_postgres, "PERFORM nextval('tries'); RAISE deadlock_detected;")
+        assert "is locked by another program" in failure(store.append([said(0)]))
+        assert run(emptied_postgres, "SELECT last_value FROM tries") == [(COMMIT_ATTEMPTS_MAX,)]
+
+
+def test_programs_take_their_sessions_in_one_order_and_do_not_wait_for_each_other(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store, psycopg.connect(emptied_postgres) as other:
+        take(other, 0, "a")
+        ours = store.append([said(1, "b"), said(1, "a")])
+        wait_until_some_wait(emptied_postgres)
+        # Who waits for the first of its sessions holds none of the others.
+        take(other, 0, "b")
+        other.commit()
+        ours.result(10)
+        assert list(store.read("a")) == talk(2, "a")
+        assert list(store.read("b")) == talk(2, "b")
+
+
+def test_a_session_goes_on_in_one_of_two_programs_only(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as one, PostgresStore(emptied_postgres) as other:
+        one.append([said(0)]).result(10)
+        steps = [
+            [replace(said(first), parent_event_id="s-000000"), replace(said(first + 9), parent_event_id=said(first).id)]
+            for first in (1, 2)
+        ]
+        answers = [store.append(events) for store, events in zip((one, other), steps, strict=True)]
+        errors = [done.exception(timeout=10) for done in answers]
+        assert sorted(type(error).__name__ for error in errors) == ["NoneType", "StoreError"]
+        assert list(one.read("s")) == [said(0), *steps[errors.index(None)]]
+
+
+def test_what_a_server_would_acknowledge_too_soon_is_on_its_disk_first(emptied_postgres: str) -> None:
+    name = run(emptied_postgres, "SELECT current_database()")[0][0]
+    run(emptied_postgres, f"ALTER DATABASE {name} SET synchronous_commit = off")
+    with PostgresStore(emptied_postgres) as store:
+        add_trigger(
+            emptied_postgres,
+            "IF current_setting('synchronous_commit') = 'off' THEN RAISE EXCEPTION 'too soon'; END IF;",
+        )
+        store.append([said(0)]).result(10)
+        assert list(store.read("s")) == [said(0)]
+
+
+@pytest.mark.parametrize(("raised", "code"), [("EXCEPTION", "P0001"), ("unique_violation", "23505")])
+def test_a_database_that_refuses_a_row_for_reasons_of_its_own_fails_the_append(
+    emptied_postgres: str, raised: str, code: str
+) -> None:
+    with PostgresStore(emptied_postgres) as store:
+        what = "EXCEPTION 'a secret'" if raised == "EXCEPTION" else f"{raised} USING MESSAGE = 'a secret'"
+        add_trigger(emptied_postgres, f"RAISE {what};")
+        refusal = failure(store.append([said(0)]))
+        assert refusal.endswith(f"cannot be used (PostgreSQL error {code}): check the server's log")
+        assert store.sessions() == ()
+
+
+def add_trigger(url: str, body: str) -> None:
+    run(
+        url,
+        f"CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NEW; END $$",
+        "CREATE TRIGGER look BEFORE INSERT ON holdfast.events FOR EACH ROW EXECUTE FUNCTION look()",
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    {
+        "type = 'tea.served', payload = '{}'": "of type 'tea.served', version 1, was written by a newer Holdfast",
+        "payload = 'a secret'": "of type 'message.appended', version 1, is damaged: restore the database from a backup",
+        "actor = 'a secret'": "of type 'message.appended', version 1, is damaged: restore the database from a backup",
+    }.items(),
+)
+def test_an_event_that_cannot_be_read_is_named_once_those_before_it_were_given(
+    emptied_postgres: str, damage: str, reason: str
+) -> None:
+    with PostgresStore(emptied_postgres) as store:
+        store.append(talk(3)).result(10)
+        run(emptied_postgres, f"UPDATE holdfast.events SET {damage} WHERE id = 's-000002'")
+        reading = store.read("s")
+        assert [next(reading), next(reading)] == talk(2)
+        with pytest.raises(StoreError) as refusal:
+            next(reading)
+        assert str(refusal.value).startswith(f"event 's-000002' {reason}")
+
+
+def test_a_long_session_is_read_a_batch_at_a_time(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store:
+        store.append(talk(2 * READ_BATCH_EVENTS)).result(10)
+        reading = store.read("s")
+        head = [next(reading) for _ in range(READ_BATCH_EVENTS)]
+        run(emptied_postgres, f"DELETE FROM holdfast.events WHERE id = '{said(READ_BATCH_EVENTS).id}'")
+        assert head == talk(READ_BATCH_EVENTS)
+        assert list(reading) == talk(READ_BATCH_EVENTS - 1, start=READ_BATCH_EVENTS + 1)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        POSTGRES_LOG_QUERIES.page,
+        POSTGRES_LOG_QUERIES.place,
+        POSTGRES_LOG_QUERIES.session,
+        POSTGRES_LOG_QUERIES.sessions,
+        POSTGRES_LOG_QUERIES.lessons,
+    ],
+)
+def test_no_read_looks_at_more_rows_than_it_gives(emptied_postgres: str, query: str) -> None:
+    with PostgresStore(emptied_postgres):
+        asked = query.replace("%s", "'1'")
+        steps = run(emptied_postgres, "SET enable_seqscan = off", "SET enable_sort = off", f"EXPLAIN {asked}")
+    plan = " / ".join(str(step) for (step,) in steps)
+    assert "Index" in plan
+    assert "Seq Scan" not in plan
+    assert "Sort" not in plan
+
+
+@pytest.mark.parametrize(
+    ("code", "way_out"),
+    {
+        "53100": "the disk of X is full: free some space, then open the store again",
+        "42501": "no permission to use X: have its owner grant what is missing on schema holdfast",
+        "25006": "X is read-only: use the address of the primary server",
+        "57014": "X is locked by another program, or too slow: try again later",
+        "XX001": "X is damaged: restore the database from a backup",
+        "42P01": "X is missing tables that Holdfast created there: restore the database from a backup",
+        "57P01": "the connection to X was lost: check the server, then open the store again",
+        "22003": "X cannot be used (PostgreSQL error 22003): check the server's log",
+    }.items(),
+)
+def test_every_failure_is_one_line_with_a_way_out_and_without_the_servers_words(code: str, way_out: str) -> None:
+    assert str(explain_postgres_error(psycopg.errors.lookup(code)("a secret"), "X")) == way_out
+
+
+def test_tables_that_were_taken_away_are_told_of(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store:
+        run(emptied_postgres, "DROP TABLE holdfast.events")
+        with pytest.raises(StoreError, match="is missing tables that Holdfast created there"):
+            list(store.read("s"))
+        assert "is missing tables" in failure(store.append([said(0)]))
+
+
+def test_a_store_that_was_forgotten_writes_what_is_queued_and_ends_its_thread(emptied_postgres: str) -> None:
+    before = active_count()
+    store = PostgresStore(emptied_postgres)
+    appends = [store.append([said(number)]) for number in range(100)]
+    list(store.read("s"))
+    assert active_count() == before + 1
+    del store
+    gc.collect()
+    assert active_count() == before
+    assert all(done.exception(timeout=0) is None for done in appends)
+
+
+def test_a_forked_process_is_told_to_open_the_store_itself(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store:
+        store.append([said(0)]).result(10)
+        list(store.read("s"))
+        heard, tell = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            told = [failure(store.append([said(1)]))]
+            attempts: list[Callable[[], object]] = [lambda: store.read("s"), store.sessions, lambda: store.delete("s")]
+            for attempt in attempts:
+                try:
+                    attempt()
+                except StoreError as error:
+                    told.append(str(error))
+            store.close()
+            os.write(tell, "\n".join(told).encode())
+            os._exit(0)
+        os.close(tell)
+        with open(heard) as pipe:
+            told = pipe.read().split("\n")
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(told) == 4
+        assert all(line.endswith("was opened before this process was forked: open it again here") for line in told)
+        store.append([said(1)]).result(10)
+        assert list(store.read("s")) == talk(2)

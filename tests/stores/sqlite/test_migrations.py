@@ -1,0 +1,149 @@
+"""How a database of an older version becomes one of this version."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from threading import Barrier, Thread
+
+import pytest
+from tests.support.log_examples import said, talk
+
+from holdfast.stores.migrate import (
+    Migration,
+    check_sequence,
+    load_migrations,
+    migrate_sqlite,
+    read_sqlite_version,
+    split_statements,
+)
+from holdfast.stores.sqlite.store import SqliteStore
+
+SHIPPED = len(load_migrations("sqlite"))
+MOOD = Migration(
+    SHIPPED + 1, "mood", "ALTER TABLE sessions ADD COLUMN mood TEXT;\nUPDATE sessions SET mood = 'fine';\n"
+)
+BROKEN = Migration(SHIPPED + 1, "broken", "CREATE TABLE moods (name TEXT);\nINSERT INTO nowhere VALUES (1);\n")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with SqliteStore(tmp_path / "log.db") as store:
+        store.append(talk(3)).result(10)
+    return tmp_path / "log.db"
+
+
+@pytest.fixture
+def connection(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        yield connection
+
+
+def tables(connection: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def test_the_migrations_that_are_shipped_are_numbered_from_one() -> None:
+    shipped = load_migrations("sqlite")
+    assert [(migration.version, migration.name) for migration in shipped] == [
+        (1, "events"),
+        (2, "lessons"),
+        (3, "parents"),
+        (4, "calls"),
+        (5, "service"),
+        (6, "instructions"),
+        (7, "accounts"),
+        (8, "adoptions"),
+        (9, "detected_usage"),
+    ]
+    assert "CREATE TABLE events" in shipped[0].sql
+
+
+@pytest.mark.parametrize("numbers", [[2], [1, 3], [1, 1], [0, 1]])
+def test_migrations_without_an_order_are_refused(numbers: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"migration 'm' has number \d, expected \d"):
+        check_sequence([Migration(number, "m", "") for number in numbers])
+
+
+def test_migrations_in_order_are_taken_as_they_are() -> None:
+    assert check_sequence([*load_migrations("sqlite"), MOOD]) == (*load_migrations("sqlite"), MOOD)
+
+
+def test_an_older_database_is_brought_forward_with_what_it_holds(connection: sqlite3.Connection) -> None:
+    migrate_sqlite(connection, [*load_migrations("sqlite"), MOOD])
+    assert read_sqlite_version(connection) == SHIPPED + 1
+    assert connection.execute("SELECT id, event_count, mood FROM sessions").fetchall() == [("s", 3, "fine")]
+
+
+def test_sessions_from_before_delegation_are_nobodys(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        migrate_sqlite(connection, load_migrations("sqlite")[:2])
+        connection.execute("INSERT INTO sessions VALUES ('s', NULL, 'anthropic:m', 1.0, 2.0, 0)")
+    with SqliteStore(path) as store:
+        assert [(row.id, row.parent_session_id) for row in store.sessions()] == [("s", None)]
+
+
+def test_a_migration_runs_once(connection: sqlite3.Connection) -> None:
+    migrate_sqlite(connection, [*load_migrations("sqlite"), MOOD])
+    connection.execute("UPDATE sessions SET mood = 'better'")
+    migrate_sqlite(connection, [*load_migrations("sqlite"), MOOD])
+    assert connection.execute("SELECT mood FROM sessions").fetchall() == [("better",)]
+
+
+def test_an_empty_database_gets_every_migration_in_order(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as connection:
+        migrate_sqlite(connection, [*load_migrations("sqlite"), MOOD])
+        assert read_sqlite_version(connection) == SHIPPED + 1
+        assert {"api_keys", "cache_controls", "events", "sessions", "calls", "days", "settings"} <= tables(connection)
+        assert {"instruction_manifests", "instruction_audit", "boot_stubs"} < tables(connection)
+
+
+def test_a_migration_that_fails_leaves_the_database_as_it_was(connection: sqlite3.Connection, path: Path) -> None:
+    with pytest.raises(sqlite3.OperationalError, match="nowhere"):
+        migrate_sqlite(connection, [*load_migrations("sqlite"), BROKEN])
+    assert read_sqlite_version(connection) == SHIPPED
+    assert "moods" not in tables(connection)
+    with SqliteStore(path) as store:
+        store.append([said(3)]).result(10)
+        assert list(store.read("s")) == talk(4)
+
+
+def test_what_went_well_before_a_migration_that_fails_is_kept(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as connection:
+        with pytest.raises(sqlite3.OperationalError, match="nowhere"):
+            migrate_sqlite(connection, [*load_migrations("sqlite"), BROKEN])
+        assert read_sqlite_version(connection) == SHIPPED
+        assert "events" in tables(connection)
+
+
+def test_programs_that_bring_one_database_forward_at_once_do_it_once(path: Path) -> None:
+    at_once = Barrier(3)
+    failed: list[Exception] = []
+
+    def migrate() -> None:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=10)) as connection:
+            at_once.wait(10)
+            try:
+                migrate_sqlite(connection, [*load_migrations("sqlite"), MOOD])
+            except sqlite3.Error as error:
+                failed.append(error)
+
+    threads = [Thread(target=migrate) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def test_a_script_is_cut_where_statements_end() -> None:
+    trigger = "CREATE TRIGGER t AFTER INSERT ON a BEGIN\n  DELETE FROM b;\n  DELETE FROM c;\nEND;\n"
+    script = f"-- why; not\nCREATE TABLE a (\n  x TEXT\n);\n{trigger}SELECT ';\n';\nSELECT 2"
+    assert list(split_statements(script)) == [
+        "-- why; not\nCREATE TABLE a (\n  x TEXT\n);\n",
+        trigger,
+        "SELECT ';\n';\n",
+        "SELECT 2",
+    ]
+    assert list(split_statements("SELECT 1;\n\n  \n")) == ["SELECT 1;\n"]

@@ -1,0 +1,393 @@
+"""How the SQLite store behaves when a write fails, a row is damaged, or its process goes strange ways."""
+
+import gc
+import os
+import resource
+import sqlite3
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
+from threading import Barrier, Thread, Timer, active_count
+from threading import Event as Signal
+
+import pytest
+from tests.support.log_examples import event, said, talk
+
+from holdfast.errors import StoreError
+from holdfast.events.payloads.session import MessageAppended
+from holdfast.stores.event_log import READ_BATCH_EVENTS
+from holdfast.stores.migrate import load_migrations
+from holdfast.stores.pool import IDLE_MAX
+from holdfast.stores.sql.events import encode_events, tally_sessions
+from holdfast.stores.sqlite.file import open_reader, open_writer, prepare_file
+from holdfast.stores.sqlite.store import SqliteReader, SqliteStore
+from holdfast.stores.sqlite.writer import SQLITE_LOG_QUERIES, SqliteWriter
+from holdfast.stores.write.queue import AppendJob, WriterThread
+from holdfast.types.blocks import make_user_message
+
+
+def change(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def failure(done: Future[None]) -> str:
+    error = done.exception(timeout=10)
+    assert isinstance(error, StoreError)
+    return str(error)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log.db"
+
+
+def test_a_locked_file_fails_every_waiting_append_and_those_that_follow(path: Path) -> None:
+    with SqliteStore(path, busy_seconds_max=0.05) as store, closing(sqlite3.connect(path)) as other:
+        store.append([said(0)]).result(10)
+        other.execute("BEGIN IMMEDIATE")
+        waiting = [store.append([said(number)]) for number in range(1, 50)]
+        assert {failure(done) for done in waiting} == {
+            f"{path} is locked by another program: close that program, then open the store again"
+        }
+        other.rollback()
+        # Once a write was lost, a later one would leave a gap.
+        assert "is locked by another program" in failure(store.append([said(50)]))
+        with pytest.raises(StoreError, match="is locked by another program"):
+            store.delete("s")
+        assert list(store.read("s")) == [said(0)]
+    with SqliteStore(path) as store:
+        store.append([said(1)]).result(10)
+        assert list(store.read("s")) == talk(2)
+
+
+def test_a_file_that_is_locked_for_a_moment_is_waited_for(path: Path) -> None:
+    with SqliteStore(path, busy_seconds_max=5) as store:
+        with closing(sqlite3.connect(path, check_same_thread=False)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            Timer(0.1, other.rollback).start()
+            store.append([said(0)]).result(10)
+        assert list(store.read("s")) == [said(0)]
+
+
+def test_a_full_disk_fails_the_append_and_keeps_what_was_there(path: Path) -> None:
+    prepare_file(path)
+    connection = open_writer(path, load_migrations("sqlite"), busy_seconds_max=1)
+    # SQLite reports the end of this allowance exactly as it does the end of a disk.
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages + 8}")
+    writes = SqliteWriter(connection, path, {})
+    writer = WriterThread(writes.commit, writes.close)
+    answers: list[Future[None]] = []
+    for number in range(3):
+        told = [said(number, text="x" * 20_000 * number)]
+        answers.append(Future())
+        writer.submit(AppendJob(encode_events(told), tally_sessions(told), answers[-1]))
+        answers[-1].exception(timeout=10)
+    writer.close(StoreError("closed"))
+    assert answers[0].exception() is None
+    assert "no space left to write" in failure(answers[2])
+    with SqliteStore(path) as store:
+        assert [row.event_count for row in store.sessions()] == [len(list(store.read("s")))]
+
+
+def test_a_failing_disk_fails_the_append_and_keeps_what_was_there(path: Path) -> None:
+    with SqliteStore(path) as store:
+        store.append([said(0)]).result(10)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, hard))
+        try:
+            refusal = failure(store.append([said(1, text="x" * 200_000)]))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert refusal == f"the disk failed under {path}: check the disk, then open the store again"
+        assert list(store.read("s")) == [said(0)]
+    with SqliteStore(path) as store:
+        assert list(store.read("s")) == [said(0)]
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def move(path: Path) -> None:
+    path.rename(path.with_name("other.db"))
+
+
+def replace_by_another(path: Path) -> None:
+    move(path)
+    with SqliteStore(path):
+        pass
+
+
+@pytest.mark.parametrize("lose", [remove, move, replace_by_another])
+def test_nothing_is_acknowledged_once_the_file_is_gone(path: Path, lose: Callable[[Path], None]) -> None:
+    with SqliteStore(path) as store:
+        store.append([said(0)]).result(10)
+        lose(path)
+        assert failure(store.append([said(1)])) == (
+            f"{path} was moved or deleted while it was in use: put it back, then open the store again"
+        )
+
+
+def test_a_file_that_is_gone_is_not_made_anew_by_reading(path: Path) -> None:
+    with SqliteStore(path) as store:
+        path.unlink()
+        with pytest.raises(StoreError, match="cannot be opened: check that it still exists"):
+            list(store.read("s"))
+        assert not path.exists()
+
+
+def test_a_database_that_refuses_a_row_for_reasons_of_its_own_fails_the_append(path: Path) -> None:
+    with SqliteStore(path) as store:
+        change(
+            path,
+            "CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'a secret'); END",
+        )
+        assert failure(store.append([said(0)])) == (
+            f"{path} cannot be used (SQLite error 19): restore it from a backup"
+        )
+        assert store.sessions() == ()
+
+
+def test_a_damaged_file_is_told_of_when_it_is_read(path: Path) -> None:
+    with SqliteStore(path):
+        pass
+    empty_bytes = path.stat().st_size
+    with SqliteStore(path) as store:
+        store.append(talk(400)).result(10)
+    whole = bytearray(path.read_bytes())
+    whole[empty_bytes:] = b"\xa5" * (len(whole) - empty_bytes)
+    path.write_bytes(whole)
+    with SqliteStore(path) as store:
+        with pytest.raises(StoreError, match="is damaged: restore it from a backup"):
+            list(store.read("s"))
+        assert "is damaged" in failure(store.append([said(999)]))
+
+
+NEWER = "was written by a newer Holdfast: upgrade holdfast to read this session"
+DAMAGED = "is damaged: restore the database from a backup, or delete session 's'"
+
+UNREADABLE = {
+    "type = 'tea.served', payload = '{\"type\":\"tea.served\"}'": f"of type 'tea.served', version 1, {NEWER}",
+    "version = 2, payload = '{}'": f"of type 'message.appended', version 2, {NEWER}",
+    "payload = '{}'": f"of type 'message.appended', version 1, {DAMAGED}",
+    "payload = 'a secret'": f"of type 'message.appended', version 1, {DAMAGED}",
+    "payload = x'00ff'": f"of type 'message.appended', version 1, {DAMAGED}",
+    "actor = 'a secret'": f"of type 'message.appended', version 1, {DAMAGED}",
+    "at = 'noon'": f"of type 'message.appended', version 1, {DAMAGED}",
+    "version = 'two'": f"of type 'message.appended', version 'two', {DAMAGED}",
+    f"type = '{'long' * 100}', payload = '{{}}'": f"of type '{'long' * 19}lon, version 1, {NEWER}",
+}
+
+
+@pytest.mark.parametrize("damage", UNREADABLE)
+def test_an_event_that_cannot_be_read_is_named_once_those_before_it_were_given(path: Path, damage: str) -> None:
+    with SqliteStore(path) as store:
+        store.append([*talk(3), said(0, "other")]).result(10)
+        change(path, f"UPDATE events SET {damage} WHERE id = 's-000002'")
+        reading = store.read("s")
+        assert [next(reading), next(reading)] == talk(2)
+        with pytest.raises(StoreError) as refusal:
+            next(reading)
+        assert str(refusal.value) == f"event 's-000002' {UNREADABLE[damage]}"
+        assert list(store.read("other")) == [said(0, "other")]
+        store.append([said(3)]).result(10)
+
+
+def test_an_event_of_a_newer_version_that_can_be_read_is_read(path: Path) -> None:
+    with SqliteStore(path) as store:
+        store.append(talk(1)).result(10)
+        change(path, "UPDATE events SET version = 2, payload = json_set(payload, '$.mood', 'fine')")
+        (kept,) = store.read("s")
+        assert (kept.version, kept.payload) == (2, said(0).payload)
+
+
+def test_text_that_is_no_text_is_not_quoted(path: Path) -> None:
+    with SqliteStore(path) as store:
+        store.append(talk(1)).result(10)
+        change(path, "UPDATE events SET payload = CAST(x'61207365637265742080' AS TEXT)")
+        with pytest.raises(StoreError, match="is damaged: restore it from a backup") as refusal:
+            list(store.read("s"))
+        assert "secret" not in str(refusal.value)
+
+
+def test_a_damaged_list_of_sessions_is_told_of(path: Path) -> None:
+    with SqliteStore(path) as store:
+        store.append(talk(1)).result(10)
+        change(path, "UPDATE sessions SET event_count = 'many'")
+        with pytest.raises(StoreError, match="the list of sessions is damaged: restore the database from a backup"):
+            store.sessions()
+
+
+def test_a_deleted_session_leaves_no_trace_in_the_files(path: Path) -> None:
+    secret = "the combination is 0451"
+    with SqliteStore(path) as store:
+        store.append([event("e", MessageAppended(make_user_message(secret * 500))), *talk(50, "other")]).result(10)
+        assert secret.encode() in b"".join(file.read_bytes() for file in path.parent.iterdir())
+        store.delete("s")
+        assert secret.encode() not in b"".join(file.read_bytes() for file in path.parent.iterdir())
+        assert list(store.read("other")) == talk(50, "other")
+
+
+def test_a_place_on_the_log_is_never_given_twice(path: Path) -> None:
+    with SqliteStore(path) as store:
+        store.append(talk(3)).result(10)
+        reading = store.read("s")
+        assert next(reading) == said(0)
+        store.delete("s")
+        store.append(talk(200, start=100)).result(10)
+        # The first batch was read before the deletion; nothing that came behind it is missed.
+        assert list(reading) == [said(1), said(2), *talk(200, start=100)]
+
+
+def test_a_long_session_is_read_a_batch_at_a_time(path: Path) -> None:
+    with SqliteStore(path) as store:
+        store.append(talk(2 * READ_BATCH_EVENTS)).result(10)
+        reading = store.read("s")
+        head = [next(reading) for _ in range(READ_BATCH_EVENTS)]
+        change(path, f"DELETE FROM events WHERE id = '{said(READ_BATCH_EVENTS).id}'")
+        assert head == talk(READ_BATCH_EVENTS)
+        assert list(reading) == talk(READ_BATCH_EVENTS - 1, start=READ_BATCH_EVENTS + 1)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [SQLITE_LOG_QUERIES.page, SQLITE_LOG_QUERIES.place, SQLITE_LOG_QUERIES.session, SQLITE_LOG_QUERIES.sessions],
+)
+def test_no_read_looks_at_more_rows_than_it_gives(path: Path, query: str) -> None:
+    with SqliteStore(path) as store:
+        store.append(talk(1)).result(10)
+        with closing(open_reader(path, busy_seconds_max=1)) as connection:
+            steps = connection.execute(f"EXPLAIN QUERY PLAN {query}", ["s"] * query.count("?")).fetchall()
+    plan = " / ".join(step[3] for step in steps)
+    assert "INDEX" in plan or "PRIMARY KEY" in plan
+    assert "TEMP B-TREE" not in plan
+    assert "SCAN events" not in plan
+
+
+def test_reading_does_not_wait_for_the_writer(path: Path) -> None:
+    with SqliteStore(path, busy_seconds_max=5) as store, closing(sqlite3.connect(path)) as other:
+        store.append(talk(2)).result(10)
+        other.execute("BEGIN IMMEDIATE")
+        pending = store.append([said(2)])
+        assert list(store.read("s")) == talk(2)
+        assert not pending.done()
+        other.rollback()
+        pending.result(10)
+
+
+def test_what_is_queued_is_written_before_the_store_closes(path: Path) -> None:
+    with SqliteStore(path) as store:
+        appends = [store.append([said(number)]) for number in range(500)]
+    assert all(done.exception(timeout=0) is None for done in appends)
+    with SqliteStore(path) as store:
+        assert list(store.read("s")) == talk(500)
+
+
+def test_a_store_that_was_forgotten_writes_what_is_queued_and_ends_its_thread(path: Path) -> None:
+    before = active_count()
+    store = SqliteStore(path)
+    appends = [store.append([said(number)]) for number in range(100)]
+    list(store.read("s"))
+    assert active_count() == before + 1
+    del store
+    gc.collect()
+    assert active_count() == before
+    assert all(done.exception(timeout=0) is None for done in appends)
+
+
+def test_a_reading_that_outlives_its_store_is_told_so(path: Path) -> None:
+    with SqliteStore(path) as store:
+        store.append(talk(1)).result(10)
+        reading = store.read("s")
+    with pytest.raises(StoreError, match=f"the store {path} is closed: open it again"):
+        next(reading)
+
+
+def test_a_callback_may_append_and_close_but_not_wait_for_a_deletion(path: Path) -> None:
+    store = SqliteStore(path, queue_bytes_max=1)
+    finished = Signal()
+    heard: list[Future[None] | str] = []
+
+    def follow_up(_: Future[None]) -> None:
+        heard.extend(store.append([said(number)]) for number in range(1, 4))
+        try:
+            store.delete("s")
+        except StoreError as error:
+            heard.append(str(error))
+        store.close()
+        finished.set()
+
+    first = store.append([said(0)])
+    first.add_done_callback(follow_up)
+    assert finished.wait(10)
+    assert heard[3] == "an append callback runs on the writer thread and cannot wait for it: use another thread"
+    assert [done.exception(timeout=10) for done in heard if isinstance(done, Future)] == [None] * 3
+    with SqliteStore(path) as again:
+        assert list(again.read("s")) == talk(4)
+
+
+def test_a_forked_process_is_told_to_open_the_store_itself(path: Path) -> None:
+    with SqliteStore(path) as store:
+        store.append([said(0)]).result(10)
+        heard, tell = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            told = [failure(store.append([said(1)]))]
+            for attempt in (lambda: store.read("s"), store.sessions, lambda: store.delete("s")):
+                try:
+                    attempt()
+                except StoreError as error:
+                    told.append(str(error))
+            store.close()
+            os.write(tell, "\n".join(told).encode())
+            os._exit(0)
+        os.close(tell)
+        with open(heard) as pipe:
+            told = pipe.read().split("\n")
+        assert os.waitpid(child, 0)[1] == 0
+        assert told == [f"the store {path} was opened before this process was forked: open it again here"] * 4
+        store.append([said(1)]).result(10)
+        assert list(store.read("s")) == talk(2)
+
+
+def test_connections_are_shared_by_readers_and_few_stay_open(path: Path) -> None:
+    with SqliteStore(path):
+        made: list[sqlite3.Connection] = []
+        all_there = Barrier(IDLE_MAX + 2)
+
+        def connect() -> sqlite3.Connection:
+            made.append(open_reader(path, busy_seconds_max=1))
+            made[-1].create_function("meet", 0, lambda: all_there.wait(10))
+            return made[-1]
+
+        reads = SqliteReader(connect, path)
+        for _ in range(3):
+            assert reads.fetch("SELECT 1", ()) == [(1,)]
+        assert len(made) == 1
+
+        together = [Thread(target=reads.fetch, args=("SELECT meet()", ())) for _ in range(IDLE_MAX + 2)]
+        for thread in together:
+            thread.start()
+        for thread in together:
+            thread.join()
+        assert len(made) == IDLE_MAX + 2
+        assert sum(map(is_open, made)) == IDLE_MAX
+        reads.close()
+        assert not any(map(is_open, made))
+        assert reads.fetch("SELECT 1", ()) == [(1,)]
+        assert not any(map(is_open, made))
+
+
+def is_open(connection: sqlite3.Connection) -> bool:
+    try:
+        connection.execute("SELECT 1")
+    except sqlite3.ProgrammingError:
+        return False
+    return True

@@ -1,0 +1,125 @@
+"""What is left in a database when a program is killed, leaves without closing, or shares it with another."""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.support.log_examples import EVENTS_A_CALL, called, said, talk
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.stores.event_log import DatabaseEventLog
+from holdfast.stores.maintenance import find_differences
+from holdfast.stores.open import open_store
+
+PROGRAM = Path(__file__).parents[1] / "support" / "append_events.py"
+
+ENDLESS = 100_000
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a database is, or will be made."""
+    if request.param == "sqlite":
+        return str(tmp_path / "new" / "log.db")
+    url: str = request.getfixturevalue("postgres")
+    return url
+
+
+def start(
+    address: str, session: str, count: int, *, at_once: int = 1, ending: str = "close"
+) -> "subprocess.Popen[str]":
+    command = [sys.executable, str(PROGRAM), address, session, str(count), str(at_once), ending]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_a_killed_program_loses_no_event_that_was_acknowledged(address: str, seed: int) -> None:
+    chance = random.Random(seed)
+    moment = chance.randrange(100, 900)
+    with start(address, "s", ENDLESS, at_once=chance.choice([1, 3])) as program:
+        assert program.stdout
+        acknowledged = [next(program.stdout) for _ in range(moment)]
+        os.kill(program.pid, signal.SIGKILL)
+        # What was still in the pipe was acknowledged too; a line that was cut off does not count.
+        acknowledged += program.stdout.readlines()
+    assert program.returncode == -signal.SIGKILL
+
+    known = [line.removesuffix("\n") for line in acknowledged if line.endswith("\n")]
+    with closing(open_store(address)) as store:
+        # A server may still be at the last transaction of the program that is dead; an append waits for it.
+        store.append([said(ENDLESS)]).result(10)
+        *kept, newest = store.read("s")
+        assert newest == said(ENDLESS)
+        assert moment <= len(known) <= len(kept) < ENDLESS
+        assert kept == talk(len(kept))
+        assert known == [event.id for event in kept[: len(known)]]
+        assert store.sessions()[0].event_count == len(kept) + 1
+    if "://" not in address:
+        with closing(sqlite3.connect(address)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_the_tables_of_a_killed_program_are_what_its_events_add_up_to(address: str, seed: int) -> None:
+    chance = random.Random(seed)
+    moment = chance.randrange(50, 400)
+    with start(address, "calls", ENDLESS, at_once=chance.choice([1, 7])) as program:
+        assert program.stdout
+        acknowledged = [next(program.stdout) for _ in range(moment)]
+        os.kill(program.pid, signal.SIGKILL)
+    with closing(open_store(address)) as store:
+        assert isinstance(store, DatabaseEventLog)
+        # As above, an append waits for whatever is still going on.
+        store.append([said(ENDLESS, "calls")]).result(10)
+        assert store.facts().calls >= len(acknowledged) // EVENTS_A_CALL
+        assert store.facts().to_enter == 0
+        assert list(find_differences(store, shipped_models())) == []
+
+
+def test_a_program_that_leaves_without_closing_ends_and_has_written_what_it_appended(address: str) -> None:
+    with start(address, "s", 2_000, ending="leave") as program:
+        acknowledged, complaints = program.communicate(timeout=30)
+    assert (program.returncode, complaints) == (0, "")
+    assert acknowledged.split() == [event.id for event in talk(2_000)]
+    with closing(open_store(address)) as store:
+        assert list(store.read("s")) == talk(2_000)
+
+
+def test_two_programs_make_and_write_one_database_at_the_same_time(address: str) -> None:
+    programs = [start(address, session, 200) for session in ("first", "second")]
+    with closing(open_store(address)) as store:
+        appends = [store.append([said(number, "third")]) for number in range(200)]
+        complaints = [program.communicate(timeout=30)[1] for program in programs]
+        for done in appends:
+            done.result(10)
+        assert complaints == ["", ""]
+        for session in ("first", "second", "third"):
+            assert list(store.read(session)) == talk(200, session)
+        assert {row.event_count for row in store.sessions()} == {200}
+
+
+def test_programs_that_enter_calls_of_one_day_at_the_same_time_leave_nothing_out(address: str) -> None:
+    programs = [start(address, session, 120, at_once=3) for session in ("calls 1", "calls 2")]
+    with closing(open_store(address)) as store:
+        assert isinstance(store, DatabaseEventLog)
+        appends = [store.append([called(number, "calls 3")]) for number in range(120)]
+        complaints = [program.communicate(timeout=30)[1] for program in programs]
+        for done in appends:
+            done.result(10)
+        assert complaints == ["", ""]
+        assert store.tables().totals().calls == 90
+        assert list(find_differences(store, shipped_models())) == []
+
+
+def test_two_stores_on_one_database_see_each_other(address: str) -> None:
+    with closing(open_store(address)) as one, closing(open_store(address)) as other:
+        one.append([said(0)]).result(10)
+        other.append([said(1)]).result(10)
+        one.append([said(2)]).result(10)
+        assert list(one.read("s")) == list(other.read("s")) == talk(3)

@@ -1,0 +1,141 @@
+"""What every store keeps beside its log: keys, settings, controls and the order of all events."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from tests.support.log_examples import said, talk
+from tests.support.postgres_server import used_database
+
+from holdfast.errors import StoreError
+from holdfast.events.cache_controls import CacheControls, CacheSettings, SessionControl
+from holdfast.events.log import EventLog
+from holdfast.events.records import HasRecords, KeyRow, StoreRecords
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.postgres.store import PostgresStore
+from holdfast.stores.sqlite.store import SqliteStore
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
+    if request.param == "postgres":
+        with used_database() as url, PostgresStore(url) as kept:
+            yield kept
+        return
+    made: AbstractContextManager[EventLog] = (
+        MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "log.db")
+    )
+    with made as kept:
+        yield kept
+
+
+@pytest.fixture
+def records(store: EventLog) -> StoreRecords:
+    assert isinstance(store, HasRecords)
+    return store.records
+
+
+FIRST = KeyRow("a1", "digest", "admin", 1.0, "Ann's \x00 key", "acme:user/ann", 99.5)
+SECOND = KeyRow("b2", "other", "read", 2.0)
+
+
+def test_a_key_is_found_by_its_id_and_all_are_listed_oldest_first(records: StoreRecords) -> None:
+    records.add_key(SECOND)
+    records.add_key(FIRST)
+    assert records.key("a1") == FIRST
+    assert records.key("b2") == SECOND
+    assert records.key("c3") is None
+    assert records.key("\udcff") is None
+    assert records.all_keys() == (FIRST, SECOND)
+
+
+def test_an_id_names_one_key(records: StoreRecords) -> None:
+    records.add_key(FIRST)
+    with pytest.raises(StoreError):
+        records.add_key(KeyRow("a1", "another", "read", 3.0))
+    assert records.all_keys() == (FIRST,)
+
+
+def test_a_key_is_revoked_once_and_still_counts_as_one_that_was_made(records: StoreRecords) -> None:
+    assert not records.has_keys()
+    records.add_key(SECOND)
+    assert records.revoke_key("b2", at=7.0)
+    assert not records.revoke_key("b2", at=8.0)
+    assert not records.revoke_key("c3", at=8.0)
+    found = records.key("b2")
+    assert found is not None
+    assert found.revoked_at == 7.0
+    assert records.has_keys()
+
+
+def test_nothing_is_set_at_first(records: StoreRecords) -> None:
+    assert records.settings() == CacheSettings()
+    assert records.controls("s") == CacheControls()
+    assert records.session_controls() == {}
+
+
+def test_settings_are_kept_as_a_whole(records: StoreRecords) -> None:
+    first = CacheSettings({"anthropic": False}, "1h", 7200, allow_gemini_over_an_hour=True)
+    records.set_settings(first)
+    assert records.settings() == records.controls("any").settings == first
+    records.set_settings(CacheSettings(ttl="5m"))
+    assert records.settings() == CacheSettings(ttl="5m")
+
+
+def test_what_is_said_of_a_session_holds_for_that_session(records: StoreRecords) -> None:
+    assert records.enable("s", enabled=False) == SessionControl(caching_enabled=False)
+    assert records.invalidate("s", at=5.0) == SessionControl(False, 1, 5.0)
+    assert records.invalidate("s", at=6.0) == SessionControl(False, 2, 6.0)
+    assert records.enable("s", enabled=True) == SessionControl(True, 2, 6.0)
+    assert records.invalidate("t", at=7.0) == SessionControl(True, 1, 7.0)
+    assert records.adopt("t") == SessionControl(True, 1, 7.0, 1)
+    assert records.adopt("t") == SessionControl(True, 1, 7.0, 2)
+    assert records.invalidate("t", at=8.0) == SessionControl(True, 2, 8.0, 2)
+    assert records.session_controls() == {"s": SessionControl(True, 2, 6.0), "t": SessionControl(True, 2, 8.0, 2)}
+    assert records.adopt("v") == SessionControl(adoptions=1)
+    assert records.controls("u").session == SessionControl()
+
+
+def test_those_who_invalidate_at_once_begin_as_many_generations(records: StoreRecords) -> None:
+    with ThreadPoolExecutor(4) as workers:
+        list(workers.map(lambda at: records.invalidate("s", at=float(at)), range(12)))
+    assert records.controls("s").session.generation == 12
+
+
+def test_a_session_that_is_deleted_takes_along_what_was_said_of_it(store: EventLog, records: StoreRecords) -> None:
+    store.append(talk(2)).result(10)
+    records.invalidate("s", at=1.0)
+    store.delete("s")
+    assert records.controls("s").session == SessionControl()
+
+
+def test_events_of_all_sessions_are_read_in_the_order_in_which_they_came(
+    store: EventLog, records: StoreRecords
+) -> None:
+    assert records.newest_place() == 0
+    store.append([said(1, "a"), said(1, "b")]).result(10)
+    store.append([said(2, "a")]).result(10)
+    placed = records.behind(0, limit=10)
+    assert [one.event for one in placed] == [said(1, "a"), said(1, "b"), said(2, "a")]
+    places = [one.place for one in placed]
+    assert places == sorted(set(places))
+    assert records.newest_place() == places[-1]
+    assert records.behind(places[0], limit=1) == (placed[1],)
+    assert records.behind(places[-1], limit=10) == ()
+
+
+def test_a_place_is_never_given_twice(store: EventLog, records: StoreRecords) -> None:
+    store.append([said(1, "a"), said(1, "b")]).result(10)
+    before = records.newest_place()
+    store.delete("b")
+    store.append([said(2, "a")]).result(10)
+    (newest,) = records.behind(before, limit=10)
+    assert newest.place > before
+
+
+def test_a_closed_store_says_so(store: EventLog, records: StoreRecords) -> None:
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        records.behind(0, limit=1)

@@ -1,0 +1,310 @@
+"""The tables beside the log: entered as events are written, caught up with, and never in the way of an append."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+
+import psycopg
+import pytest
+from msgspec.json import decode
+from msgspec.structs import replace
+from tests.support.log_examples import MODEL, called, calls_made, event, said
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.errors import StoreError, UserError
+from holdfast.events.payloads.cache import CachePinged
+from holdfast.events.payloads.calls import LlmCallFailed
+from holdfast.ledger.analytics.queries import PAGE_MAX, LedgerScope
+from holdfast.ledger.cache.verdicts import Verdict
+from holdfast.ledger.postings import iter_postings
+from holdfast.stores.event_log import DatabaseEventLog
+from holdfast.stores.maintenance import RETAINED_EVENT_TYPES, find_differences
+from holdfast.stores.migrate import load_migrations, migrate_sqlite
+from holdfast.stores.open import open_store
+from holdfast.stores.postgres.server import migrate_postgres as bring_server_forward
+from holdfast.stores.sql.rollups import RollUpWriter
+from holdfast.types.prompt import Plan
+from holdfast.types.usage import Usage
+
+START = 1_800_000_000.0
+
+STORED_OF_A_CALL = ("number", "chain", "price_version", "latency_ms", "plan", "verdict")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "log.db")
+    url: str = request.getfixturevalue("postgres")
+    return url
+
+
+@pytest.fixture
+def store(address: str) -> Iterator[DatabaseEventLog]:
+    with closing(opened(address)) as store:
+        yield store
+
+
+def opened(address: str) -> DatabaseEventLog:
+    store = open_store(address)
+    assert isinstance(store, DatabaseEventLog)
+    return store
+
+
+def run(address: str, statement: str) -> None:
+    """Behind the back of every store."""
+    if "://" in address:
+        with psycopg.connect(address) as server:
+            server.execute("SET search_path = holdfast")
+            server.execute(statement.encode())
+    else:
+        with closing(sqlite3.connect(address)) as file, file:
+            file.execute(statement)
+
+
+def check(store: DatabaseEventLog) -> None:
+    assert list(find_differences(store, shipped_models())) == []
+
+
+def test_a_call_is_in_every_table_as_soon_as_its_append_is_acknowledged(store: DatabaseEventLog, address: str) -> None:
+    store.append(calls_made(40)).result(10)
+    with closing(opened(address)) as other:
+        assert other.facts().to_enter == 0
+        assert other.facts().calls == 10
+        totals = other.tables().totals()
+        assert (totals.calls, totals.hits, totals.spent_usd) == (10, 8, Decimal("0.123"))
+        assert totals.usage == Usage(input=100, cache_read=160_000, cache_write_5m=41_000, output=500)
+        (model,) = other.tables().models()
+        assert (model.provider, model.model, model.amounts) == ("anthropic", MODEL, totals)
+        assert [(cause.kind, cause.calls) for cause in other.tables().causes()] == [("provider_side", 2)]
+        (outcome,) = other.tables().outcomes()
+        assert (outcome.outcome, outcome.calls, outcome.latency_ms_median_under) == ("completed", 10, 1_024)
+
+
+def test_a_call_is_stored_with_its_plan_digest_price_version_latency_and_verdict(store: DatabaseEventLog) -> None:
+    store.append(calls_made(40)).result(10)
+    entries = [posting.entry for posting in iter_postings(calls_made(40), shipped_models()) if posting.entry]
+    rows = sorted(store.table_rows("calls", STORED_OF_A_CALL, "s"))
+    assert [row[:-2] for row in rows] == [
+        (call.record.number, call.chain, call.pricing_version, call.record.latency_ms) for call in entries
+    ]
+    assert [decode(str(row[-2]), type=Plan) for row in rows] == [call.plan for call in entries]
+    assert [decode(str(row[-1]), type=Verdict) for row in rows] == [call.verdict for call in entries]
+
+
+def test_a_call_that_fails_for_nothing_is_no_call_and_yet_an_outcome(store: DatabaseEventLog) -> None:
+    failed = LlmCallFailed(MODEL, "anthropic", "rate_limit", "slow down", 2, 100, "r")
+    store.append([event("e1", failed, at=START)]).result(10)
+    assert store.tables().totals().calls == 0
+    (outcome,) = store.tables().outcomes(LedgerScope(since=START - 1))
+    assert (outcome.outcome, outcome.calls, outcome.retries) == ("rate_limit", 1, 2)
+    assert store.tables().outcomes(LedgerScope(since=START + 1)) == ()
+    check(store)
+
+
+def test_what_is_paid_for_without_a_call_is_spent_all_the_same(store: DatabaseEventLog) -> None:
+    ping = CachePinged("refresh", MODEL, "5m", Usage(cache_read=20_000), Decimal("0.006"), "v")
+    store.append([event("e1", ping, at=START), *calls_made(4, start=4)]).result(10)
+    (day,) = store.tables().days()
+    assert (day.amounts.calls, day.amounts.spent_usd) == (1, Decimal("0.0183"))
+    # Without a cache nobody would have pinged it: 20,110 tokens at 2 dollars and 50 at 10.
+    assert day.amounts.uncached_usd == Decimal("0.04072")
+    assert day.amounts == store.tables().totals() == store.tables().totals(LedgerScope(session_id="s"))
+
+
+def test_a_session_that_is_deleted_leaves_nothing_in_any_sum(store: DatabaseEventLog, address: str) -> None:
+    store.append(calls_made(20, "gone")).result(10)
+    store.append(calls_made(12, "stays")).result(10)
+    before = store.tables().totals(LedgerScope(session_id="stays"))
+    store.delete("gone")
+    assert store.tables().totals() == before
+    store.delete("stays")
+    for table in ("calls", "days", "session_days", "verdict_days", "outcome_days"):
+        assert store.table_rows(table, ("*",)) == []
+
+
+def test_what_another_program_appended_in_between_is_a_part_of_what_a_call_is_judged_by(
+    store: DatabaseEventLog, address: str
+) -> None:
+    with closing(opened(address)) as other:
+        for number in range(60):
+            (store, other)[number % 3 == 0].append([called(number)]).result(10)
+    check(store)
+    assert sorted(store.table_rows("calls", ("number",), "s"))[9] == (10,)
+
+
+def test_a_session_that_another_program_deleted_and_began_anew_is_judged_from_its_new_beginning(
+    store: DatabaseEventLog, address: str
+) -> None:
+    store.append(calls_made(12)).result(10)
+    with closing(opened(address)) as other:
+        other.delete("s")
+        anew = [replace(one, id=f"new {one.id}") for one in calls_made(12, start=400)]
+        other.append(anew).result(10)
+    store.append([replace(one, id=f"new {one.id}") for one in calls_made(4, start=412)]).result(10)
+    check(store)
+    assert len(store.table_rows("calls", ("number",), "s")) == 4
+
+
+def test_what_is_forgotten_of_a_session_is_made_anew_from_its_log(tmp_path: Path) -> None:
+    with closing(opened(str(tmp_path / "log.db"))) as store:
+        small = next(one for one in vars(store._writer._commit.__self__).values() if isinstance(one, RollUpWriter))  # type: ignore[attr-defined]
+        small._sessions_max = 1
+        for number in range(40):
+            for session in ("a", "b"):
+                store.append([called(number, session)]).result(10)
+        assert len(small._cached) == 1
+        check(store)
+
+
+def test_a_log_from_before_the_tables_is_entered_when_somebody_asks(address: str) -> None:
+    with closing(opened(address)) as store:
+        store.append(calls_made(40)).result(10)
+        expected = store.tables().totals()
+    run(address, "DELETE FROM calls")
+    run(address, "DELETE FROM days")
+    run(address, "DELETE FROM session_days")
+    run(address, "DELETE FROM verdict_days")
+    run(address, "DELETE FROM outcome_days")
+    run(address, "UPDATE sessions SET entered_events = 0")
+    with closing(opened(address)) as store:
+        assert store.facts().to_enter == 1
+        assert store.tables().totals() == expected
+        assert store.facts().to_enter == 0
+        check(store)
+
+
+def test_a_session_goes_on_before_it_was_entered_and_is_then_entered_wholly(address: str) -> None:
+    with closing(opened(address)) as store:
+        store.append(calls_made(20)).result(10)
+    run(address, "UPDATE sessions SET entered_events = 3")
+    with closing(opened(address)) as store:
+        store.append([said(20)]).result(10)
+        assert store.facts().to_enter == 1
+        store.append(calls_made(20, start=24)).result(10)
+        assert store.facts().to_enter == 0
+        check(store)
+
+
+def test_events_of_a_program_that_knows_no_tables_are_entered_with_the_next_that_matters(
+    store: DatabaseEventLog, address: str
+) -> None:
+    store.append(calls_made(20)).result(10)
+    run(address, "UPDATE sessions SET event_count = event_count + 1")
+    run(
+        address,
+        "INSERT INTO events (id, at, session_id, type, actor, sensitivity, version, payload) "
+        "VALUES ('old', 1, 's', 'turn.cancelled', 'agent', 'private', 1, "
+        """'{"type":"turn.cancelled","reason":"timeout","partial_llm_calls":0,"partial_tool_calls":0}')""",
+    )
+    assert store.facts().to_enter == 1
+    store.append(calls_made(4, start=20)).result(10)
+    assert store.facts().to_enter == 0
+    check(store)
+
+
+def test_tables_of_other_rules_are_made_anew(address: str) -> None:
+    with closing(opened(address)) as store:
+        store.append(calls_made(20)).result(10)
+    run(address, "UPDATE ledger SET version = 0")
+    run(address, "UPDATE days SET spent = 5")
+    with closing(opened(address)) as store:
+        assert store.facts().to_enter == 1
+        check(store)
+    with closing(opened(address)) as store:
+        assert store.facts().to_enter == 0
+
+
+def test_a_refused_append_takes_nothing_out_of_the_tables_that_those_around_it_have_entered(address: str) -> None:
+    with closing(opened(address)) as store:
+        store.append(calls_made(20)).result(10)
+        store.append(calls_made(8, "t")).result(10)
+    run(address, "UPDATE sessions SET entered_events = -1")
+    with closing(opened(address)) as store:
+        appends = [calls_made(4, "u"), [called(3)], calls_made(4, start=20), [called(1, "t"), called(11, "t")]]
+        answers = [done.exception(timeout=10) for done in [store.append(events) for events in appends]]
+        assert [type(answer) for answer in answers] == [type(None), StoreError, type(None), StoreError]
+        check(store)
+        assert store.tables().totals().calls == 9
+
+
+def test_a_damaged_event_does_not_keep_its_session_from_going_on(address: str) -> None:
+    with closing(opened(address)) as store:
+        store.append(calls_made(20)).result(10)
+    run(address, "UPDATE events SET payload = '{}' WHERE id = 's-000003'")
+    with closing(opened(address)) as store:
+        store.append(calls_made(4, start=20)).result(10)
+        store.rebuild()
+        assert store.tables().totals().calls == 5
+
+
+def test_tables_that_were_changed_by_hand_are_told_of_and_a_rebuild_mends_them(
+    store: DatabaseEventLog, address: str
+) -> None:
+    store.append(calls_made(20)).result(10)
+    run(address, "UPDATE verdict_days SET lost = lost + 1")
+    run(address, "UPDATE calls SET spent = 7 WHERE number = 2")
+    assert sorted(find_differences(store, shipped_models())) == ["calls of session 's'", "verdict_days"]
+    store.rebuild()
+    check(store)
+
+
+def test_a_damaged_call_is_told_of_in_one_line(store: DatabaseEventLog, address: str) -> None:
+    store.append(calls_made(40)).result(10)
+    run(address, "UPDATE calls SET verdict = '{'")
+    with pytest.raises(
+        StoreError, match="the table of calls is damaged: `holdfast db rebuild` rebuilds it from the log"
+    ):
+        store.figures().broken(limit=10, skip=0)
+
+
+@pytest.mark.parametrize("limit", [0, PAGE_MAX + 1])
+def test_a_page_that_is_none_is_refused(store: DatabaseEventLog, limit: int) -> None:
+    with pytest.raises(UserError, match="limit must be 1 to 500"):
+        store.tables().session_amounts(limit=limit)
+    with pytest.raises(UserError, match="limit must be 1 to 500"):
+        store.tables().session_amounts(offset=-1)
+
+
+def test_an_old_session_keeps_what_it_cost_when_it_is_pruned(store: DatabaseEventLog) -> None:
+    store.append(calls_made(20, "old")).result(10)
+    store.append([replace(one, at=one.at + 1_000) for one in calls_made(20, "new")]).result(10)
+    before = store.tables().totals()
+    assert store.prunable(RETAINED_EVENT_TYPES, before=START + 500) == (("old", 15),)
+    assert store.prune("new", RETAINED_EVENT_TYPES, before=START + 500) == 0
+    assert store.prune("old", RETAINED_EVENT_TYPES, before=START + 500) == 15
+    assert len(list(store.read("old"))) == 5
+    after = store.tables().totals()
+    assert (after.calls, after.spent_usd, after.uncached_usd) == (before.calls, before.spent_usd, before.uncached_usd)
+    assert after.lost_usd == before.lost_usd / 2
+    check(store)
+    assert store.prunable(RETAINED_EVENT_TYPES, before=START + 500) == ()
+
+
+def test_of_a_session_without_a_call_nothing_is_left(store: DatabaseEventLog) -> None:
+    store.append([said(1)]).result(10)
+    assert store.prune("s", RETAINED_EVENT_TYPES, before=START + 500) == 1
+    assert store.sessions() == ()
+
+
+def test_migrating_makes_the_tables_and_leaves_filling_them_to_whoever_asks(address: str) -> None:
+    if "://" in address:
+        with closing(psycopg.connect(address, autocommit=True)) as server:
+            bring_server_forward(server, load_migrations("postgres")[:3], "here")
+    else:
+        with closing(sqlite3.connect(address, isolation_level=None)) as file:
+            migrate_sqlite(file, load_migrations("sqlite")[:3])
+    run(address, "INSERT INTO sessions VALUES ('s', NULL, 'm', 1, 1, 1, NULL)")
+    run(
+        address,
+        "INSERT INTO events (id, at, session_id, type, actor, sensitivity, version, payload) "
+        "VALUES ('e', 1800000000, 's', 'cache.kept', 'agent', 'private', 1, "
+        """'{"type":"cache.kept","action":"created","name":"c","model":"gemini:m","digest":"d","tokens":5,"""
+        """"expires_at":1,"cost_usd":"0.25","storage_cost_usd":"0.5"}')""",
+    )
+    with closing(opened(address)) as store:
+        assert store.facts().to_enter == 1
+        assert store.tables().totals().spent_usd == Decimal("0.75")
+        check(store)

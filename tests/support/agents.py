@@ -1,0 +1,142 @@
+"""Agents for tests: sessions on a memory store that speak to replayed replies, watched by the prefix net."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Unpack
+
+import msgspec
+
+from holdfast.clock import CountingIds, ManualClock
+from holdfast.errors import ProviderError
+from holdfast.events.log import Event
+from holdfast.events.payloads.calls import LlmCallCompleted, ModelSwitched, RequestPrepared
+from holdfast.events.payloads.compaction import ContextCompacted
+from holdfast.events.payloads.recovery import ViewRepair
+from holdfast.events.payloads.session import MessagesWithdrawn
+from holdfast.events.payloads.union import AnyPayload
+from holdfast.providers.adapter import Adapter, Endpoint
+from holdfast.providers.registry import get_adapter
+from holdfast.providers.wire_request import OnRetry
+from holdfast.runtime.options import Options
+from holdfast.runtime.session import Session
+from holdfast.stores.memory import MemoryStore
+from holdfast.types.blocks import Block, Text, ToolUse
+from holdfast.types.reply import Reply
+from holdfast.types.usage import Usage
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """A reply that stops after some server-sent events and then waits until it is cancelled."""
+
+    reply: Reply
+    events: int
+
+
+Step = Reply | ProviderError | Pause
+
+
+class ReplayWire:
+    """The network, replayed: one step per request, in a provider's own bytes, and every body that was sent."""
+
+    def __init__(self, steps: Sequence[Step], adapter: Adapter | None = None) -> None:
+        self._steps = list(steps)
+        self._adapter = adapter or get_adapter("anthropic")
+        self.bodies: list[bytes] = []
+        self.endpoints: list[Endpoint] = []
+        self.paused = asyncio.Event()
+        self.closed = False
+
+    async def send(
+        self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        self.endpoints.append(endpoint)
+        self.bodies.append(body)
+        step = self._steps.pop(0)
+        if isinstance(step, ProviderError):
+            if on_retry is not None and step.retry_after_seconds is not None:
+                on_retry(2, step)
+            raise step
+        reply = step.reply if isinstance(step, Pause) else step
+        for number, chunk in enumerate(self._adapter.write_stream(reply)):
+            if isinstance(step, Pause) and number == step.events:
+                self.paused.set()
+                await asyncio.Event().wait()
+            yield chunk
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+SMALL = Usage(input=10, output=5)
+
+
+def says(*content: Block | str, usage: Usage = SMALL) -> Reply:
+    """A reply; it asks for tools when there is a call in it."""
+    blocks = tuple(Text(part) if isinstance(part, str) else part for part in content)
+    calls = any(isinstance(block, ToolUse) for block in blocks)
+    return Reply(blocks, "tool_use" if calls else "end_turn", usage, model="claude-sonnet-5-5", id="msg_1")
+
+
+class Agent:
+    """A session with all its parts at hand."""
+
+    def __init__(self, steps: Sequence[Step], options: Options) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore()
+        self.wire = ReplayWire(steps)
+        given: Options = {
+            "model": "anthropic:claude-sonnet-5-5",
+            "store": self.store,
+            "wire": self.wire,
+            "clock": self.clock,
+            "new_id": CountingIds(),
+        }
+        self.options: Options = given | options
+        self.session = Session.create(**self.options)
+
+    @property
+    def events(self) -> list[Event]:
+        rows = self.store.sessions()
+        return list(self.store.read(rows[0].id)) if rows else []
+
+    @property
+    def payloads(self) -> list[AnyPayload]:
+        return [event.payload for event in self.events]
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [msgspec.json.decode(body) for body in self.wire.bodies]
+
+
+MakeAgent = Callable[..., Agent]
+
+
+def make_agent(*steps: Step, **options: Unpack[Options]) -> Agent:
+    return Agent(steps, options)
+
+
+def moved_prefixes(events: Sequence[Event]) -> list[str]:
+    """Every request that did not extend the one before, by layer and byte."""
+    found: list[str] = []
+    length = answered = 0
+    for event in events:
+        if isinstance(event.payload, LlmCallCompleted):
+            answered = length
+        if isinstance(event.payload, MessagesWithdrawn | ViewRepair):
+            # The provider took nothing of what was refused.
+            length = answered
+        if isinstance(event.payload, ContextCompacted):
+            # What stands behind the cut was given up on purpose.
+            length, answered = event.payload.kept_blocks, min(answered, event.payload.kept_blocks)
+        if isinstance(event.payload, ModelSwitched):
+            # Another model has another cache: there is no prefix that could move.
+            length = 0
+        if not isinstance(event.payload, RequestPrepared):
+            continue
+        prepared = event.payload
+        if prepared.shared_blocks < length:
+            moved = prepared.links[0] if prepared.links else None
+            where = f"layer {moved.layer!r} at byte {moved.start}" if moved else "the end"
+            found.append(f"the prefix moved: {where} (block {prepared.shared_blocks} of {length})")
+        length = prepared.shared_blocks + len(prepared.links)
+    return found

@@ -1,0 +1,61 @@
+"""One model of each provider, somebody at the other end of its wire, and what differs between two prompts."""
+
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from holdfast.clock import ManualClock
+from holdfast.providers.adapter import Endpoint
+from holdfast.providers.claude_code import claude_code
+from holdfast.providers.registry import get_provider
+from holdfast.providers.wire_request import OnRetry
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.types.blocks import Text
+from holdfast.types.reply import Reply
+from holdfast.types.request_buffer import common_prefix_length
+from holdfast.types.usage import Usage
+
+MODELS = (
+    "anthropic:claude-sonnet-5-5",
+    "openai:gpt-6-luna",
+    "openai-chat:gpt-6-luna",
+    "gemini:gemini-3.8-flash",
+    "openrouter:anthropic/claude-sonnet-5.5",
+    "claude-code:claude-sonnet-5-5",
+)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    body: bytes
+
+
+class AnsweringCommand:
+    """In the place of a command: it prints the same each time, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[Asked] = []
+
+    async def send(
+        self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        self.requests.append(Asked(body))
+        for chunk in claude_code.write_stream(Reply((Text("Yes."),), "end_turn", Usage(input=1, output=1), id="s")):
+            yield chunk
+
+    async def aclose(self) -> None:
+        pass
+
+
+def answering(model: str) -> SimulatedProvider | AnsweringCommand:
+    """Somebody who says yes to whatever this model is asked."""
+    if get_provider(model.partition(":")[0]).is_command:
+        return AnsweringCommand()
+    return SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n' * 9)
+
+
+def only_added(before: bytes, after: bytes) -> bytes:
+    """What stands in the second and not in the first, which is otherwise the same to the byte."""
+    front = common_prefix_length(before, after)
+    back = common_prefix_length(before[front:][::-1], after[front:][::-1])
+    assert front + back == len(before), "something else changed, too"
+    return after[front : len(after) - back]

@@ -1,0 +1,199 @@
+"""A service that keeps instructions, on a real port over a real store, and what tests say to it."""
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.postgres_server import used_database
+from tests.support.served_service import Answered, Client, serving_store
+
+from holdfast.clock import CountingIds, ManualClock
+from holdfast.events.log import EventLog
+from holdfast.instructions.context import InstructionContext
+from holdfast.instructions.recall.wake_token import WakeIssuer
+from holdfast.instructions.settings import InstructionSettings
+from holdfast.instructions.store import SupportsInstructions
+from holdfast.instructions.units.signatures import DeploymentKey
+from holdfast.stores.instructions.store import InstructionStore
+from holdfast.stores.open import Store
+from holdfast.stores.postgres.store import PostgresStore
+from holdfast.stores.sqlite.store import SqliteStore
+
+AGENT = "8e0ed057-bcd8-4f8f-92ee-c046c55b64e9"
+SECRET = "a secret that only the control plane knows"
+ANN, BEN = "acme:user/ann", "acme:user/ben"
+DEPLOYMENT_KEY = DeploymentKey(bytes(range(32)))
+
+UNITS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "security-posture": (
+        "Security constraints, escalation thresholds and hard prohibitions.",
+        ("what am I not allowed to do", "escalation threshold for security"),
+        "Never print credentials. Escalate every security incident to the owner within the hour.",
+    ),
+    "checkout-procedure": (
+        "How to check out an issue and claim a ticket before work.",
+        ("check out an issue", "claim a ticket"),
+        "Claim the ticket first. Set the issue to in progress, then create a branch.",
+    ),
+    "code-review": (
+        "How to review a pull request and leave comments.",
+        ("review a pull request", "leave review comments on a change"),
+        "Read the whole diff of the pull request before you leave a review comment.",
+    ),
+    "budget-rules": (
+        "Spending limits and who approves purchases.",
+        ("approve a purchase", "spending limit for invoices"),
+        "Purchases above 500 dollars need an approval by finance. Keep every invoice.",
+    ),
+    "release-notes": (
+        "How to write release notes and announce a version.",
+        ("write release notes", "announce a new version"),
+        "Release notes list what changed for users of the new version, newest first.",
+    ),
+}
+"""By name: description, intents, content."""
+
+
+def uri(name: str, version: str = "v1", *, agent: str = AGENT) -> str:
+    return f"instruction:local/{agent}/{name}/{version}"
+
+
+def entry(name: str, /, **more: object) -> dict[str, object]:
+    description, intents, _ = UNITS.get(name, (f"About {name}.", (), ""))
+    return {
+        "name": name,
+        "description": description,
+        "load_triggers": {"intents": list(intents)},
+        "fact_uri": uri(name),
+        **more,
+    }
+
+
+class Place:
+    """The keys: Ann and Ben are admins with entities."""
+
+    def __init__(self, client: Client, clock: ManualClock, library: InstructionContext, root: Path) -> None:
+        self.client = client
+        self.clock = clock
+        self.library = library
+        self.root = root
+        self.warned: list[str] = []
+        library.warn = self.warned.append
+        self.ann = client.key("admin", entity=ANN)
+        self.ben = client.key("admin", entity=BEN)
+        self.agent_key = client.key(f"agent:{AGENT}")
+
+    def lose(self, table: str) -> None:
+        """From now on whatever needs this table fails, as it does where a database is broken."""
+        assert isinstance(self.library.records, InstructionStore)
+        self.library.records._changes.change(f"DROP TABLE {self.library.records._tables.schema}{table}", ())
+
+    def ask(self, method: str, path: str, body: object = None, *, key: str | None = None) -> Answered:
+        return self.client.ask(method, path, body, key=key or self.ann)
+
+    def of_agent(self, method: str, rest: str, body: object = None, *, key: str | None = None) -> Answered:
+        return self.ask(method, f"/v1/agents/{AGENT}{rest}", body, key=key)
+
+    def write(self, name: str, version: str = "v1", content: str | None = None, **more: object) -> Answered:
+        text = content if content is not None else UNITS[name][2]
+        return self.ask("PUT", "/v1/instruction/units", {"fact_uri": uri(name, version), "content": text, **more})
+
+    def publish(
+        self, entries: Sequence[object] | None = None, version: str = "v1", *, key: str | None = None, **more: object
+    ) -> Answered:
+        listed = [entry(name) for name in UNITS] if entries is None else list(entries)
+        body = {"version": version, "entries": listed, **more}
+        return self.of_agent("PUT", "/instruction-manifest", body, key=key)
+
+    def furnish(self, entries: Sequence[object] | None = None, **more: Any) -> None:
+        """All units and a manifest."""
+        for name in UNITS:
+            assert self.write(name).status == 201
+        published = self.publish(entries, **more)
+        assert published.status == 200, published.body
+
+    def recall(self, intent: str, *, key: str | None = None, **more: object) -> Answered:
+        return self.of_agent("POST", "/recall-instruction", {"intent": intent, **more}, key=key or self.agent_key)
+
+    def recalled(self, intent: str, **more: Any) -> list[str]:
+        answered = self.recall(intent, **more)
+        assert answered.status == 200, answered.body
+        return [chunk["name"] for chunk in answered.json["chunks"]]
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.of_agent("GET", "/instruction-audit?days=3000").json["records"]
+        return [one for one in found if kind in (None, one["event_type"])]
+
+    def wake(self, reason: str = "issue_assigned", *, secret: str = SECRET, **claims: object) -> str:
+        now = self.clock()
+        told = {
+            "iss": "control-plane",
+            "aud": "holdfast",
+            "sub": AGENT,
+            "wake_reason": reason,
+            "heartbeat_id": "run_1",
+            "iat": now,
+            "exp": now + 300,
+            "jti": f"jti-{reason}",
+            **claims,
+        }
+        return jwt(told, secret)
+
+    def heartbeat(self, token: str, *, key: str | None = None, **more: object) -> Answered:
+        return self.of_agent("POST", "/heartbeat", {"wake_token": token, **more}, key=key or self.agent_key)
+
+
+def jwt(claims: dict[str, object], secret: str, *, alg: str = "HS256") -> str:
+    head = b64(json.dumps({"alg": alg, "typ": "JWT"}).encode())
+    message = f"{head}.{b64(json.dumps(claims).encode())}"
+    return f"{message}.{b64(hmac.digest(secret.encode(), message.encode(), hashlib.sha256))}"
+
+
+def b64(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+@contextmanager
+def opened_store(kind: str, folder: Path) -> Iterator[Store]:
+    if kind == "postgres":
+        with used_database() as url, PostgresStore(url) as kept:
+            yield kept
+        return
+    made: AbstractContextManager[Store] = SqliteStore(folder / "log.db")
+    with made as kept:
+        yield kept
+
+
+def library_of(
+    store: EventLog, clock: ManualClock, root: Path, *, ids: str = "id", **settings: Any
+) -> InstructionContext:
+    assert isinstance(store, SupportsInstructions)
+    told = {
+        "wake": WakeIssuer("control-plane", "holdfast", secret=SECRET, public_key=DEPLOYMENT_KEY.public_key),
+        "root": root,
+        "encoder": "wordllama",
+        **settings,
+    }
+    return InstructionContext(
+        store.instructions,
+        InstructionSettings(**told),
+        key=DEPLOYMENT_KEY,
+        clock=clock,
+        new_id=CountingIds(ids),
+        warn=lambda line: None,
+    )
+
+
+@contextmanager
+def place(kind: str, folder: Path, **settings: Any) -> Iterator[Place]:
+    clock, root = ManualClock(), folder / "root"
+    (root / AGENT).mkdir(parents=True)
+    with opened_store(kind, folder) as store:
+        library = library_of(store, clock, root, **settings)
+        with serving_store(store, clock=clock, library=library) as client:
+            yield Place(client, clock, library, root / AGENT)

@@ -1,0 +1,154 @@
+"""Sessions to harvest, and folders of knowledge whose every write can be the last one."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Unpack
+
+from tests.support.played_sessions import new_session, played
+
+from holdfast.clock import new_ulid
+from holdfast.events.log import EventLog
+from holdfast.knowledge.folder import NOTES_FOLDER, KnowledgeFiles, KnowledgeFolder, open_knowledge_folder
+from holdfast.knowledge.harvest import EndedSession
+from holdfast.runtime.options import Options
+from holdfast.types.blocks import Text, ToolResult, ToolUse
+from holdfast.types.prompt import HistoryEntry
+
+FACT = "The orders service listens on port 5433 in config/ports.toml."
+RULE = "Never push to the branch release/2.x."
+DECISION = "We decided to use SQLite instead of Redis."
+QUESTION = "Should the cache live in src/cache.py?"
+
+
+async def talked(
+    log: EventLog, folder: Path | None, /, *asks: str, end: bool = True, **options: Unpack[Options]
+) -> str:
+    """A stored session in which these things were asked, each answered with a decision and a question."""
+    given: Options = {"store": log, "new_id": new_ulid}
+    if folder is not None:
+        given["workspace"] = folder
+    async with new_session(played(*([f"{DECISION} {QUESTION}"] * len(asks))), **(given | options)) as session:
+        for ask in asks:
+            await session.send(ask)
+        if end:
+            await session.end()
+        return session.id
+
+
+def folder_of(workspace: Path) -> KnowledgeFolder:
+    return open_knowledge_folder(workspace, workspace / "unused-home")
+
+
+def spoken(session: str, *texts: str, day: str = "2026-11-01", workspace: str | None = None) -> EndedSession:
+    """A session of which only the words are there: what a person said, the model's words in between."""
+    passages = [
+        HistoryEntry("user" if number % 2 == 0 else "assistant", (Text(text),), number=number + 1)
+        for number, text in enumerate(texts)
+    ]
+    return EndedSession(session, len(passages), day, lambda: passages, workspace)
+
+
+def worked(session: str, ask: str, *steps: tuple[str, str, str], day: str = "2026-11-01") -> EndedSession:
+    """A session with calls: tool, arguments as JSON, and what the tool said."""
+    passages = [HistoryEntry("user", (Text(ask),), number=1)]
+    for at, (tool, arguments, output) in enumerate(steps):
+        use = ToolUse(f"t{at}", tool, arguments)
+        passages.append(HistoryEntry("assistant", (use,), number=len(passages) + 1))
+        result = ToolResult(use.id, (Text(output),), name=tool)
+        passages.append(HistoryEntry("user", (result,), number=len(passages) + 1))
+    passages.append(HistoryEntry("assistant", (Text("Done."),), number=len(passages) + 1))
+    return EndedSession(session, len(passages), day, lambda: passages, "/project")
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+Mode = Literal["before", "cut short", "after"]
+
+
+class CrashingDisk:
+    """A disk on which the process dies at one of its writes: before it, behind it, or in the middle of an append."""
+
+    def __init__(self, disk: KnowledgeFiles, *, at: int, mode: Mode = "before") -> None:
+        self._disk = disk
+        self._at = at
+        self._mode = mode
+        self.writes = 0
+
+    def read(self, name: str) -> bytes | None:
+        return self._disk.read(name)
+
+    def names(self, folder: str) -> tuple[str, ...]:
+        return self._disk.names(folder)
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        return self._disk.locked()
+
+    def replace(self, name: str, content: bytes) -> None:
+        if self._dies_before():
+            raise Crash
+        self._disk.replace(name, content)
+        self._die_behind()
+
+    def replace_unless_changed(self, name: str, content: bytes, before: bytes | None) -> bool:
+        if self._dies_before():
+            raise Crash
+        done = self._disk.replace_unless_changed(name, content, before)
+        self._die_behind()
+        return done
+
+    def append(self, name: str, content: bytes) -> None:
+        if self._dies_before():
+            if self._mode == "cut short":
+                self._disk.append(name, content[: len(content) * 2 // 3])
+            raise Crash
+        self._disk.append(name, content)
+        self._die_behind()
+
+    def remove(self, name: str) -> None:
+        if self._dies_before():
+            raise Crash
+        self._disk.remove(name)
+        self._die_behind()
+
+    def _dies_before(self) -> bool:
+        self.writes += 1
+        return self.writes == self._at and self._mode != "after"
+
+    def _die_behind(self) -> None:
+        if self.writes == self._at:
+            raise Crash
+
+
+class EditedDisk:
+    """A disk on which somebody adds a line to a file between its reading and its writing, so many times each."""
+
+    def __init__(self, disk: KnowledgeFolder, *, times: int = 1) -> None:
+        self._disk = disk
+        self._times = times
+        self.edits: dict[str, list[bytes]] = {}
+        self.read = disk.read
+        self.names = disk.names
+        self.locked = disk.locked
+        self.replace = disk.replace
+        self.append = disk.append
+        self.remove = disk.remove
+
+    def replace_unless_changed(self, name: str, content: bytes, before: bytes | None) -> bool:
+        edits, now = self.edits.setdefault(name, []), self._disk.read(name)
+        # Notes on a file that has none yet have a name that nobody would think of.
+        if len(edits) < self._times and not (now is None and name.startswith(NOTES_FOLDER)):
+            edits.append(f"- Mine is line {len(edits)} of {name}.\n".encode())
+            self._disk.replace(name, (now or b"") + edits[-1])
+        return self._disk.replace_unless_changed(name, content, before)
+
+
+def contents(folder: KnowledgeFolder, leave_out: Sequence[str] = ()) -> dict[str, bytes]:
+    """Every file of a folder of knowledge, by its name."""
+    return {
+        str(path.relative_to(folder.path)): path.read_bytes()
+        for path in sorted(folder.path.rglob("*"))
+        if path.is_file() and path.name not in (".lock", *leave_out)
+    }

@@ -1,0 +1,78 @@
+"""Conversations that grow: a simulated model that reads one long file a turn, and sessions with it."""
+
+from collections.abc import Sequence
+
+from holdfast.clock import ManualClock
+from holdfast.compaction.models import CompactionConfig
+from holdfast.runtime.options import Options
+from holdfast.runtime.session import Session
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.simulator.script import ScriptedReply
+from holdfast.stores.memory import MemoryStore
+from holdfast.types.blocks import Block, Message, Text, ToolUse
+from holdfast.types.json_encoding import encode_json
+
+MODEL = "anthropic:claude-sonnet-4-6"
+PROMPT = "Follow the rules of the house, and never guess. " * 300
+GOAL = "Port the parser to the new lexer.\nNever touch tests/golden; use the module names of docs/names.md."
+BY_HAND = CompactionConfig(auto=False)
+
+
+def read_file(path: str) -> str:
+    """Reads a file."""
+    return f"# {path}\n" + "\n".join(
+        f"def step_{number}(token): return token + {number}  # of {path}" for number in range(60)
+    )
+
+
+def reading(messages: Sequence[Message]) -> ScriptedReply:
+    """One call for a file that is named by how long the conversation is, then a word about it."""
+    results = sum(block_kind(block) == "tool_result" for block in messages[-1].content)
+    if results:
+        return ScriptedReply((Text("It is as expected; next is the one behind it."),))
+    spoken = sum(len(str(message.content)) for message in messages)
+    path = f"src/part_{spoken % 9973}/lexer.py"
+    return ScriptedReply((ToolUse("", "read_file", encode_json({"path": path}).decode()),))
+
+
+def block_kind(block: Block) -> str:
+    return str(type(block).__struct_config__.tag)
+
+
+class LongTalk:
+    """A session on a memory store with a simulated provider, and the options to resume it with."""
+
+    def __init__(self, **options: object) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore()
+        self.provider = SimulatedProvider(clock=self.clock, script=reading)
+        self.options: Options = {
+            "model": MODEL,
+            "system_prompt": PROMPT,
+            "store": self.store,
+            "wire": self.provider,
+            "clock": self.clock,
+            "tools": (read_file,),
+            "compaction": BY_HAND,
+            **options,  # type: ignore[typeddict-item]  # whatever a test gives is checked by the session
+        }
+
+    def create(self) -> Session:
+        return Session.create(**self.options)
+
+    def resume(self, session_id: str) -> Session:
+        told: Options = {
+            "store": self.store,
+            "wire": self.provider,
+            "clock": self.clock,
+            "tools": self.options["tools"],
+            "compaction": self.options["compaction"],
+        }
+        return Session.resume(session_id, **told)
+
+    async def speak(self, session: Session, turns: int, *, gap_seconds: float = 10.0) -> None:
+        for number in range(turns):
+            self.clock.advance(gap_seconds)
+            await session.send(
+                GOAL if not number and not session.turn_count else f"Go on with part {session.turn_count}."
+            )

@@ -1,0 +1,43 @@
+"""Sessions whose model says what a script says, played against the simulator; and what their tools answered."""
+
+from typing import Unpack
+
+import msgspec
+from tests.support.simulated import LONG
+
+from holdfast import MemoryStore, Session, SimulatedProvider, parse_script
+from holdfast.clock import CountingIds, ManualClock
+from holdfast.runtime.options import Options
+from holdfast.types.blocks import Text, ToolResult
+
+
+def played(*replies: list[dict[str, object]] | str) -> SimulatedProvider:
+    script = "\n".join(msgspec.json.encode({"content": reply}).decode() for reply in replies)
+    return SimulatedProvider(clock=ManualClock(), script=parse_script(script))
+
+
+def uses(tool: str, /, **arguments: object) -> dict[str, object]:
+    return {"type": "tool_use", "name": tool, "input": arguments}
+
+
+def results(session: Session) -> list[str]:
+    return [
+        part.text
+        for message in session.history
+        for block in message.content
+        if isinstance(block, ToolResult)
+        for part in block.content
+        if isinstance(part, Text)
+    ]
+
+
+def new_session(provider: SimulatedProvider, **options: Unpack[Options]) -> Session:
+    given: Options = {
+        "model": "anthropic:claude-sonnet-5-5",
+        "system_prompt": LONG,
+        "store": MemoryStore(),
+        "wire": provider,
+        "clock": ManualClock(),
+        "new_id": CountingIds(),
+    }
+    return Session.create(**(given | options))

@@ -1,0 +1,91 @@
+"""Providers on a real port for clients that block: the simulator, and one that says what it is told to say."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anthropic
+from aiohttp import web
+from tests.support.loopback import Answer, Server, serving
+
+from holdfast.providers.adapter import Adapter
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.simulator.script import Script
+from holdfast.testing.server_thread import LoopThread, serve_provider
+from holdfast.types.reply import Reply
+
+TIMEOUT_SECONDS = 5.0
+
+
+class Simulated:
+    """A simulator in a thread of its own."""
+
+    def __init__(self, script: Script) -> None:
+        self._serving = serve_provider(SimulatedProvider(script=script))
+
+    def __enter__(self) -> "Simulated":
+        self.url = self._serving.__enter__()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._serving.__exit__(None, None, None)
+
+    def client(self, **options: Any) -> anthropic.Anthropic:
+        given = {"base_url": self.url, "api_key": "any", "timeout": TIMEOUT_SECONDS, "max_retries": 0}
+        return anthropic.Anthropic(**{**given, **options})
+
+    def bodies(self) -> list[dict[str, Any]]:
+        """What was posted, oldest first."""
+        with urllib.request.urlopen(f"{self.url}/_sim/requests", timeout=TIMEOUT_SECONDS) as response:
+            listed = json.load(response)["requests"]
+        return [json.loads(request["body"]) for request in listed if request["method"] == "POST"]
+
+    def advance(self, seconds: float) -> None:
+        body = json.dumps({"advance_seconds": seconds}).encode()
+        with urllib.request.urlopen(f"{self.url}/_sim/clock", data=body, timeout=TIMEOUT_SECONDS) as response:
+            assert response.status == 200
+
+
+@contextmanager
+def answering(*answers: Answer) -> Iterator[Server]:
+    """A provider in a thread of its own that gives one answer after the other, the last one again and again."""
+    with LoopThread() as thread:
+        server = serving(*answers)
+        try:
+            yield thread.run(_entered(server))
+        finally:
+            thread.run(_left(server))
+
+
+async def _entered(server: Any) -> Server:
+    entered: Server = await server.__aenter__()
+    return entered
+
+
+async def _left(server: Any) -> None:
+    await server.__aexit__(None, None, None)
+
+
+def replying(adapter: Adapter, reply: Reply) -> Answer:
+    """The reply as the provider gives it: whole, or as a stream if that is asked for."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = json.loads(await request.read())
+        if not body.get("stream") and "streamGenerateContent" not in request.path:
+            return web.Response(body=adapter.write_reply(reply), content_type="application/json")
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for chunk in adapter.write_stream(reply):
+            if _is_wanted(chunk, body):
+                await response.write(chunk)
+        return response
+
+    return answer
+
+
+def _is_wanted(chunk: bytes, body: dict[str, Any]) -> bool:
+    """A chat says what it took only to those who ask."""
+    asked = (body.get("stream_options") or {}).get("include_usage")
+    return bool(asked) or b'"chat.completion.chunk"' not in chunk or b'"choices":[]' not in chunk

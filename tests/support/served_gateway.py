@@ -1,0 +1,255 @@
+"""The gateway on a real port in front of any upstream, and an upstream that says exactly what a test says."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.cli.serve.gateway import make_key_check
+from holdfast.clock import Clock, new_ulid, system_clock
+from holdfast.events.records import HasRecords
+from holdfast.gateway.app import Gateway
+from holdfast.gateway.auth import KeyAuthenticator
+from holdfast.gateway.exchange import ExchangeWatcher
+from holdfast.gateway.keep_alive import GatewayKeepAlive
+from holdfast.gateway.key_limits import KeyLimits, KeyLimitTable
+from holdfast.gateway.recording.recorder import GatewayRecorder
+from holdfast.gateway.recording.restore import restore_spending
+from holdfast.gateway.rewrite.rewriter import RequestRewriter
+from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
+from holdfast.gateway.routes import make_simulated_upstreams
+from holdfast.service.app import make_app
+from holdfast.service.context import AppContext
+from holdfast.service.route_table import ROUTES
+from holdfast.service.server import bind_socket, make_url, serve
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing.server_thread import LoopThread
+
+TIMEOUT_SECONDS = 10.0
+
+
+class ServedGateway:
+    def __init__(
+        self, url: str, service: AppContext, observer: GatewayRecorder, store: MemoryStore, under_way: Callable[[], int]
+    ) -> None:
+        self._under_way = under_way
+        self.url = url
+        self.service = service
+        self.observer = observer
+        self.store = store
+        self.look: Callable[[], int] = lambda: 0
+        self.tasks: Callable[[], int] = lambda: 0
+
+    @property
+    def address(self) -> tuple[str, int]:
+        parts = urlsplit(self.url)
+        assert parts.hostname
+        assert parts.port
+        return parts.hostname, parts.port
+
+    def recorded(self) -> tuple[str, ...]:
+        """The ids of all sessions, newest first, once everything that went through is written."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while self._under_way():
+            assert time.monotonic() < deadline
+        assert self.observer._queue.wait_until_empty(TIMEOUT_SECONDS)
+        return tuple(row.id for row in self.store.sessions())
+
+
+@contextmanager
+def serving_gateway(
+    upstream_url: str,
+    *,
+    store: MemoryStore | None = None,
+    clock: Clock = system_clock,
+    watcher: Callable[[GatewayRecorder], ExchangeWatcher] = lambda observer: observer,
+    grants: Mapping[str, KeyLimits] | None = None,
+    environ: Mapping[str, str] | None = None,
+    require_keys: bool = False,
+    improve: bool = False,
+    rules: Sequence[VolatileRule] = (DATE_RULE,),
+    keep_alive_usd: str | None = None,
+    drain: bool = False,
+) -> Iterator[ServedGateway]:
+    kept = store or MemoryStore()
+    assert isinstance(kept, HasRecords)
+    service = AppContext(kept, kept.records, shipped_models(), clock=clock, require_keys=require_keys)
+    granted = KeyLimitTable(grants or {}, environ or {})
+    restore_spending(granted, kept, clock())
+    improver = RequestRewriter(shipped_models(), VolatileExtractor(rules))
+    observer = GatewayRecorder(kept, models=shipped_models(), new_id=new_ulid, improver=improver, spent=granted.spent)
+    door = KeyAuthenticator(make_key_check(service), granted, clock=clock, salt=b"salt", improve=improve)
+    keeper = None
+    if keep_alive_usd is not None:
+        keeper = GatewayKeepAlive(clock=clock, usd_a_day_max=Decimal(keep_alive_usd), pinged=observer.pinged)
+    made: list[Gateway] = []
+
+    def fronted(app: ASGIApp) -> ASGIApp:
+        made.append(
+            Gateway(
+                app,
+                make_simulated_upstreams(upstream_url),
+                door=door,
+                watcher=watcher(observer),
+                clock=clock,
+                improver=improver,
+                keeper=keeper,
+                drain=drain,
+            )
+        )
+        return made[0]
+
+    async def started() -> tuple[asyncio.Event, "asyncio.Task[None]"]:
+        stop = asyncio.Event()
+        app = make_app(service, ROUTES, fronted=fronted)
+        return stop, asyncio.ensure_future(serve(app, service, bound, stop=stop))
+
+    async def stopped() -> None:
+        stop.set()
+        await running
+        made[0].close()
+
+    with LoopThread() as thread, bind_socket("127.0.0.1", 0) as bound:
+        stop, running = thread.run(started())
+        try:
+            running_gateway = ServedGateway(
+                make_url(bound, "127.0.0.1"), service, observer, kept, lambda: made[0].under_way
+            )
+            running_gateway.tasks = lambda: thread.run(_tasks())
+            if keeper is not None:
+                running_gateway.look = lambda: thread.run(keeper.look())
+            yield running_gateway
+        finally:
+            thread.run(stopped())
+            observer.close()
+
+
+async def _tasks() -> int:
+    return len(asyncio.all_tasks())
+
+
+class RawUpstream:
+    """Reads one request a connection to its last byte, then sends what it was told, and closes.
+
+    A part of what it sends can be an event, which it waits for.
+    """
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.heads: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.parts: Sequence[bytes | threading.Event] = ()
+        self.reset = False
+        self.left = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            connection.settimeout(TIMEOUT_SECONDS)
+            head, body = read_message(connection)
+            self.heads.append(head)
+            self.bodies.append(body)
+            for part in self.parts:
+                if isinstance(part, threading.Event):
+                    if not self._waited(connection, part):
+                        return
+                else:
+                    connection.sendall(part)
+
+    def _waited(self, connection: socket.socket, event: threading.Event) -> bool:
+        """Whether the event came; the other end may leave before."""
+        connection.settimeout(0.02)
+        for _ in range(500):
+            if event.is_set():
+                connection.settimeout(TIMEOUT_SECONDS)
+                return True
+            try:
+                if not connection.recv(1):
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        self.left.set()
+        return False
+
+
+@contextmanager
+def raw_upstream() -> Iterator[RawUpstream]:
+    upstream = RawUpstream()
+    try:
+        yield upstream
+    finally:
+        upstream.close()
+
+
+def read_message(connection: socket.socket) -> tuple[bytes, bytes]:
+    """Head and body of one HTTP message with a length or in chunks; a body without either ends with the connection."""
+    received = bytearray()
+    while b"\r\n\r\n" not in received:
+        more = connection.recv(65536)
+        if not more:
+            return bytes(received), b""
+        received += more
+    head, _, rest = bytes(received).partition(b"\r\n\r\n")
+    named = headers_in(head)
+    body = bytearray(rest)
+    if b"transfer-encoding" in named:
+        return head, _unchunked(connection, body)
+    length = int(named[b"content-length"]) if b"content-length" in named else None
+    if length is None and not head.startswith(b"HTTP/"):
+        length = 0
+    while length is None or len(body) < length:
+        more = connection.recv(65536)
+        if not more:
+            break
+        body += more
+    return head, bytes(body)
+
+
+def headers_in(head: bytes) -> dict[bytes, bytes]:
+    lines = head.split(b"\r\n")[1:]
+    return {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+
+
+def _unchunked(connection: socket.socket, received: bytearray) -> bytes:
+    body = bytearray()
+    while True:
+        while b"\r\n" not in received:
+            if not _more(connection, received):
+                return bytes(body)
+        line, _, _ = bytes(received).partition(b"\r\n")
+        size = int(line, 16)
+        while len(received) < len(line) + 2 + size + 2:
+            if not _more(connection, received):
+                return bytes(body + received[len(line) + 2 :])
+        body += received[len(line) + 2 : len(line) + 2 + size]
+        del received[: len(line) + 2 + size + 2]
+        if not size:
+            return bytes(body)
+
+
+def _more(connection: socket.socket, received: bytearray) -> bool:
+    more = connection.recv(65536)
+    received += more
+    return bool(more)

@@ -1,0 +1,131 @@
+"""The service on a real port in a thread of its own, and a client that can say anything to it."""
+
+import asyncio
+import http.client
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from holdfast.catalog.lookup import Models, shipped_models
+from holdfast.clock import Clock, system_clock
+from holdfast.events.records import HasRecords
+from holdfast.instructions.context import InstructionContext
+from holdfast.service.app import REQUESTS_MAX, make_app
+from holdfast.service.auth.keys import make_key
+from holdfast.service.context import AppContext, ServedLog
+from holdfast.service.http.routes import Route
+from holdfast.service.route_table import ROUTES
+from holdfast.service.server import bind_socket, make_url, serve
+from holdfast.testing.server_thread import LoopThread
+
+TIMEOUT_SECONDS = 10.0
+
+
+class Answered:
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        """The code of an error, which has the one shape that all errors have."""
+        assert self.headers["content-type"] == "application/json"
+        (error,) = self.json.values()
+        assert error.keys() <= {"code", "message", "details"}
+        assert "\n" not in error["message"]
+        return str(error["code"])
+
+
+class Client:
+    def __init__(self, url: str, service: AppContext) -> None:
+        self.url = url
+        self.service = service
+        self._host = urlsplit(url).netloc
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answered:
+        """A body of bytes, or of chunks of them, is sent as it is, with no content type; any other as JSON."""
+        sent: dict[str, str] = {} if key is None else {"authorization": f"Bearer {key}"}
+        if body is not None and not isinstance(body, bytes | Iterator):
+            body, sent["content-type"] = json.dumps(body).encode(), "application/json"
+        connection = http.client.HTTPConnection(self._host, timeout=TIMEOUT_SECONDS)
+        try:
+            connection.request(method, path, body=body, headers={**sent, **(headers or {})})
+            response = connection.getresponse()
+            told = {name.lower(): value for name, value in response.getheaders()}
+            return Answered(response.status, told, response.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **options: Any) -> Any:
+        answered = self.ask("GET", path, **options)
+        assert answered.status == 200, answered.body
+        return answered.json
+
+    def key(self, scope: str, *, expires_at: float | None = None, entity: str | None = None) -> str:
+        """A key of this scope, which is on the store from now on."""
+        numbers = iter(range(1, 10_000))
+        made = make_key(
+            scope,
+            at=0.0,
+            random_bytes=lambda size: (hash((scope, expires_at, entity, next(numbers))) % 2**60).to_bytes(size, "big"),
+            expires_at=expires_at,
+            entity=entity,
+        )
+        self.service.records.add_key(made.row)
+        return made.key
+
+
+@contextmanager
+def serving_store(
+    store: ServedLog,
+    *,
+    routes: Sequence[Route] = ROUTES,
+    models: Models | None = None,
+    clock: Clock = system_clock,
+    require_keys: bool = False,
+    simulated: bool = False,
+    allowed_hosts: Sequence[str] = (),
+    requests_max: int = REQUESTS_MAX,
+    library: InstructionContext | None = None,
+) -> Iterator[Client]:
+    assert isinstance(store, HasRecords)
+
+    async def started() -> tuple[AppContext, asyncio.Event, "asyncio.Task[None]"]:
+        service = AppContext(
+            store,
+            store.records,
+            models or shipped_models(),
+            clock=clock,
+            require_keys=require_keys,
+            simulated=simulated,
+            library=library,
+        )
+        stop = asyncio.Event()
+        app = make_app(service, routes, allowed_hosts=allowed_hosts, requests_max=requests_max)
+        return service, stop, asyncio.ensure_future(serve(app, service, bound, stop=stop))
+
+    async def stopped() -> None:
+        stop.set()
+        await running
+
+    with LoopThread() as thread, bind_socket("127.0.0.1", 0) as bound:
+        service, stop, running = thread.run(started())
+        try:
+            yield Client(make_url(bound, "127.0.0.1"), service)
+        finally:
+            thread.run(stopped())

@@ -1,0 +1,89 @@
+"""What Gemini can spell: no betas, no marks, no stop sequence that is named, no writes that are counted."""
+
+import base64
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+from tests.support import wire_values as values
+from tests.support.wires import WireValues
+
+from holdfast.types.blocks import Base64Source, Block, Image, Text, Thinking, ToolUse
+from holdfast.types.json_encoding import encode_json
+from holdfast.types.prompt import Parameters
+from holdfast.types.reply import Reply, StopReason
+from holdfast.types.usage import Usage
+
+tool_choices = st.sampled_from(
+    ['{"type":"auto"}', '{"type":"any"}', '{"type":"none"}', '{"type":"tool","name":"read"}']
+)
+
+
+def _extra(names: st.SearchStrategy[str]) -> st.SearchStrategy[tuple[tuple[str, str], ...]]:
+    return st.dictionaries(names, values.json_values, max_size=2).map(
+        lambda extra: tuple((name, encode_json(value).decode()) for name, value in extra.items())
+    )
+
+
+parameters = st.builds(
+    Parameters,
+    model=values.names,
+    output_tokens_max=st.integers(0, 100_000),
+    stream=st.booleans(),
+    stop_sequences=st.lists(values.texts, max_size=2).map(tuple),
+    temperature=st.none() | st.floats(0, 1),
+    tool_choice_json=st.none() | tool_choices,
+    thinking_json=st.none() | st.just('{"thinkingBudget": 1024, "includeThoughts":true}'),
+    extra=st.builds(
+        lambda inner, outer: inner + outer,
+        _extra(values.names.map("generationConfig.x_".__add__)),
+        _extra(values.names.map("x_".__add__)),
+    ),
+)
+
+signatures = st.binary(min_size=1, max_size=6).map(lambda sealed: base64.b64encode(sealed).decode())
+said = st.text(min_size=1, max_size=100)
+thoughts = st.builds(Thinking, said, st.none() | signatures) | st.builds(Thinking, st.just(""), signatures)
+pictures = st.builds(Image, st.builds(Base64Source, st.just("image/png"), st.just("aGk=")))
+answered = st.builds(Text, said) | values.tool_uses | pictures | thoughts | values.opaques
+
+
+def _is_one_with(before: Block | None, block: Block, after: Block | None) -> bool:
+    """Whether the wire cannot tell two blocks apart: text goes on in the same block, and so does thinking."""
+    match before, block:
+        case Thinking(signature=None), Thinking():
+            return True
+        case Text(), Text():
+            return not (isinstance(after, Thinking) and after.signature)
+        case _:
+            return False
+
+
+def _told_apart(content: Sequence[Block]) -> tuple[Block, ...]:
+    """Only blocks that are read back as they were written."""
+    kept: list[Block] = []
+    for block in content:
+        before = kept[-1] if kept else None
+        if not _is_one_with(before, block, kept[-2] if len(kept) > 1 else None):
+            kept.append(block)
+    while kept and isinstance(kept[-1], Thinking) and kept[-1].signature is None:
+        kept.pop()
+    return tuple(kept)
+
+
+def _reply(content: tuple[Block, ...], stop_reason: StopReason, usage: Usage, model: str, id: str) -> Reply:
+    called = stop_reason == "end_turn" and any(isinstance(block, ToolUse) for block in content)
+    return Reply(content, "tool_use" if called else stop_reason, usage, model, id)
+
+
+stop_reasons: st.SearchStrategy[StopReason] = st.sampled_from(["end_turn", "max_tokens", "refusal", "error"])
+usages = st.builds(Usage, input=st.integers(0, 10**6), cache_read=st.integers(0, 10**6), output=st.integers(0, 10**6))
+replies = st.builds(
+    _reply,
+    st.lists(answered, max_size=5).map(_told_apart),
+    stop_reasons,
+    usages,
+    values.names,
+    values.ids,
+)
+
+VALUES = WireValues(parameters, replies)
