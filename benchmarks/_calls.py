@@ -52,7 +52,7 @@ def _call(number: int, model: str, *, lost: bool) -> list[AnyPayload]:
     link = PrefixDigest("history", number * 500, number * 500 + 500, f"{number:032x}")
     return [
         MessageAppended(make_user_message(TEXT)),
-        RequestPrepared(Plan(marks=(Breakpoint(number + 1, "5m"),)), "e", number, (link,), "d", 100_000),
+        RequestPrepared(Plan(breakpoints=(Breakpoint(number + 1, "5m"),)), "e", number, (link,), "d", 100_000),
         LlmCallStarted(model, provider, 20_000, request),
         LlmCallCompleted(
             model,

@@ -50,7 +50,7 @@ def _compared(engine: str, tenth: object, whole: object) -> Iterator[tuple[str, 
     assert isinstance(whole, DatabaseEventLog)
     fill(tenth, EVENTS // SMALLER, days=DAYS)
     fill(whole, EVENTS, days=DAYS)
-    events, calls = whole.facts().events, whole.facts().calls
+    events, calls = whole.read_facts().events, whole.read_facts().calls
     yield f"{engine}, events and calls in the store", f"{events:,} {calls:,}"
     few, many = (
         AppContext(store, store.records, shipped_models(), clock=lambda: START + DAYS * DAY_SECONDS + 4_321.0)

@@ -128,7 +128,7 @@ def ours(moment: Moment) -> View | None:
         extract_facts(moment.passages[: cut.stop]),
         tokens_max=record_max,
         count=count_tokens,
-        kept=KeptMessages(_text(kept), len(extract_facts(kept).asks)),
+        kept=KeptMessages(_text(kept), len(extract_facts(kept).requests)),
     )
     text = render_summary(record, recall=True)
     sources = frozenset(number for line in record.lines for number in line.sources)
@@ -164,7 +164,7 @@ def summed_up_by_the_client(recording: Recording) -> Iterator[tuple[Moment, View
     """What a recorded client has really put in place of its conversation, and the moment in which it did."""
     said: list[HistoryEntry] = []
     for index, call in enumerate(recording.calls):
-        if call.kept == 0 and said:
+        if call.kept_entries == 0 and said:
             behind = [one for later in recording.calls[index:] for one in (*later.added, *_reply(later))]
             behind = behind[len(call.added) :]
             before = tuple(said)

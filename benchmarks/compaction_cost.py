@@ -80,13 +80,13 @@ class World(msgspec.Struct, frozen=True):
 
 def sized(recording: Recording, model: Model) -> Session:
     prompt = ReplayPrompt(recording, get_adapter(model.provider), model.tokens_factor)
-    calls = tuple(Sized(call.at, len(prompt.passages)) for call in prompt.calls(recording))
-    pieces = [prompt.prefixes[start - 1].tokens for start in prompt.starts] + [prompt.prefixes[-1].tokens]
+    calls = tuple(Sized(call.at, len(prompt.entries)) for call in prompt.iterate_calls(recording))
+    pieces = [prompt.prefixes[start - 1].tokens for start in prompt.entry_starts] + [prompt.prefixes[-1].tokens]
     return Session(
         recording.id,
         pieces[0],
         tuple(after - before for before, after in pairwise(pieces)),
-        tuple(any(isinstance(block, ToolResult) for block in one.content) for one in prompt.passages),
+        tuple(any(isinstance(block, ToolResult) for block in one.content) for one in prompt.entries),
         calls,
     )
 
@@ -162,16 +162,16 @@ def ours(session: Session, world: World, *, lost: int, expected: int = REFETCH_T
         size = view + grown
         outlook = CompactionOutlook(
             prompt_tokens=size,
-            head_tokens=session.head,
+            stable_prefix_tokens=session.head,
             window_tokens=1_000_000,
             output_tokens_max=32_000,
-            calls_expected=max(CALLS_EXPECTED - number, number, 1.0),
-            cold=cold,
+            expected_calls=max(CALLS_EXPECTED - number, number, 1.0),
+            is_cache_cold=cold,
             rates=CacheRates(Decimal(str(world.read)), Decimal(str(world.write))),
             calls=watch.calls,
             sent_tokens=watch.sent_tokens,
             base_tokens=watch.base_tokens,
-            lost_tokens=expected,
+            refetch_tokens=expected,
         )
         if last is not None and find_compaction_trigger(outlook, watch, CONFIG) is not None:
             size, paid = compacted(session, world, size, grown, cold=cold, lost=lost)

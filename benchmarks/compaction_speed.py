@@ -22,22 +22,22 @@ def deciding_milliseconds(messages: int) -> float:
     passages = history(messages)
     draft = RequestDraft(ADAPTER, len)
     draft.update(assemble_prompt(view(passages)))
-    state = SessionState("s1", passages=passages, sent=len(passages))
+    state = SessionState("s1", entries=passages, sent_count=len(passages))
     standing = CompactionSnapshot(
         state=state,
         draft=draft,
         model=MODEL,
-        price=find_newest_price(MODEL, draft.scroll.tokens_total),
+        price=find_newest_price(MODEL, draft.buffer.tokens_total),
         at=0.0,
         learned=NOTHING_LEARNED,
         output_tokens_max=4_096,
-        said=LoggedMessages(lambda _: ()),
+        logged=LoggedMessages(lambda _: ()),
         new_draft=lambda: RequestDraft(ADAPTER, len),
     )
     taken = []
     for _ in range(TIMES):
         begun = time.perf_counter()
-        find_compaction_trigger(compaction_outlook(standing), state.compaction, DEFAULT_CONFIG)
+        find_compaction_trigger(compaction_outlook(standing), state.compaction_watch, DEFAULT_CONFIG)
         taken.append(time.perf_counter() - begun)
     return statistics.median(taken) * 1e3
 

@@ -30,24 +30,24 @@ def compacted(history: History, seed: int) -> int:
     before = standing_of(history)
     found = propose_compaction(before, SMALL, "asked")
     if not isinstance(found, CompactionProposal):
-        return sum(before.draft.passage_tokens())
+        return sum(before.draft.entry_tokens())
     history.add(*found.payloads)
     after = standing_of(history)
-    passages = after.state.passages
+    passages = after.state.entries
     seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(passages))
-    old = before.state.passages
+    old = before.state.entries
     checks = {
         "legal": validate_transcript(merge_into_messages(passages)) == (),
         "kept untouched": passages[1:] == old[len(old) - len(passages) + 1 :],
         "goal": history.asks[0] in seen,
         "newest ask": history.asks[-1] in seen,
         "constraints": all(rule in seen for rule in {line for ask in history.asks for line in ask.split("\n")[1:]}),
-        "head": before.draft.scroll.links[:1] == after.draft.scroll.links[:1],
+        "head": before.draft.buffer.digests[:1] == after.draft.buffer.digests[:1],
         "at once": not isinstance(propose_compaction(after, SMALL, "asked"), CompactionProposal),
     }
     if failed := [name for name, holds in checks.items() if not holds]:
         raise Broken(f"{', '.join(failed)} (seed {seed})")
-    return sum(after.draft.passage_tokens())
+    return sum(after.draft.entry_tokens())
 
 
 def histories(first: int, last: int) -> int:
@@ -58,7 +58,7 @@ def histories(first: int, last: int) -> int:
         for _ in range(1 + seed % 25):
             history.turn(ends=seed % 3 != 0)
         compacted(history, seed)
-        done += any(passage.layer == "record" for passage in history.state().passages)
+        done += any(passage.layer == "record" for passage in history.state().entries)
     return done
 
 

@@ -40,7 +40,7 @@ def fan(turns: int, tools_at_once: int) -> Recording:
 
 def short_reads(played: ReplayResult, tokens_min: int) -> int:
     """Calls that did not read all that they share with the previous one, though it was long enough to be cached."""
-    shared = ((call, call.shared_tokens) for call in played.calls if not call.ping)
+    shared = ((call, call.shared_tokens) for call in played.calls if not call.is_ping)
     return sum(call.usage.cache_read < tokens for call, tokens in shared if tokens >= tokens_min)
 
 
@@ -53,8 +53,13 @@ def run() -> Iterator[tuple[str, str]]:
             f"lookback in {lookback}",
             f"calls of {len(recording.calls) - 1} that read less than was sent before; their cost over ours",
         )
-        ours = found.played[0].cost_usd
-        for played in sorted(found.played, key=lambda one: (short_reads(one, setting.told.tokens_min), one.cost_usd)):
+        ours = found.results[0].cost_usd
+        for played in sorted(
+            found.results, key=lambda one: (short_reads(one, setting.assumed_rules.tokens_min), one.cost_usd)
+        ):
             bar = " (bar: none)" if played.policy == AdaptivePolicy.name else ""
-            short, cold = short_reads(played, setting.told.tokens_min), sum(call.cold for call in played.calls)
+            short, cold = (
+                short_reads(played, setting.assumed_rules.tokens_min),
+                sum(call.is_miss for call in played.calls),
+            )
             yield f"  {played.policy}", f"{short}{bar}, {cold} of them cold; {played.cost_usd / ours:.2f}"

@@ -61,7 +61,7 @@ def _costs(
         compared_here = compare_policies(session, fresh(), setting)
         lowest += compared_here.bound_usd
         best += compared_here.optimum_usd
-        for played in compared_here.played:
+        for played in compared_here.results:
             costs[played.policy] = costs.get(played.policy, Decimal(0)) + played.cost_usd
     return costs, lowest, best
 
@@ -107,18 +107,18 @@ def _taught(
     taught = LearnedParameters()
     for session in known:
         pupil = AdaptivePolicy(taught, keep_alive=keep_alive)
-        Replayer(session, setting).play((pupil,))
-        taught = pupil.learned()
+        Replayer(session, setting).replay((pupil,))
+        taught = pupil.learned_parameters()
     names = ("learned in the other half, then frozen", "learning as it goes", "nothing learned")
     spent, lowest, best, going = dict.fromkeys(names, Decimal(0)), 0.0, 0.0, LearnedParameters()
     for session in unseen:
         policies = [AdaptivePolicy(start, keep_alive=keep_alive) for start in (taught, going, LearnedParameters())]
         player = Replayer(session, setting)
-        for name, played in zip(names, player.play(policies), strict=True):
+        for name, played in zip(names, player.replay(policies), strict=True):
             spent[name] += played.cost_usd
         bound_here, best_here = compute_lowest_costs(player.steps, setting)
         lowest, best = lowest + bound_here, best + best_here
-        going = policies[1].learned()
+        going = policies[1].learned_parameters()
     for name, cost in spent.items():
         yield f"  {name}", f"{float(cost) / lowest:.3f} ({float(cost) / best:.3f} over the optimum)"
 
@@ -139,16 +139,19 @@ def _likeness(sessions: list[Recording]) -> Iterator[tuple[str, str]]:
     yield from format_model_fit(total)
     read_share_off = total.modelled.read_share - total.recorded.read_share
     yield "modelled read share less the reported one", f"{100 * read_share_off:+.2f} points (bar: within 1)"
-    alone = total.named_alone / total.cold_calls
-    yield "cold calls with a reason", f"{total.named / total.cold_calls:.1%}, {alone:.1%} by the call alone (bar: 95%)"
+    alone = total.explained_alone_count / total.miss_count
+    yield (
+        "cold calls with a reason",
+        f"{total.explained_count / total.miss_count:.1%}, {alone:.1%} by the call alone (bar: 95%)",
+    )
     by_hash = sorted(sessions, key=_by_hash)
     halves = by_hash[: len(by_hash) // 2], by_hash[len(by_hash) // 2 :]
     for half, other in (halves, halves[::-1]):
-        learned = sum((count_losses(one, setting.told) for one in other), LossCounts())
-        unseen = sum((count_losses(one, setting.told) for one in half), LossCounts())
+        learned = sum((count_losses(one, setting.assumed_rules) for one in other), LossCounts())
+        unseen = sum((count_losses(one, setting.assumed_rules) for one in half), LossCounts())
         yield (
             "  what the other half tells of the client",
-            f"{learned.times:.0f} times as often behind a person's message; here {unseen.times:.0f} times",
+            f"{learned.loss_ratio:.0f} times as often behind a person's message; here {unseen.loss_ratio:.0f} times",
         )
 
 
@@ -166,7 +169,7 @@ def _ours(*, keep_alive: bool) -> Fresh:
 
     def fresh() -> tuple[CachePolicy, ...]:
         nonlocal last
-        last = AdaptivePolicy(last.learned() if last else LearnedParameters(), keep_alive=keep_alive)
+        last = AdaptivePolicy(last.learned_parameters() if last else LearnedParameters(), keep_alive=keep_alive)
         return (last,)
 
     return fresh

@@ -25,10 +25,10 @@ def planning_microseconds(messages: int) -> float:
     memory, moment = CacheMemory(), None
     for number in range(CALLS_BEFORE + 1):
         draft.update(assemble_prompt(view(passages[: messages - 2 * (CALLS_BEFORE - number)])))
-        scroll, at = draft.scroll, 1_000.0 + 400.0 * number
+        scroll, at = draft.buffer, 1_000.0 + 400.0 * number
         moment = PlanningMoment(scroll, MODEL.cache, find_newest_price(MODEL, scroll.tokens_total), at, 400.0, "tool")
         if number < CALLS_BEFORE:
-            sent = RequestRecord(at, plan_cache(moment, memory).marks, len(scroll.pieces))
+            sent = RequestRecord(at, plan_cache(moment, memory).breakpoints, len(scroll.blocks))
             memory = memory_after_call(memory, sent, Usage(cache_write_5m=scroll.tokens_total))
     assert moment is not None
     taken = []

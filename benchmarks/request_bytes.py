@@ -40,8 +40,8 @@ def view(passages: tuple[HistoryEntry, ...]) -> View:
 
 def request(draft: RequestDraft, current: View) -> bytes:
     draft.update(assemble_prompt(current))
-    plan = place_breakpoints(draft.scroll, MODEL.cache)
-    return draft.scroll.render(ADAPTER.opening(PARAMETERS), plan.marks)
+    plan = place_breakpoints(draft.buffer, MODEL.cache)
+    return draft.buffer.render(ADAPTER.request_head(PARAMETERS), plan.breakpoints)
 
 
 def best(action: Callable[[], object], prepare: Callable[[], None], times: int) -> float:
@@ -66,9 +66,9 @@ def measure(messages: int) -> tuple[float, float, bytes]:
 
     kept = best(lambda: request(draft, after), rewind, 50)
     body = request(draft, after)
-    rebuilt = best(lambda: ADAPTER.write_request(assemble_prompt(after), Plan(), PARAMETERS), lambda: None, 10)
-    plan = place_breakpoints(draft.scroll, MODEL.cache)
-    assert ADAPTER.write_request(assemble_prompt(after), plan, PARAMETERS) == body, "kept and rebuilt bytes differ"
+    rebuilt = best(lambda: ADAPTER.encode_request(assemble_prompt(after), Plan(), PARAMETERS), lambda: None, 10)
+    plan = place_breakpoints(draft.buffer, MODEL.cache)
+    assert ADAPTER.encode_request(assemble_prompt(after), plan, PARAMETERS) == body, "kept and rebuilt bytes differ"
     return kept, rebuilt, body
 
 

@@ -140,7 +140,7 @@ def _refusals(one: Set, index: SearchIndex) -> Iterator[tuple[str, str]]:
     right: list[float] = []
     wrong: list[float] = []
     for asked in one.queries:
-        relevance = max(found.relevance for found in index.search(asked.intent, floor=0).found)
+        relevance = max(found.relevance for found in index.search(asked.intent, floor=0).hits)
         (right if asked.relevant else wrong).append(relevance)
     name = f"{one.name} by {index.embedding_model_version}"
     yield f"{name}: AUROC of abstention", f"{_auroc(right, wrong):.3f}"
@@ -157,7 +157,7 @@ def _kept(name: str, sets: Sequence[Set], indexed: Callable[[tuple[SearchUnit, .
             continue
         index = indexed(one.units)
         for asked in _sample(one.answerable):
-            first = index.search(asked.intent, floor=0, limit=3).found
+            first = index.search(asked.intent, floor=0, limit=3).hits
             relevances += [found.relevance for found in first if found.id in asked.relevant][:1]
     relevances.sort()
     quantiles = " ".join(f"{relevances[int(len(relevances) * share)]:.3f}" for share in (0.01, 0.02, 0.05))
@@ -201,7 +201,7 @@ def _hits(index: SearchIndex, asked: Sequence[Asked], *weightings: StageWeights)
 
 
 def _share(answers: Sequence[tuple[SearchResult, tuple[str, ...]]], first: int) -> float:
-    hits = sum(any(found.id in relevant for found in answer.found[:first]) for answer, relevant in answers)
+    hits = sum(any(found.id in relevant for found in answer.hits[:first]) for answer, relevant in answers)
     return hits / len(answers)
 
 

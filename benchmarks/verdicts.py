@@ -55,7 +55,7 @@ def _count(
         if index == 0 or verdict is None:
             continue
         if causes[index] is None:
-            warm["break" if verdict.is_break else "no break"] += 1
+            warm["break" if verdict.is_unexpected else "no break"] += 1
             continue
         cold[verdict.kind] += 1
         idle = session.calls[index].at - session.calls[index - 1].at
@@ -94,10 +94,10 @@ def _request(before: RecordedCall | None, call: RecordedCall, ttl: Ttl, left: Ca
     planned = None
     if before is not None and has_model_changed(before, call):
         planned = ("model", f"the model was switched to {call.model}")
-    elif call.kept is not None:
+    elif call.kept_entries is not None:
         planned = ("compaction", "the recording contains a compaction")
     plan = Plan((Breakpoint(0, ttl),), expected_read_tokens=left.tokens if left is not None else 0)
-    return PreparedRequest(call.at, plan, planned=planned)
+    return PreparedRequest(call.at, plan, planned_change=planned)
 
 
 def _corrected(
@@ -112,8 +112,12 @@ def _corrected(
     if call.usage is not None and call.usage.tokens_sent < sent:
         shorter = f"the prompt shrank from {sent} to {call.usage.tokens_sent} tokens"
         return replace(verdict, kind="prefix_changed", component="history", detail=shorter)
-    if known.tell and call.waited_for == "person" and should_hit(before, call, min(row.cache.ttls_seconds.values())):
-        often = f"lost {known.times:.0f} times as often after user messages as after tool results"
+    if (
+        known.is_likely_client
+        and call.waited_for == "person"
+        and should_hit(before, call, min(row.cache.ttls_seconds.values()))
+    ):
+        often = f"lost {known.loss_ratio:.0f} times as often after user messages as after tool results"
         return replace(verdict, kind="prefix_changed", component="head", detail=often)
     return verdict
 

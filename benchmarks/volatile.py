@@ -42,14 +42,14 @@ def said(turn: int) -> tuple[str, ...]:
 
 
 def tokens_of(text: str) -> int:
-    segment = Segment("history", Stability.GROWING, "messages", passages=(HistoryEntry("user", (Text(text),)),))
-    (piece,) = get_adapter(MODEL.provider).spell(segment)
+    segment = Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (Text(text),)),))
+    (piece,) = get_adapter(MODEL.provider).encode_segment(segment)
     return math.ceil(count_block_tokens(piece.data) * MODEL.tokens_factor)
 
 
 def seed_marks(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """The tools and the stable system prompt; the history stays unmarked."""
-    return ((last_stable_block(moment.scroll, "system"), "5m"), (last_stable_block(moment.scroll, "tools"), "5m"))
+    return ((last_stable_block(moment.buffer, "system"), "5m"), (last_stable_block(moment.buffer, "tools"), "5m"))
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ def measure(recording: Recording, policies: dict[str, CachePolicy], *, upgrade: 
     setting = make_replay_setting(MODEL, ttl_upgrade=upgrade)
 
     def played(laid_out: Recording, name: str) -> ReplayResult:
-        (found,) = Replayer(laid_out, setting).play((policies[name],))
+        (found,) = Replayer(laid_out, setting).replay((policies[name],))
         return found
 
     without, ours = played(recording, "without"), played(insert_volatile_messages(recording, said, tokens_of), OURS)
@@ -89,7 +89,7 @@ def run() -> Iterator[tuple[str, str]]:
         for session in sessions:
             ours = {name: AdaptivePolicy(known) for name, known in learned.items()}
             spent.append(measure(session, {**ours, SEED: FixedPolicy("seed", seed_marks)}, upgrade=upgrade))
-            learned = {name: policy.learned() for name, policy in ours.items()}
+            learned = {name: policy.learned_parameters() for name, policy in ours.items()}
         yield f"{len(sessions)} sessions, {'upgrade' if upgrade else 'no upgrade'}", "over the same without the texts"
         yield from _rows(spent)
 

@@ -97,8 +97,8 @@ def main() -> int:
         asked, found = fitted(_encoded(kept, encoder), Ways())
         path = write_tuning(told.into / f"{name}.npy", asked.added, found.added)
         tuning = read_tuning(path)
-        apart, nothing = _encoded(left_out, encoder), np.zeros_like(tuning.asked)
-        before, after = hits(apart, nothing, nothing), hits(apart, tuning.asked, tuning.found)
+        apart, nothing = _encoded(left_out, encoder), np.zeros_like(tuning.query_matrix)
+        before, after = hits(apart, nothing, nothing), hits(apart, tuning.query_matrix, tuning.document_matrix)
         print(f"{name}, of packages left out, hit@1 hit@3: {before} before, {after} after; {path}", flush=True)
     return 0
 

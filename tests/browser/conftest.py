@@ -39,7 +39,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             client.service.workspace = folder / "project"
             client.service.workspace.mkdir()
             player = SamplePlayer(store, shipped_models(), pause=0, library=library, workspace=client.service.workspace)
-            client.service.sample, client.service.keeps_sample_only = player, True
+            client.service.sample, client.service.has_sample_only = player, True
             asyncio.run(player.play())
             yield client
 

@@ -19,7 +19,7 @@ FREE = breakpoint_rules(floor=0)
 
 def end(name: str, tokens: int = 600, place: PromptSection = "messages") -> ChainBlock:
     """A block that ends an eligible message."""
-    return ChainBlock(place, name.encode(), tokens, ending=True)
+    return ChainBlock(place, name.encode(), tokens, is_ending=True)
 
 
 def inside(name: str, tokens: int = 600, place: PromptSection = "messages") -> ChainBlock:

@@ -103,7 +103,7 @@ def test_rules_without_a_lifetime_are_refused() -> None:
 
 
 def test_marks_are_refused() -> None:
-    marked = msgspec.structs.replace(ask(blocks(1)), marks=(Breakpoint(0),))
+    marked = msgspec.structs.replace(ask(blocks(1)), breakpoints=(Breakpoint(0),))
     with pytest.raises(UserError, match="takes no breakpoints"):
         begin_cache_call(BY, CacheEntries(), marked)
 

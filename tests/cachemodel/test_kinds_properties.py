@@ -29,11 +29,11 @@ breakpoints = st.builds(
 def call_of(names: str, pieces: set[int], at: float, scope: CacheScope, key: str | None) -> CacheCall:
     """Capital letters end an eligible message."""
     parts = [
-        ChainBlock("messages", name.encode(), 10 + index, ending=name.isupper()) for index, name in enumerate(names)
+        ChainBlock("messages", name.encode(), 10 + index, is_ending=name.isupper()) for index, name in enumerate(names)
     ]
     seeds = chain_seeds(implicit_rules(), CacheParameters(scope.model, others={"prompt_cache_key": key}))
     marks = tuple(Breakpoint(piece, LIFETIMES[piece % 2]) for piece in sorted(pieces) if piece < len(names))
-    return CacheCall(scope, chain_prefixes(seeds, parts), marks, at, only_marks=len(pieces) % 2 == 1)
+    return CacheCall(scope, chain_prefixes(seeds, parts), marks, at, explicit_only=len(pieces) % 2 == 1)
 
 
 some_call = st.builds(
@@ -47,7 +47,7 @@ some_call = st.builds(
 
 
 def unmarked(call: CacheCall) -> CacheCall:
-    return msgspec.structs.replace(call, marks=())
+    return msgspec.structs.replace(call, breakpoints=())
 
 
 some_case = st.one_of(
@@ -95,28 +95,28 @@ def test_reads_are_rounded_down_by_less_than_one_step(case: Case) -> None:
     by, history, call = case
     outcome, _ = begin_cache_call(by, play(by, history), call)
     exact = outcome.read.tokens if outcome.read else 0
-    assert outcome.usage.cache_read % by.rounds_reads_to == 0
-    assert 0 <= exact - outcome.usage.cache_read < by.rounds_reads_to
+    assert outcome.usage.cache_read % by.reads_rounded_to == 0
+    assert 0 <= exact - outcome.usage.cache_read < by.reads_rounded_to
 
 
 @given(some_case)
 def test_the_second_of_two_equal_calls_writes_nothing_where_all_marks_are_looked_up(case: Case) -> None:
     by, history, call = case
-    by = msgspec.structs.replace(by, lookup_latest_marks=50)
+    by = msgspec.structs.replace(by, lookup_latest_breakpoints=50)
     entries = play(by, history)
     first, entries = run_call(by, entries, call)
     again, after = run_call(by, entries, call)
     assert again.written == ()
     assert again.usage.cache_write == 0
     assert again.usage.cache_read >= first.usage.cache_read
-    assert after.kept == entries.kept
+    assert after.by_key == entries.by_key
 
 
 @given(some_case)
 def test_at_most_as_many_breakpoints_are_written_as_the_rules_say(case: Case) -> None:
     by, history, call = case
     outcome, _ = begin_cache_call(by, play(by, history), call)
-    assert by.kind == "implicit" or len(outcome.written) <= by.marks_max
+    assert by.kind == "implicit" or len(outcome.written) <= by.breakpoints_max
     assert all(entry.tokens >= by.tokens_min for entry in outcome.written)
 
 
@@ -124,7 +124,9 @@ def test_at_most_as_many_breakpoints_are_written_as_the_rules_say(case: Case) ->
 def test_only_breakpoints_are_ever_written(case: Case) -> None:
     by, history, call = case
     outcome, _ = begin_cache_call(by, play(by, history), call)
-    allowed = {mark.piece for mark in call.marks} | {i for i, prefix in enumerate(call.prefixes) if prefix.ending}
+    allowed = {mark.block_index for mark in call.breakpoints} | {
+        i for i, prefix in enumerate(call.prefixes) if prefix.is_ending
+    }
     places = {call.prefixes[index].digest for index in allowed}
     assert by.kind == "implicit" or {entry.digest for entry in outcome.written} <= places
 
@@ -136,4 +138,4 @@ def test_a_cache_that_keeps_everything_reads_the_longest_living_beginning(
     at_once = [msgspec.structs.replace(each, at=call.at) for each in history]
     longest = max((shared_tokens(call, earlier) for earlier in at_once), default=0)
     exact = longest if longest >= by.tokens_min else 0
-    assert begin_cache_call(by, play(by, at_once), call)[0].usage.cache_read == exact - exact % by.rounds_reads_to
+    assert begin_cache_call(by, play(by, at_once), call)[0].usage.cache_read == exact - exact % by.reads_rounded_to

@@ -87,14 +87,14 @@ def test_a_call_made_twice_at_once_reads_up_to_its_last_mark(
 ) -> None:
     entries = play(by, [*history, call])
     again = begin_cache_call(by, entries, call)[0].usage
-    ends = [call.prefixes[mark.piece].tokens for mark in call.marks]
+    ends = [call.prefixes[mark.block_index].tokens for mark in call.breakpoints]
     assert again.cache_read == max((end for end in ends if end >= by.tokens_min), default=0)
     assert again.cache_write == 0
 
 
 @given(some_rules, calls, some_call)
 def test_an_hour_after_the_last_call_nothing_is_read(by: CacheRules, history: list[CacheCall], call: CacheCall) -> None:
-    late = CacheCall(call.scope, call.prefixes, call.marks, 3_700.0 + 3_600.0)
+    late = CacheCall(call.scope, call.prefixes, call.breakpoints, 3_700.0 + 3_600.0)
     assert begin_cache_call(by, play(by, history), late)[0].read is None
 
 
@@ -109,8 +109,8 @@ def test_a_warmer_cache_never_costs_more(
     by: CacheRules, history: list[CacheCall], call: CacheCall, data: st.DataObject
 ) -> None:
     entries = play(by, history)
-    kept = [key for key in entries.kept if data.draw(st.booleans())]
-    colder = CacheEntries({key: entries.kept[key] for key in kept})
+    kept = [key for key in entries.by_key if data.draw(st.booleans())]
+    colder = CacheEntries({key: entries.by_key[key] for key in kept})
     assert units(begin_cache_call(by, entries, call)[0].usage) <= units(begin_cache_call(by, colder, call)[0].usage)
 
 
@@ -137,8 +137,8 @@ def test_an_entry_once_written_never_expires_earlier(by: CacheRules, history: li
     entries = CacheEntries()
     for call in history:
         _, after = run_call(by, entries, call)
-        live = {(entry.scope, entry.digest): entry for entry in entries.live(at=call.at)}
-        assert all(after.kept[key].expires_at >= entry.expires_at for key, entry in live.items())
+        live = {(entry.scope, entry.digest): entry for entry in entries.live_entries(at=call.at)}
+        assert all(after.by_key[key].expires_at >= entry.expires_at for key, entry in live.items())
         entries = after
 
 
@@ -148,7 +148,7 @@ def test_no_more_than_the_limit_is_kept(by: CacheRules, history: list[CacheCall]
     for call in history:
         outcome, entries = begin_cache_call(by, entries, call)
         entries = publish_entries(entries, outcome, entries_max=limit)
-        assert len(entries.kept) <= limit
+        assert len(entries.by_key) <= limit
 
 
 @given(some_parts, st.data())

@@ -91,7 +91,7 @@ def test_an_entry_inside_a_collapsed_run_is_found() -> None:
 
 def test_nothing_is_written_between_marks() -> None:
     entries = after(call(blocks(10), {9: "5m"}))
-    assert [entry.tokens for entry in entries.live(at=0)] == [1_000]
+    assert [entry.tokens for entry in entries.live_entries(at=0)] == [1_000]
     assert usage_of(entries, call(blocks(9), {8: "5m"})).cache_read == 0
 
 
@@ -102,7 +102,7 @@ def test_nothing_is_written_between_marks() -> None:
 def test_a_prefix_below_the_floor_is_not_cached_and_nobody_is_told(tokens: int, written: int) -> None:
     outcome, entries = run_call(rules(), CacheEntries(), call([part("a", tokens)], {0: "5m"}))
     assert outcome.usage == Usage(input=tokens - written, cache_write_5m=written)
-    assert len(entries.kept) == (1 if written else 0)
+    assert len(entries.by_key) == (1 if written else 0)
 
 
 def test_a_short_mark_is_free_beside_a_long_one() -> None:
@@ -150,12 +150,12 @@ def test_an_unmarked_prefix_inside_what_is_read_keeps_its_age() -> None:
 
 def test_a_late_look_at_an_earlier_time_shortens_nothing() -> None:
     entries = after(call(blocks(3), {2: "5m"}, at=100), call(blocks(3), {2: "5m"}, at=50))
-    assert [entry.expires_at for entry in entries.kept.values()] == [400]
+    assert [entry.expires_at for entry in entries.by_key.values()] == [400]
 
 
 def test_reading_a_short_entry_under_a_long_mark_does_not_prolong_it() -> None:
     entries = after(call(blocks(3), {2: "5m"}, at=0), call(blocks(3), {2: "1h"}, at=10))
-    assert [(entry.ttl, entry.expires_at) for entry in entries.kept.values()] == [("5m", 310)]
+    assert [(entry.ttl, entry.expires_at) for entry in entries.by_key.values()] == [("5m", 310)]
 
 
 def test_a_mark_inside_what_is_read_writes_its_entry_for_nothing() -> None:
@@ -206,26 +206,26 @@ def test_a_lapsed_short_entry_does_not_come_back_with_the_long_one_that_outlives
 def test_a_long_entry_on_one_that_outlived_its_short_stretch_rests_on_nothing() -> None:
     entries = anchored(at=10, by=FREE)
     outcome, _ = run_call(FREE, entries, call(blocks(7), {6: "1h"}, at=1_000))
-    assert [(entry.rests_on, entry.outlives_it) for entry in outcome.written] == [(None, False)]
+    assert [(entry.depends_on, entry.outlives_dependency) for entry in outcome.written] == [(None, False)]
 
 
 def test_a_second_long_entry_rests_on_the_same_short_stretch() -> None:
     entries = anchored(at=10, by=NO_UPGRADE)
     outcome, _ = run_call(NO_UPGRADE, entries, call(blocks(7), {6: "1h"}, at=20))
     weak = call(blocks(3), {}).prefixes[2].digest
-    assert [entry.rests_on for entry in outcome.written] == [weak]
+    assert [entry.depends_on for entry in outcome.written] == [weak]
 
 
 def test_a_long_entry_on_a_long_one_rests_on_nothing() -> None:
     entries = after(call(blocks(3), {2: "1h"}, at=0), by=NO_UPGRADE)
     outcome, _ = run_call(NO_UPGRADE, entries, call(blocks(5), {4: "1h"}, at=10))
-    assert [(entry.ttl, entry.rests_on, entry.expires_at) for entry in outcome.written] == [("1h", None, 3_610)]
+    assert [(entry.ttl, entry.depends_on, entry.expires_at) for entry in outcome.written] == [("1h", None, 3_610)]
 
 
 def test_a_short_entry_on_a_long_one_rests_on_nothing() -> None:
     entries = anchored(at=10, by=NO_UPGRADE)
     outcome, _ = run_call(NO_UPGRADE, entries, call(blocks(7), {6: "5m"}, at=20))
-    assert [(entry.ttl, entry.rests_on) for entry in outcome.written] == [("5m", None)]
+    assert [(entry.ttl, entry.depends_on) for entry in outcome.written] == [("5m", None)]
 
 
 @pytest.mark.parametrize(("by", "ttl"), [(NO_UPGRADE, "5m"), (FREE, "1h")])
@@ -293,14 +293,14 @@ def test_of_two_calls_that_wrote_one_prefix_the_longer_life_stays() -> None:
     short, _ = begin_cache_call(FREE, CacheEntries(), call(blocks(3), {2: "5m"}))
     for order in ((long, short), (short, long)):
         entries = publish_entries(publish_entries(CacheEntries(), order[0]), order[1])
-        assert [entry.ttl for entry in entries.kept.values()] == ["1h"]
+        assert [entry.ttl for entry in entries.by_key.values()] == ["1h"]
 
 
 def test_an_older_write_gives_way_to_a_newer_one_of_the_same_length() -> None:
     old, _ = begin_cache_call(FREE, CacheEntries(), call(blocks(3), {2: "5m"}, at=0))
     new, _ = begin_cache_call(FREE, CacheEntries(), call(blocks(3), {2: "5m"}, at=7))
     entries = publish_entries(publish_entries(CacheEntries(), old), new)
-    assert [entry.expires_at for entry in entries.kept.values()] == [307]
+    assert [entry.expires_at for entry in entries.by_key.values()] == [307]
 
 
 # Isolation
@@ -371,35 +371,35 @@ def test_blocks_out_of_wire_order_are_refused(first: PromptSection, then: Prompt
 def test_expired_entries_are_dropped_when_the_limit_is_passed() -> None:
     entries = after(*(call([part(str(n), 10)], {0: "5m"}, at=n) for n in range(3)))
     late, _ = begin_cache_call(FREE, entries, call([part("late", 10)], {0: "1h"}, at=301))
-    kept = publish_entries(entries, late, entries_max=3).kept.values()
+    kept = publish_entries(entries, late, entries_max=3).by_key.values()
     assert [entry.expires_at for entry in kept] == [302, 3_901]
 
 
 def test_a_full_cache_gives_up_what_expires_first() -> None:
     entries = after(*(call([part(str(n), 10)], {0: "5m"}, at=100 - n) for n in range(4)))
     late, _ = begin_cache_call(FREE, entries, call([part("late", 10)], {0: "1h"}, at=100))
-    assert len(publish_entries(entries, late, entries_max=5).kept) == 5
-    kept = publish_entries(entries, late, entries_max=4).kept.values()
+    assert len(publish_entries(entries, late, entries_max=5).by_key) == 5
+    kept = publish_entries(entries, late, entries_max=4).by_key.values()
     assert [entry.expires_at for entry in kept] == [400, 3_700]
 
 
 def test_a_cache_of_one_entry_keeps_the_one_that_lives_longest() -> None:
     entries = after(call([part("a", 10)], {0: "1h"}))
     late, _ = begin_cache_call(FREE, entries, call([part("b", 10)], {0: "5m"}))
-    assert [entry.ttl for entry in publish_entries(entries, late, entries_max=1).kept.values()] == ["1h"]
+    assert [entry.ttl for entry in publish_entries(entries, late, entries_max=1).by_key.values()] == ["1h"]
 
 
 def test_an_entry_whose_short_stretch_was_given_up_is_not_read() -> None:
     entries = anchored(at=10, by=NO_UPGRADE)
-    alone = CacheEntries({key: entry for key, entry in entries.kept.items() if entry.ttl == "1h"})
+    alone = CacheEntries({key: entry for key, entry in entries.by_key.items() if entry.ttl == "1h"})
     assert usage_of(alone, call(blocks(5), {4: "1h"}, at=20), NO_UPGRADE).cache_read == 0
-    assert alone.live(at=20) == ()
+    assert alone.live_entries(at=20) == ()
 
 
 def test_the_live_entries_are_those_that_can_be_read() -> None:
     entries = after(call(blocks(2), {0: "1h", 1: "5m"}, at=0))
-    assert [entry.ttl for entry in entries.live(at=299)] == ["1h", "5m"]
-    assert [entry.ttl for entry in entries.live(at=300)] == ["1h"]
+    assert [entry.ttl for entry in entries.live_entries(at=299)] == ["1h", "5m"]
+    assert [entry.ttl for entry in entries.live_entries(at=300)] == ["1h"]
 
 
 def test_publishing_nothing_changes_nothing() -> None:

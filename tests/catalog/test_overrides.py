@@ -45,7 +45,7 @@ def test_a_model_can_be_like_another() -> None:
     assert mine.id == "anthropic:mine"
     assert mine.output_tokens_max == 9
     assert (mine.context_tokens_max, mine.cache, mine.prices) == (1_000_000, sonnet.cache, sonnet.prices)
-    assert mine.checked == sonnet.checked
+    assert mine.checked_on == sonnet.checked_on
     assert mine.source == f"configuration, like {SONNET}"
     assert mine.released is None
 
@@ -65,7 +65,7 @@ def test_a_row_is_corrected_field_by_field_and_says_so() -> None:
     models = configured(f'[models."{SONNET}".cache]\ntokens_min = 2048\nlookback_counting = "positions"')
     before, after = find_model(SONNET), find_model(SONNET, models)
     assert (after.cache.tokens_min, after.cache.lookback_counting) == (2048, "positions")
-    assert (after.cache.marks_max, after.cache.invalidates) == (4, before.cache.invalidates)
+    assert (after.cache.breakpoints_max, after.cache.invalidates) == (4, before.cache.invalidates)
     assert (after.prices, after.released) == (before.prices, before.released)
     assert after.source == f"{before.source}; corrected by configuration"
 
@@ -93,11 +93,11 @@ def test_every_open_question_about_a_cache_can_be_answered_by_configuration() ->
     ).cache
     assert rules.ttls_seconds == {"implicit": 240}
     assert rules.invalidates == {"effort": "messages"}
-    assert (rules.lookup_first_marks, rules.lookup_latest_marks, rules.lookback_positions) == (1, 80, 80)
+    assert (rules.lookup_first_breakpoints, rules.lookup_latest_breakpoints, rules.lookback_positions) == (1, 80, 80)
     assert rules.explicit_tokens_min == 1024
     assert rules.effort_breaks_messages
-    assert rules.binding_sees_marks
-    assert (rules.binds_thinking, rules.takes_automatic_mark, rules.ttl_upgrade) == (False, False, False)
+    assert rules.breakpoints_change_binding
+    assert (rules.binds_thinking, rules.accepts_automatic_breakpoint, rules.ttl_upgrade) == (False, False, False)
 
 
 def test_a_whole_row_needs_no_other_and_money_may_be_written_in_any_way() -> None:

@@ -23,7 +23,7 @@ samples = st.lists(st.tuples(counts, counts), max_size=20)
 def taught(lessons: list[tuple[int, int]]) -> TokenCalibration:
     calibration = TokenCalibration()
     for estimated, reported in lessons:
-        calibration = calibration.learn(estimated, reported)
+        calibration = calibration.add_sample(estimated, reported)
     return calibration
 
 
@@ -67,7 +67,7 @@ def test_what_is_learned_stays_within_its_bounds(lessons: list[tuple[int, int]])
 @settings(max_examples=100, deadline=None)
 def test_one_sample_never_moves_the_factor_by_more_than_a_step(lessons: list[tuple[int, int]], wild: int) -> None:
     before = taught(lessons)
-    for after in (before.learn(wild, 10**12), before.learn(wild, 1)):
+    for after in (before.add_sample(wild, 10**12), before.add_sample(wild, 1)):
         assert before.factor / SAMPLE_RATIO_MAX <= after.factor * 1.000001
         assert after.factor <= before.factor * SAMPLE_RATIO_MAX * 1.000001
 
@@ -79,7 +79,7 @@ def test_a_higher_report_never_teaches_a_lower_factor(
 ) -> None:
     before = taught(lessons)
     low, high = sorted((one, other))
-    assert before.learn(estimated, low).factor <= before.learn(estimated, high).factor
+    assert before.add_sample(estimated, low).factor <= before.add_sample(estimated, high).factor
 
 
 @given(st.floats(min_value=0.4, max_value=2.5), st.integers(min_value=5_000, max_value=100_000))
@@ -93,9 +93,9 @@ def test_a_steady_truth_is_found(truth: float, estimated: int) -> None:
 @settings(max_examples=50, deadline=None)
 def test_a_report_of_nothing_teaches_nothing(lessons: list[tuple[int, int]], nothing: int, less: int) -> None:
     before = taught(lessons)
-    assert before.learn(nothing, 100) == before
-    assert before.learn(100, nothing) == before
-    assert before.learn(nothing, less) == before
+    assert before.add_sample(nothing, 100) == before
+    assert before.add_sample(100, nothing) == before
+    assert before.add_sample(nothing, less) == before
 
 
 @given(samples, st.integers(0, 10**7), st.integers(0, 10**7))
@@ -105,39 +105,39 @@ def test_a_corrected_estimate_keeps_the_order_of_estimates(
 ) -> None:
     calibration = taught(lessons)
     low, high = sorted((one, other))
-    assert 0 <= calibration.corrected(low) <= calibration.corrected(high)
-    assert calibration.corrected(0) == 0
+    assert 0 <= calibration.correct_estimate(low) <= calibration.correct_estimate(high)
+    assert calibration.correct_estimate(0) == 0
 
 
 def test_an_untaught_calibration_corrects_nothing() -> None:
-    assert TokenCalibration().corrected(1234) == 1234
+    assert TokenCalibration().correct_estimate(1234) == 1234
 
 
 def test_the_first_sample_is_weighed_against_a_small_prior() -> None:
-    taught_once = TokenCalibration().learn(2_000, 2_400)
+    taught_once = TokenCalibration().add_sample(2_000, 2_400)
     assert (taught_once.factor, taught_once.weight_tokens) == (1.1, 4_000)
-    assert taught_once.corrected(1_000) == 1_100
-    assert taught_once.corrected(1_001) == 1_102
+    assert taught_once.correct_estimate(1_000) == 1_100
+    assert taught_once.correct_estimate(1_001) == 1_102
 
 
 def test_one_token_is_a_sample() -> None:
-    assert TokenCalibration().learn(1, 1) == TokenCalibration(1.0, 2_001)
+    assert TokenCalibration().add_sample(1, 1) == TokenCalibration(1.0, 2_001)
 
 
 def test_a_wild_sample_counts_as_one_that_is_a_step_off() -> None:
-    assert TokenCalibration().learn(2_000, 10**9) == TokenCalibration(1.25, 4_000)
-    assert TokenCalibration(1.2, 2_000).learn(2_000, 1) == TokenCalibration((1.2 + 0.8) / 2, 4_000)
+    assert TokenCalibration().add_sample(2_000, 10**9) == TokenCalibration(1.25, 4_000)
+    assert TokenCalibration(1.2, 2_000).add_sample(2_000, 1) == TokenCalibration((1.2 + 0.8) / 2, 4_000)
 
 
 def test_a_huge_sample_weighs_no_more_than_a_large_one() -> None:
-    assert TokenCalibration().learn(10**8, 10**8) == TokenCalibration(1.0, 52_000)
-    assert TokenCalibration().learn(50_000, 50_000) == TokenCalibration(1.0, 52_000)
+    assert TokenCalibration().add_sample(10**8, 10**8) == TokenCalibration(1.0, 52_000)
+    assert TokenCalibration().add_sample(50_000, 50_000) == TokenCalibration(1.0, 52_000)
 
 
 def test_memory_fades_so_that_a_change_is_learned() -> None:
     old = taught([(50_000, 50_000)] * 100)
     assert old.weight_tokens == 200_000
-    assert old.learn(50_000, 60_000).factor == 1.04
+    assert old.add_sample(50_000, 60_000).factor == 1.04
 
 
 def test_the_factor_never_leaves_its_bounds_however_long_it_is_pushed() -> None:

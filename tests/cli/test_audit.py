@@ -72,13 +72,13 @@ def test_the_worst_session_is_first_with_its_main_cause(folder: Path) -> None:
 
 def test_json_tells_causes_models_sessions_and_broken_lines(folder: Path) -> None:
     read = report(folder)
-    assert (read.calls, read.conversations, read.cold_calls, read.broken_lines) == (7, 3, 1, 1)
+    assert (read.calls, read.conversations, read.cache_misses, read.broken_lines) == (7, 3, 1, 1)
     assert read.broken == (BrokenLine(f"{OTHER}.jsonl", 7, "not a transcript line"),)
     (cause,) = read.causes
     assert (cause.cause, cause.calls, cause.tokens) == ("expired", 1, 22_000)
     assert cause.lost_usd == pytest.approx(22_000 * (3.75 - 0.30) / 1e6, rel=1e-3)
     (model,) = read.models
-    assert (model.model, model.judged) == ("anthropic:claude-sonnet-4-6", True)
+    assert (model.model, model.takes_breakpoints) == ("anthropic:claude-sonnet-4-6", True)
     first, second = read.sessions
     assert (first.session, first.subagents, second.session) == (SESSION, 1, OTHER)
 
@@ -130,14 +130,14 @@ def test_names_from_the_transcript_move_no_cursor(tmp_path: Path) -> None:
 
 def test_rivals_are_played_when_asked_for(folder: Path) -> None:
     read = report(folder, "--session", SESSION, "--rivals")
-    assert sorted(row.policy for row in read.rivals) == sorted([AdaptivePolicy.name, *new_compared_policies()])
-    assert report(folder).rivals == ()
+    assert sorted(row.policy for row in read.other_policies) == sorted([AdaptivePolicy.name, *new_compared_policies()])
+    assert report(folder).other_policies == ()
     assert "context-guru" in audit(folder, "--rivals").output
 
 
 def test_rivals_pass_over_what_has_no_marks_and_no_price(tmp_path: Path) -> None:
     path = Script(model="nobody").ask().reply(usage(0, 5_000)).write(tmp_path / "a.jsonl")
-    assert report(path, "--rivals").rivals == ()
+    assert report(path, "--rivals").other_policies == ()
 
 
 @pytest.fixture
@@ -155,8 +155,8 @@ async def store(agent: MakeAgent, tmp_path: Path) -> Path:
 async def test_a_store_is_known_by_its_bytes_or_its_address(store: Path) -> None:
     for address in (store, f"sqlite:///{store}"):
         read = report(address)
-        assert (read.calls, read.cold_calls) == (2, 1)
-    assert len(report(store, "--rivals").rivals) == len(new_compared_policies()) + 1
+        assert (read.calls, read.cache_misses) == (2, 1)
+    assert len(report(store, "--rivals").other_policies) == len(new_compared_policies()) + 1
 
 
 def test_without_a_path_the_clients_own_folder_is_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -333,7 +333,7 @@ def test_an_estimated_output_says_so(tmp_path: Path) -> None:
     path = tmp_path / "cut.db"
     with SqliteStore(path) as log:
         model, taken = "anthropic:claude-sonnet-5-5", Usage(input=9, output=7)
-        cut = LlmCallFailed(model, "anthropic", "cancelled", "cancelled", 0, 1, "r1", taken, output_estimated=True)
+        cut = LlmCallFailed(model, "anthropic", "cancelled", "cancelled", 0, 1, "r1", taken, is_output_estimated=True)
         whole = LlmCallFailed(model, "anthropic", "network", "gone", 0, 1, "r2", taken)
         payloads: list[AnyPayload] = [SessionStarted(model), cut, whole]
         log.append([Event(f"e{at}", 1e9 + at, "s1", "agent", it) for at, it in enumerate(payloads)]).result()

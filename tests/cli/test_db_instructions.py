@@ -295,7 +295,7 @@ def test_two_who_import_what_is_shared_at_once_do_not_mix_it(tmp_path: Path, sou
         assert isinstance(store, DatabaseEventLog)
         assert store.instructions.add_owner([first])
         assert not store.instructions.add_owner([other])
-        assert list(store.instructions.records_of("shared")) == [first]
+        assert list(store.instructions.list_owner_records("shared")) == [first]
 
 
 def test_an_owner_that_is_here_already_is_left_alone(tmp_path: Path, source: str) -> None:

@@ -89,10 +89,10 @@ def test_the_difference_is_shown_cut_around_itself(tmp_path: Path) -> None:
 def test_the_byte_is_the_first_that_differs_in_what_the_provider_hashes() -> None:
     one = parse_request(json.dumps(ANTHROPIC).encode())
     two = parse_request(json.dumps(changed(ANTHROPIC, "messages", 2, "content", 0, "text", to="A query.")).encode())
-    moved = compare_requests(one, two, None).moved
+    moved = compare_requests(one, two, None).difference
     assert moved is not None
-    assert one.scroll.cacheable_bytes()[moved.byte :].startswith(b'stion."')
-    assert two.scroll.cacheable_bytes()[moved.byte :].startswith(b'ry."')
+    assert one.buffer.cacheable_bytes()[moved.byte :].startswith(b'stion."')
+    assert two.buffer.cacheable_bytes()[moved.byte :].startswith(b'ry."')
 
 
 def test_marks_spaces_and_the_short_form_of_text_are_no_difference(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_what_is_lost_is_what_lies_behind_the_last_mark_before_the_break(tmp_pat
     marked = changed(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral"})
     _, found = diff(tmp_path, marked, changed(marked, "messages", 0, "content", to="Hallo."))
     request = parse_request(json.dumps(marked).encode())
-    assert found["tokens_before"] == request.scroll.tokens_total
-    assert found["tokens_read"] == sum(request.scroll.tokens[:2])
+    assert found["tokens_before"] == request.buffer.tokens_total
+    assert found["tokens_read"] == sum(request.buffer.tokens[:2])
     # Five-minute writes at 2.50 dollars a million, reads at 0.10.
     assert Decimal(found["lost_usd"]) == found["tokens_lost"] * Decimal("2.40") / 1_000_000
 

@@ -386,8 +386,8 @@ def test_a_volatile_looking_string_in_a_file_is_named_with_its_place(
     (found,) = json.loads(result.stdout)["volatile"]
     assert (found["what"], found["shown"], found["path"]) == (what, shown, "system.0")
     request = parse_request(json.dumps(body).encode())
-    assert request.scroll.cacheable_bytes()[found["byte"] :].startswith(shown.encode())
-    assert found["rewritten_tokens"] == request.scroll.tokens_total
+    assert request.buffer.cacheable_bytes()[found["byte"] :].startswith(shown.encode())
+    assert found["rewritten_tokens"] == request.buffer.tokens_total
 
 
 @pytest.mark.parametrize(

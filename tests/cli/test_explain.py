@@ -41,9 +41,9 @@ def test_every_block_is_listed_with_its_place_tokens_and_digest(tmp_path: Path) 
         ("messages.2.content.0", "messages", "growing"),
     ]
     request = parse_request(json.dumps(ANTHROPIC).encode())
-    assert [part["tokens"] for part in found["parts"]] == request.scroll.tokens
-    assert found["parts"][1]["digest"] == sha256_hex(request.scroll.pieces[1].data)[:12]
-    assert found["tokens"] == sum(request.scroll.tokens)
+    assert [part["tokens"] for part in found["parts"]] == request.buffer.tokens
+    assert found["parts"][1]["digest"] == sha256_hex(request.buffer.blocks[1].data)[:12]
+    assert found["tokens"] == sum(request.buffer.tokens)
 
 
 def test_the_table_says_that_counts_are_estimates_and_what_told_the_provider(tmp_path: Path) -> None:
@@ -74,18 +74,18 @@ def test_every_mark_says_what_it_is_expected_to_save_beside_those_in_front_of_it
     assert not found["marks"]
     request = parse_request(json.dumps(bare).encode())
     assert request.row is not None
-    price = price_at(request.row, utc_date(system_clock()), request.scroll.tokens_total)
+    price = price_at(request.row, utc_date(system_clock()), request.buffer.tokens_total)
     planned = plan_cache(
-        PlanningMoment(request.scroll, request.row.cache, price, at=0.0), CacheMemory(), keep_small=True
+        PlanningMoment(request.buffer, request.row.cache, price, at=0.0), CacheMemory(), keep_small=True
     )
     shown = {mark["piece"]: mark for mark in found["planned"]}
-    assert [mark["reason"] for mark in shown.values()] == [mark.reason for mark in planned.marks]
+    assert [mark["reason"] for mark in shown.values()] == [mark.reason for mark in planned.breakpoints]
     assert shown[max(shown)]["reason"].startswith("end of the conversation so far; ")
     tools, system, end = (Decimal(mark["expected_usd"]) for mark in shown.values())
     # The tools alone are below the floor: what they save is saved by the mark behind them.
     assert tools == 0
-    assert abs(system - planned.marks[0].saving_usd - planned.marks[1].saving_usd) < Decimal("0.0000001")
-    assert end == planned.marks[2].saving_usd
+    assert abs(system - planned.breakpoints[0].saving_usd - planned.breakpoints[1].saving_usd) < Decimal("0.0000001")
+    assert end == planned.breakpoints[2].saving_usd
     assert 0 < end < system
 
 

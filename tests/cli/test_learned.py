@@ -41,10 +41,10 @@ def shown(*arguments: str) -> str:
 
 def test_evidence_odds_floor_and_pauses_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    belief = UpgradeBelief().seen(read=True).seen(read=True).seen(read=False)
+    belief = UpgradeBelief().with_observation(read=True).with_observation(read=True).with_observation(read=False)
     gaps = IdleTimesByCause(count_idle_times([5.0] * 7), count_idle_times([40.0, 900.0]))
-    floor = ObservedFloor().seen(2_000, cached=False).seen(2_000, cached=False)
-    taught(path, CacheMemory(calls=10, gaps=gaps, belief=belief, floor=floor))
+    floor = ObservedFloor().with_outcome(2_000, cached=False).with_outcome(2_000, cached=False)
+    taught(path, CacheMemory(calls=10, idle_times=gaps, upgrade_belief=belief, floor=floor))
     first, row, _, _, waits = shown("--db", str(path)).splitlines()
     assert first.split()[:2] == ["model", "route"]
     assert row.split() == [SONNET, "direct", "98%", "likely", "2", "1", "2001", "tokens", "1"]
@@ -53,7 +53,7 @@ def test_evidence_odds_floor_and_pauses_are_shown(tmp_path: Path) -> None:
 
 def test_json_names_the_sessions_that_saw_it(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    taught(path, CacheMemory(calls=1, belief=UpgradeBelief().seen(read=False)), session="a")
+    taught(path, CacheMemory(calls=1, upgrade_belief=UpgradeBelief().with_observation(read=False)), session="a")
     taught(path, CacheMemory(calls=2), session="b", workspace=None)
     told = json.loads(shown("--db", str(path), "--json"))
     (cache,) = told["caches"]
@@ -64,7 +64,7 @@ def test_json_names_the_sessions_that_saw_it(tmp_path: Path) -> None:
 
 def test_a_deleted_session_is_unlearned(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    taught(path, CacheMemory(calls=1, belief=UpgradeBelief().seen(read=True)))
+    taught(path, CacheMemory(calls=1, upgrade_belief=UpgradeBelief().with_observation(read=True)))
     with SqliteStore(path) as store:
         store.delete("s1")
     assert shown("--db", str(path)) == "Nothing has been learned yet.\n"

@@ -169,7 +169,7 @@ def test_a_lost_result_is_made_up_for_by_hand(tmp_path: Path) -> None:
     assert (done.exit_code, json.loads(done.output)["state"]) == (0, "succeeded")
     with SqliteStore(db) as store:
         state = fold_events(store.read("s1"), "s1")
-    assert [passage.role for passage in state.passages] == ["user", "assistant", "user", "user"]
+    assert [passage.role for passage in state.entries] == ["user", "assistant", "user", "user"]
     again = invoked("run", "s1", "orphan_tool_pair", "--db", db)
     assert again.exit_code == 1
     assert "every call has its result" in again.output

@@ -74,8 +74,8 @@ def test_requests_are_written_as_they_would_be_sent_pings_only_with_leave(
     assert len(lines) == requests
     assert {tuple(line) for line in lines} == {("conversation", "at", "body")}
     for line in lines:
-        wire = anthropic.read_request(json.dumps(line["body"]).encode())
-        assert 1 <= len(wire.plan.marks) <= 4
+        wire = anthropic.decode_request(json.dumps(line["body"]).encode())
+        assert 1 <= len(wire.plan.breakpoints) <= 4
         assert line["body"]["messages"][-1]["role"] == "user"
     pinged = [line["body"]["max_tokens"] for line in lines].count(0)
     assert pinged == requests - 6

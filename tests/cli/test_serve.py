@@ -162,7 +162,7 @@ def test_what_went_through_before_the_end_is_on_the_log(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS_MAX) == 0
     with SqliteStore(db) as store:
-        assert store.tables().totals(LedgerScope(simulated=True)).calls == 20
+        assert store.cost_queries().totals(LedgerScope(simulated=True)).calls == 20
 
 
 def test_a_live_feed_does_not_keep_the_service_from_ending(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_one_that_helped_clears_the_record_of_those_that_did_not() -> None:
 
 def test_what_was_refused_is_tried_again_after_some_calls_and_a_large_head_is_not() -> None:
     refused = observe_refusal(CompactionMonitor(), CompactionSkipped("soft", "", NUMBERS))
-    final = observe_refusal(CompactionMonitor(), CompactionSkipped("soft", "", NUMBERS, final=True))
+    final = observe_refusal(CompactionMonitor(), CompactionSkipped("soft", "", NUMBERS, is_final=True))
     assert not refused.may_act
     for _ in range(10):
         refused, final = observe_call(refused, Usage(input=1)), observe_call(final, Usage(input=1))
@@ -190,7 +190,7 @@ def test_errors_protected_tools_and_the_last_turns_are_not_cleared() -> None:
     assert batch is not None
     assert [one.tool_use_id for one in batch.results] == ["c1"]
     assert (batch.first, batch.last) == (3, 3)
-    assert batch.cleared_tokens + batch.behind_tokens == sum(tokens[2:])
+    assert batch.cleared_tokens + batch.tokens_after == sum(tokens[2:])
     assert batch.results[0].text.startswith("[The output of read_file src/1.py was cleared: 40000 characters, sha:")
     assert batch.results[0].text.endswith("message m3.]")
 
@@ -217,7 +217,7 @@ def test_a_skill_whose_body_was_covered_can_be_loaded_again() -> None:
     assert history.state().activations.names == ("pdf",)
     found = propose_compaction(standing_of(history, MODEL), SMALL, "asked")
     assert isinstance(found, CompactionProposal)
-    assert [one.skill_id for one in found.released] == ["pdf"]
+    assert [one.skill_id for one in found.released_skills] == ["pdf"]
     history.add(*found.payloads)
     assert history.state().activations.names == ()
 

@@ -48,10 +48,10 @@ def test_a_compacted_view_is_legal_and_its_kept_messages_are_untouched(seed: int
     found = compacted(history)
     assert found is not None
     after = history.state()
-    assert validate_transcript(merge_into_messages(before.passages)) == ()
-    assert validate_transcript(merge_into_messages(after.passages)) == ()
-    assert after.passages[1:] == before.passages[len(before.passages) - len(after.passages) + 1 :]
-    assert join_text_blocks(after.passages[0].content).endswith(RESUME)
+    assert validate_transcript(merge_into_messages(before.entries)) == ()
+    assert validate_transcript(merge_into_messages(after.entries)) == ()
+    assert after.entries[1:] == before.entries[len(before.entries) - len(after.entries) + 1 :]
+    assert join_text_blocks(after.entries[0].content).endswith(RESUME)
 
 
 @settings(max_examples=settings().max_examples // 2)
@@ -62,7 +62,7 @@ def test_the_first_goal_and_what_waits_for_an_answer_stay_word_for_word(seed: in
     for _ in range(3):
         history.exchange()
     compacted(history)
-    seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(history.state().passages))
+    seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(history.state().entries))
     assert history.asks[0] in seen
     assert history.asks[-1] in seen
 
@@ -75,7 +75,7 @@ def test_what_the_user_wants_always_or_never_outlives_ten_compactions(seed: int)
         for _ in range(8):
             history.turn()
         compacted(history)
-    seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(history.state().passages))
+    seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(history.state().entries))
     wanted = {line for ask in history.asks for line in ask.split("\n")[1:]}
     assert all(rule in seen for rule in wanted)
     assert history.asks[0] in seen
@@ -96,7 +96,7 @@ def test_the_same_log_gives_the_same_bytes(seed: int) -> None:
     assert isinstance(first, CompactionProposal)
     assert isinstance(second, CompactionProposal)
     assert msgspec.json.encode(first.event) == msgspec.json.encode(second.event)
-    assert first.after == second.after
+    assert first.state_after == second.state_after
 
 
 @settings(max_examples=settings().max_examples // 2)
@@ -108,7 +108,9 @@ def test_the_state_is_a_fold_and_everything_in_front_of_the_record_stays(seed: i
     assert found is not None
     after = standing_of(history)
     assert apply_event(before.state, history.events[-1]) == fold_events(history.events, "s1")
-    heads = [[link for link in one.draft.scroll.links if link.layer in ("preset", "tools")] for one in (before, after)]
+    heads = [
+        [link for link in one.draft.buffer.digests if link.layer in ("preset", "tools")] for one in (before, after)
+    ]
     assert heads[0] == heads[1]
 
 
@@ -121,7 +123,7 @@ def test_the_view_stays_bounded_however_often_it_is_compacted(seed: int) -> None
         for _ in range(10):
             history.turn()
         compacted(history)
-        sizes.append(sum(standing_of(history).draft.passage_tokens()))
+        sizes.append(sum(standing_of(history).draft.entry_tokens()))
     assert max(sizes) < 6_000
 
 
@@ -132,9 +134,9 @@ def test_thinking_behind_a_cut_is_kept_whole_or_not_at_all(seed: int) -> None:
     for model in (MODEL, BINDING):
         found = propose_compaction(standing_of(history, model), SMALL, "asked")
         assert isinstance(found, CompactionProposal)
-        before = history.state().passages
-        tail = before[len(before) - len(found.after.passages) + 1 :]
-        thought = [block for one in found.after.passages for block in one.content if is_thinking(block)]
+        before = history.state().entries
+        tail = before[len(before) - len(found.state_after.entries) + 1 :]
+        thought = [block for one in found.state_after.entries for block in one.content if is_thinking(block)]
         expected = [block for one in tail for block in one.content if is_thinking(block)]
         assert thought == ([] if model is BINDING else expected)
 
@@ -146,9 +148,9 @@ def test_a_record_names_nothing_that_was_not_said(seed: int) -> None:
     standing = standing_of(history)
     found = propose_compaction(standing, SMALL, "asked")
     assert isinstance(found, CompactionProposal)
-    assert found.record is not None
-    said = "\n".join(extract_plain_text(one.content) for one in standing.said.everything())
-    for line in found.record.lines:
+    assert found.summary is not None
+    said = "\n".join(extract_plain_text(one.content) for one in standing.logged.read_all())
+    for line in found.summary.lines:
         for entity in find_entities(line.text):
             hashed = f"sha:{entity.text}" in line.text
             assert hashed or entity.kind == "error" or entity.text in said
@@ -158,7 +160,7 @@ def test_a_record_names_nothing_that_was_not_said(seed: int) -> None:
 @given(SEEDS, st.integers(0, 4_000))
 def test_a_cut_parts_no_call_from_its_result_and_covers_nothing_unsent(seed: int, tail: int) -> None:
     history = grown(seed, turns=8)
-    passages = history.state().passages
+    passages = history.state().entries
     tokens = [len(extract_plain_text(one.content)) // 4 for one in passages]
     unsent = len(passages) - seed % 3
     cut = choose_cut(passages, tokens, tail_tokens_max=tail, unsent=unsent)
@@ -183,7 +185,7 @@ def test_whatever_is_said_is_read(said: str, arguments: str) -> None:
         HistoryEntry("user", (ToolResult("c1", (Text(said),)),), number=3),
     ]
     found = extract_facts(passages)
-    assert [ask.text for ask in found.asks] == [said]
+    assert [ask.text for ask in found.requests] == [said]
     assert found.open_calls == ()
     assert all(
         mention.entity.text in f"{said} {extract_plain_text((call,))}" or mention.entity.kind in ("error", "command")
@@ -202,7 +204,7 @@ def test_facts_that_are_gathered_bit_by_bit_are_those_of_the_whole(
         history.turn(ends=at != withdrawn)
         if at == withdrawn:
             history.add(MessagesWithdrawn("refused"))
-        facts, covered = history.said.covered(first, first + more)
+        facts, covered = history.said.read_range(first, first + more)
         said = read_logged_messages(history.events)
         assert facts == extract_facts([one for one in said if one.number <= first + more])
         assert covered == [one for one in said if first <= one.number <= first + more]
@@ -212,12 +214,12 @@ def test_a_message_that_is_withdrawn_behind_its_back_leaves_the_facts_too() -> N
     history = grown(1, turns=2)
     for ask in ("Was it heard?", "And this?"):
         history.add(MessageAppended(Message("user", (Text(ask),))))
-    before = history.state().messages
-    history.said.covered(before, before)
+    before = history.state().message_count
+    history.said.read_range(before, before)
     history.add(MessagesWithdrawn("refused"))
-    facts, _ = history.said.covered(before, before)
+    facts, _ = history.said.read_range(before, before)
     assert facts == extract_facts(read_logged_messages(history.events))
-    assert "Was it heard?" not in [ask.text for ask in facts.asks]
+    assert "Was it heard?" not in [ask.text for ask in facts.requests]
 
 
 def test_what_a_reader_of_a_very_long_conversation_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,10 +245,10 @@ def test_what_a_reader_of_a_very_long_conversation_keeps_is_bounded(monkeypatch:
     assert found.files[0].path == "src/f399.py"
     assert len(found.mentions) <= 100
     assert {one.entity.text.rstrip(".py")[-3:] for one in found.mentions[:4] if one.entity.kind != "error"} == {"399"}
-    assert found.asks[0].text == "Never use old_name_0."
-    assert found.asks[-1].text == "Never use old_name_399."
-    assert all(ask.answered for ask in found.asks)
-    assert len(found.asks) <= 24
+    assert found.requests[0].text == "Never use old_name_0."
+    assert found.requests[-1].text == "Never use old_name_399."
+    assert all(ask.is_answered for ask in found.requests)
+    assert len(found.requests) <= 24
     assert [one.text for one in found.constraints[:4]] == [f"Never use old_name_{at}." for at in range(4)]
 
 

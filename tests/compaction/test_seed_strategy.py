@@ -294,7 +294,7 @@ async def test_a_session_stays_the_one_it_was_and_knows_of_its_compaction() -> N
         done = await session.compact()
         assert session.id == before
     state = fold_events(talk.store.read(before), before)
-    assert (state.compaction.count, state.epoch) == (1, 2)
+    assert (state.compaction_watch.count, state.epoch) == (1, 2)
     (event,) = [one.payload for one in talk.store.read(before) if isinstance(one.payload, ContextCompacted)]
     assert event.last - event.first + 1 == done.removed_message_count
     assert event.segments[0].text == done.summary

@@ -15,7 +15,7 @@ passages = st.lists(values.passages, max_size=6)
 @given(passages, st.booleans())
 def test_no_thinking_goes_along_and_what_is_dropped_is_counted(history: list[HistoryEntry], same: bool) -> None:
     carried = transfer_history(history, same_provider=same)
-    blocks = [block for passage in carried.passages for block in passage.content]
+    blocks = [block for passage in carried.entries for block in passage.content]
     before = [block for passage in history for block in passage.content]
     assert not any(isinstance(block, THINKING_TYPES) for block in blocks)
     assert dict(carried.dropped).get("thinking", 0) == sum(isinstance(block, THINKING_TYPES) for block in before)
@@ -24,7 +24,7 @@ def test_no_thinking_goes_along_and_what_is_dropped_is_counted(history: list[His
 @given(passages)
 def test_with_the_same_provider_all_but_thinking_stays_as_it_was(history: list[HistoryEntry]) -> None:
     carried = transfer_history(history, same_provider=True)
-    kept = [block for passage in carried.passages for block in passage.content]
+    kept = [block for passage in carried.entries for block in passage.content]
     before = [block for passage in history for block in passage.content if not isinstance(block, THINKING_TYPES)]
     assert kept == before
 
@@ -32,7 +32,7 @@ def test_with_the_same_provider_all_but_thinking_stays_as_it_was(history: list[H
 @given(passages)
 def test_another_provider_gets_no_bytes_that_we_do_not_understand(history: list[HistoryEntry]) -> None:
     carried = transfer_history(history, same_provider=False)
-    for passage in carried.passages:
+    for passage in carried.entries:
         for block in passage.content:
             assert not isinstance(block, Opaque)
             if isinstance(block, ToolResult):
@@ -45,13 +45,13 @@ def test_calls_and_results_keep_their_ids(history: list[HistoryEntry]) -> None:
         pairs = [(get_call_id(block), get_result_call_id(block)) for passage in some for block in passage.content]
         return [pair for pair in pairs if pair != (None, None)]
 
-    assert ids(list(transfer_history(history, same_provider=False).passages)) == ids(history)
+    assert ids(list(transfer_history(history, same_provider=False).entries)) == ids(history)
 
 
 @given(passages, st.booleans())
 def test_carrying_twice_is_carrying_once(history: list[HistoryEntry], same: bool) -> None:
-    once = transfer_history(history, same_provider=same).passages
-    assert transfer_history(once, same_provider=same).passages == once
+    once = transfer_history(history, same_provider=same).entries
+    assert transfer_history(once, same_provider=same).entries == once
 
 
 def test_a_call_with_unknown_fields_goes_along_as_a_call_and_its_unknown_result_as_a_word() -> None:
@@ -60,7 +60,7 @@ def test_a_call_with_unknown_fields_goes_along_as_a_call_and_its_unknown_result_
     carried = transfer_history(
         [HistoryEntry("assistant", (Thinking("hm", "s"), call)), HistoryEntry("user", (result,))], same_provider=False
     )
-    assert [passage.content for passage in carried.passages] == [
+    assert [passage.content for passage in carried.entries] == [
         (ToolUse("t1", "look", '{"at": 1}'),),
         (ToolResult("t1", (Text(UNPORTABLE_RESULT),)),),
     ]
@@ -71,7 +71,7 @@ def test_reasoning_that_is_kept_as_a_providers_own_bytes_is_thinking_too() -> No
     sealed = Opaque("reasoning", b'{"type":"reasoning","encrypted_content":"x","content":[]}')
     routed = Opaque("reasoning_details.reasoning.encrypted", b'{"format":"openai-responses-v1","data":"x"}')
     carried = transfer_history([HistoryEntry("assistant", (sealed, routed, Text("So.")))], same_provider=True)
-    assert [passage.content for passage in carried.passages] == [(Text("So."),)]
+    assert [passage.content for passage in carried.entries] == [(Text("So."),)]
     assert carried.dropped == (("thinking", 2),)
 
 
@@ -82,7 +82,7 @@ def test_a_call_is_a_call_in_whatever_way_its_provider_writes_it() -> None:
     )
     gemini = Opaque("functionCall", b'{"functionCall":{"id":"c2","name":"g","args":{"b":2}},"new":1}')
     carried = transfer_history([HistoryEntry("assistant", (responses, gemini))], same_provider=False)
-    assert carried.passages[0].content == (ToolUse("c1", "f", '{"a": 1}'), ToolUse("c2", "g", '{"b":2}'))
+    assert carried.entries[0].content == (ToolUse("c1", "f", '{"a": 1}'), ToolUse("c2", "g", '{"b":2}'))
     assert (get_call_id(responses), get_call_id(gemini)) == ("c1", "c2")
     answered = Opaque("function_call_output", b'{"type":"function_call_output","call_id":"c1","output":"","x":1}')
     told = Opaque("functionResponse", b'{"functionResponse":{"id":"c2","name":"g","response":{}},"x":1}')

@@ -39,7 +39,7 @@ CASES = 10_000
 MODEL = find_model("anthropic:claude-sonnet-5-5")
 PRICE = price_at(MODEL, datetime.date(2026, 11, 15), 1000)
 ADAPTER = get_adapter("anthropic")
-OPENING = ADAPTER.opening(Parameters(MODEL.name, 100))
+OPENING = ADAPTER.request_head(Parameters(MODEL.name, 100))
 LEAVING = "leaves with its turn"
 
 
@@ -72,7 +72,7 @@ def check_body(body: bytes, rules: CacheRules) -> None:
     read = decode(body)
     blocks = [*read.tools, *read.system, *(block for message in read.messages for block in message.content)]
     marked = [(block, block.cache_control) for block in blocks if block.cache_control is not None]
-    assert len(marked) <= rules.marks_max
+    assert len(marked) <= rules.breakpoints_max
     lifetimes = [mark.ttl for _, mark in marked]
     assert lifetimes == sorted(lifetimes), "1h comes before 5m"
     for block, _ in marked:
@@ -83,7 +83,7 @@ def check_body(body: bytes, rules: CacheRules) -> None:
 
 
 def pieces_of(*passages: HistoryEntry) -> tuple[EncodedBlock, ...]:
-    return ADAPTER.spell(Segment("history", Stability.GROWING, "messages", passages=passages))
+    return ADAPTER.encode_segment(Segment("history", Stability.GROWING, "messages", entries=passages))
 
 
 SHORT, LONG = Text("go on"), Text("words " * 40)
@@ -106,7 +106,7 @@ EPHEMERAL = tuple(
 VOLATILE = pieces_of(HistoryEntry("user", (Text("Now it is noon."),), "clock", Stability.VOLATILE))
 LOOK = build_tool_spec("look", "Looks.", {"type": "object"})
 HEADS = tuple(
-    ADAPTER.spell(segment)
+    ADAPTER.encode_segment(segment)
     for segment in (
         Segment("tools", Stability.FROZEN, "tools", tools=(LOOK,)),
         Segment("preset", Stability.FROZEN, "system", system=(LONG,)),
@@ -121,7 +121,7 @@ OTHERS: tuple[Callable[[], CachePolicy], ...] = (
     *(partial(make, name) for name, make in RIVAL_POLICIES.items()),
 )
 RULES = tuple(
-    msgspec.structs.replace(MODEL.cache, marks_max=marks, tokens_min=floor)
+    msgspec.structs.replace(MODEL.cache, breakpoints_max=marks, tokens_min=floor)
     for marks in (1, 2, 3, 4, 4, 4)
     for floor in (0, 400)
 )
@@ -148,37 +148,37 @@ def plan_session(chance: Random) -> int:
     rules, learned, rival = chance.choice(RULES), known(chance), chance.choice(OTHERS)()
     scroll = RequestBuffer(ADAPTER, len)
     scroll.extend(piece for head in HEADS if chance.random() < 0.7 for piece in head)
-    memory, at, checked = CacheMemory(belief=learned.belief), 1_000.0, 0
+    memory, at, checked = CacheMemory(upgrade_belief=learned.upgrade_belief), 1_000.0, 0
     for number in range(chance.randrange(1, 4)):
         if scroll.first_ephemeral is not None:
-            scroll.cut(scroll.first_ephemeral)
+            scroll.truncate(scroll.first_ephemeral)
         if number and chance.random() < 0.05:
             memory = forget_cached(memory)
         scroll.extend(turn(chance))
         idle = chance.choice((1.0, 290.0, 400.0, 5_000.0))
         at += idle
         moment = PlanningMoment(scroll, rules, PRICE, at, idle if number else None, "person" if number else "start")
-        marks = plan_adaptive_call(moment, memory, learned, keep_small=chance.random() < 0.5).plan.marks
+        marks = plan_adaptive_call(moment, memory, learned, keep_small=chance.random() < 0.5).plan.breakpoints
         for planned in (
             marks,
-            place_breakpoints(scroll, rules).marks,
-            place_breakpoints(scroll, rules, profile="seed").marks,
+            place_breakpoints(scroll, rules).breakpoints,
+            place_breakpoints(scroll, rules, profile="seed").breakpoints,
         ):
             check_body(scroll.render(OPENING, planned), rules)
-            assert all(scroll.pieces[mark.piece].stability < Stability.VOLATILE for mark in planned)
-        check_legal(rival.marks(moment), scroll, rules)
+            assert all(scroll.blocks[mark.block_index].stability < Stability.VOLATILE for mark in planned)
+        check_legal(rival.choose_breakpoints(moment), scroll, rules)
         read = chance.randrange(scroll.tokens_total + 1)
         memory = memory_after_call(
-            memory, RequestRecord(at, marks, len(scroll.pieces)), Usage(cache_read=read, cache_write_5m=9)
+            memory, RequestRecord(at, marks, len(scroll.blocks)), Usage(cache_read=read, cache_write_5m=9)
         )
         checked += 4
     return checked
 
 
 def check_legal(marks: Sequence[Breakpoint], scroll: RequestBuffer, rules: CacheRules) -> None:
-    assert len(marks) <= rules.marks_max
+    assert len(marks) <= rules.breakpoints_max
     assert [mark.ttl for mark in marks] == sorted(mark.ttl for mark in marks)
-    assert all(scroll.pieces[mark.piece].markable for mark in marks)
+    assert all(scroll.blocks[mark.block_index].accepts_breakpoint for mark in marks)
 
 
 def test_no_plan_in_ten_thousand_sessions_is_refused() -> None:
@@ -211,14 +211,14 @@ def recorded(chance: Random, calls: int) -> Recording:
         said = tuple(chance.choice(REPLIED) for _ in range(chance.randrange(4)))
         reply = HistoryEntry("assistant", said) if said else None
         at, kept = number * 300.0, 0 if chance.random() < 0.4 else None
-        found.append(RecordedCall(at, at + 1, "person" if number else "start", (spoken,), reply, kept=kept))
+        found.append(RecordedCall(at, at + 1, "person" if number else "start", (spoken,), reply, kept_entries=kept))
     return Recording("r", "rules " * 20, (LOOK,) if chance.random() < 0.5 else (), tuple(found))
 
 
 def ping_calls(chance: Random, calls: int, policy: CachePolicy) -> int:
     """Plays so many calls, each with its ping; says how many bodies were checked."""
     bodies: list[bytes] = []
-    Replayer(recorded(chance, calls), SETTING, lambda policy, at, body: bodies.append(body)).play((policy,))
+    Replayer(recorded(chance, calls), SETTING, lambda policy, at, body: bodies.append(body)).replay((policy,))
     for body in bodies:
         check_body(body, LOW)
     return len(bodies)

@@ -126,8 +126,8 @@ async def test_the_second_call_shares_every_block_of_the_first(agent: MakeAgent)
     async with one.session as session:
         await session.send("1 + 2?")
     first, second = [event for event in one.payloads if isinstance(event, RequestPrepared)]
-    assert (first.shared_blocks, len(first.links)) == (0, 3)
-    assert (second.shared_blocks, [link.layer for link in second.links]) == (3, ["history", "history"])
+    assert (first.shared_blocks, len(first.digests)) == (0, 3)
+    assert (second.shared_blocks, [link.layer for link in second.digests]) == (3, ["history", "history"])
     assert second.body_bytes == len(one.wire.bodies[1])
 
 
@@ -149,7 +149,7 @@ async def test_a_prompt_that_the_provider_found_too_short_is_marked_no_longer(ag
         await session.send("1 + 2?")
     assert b"cache_control" not in one.wire.bodies[1]
     first, second = [event.plan for event in one.payloads if isinstance(event, RequestPrepared)]
-    assert (len(first.marks), second.marks) == (3, ())
+    assert (len(first.breakpoints), second.breakpoints) == (3, ())
     assert "below the cache floor of 512 tokens" in second.notes[0]
 
 
@@ -532,12 +532,12 @@ async def test_the_output_of_a_call_that_broke_off_is_estimated_from_what_arrive
             with pytest.raises(asyncio.CancelledError):
                 await turn
         cut, whole = (it for it in one.payloads if isinstance(it, LlmCallFailed))
-        assert (cut.usage.input, cut.output_estimated) == (100, True)
+        assert (cut.usage.input, cut.is_output_estimated) == (100, True)
         assert 10 < cut.usage.output < 40
         price = find_model(session.model, shipped_models()).prices[0]
         assert cut.cost_usd == (100 * price.input + cut.usage.output * price.output) / 1_000_000
         # Of a reply that only lacks its last event the provider has said all.
-        assert (whole.usage.output, whole.output_estimated) == (7, False)
+        assert (whole.usage.output, whole.is_output_estimated) == (7, False)
         assert session.cost == cut.cost_usd + whole.cost_usd
 
 
@@ -552,7 +552,7 @@ async def test_of_a_call_whose_prompt_was_not_reported_either_nothing_is_guessed
             await turn
         assert len(session.history) == 2
     (failed,) = (it for it in one.payloads if isinstance(it, LlmCallFailed))
-    assert (failed.usage, failed.output_estimated) == (Usage(), False)
+    assert (failed.usage, failed.is_output_estimated) == (Usage(), False)
 
 
 async def test_of_a_call_that_broke_off_before_it_began_nothing_is_guessed(agent: MakeAgent) -> None:
@@ -561,7 +561,7 @@ async def test_of_a_call_that_broke_off_before_it_began_nothing_is_guessed(agent
         with pytest.raises(ProviderError):
             await session.send("hello")
     (failed,) = (it for it in one.payloads if isinstance(it, LlmCallFailed))
-    assert (failed.usage, failed.output_estimated) == (Usage(), False)
+    assert (failed.usage, failed.is_output_estimated) == (Usage(), False)
 
 
 async def test_cancelling_before_anything_was_said_appends_the_next_question(agent: MakeAgent) -> None:
@@ -665,7 +665,7 @@ async def test_leaving_a_stream_early_cancels_the_turn(agent: MakeAgent) -> None
             if isinstance(item, TextDelta):
                 break
     assert isinstance(one.payloads[-1], TurnCancelled)
-    assert validate_transcript(merge_into_messages(fold_events(one.events, one.events[0].session_id).passages)) == ()
+    assert validate_transcript(merge_into_messages(fold_events(one.events, one.events[0].session_id).entries)) == ()
 
 
 async def test_a_failing_listener_is_isolated_and_logged(agent: MakeAgent, caplog: pytest.LogCaptureFixture) -> None:
@@ -760,7 +760,7 @@ async def test_a_resumed_session_sends_the_same_bytes_in_front(agent: MakeAgent,
     store = SqliteStore(path)
     prepared = [event.payload for event in store.read(id) if isinstance(event.payload, RequestPrepared)]
     store.close()
-    blocks_before = prepared[1].shared_blocks + len(prepared[1].links)
+    blocks_before = prepared[1].shared_blocks + len(prepared[1].digests)
     assert prepared[2].shared_blocks == blocks_before
 
 

@@ -92,7 +92,7 @@ async def test_what_breaks_after_the_first_byte_is_a_typed_error_and_the_session
     assert (failure.error_class, failure.retry_count) == (failed.value.kind, 0)
     assert [one.reason for one in told if isinstance(one, TurnCancelled)] == ["error"]
     (row,) = store.sessions()
-    assert all(record.prefix_held for record in iter_calls(store.read(row.id)))
+    assert all(record.is_prefix_unchanged for record in iter_calls(store.read(row.id)))
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -65,5 +65,5 @@ def test_a_session_is_never_refused_whatever_its_layout_its_volatile_text_and_it
     prepared = [event.payload for event in store.read(id) if isinstance(event.payload, RequestPrepared)]
     assert len(prepared) == len(provider.requests) > asks
     if layout == "default" and not ephemeral:
-        lengths = [each.shared_blocks + len(each.links) for each in prepared]
+        lengths = [each.shared_blocks + len(each.digests) for each in prepared]
         assert [each.shared_blocks for each in prepared[1:]] == lengths[:-1]

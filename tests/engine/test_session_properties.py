@@ -92,15 +92,15 @@ def test_whatever_happens_the_transcript_is_legal_and_the_prefix_only_grows(
     one = make_agent(*replies(plan), tools=[add, burst], system_prompt_volatile=lambda: next(remembered))
     asyncio.run(converse(one, asks))
     state = fold_events(one.events, one.events[0].session_id)
-    assert validate_transcript(merge_into_messages(state.passages)) == ()
+    assert validate_transcript(merge_into_messages(state.entries)) == ()
     assert moved_prefixes(one.events) == []
     assert state.turn is None
     turns = sum(isinstance(payload, TurnStarted) for payload in one.payloads)
     assert sum(isinstance(payload, TurnCompleted | TurnCancelled) for payload in one.payloads) == turns == len(asks)
     for body in one.wire.bodies:
-        request = ADAPTER.read_request(body)
+        request = ADAPTER.decode_request(body)
         assert validate_transcript(merge_into_messages(request.prompt.passages)) == ()
-        assert len(request.plan.marks) <= 4
+        assert len(request.plan.breakpoints) <= 4
 
 
 @settings(max_examples=25)
@@ -109,16 +109,16 @@ def test_what_is_in_memory_is_what_a_fold_over_the_log_gives(plan: list[object],
     one = make_agent(*replies(plan), tools=[add, burst], system_prompt_volatile="x")
     history, usage, cost = asyncio.run(converse(one, asks))
     state = fold_events(one.events, one.events[0].session_id)
-    assert (merge_into_messages(state.passages), state.usage, state.cost_usd) == (history, usage, cost)
+    assert (merge_into_messages(state.entries), state.usage, state.cost_usd) == (history, usage, cost)
     records = list(iter_calls(one.events))
     total = compute_bill(records, MODEL)
     assert (total.usage, total.cost_usd) == (usage, cost)
     completed = sum(isinstance(payload, LlmCallCompleted) for payload in one.payloads)
     assert sum(record.completed for record in records) == completed
-    assert all(record.prefix_held for record in records)
+    assert all(record.is_prefix_unchanged for record in records)
     chain = [payload for payload in one.payloads if isinstance(payload, RequestPrepared)]
-    assert [link.end for link in state.links] == sorted({link.end for link in state.links})
-    assert len(state.links) == (chain[-1].shared_blocks + len(chain[-1].links) if chain else 0)
+    assert [link.end for link in state.digests] == sorted({link.end for link in state.digests})
+    assert len(state.digests) == (chain[-1].shared_blocks + len(chain[-1].digests) if chain else 0)
 
 
 passages = st.lists(
@@ -139,13 +139,13 @@ def test_a_draft_that_was_updated_in_any_way_holds_the_bytes_of_a_rebuilt_reques
     for texts, history in views:
         prompt = assemble_prompt(View(pinned=texts, history=history))
         draft.update(prompt)
-        marks = place_breakpoints(draft.scroll, MODEL.cache)
-        expected = ADAPTER.write_request(prompt, marks, parameters)
-        assert draft.scroll.render(ADAPTER.opening(parameters), marks.marks) == expected
+        marks = place_breakpoints(draft.buffer, MODEL.cache)
+        expected = ADAPTER.encode_request(prompt, marks, parameters)
+        assert draft.buffer.render(ADAPTER.request_head(parameters), marks.breakpoints) == expected
         fresh = RequestDraft(ADAPTER, len)
         fresh.update(prompt)
-        assert fresh.scroll.links == draft.scroll.links
-        assert fresh.scroll.tokens_total == draft.scroll.tokens_total == sum(draft.scroll.tokens)
+        assert fresh.buffer.digests == draft.buffer.digests
+        assert fresh.buffer.tokens_total == draft.buffer.tokens_total == sum(draft.buffer.tokens)
 
 
 def test_a_draft_spells_only_what_is_new() -> None:
@@ -162,7 +162,7 @@ def test_a_draft_spells_only_what_is_new() -> None:
     assert len(spelled) == 101
     more = HistoryEntry("user", (Text("more"),))
     draft.update(assemble_prompt(View(pinned=(LayerText("role", "r"),), history=history, newest=(more,))))
-    assert [segment.passages for segment in spelled[101:]] == [(more,)]
+    assert [segment.entries for segment in spelled[101:]] == [(more,)]
 
 
 def test_the_view_of_a_state_splits_what_was_sent_from_what_is_new() -> None:
@@ -172,8 +172,8 @@ def test_the_view_of_a_state_splits_what_was_sent_from_what_is_new() -> None:
     view = build_view(state)
     assert (len(view.history), view.newest) == (2, ())
     assert state.usage == Usage(input=10, output=5)
-    assert msgspec.structs.replace(state, sent=1).passages == state.passages
-    assert ADAPTER.write_request(assemble_prompt(view), Plan(), Parameters("m", 1)).count(b'"role"') == 2
+    assert msgspec.structs.replace(state, sent_count=1).entries == state.entries
+    assert ADAPTER.encode_request(assemble_prompt(view), Plan(), Parameters("m", 1)).count(b'"role"') == 2
 
 
 @given(tokens=st.integers(0, 10_000), cents=st.integers(0, 100), kind=st.sampled_from(["refresh", "upgrade", "warm"]))

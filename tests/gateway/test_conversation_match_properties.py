@@ -45,8 +45,8 @@ def test_a_changed_head_is_found_at_the_byte_where_it_changed(said: list[str], a
         history.append(assistant(ask(provider, history, f"{LONG[:at]}{'#' if last else '+'}{LONG[at:]}")))
     (found,) = find_prefix_breaks(provider.calls, provider.models)
     assert (found.call, found.call_before) == (len(said), len(said) - 1)
-    moved = found.comparison.moved
+    moved = found.comparison.difference
     assert moved is not None
     assert moved.path == "system.0"
-    spelled = parse_request(provider.calls[-1].body).scroll.cacheable_bytes()
+    spelled = parse_request(provider.calls[-1].body).buffer.cacheable_bytes()
     assert moved.byte == spelled.index(b"#")

@@ -208,7 +208,9 @@ def test_bad_habits_mended_cost_what_the_same_costs_written_well(name: str) -> N
     as_it_is = played(SPELLS[name])
     assert improved.cost_usd <= 1.1 * written_well.cost_usd
     assert as_it_is.cost_usd > 1.3 * improved.cost_usd
-    assert {"volatile date", "volatile memory", "tools out of order"} <= {row.habit for row in improved.habits}
+    assert {"volatile date", "volatile memory", "tools out of order"} <= {
+        row.anti_pattern for row in improved.anti_patterns
+    }
     # What observing says that improving would cost is what improving then costs.
     assert as_it_is.improved_usd == pytest.approx(improved.as_sent_usd, rel=0.1)
 
@@ -221,7 +223,7 @@ def test_the_mark_that_a_provider_places_itself_is_seen_and_priced() -> None:
     assert found.as_sent_usd < found.cost_usd
     (row,) = store.sessions()
     plans = [event.payload.plan for event in store.read(row.id) if isinstance(event.payload, RequestPrepared)]
-    assert [[mark.ttl for mark in plan.marks] for plan in plans] == [["5m"]] * TURNS
+    assert [[mark.ttl for mark in plan.breakpoints] for plan in plans] == [["5m"]] * TURNS
     state = fold_cache_state(CacheState(row.id), store.read(row.id), shipped_models())
     assert state.ttl == "5m"
 
@@ -255,7 +257,7 @@ def test_what_came_to_nothing_costs_nothing_and_saves_nothing(tmp_path: Path) ->
     assert with_refused.calls == without.calls == 3
     for name in ("cost_usd", "as_sent_usd", "improved_usd", "optimum_usd", "improved_optimum_usd"):
         assert getattr(with_refused, name) == pytest.approx(getattr(without, name), rel=0.02), name
-    assert [row.calls for row in with_refused.habits] == [row.calls for row in without.habits]
+    assert [row.calls for row in with_refused.anti_patterns] == [row.calls for row in without.anti_patterns]
     assert [row.usd for row in with_refused.policies] == pytest.approx([row.usd for row in without.policies], rel=0.02)
     (row,) = json.loads(run("gateway", "spend", "--db", paths[0], "--json"))
     assert (row["calls"], row["failed"]) == (3, 2)
@@ -280,7 +282,7 @@ def session_in(path: str) -> str:
 
 def test_each_habit_is_named_with_its_price() -> None:
     found = played(anthropic)
-    prices = {row.habit: row.usd for row in found.habits}
+    prices = {row.anti_pattern: row.usd for row in found.anti_patterns}
     assert prices.keys() == {"volatile date", "volatile memory", "tools out of order", "breakpoints missing"}
     assert all(0 < price <= found.as_sent_usd * 1.3 for price in prices.values())
     assert found.as_sent_usd > 2 * found.improved_usd

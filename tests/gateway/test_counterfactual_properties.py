@@ -59,13 +59,13 @@ records = st.lists(
 def test_whatever_was_recorded_shares_and_counts_agree(found: list[AuditRecord]) -> None:
     report = make_shadow_report(found, manifest())
     assert report.turns == len(found)
-    assert report.told == sum(one.audit_closed is not None for one in found)
+    assert report.reported_turns == sum(one.audit_closed is not None for one in found)
     assert report.coverage is None or 0.0 <= report.coverage <= 1.0
     assert (report.coverage == 1.0) == (not report.missed_units and report.coverage is not None)
-    assert len(report.regressions) <= report.told
-    assert all(one.without for one in report.regressions)
+    assert len(report.regressions) <= report.reported_turns
+    assert all(one.missing_units for one in report.regressions)
     assert report.passed == (
-        report.told >= 10
+        report.reported_turns >= 10
         and report.coverage is not None
         and report.coverage >= 0.95
         and not report.regressions
@@ -92,7 +92,7 @@ def test_ten_turns_that_had_all_they_needed_for_few_tokens_pass() -> None:
 
 def test_nine_turns_are_too_few_and_those_without_usage_do_not_count() -> None:
     report = make_shadow_report(turns(9, turn(used=None, number=9)), manifest())
-    assert (report.turns, report.told) == (10, 9)
+    assert (report.turns, report.reported_turns) == (10, 9)
     assert report.shortfalls == ("9 turns report what they used, at least 10 are needed",)
 
 
@@ -108,13 +108,13 @@ def test_one_unit_in_twenty_may_be_missed_where_another_was_there() -> None:
 
 def test_a_turn_that_would_have_had_nothing_that_it_needed_is_a_regression() -> None:
     report = make_shadow_report(turns(40, turn(("a",), ("b", "c"), number=50)), manifest())
-    assert [(one.intent, one.without) for one in report.regressions] == [("intent 50", ("b", "c"))]
+    assert [(one.intent, one.missing_units) for one in report.regressions] == [("intent 50", ("b", "c"))]
     assert report.shortfalls == ("turns that would have regressed: 1",)
 
 
 def test_a_unit_that_a_turn_was_said_to_miss_is_a_regression_unless_it_was_given() -> None:
     said = turn(("a",), ("a",), ("b",), number=50)
-    assert [one.without for one in make_shadow_report(turns(40, said), manifest()).regressions] == [("b",)]
+    assert [one.missing_units for one in make_shadow_report(turns(40, said), manifest()).regressions] == [("b",)]
     given_all = turn(("a", "b"), ("a",), ("b",), number=50)
     assert make_shadow_report(turns(40, given_all), manifest()).regressions == ()
 

@@ -141,7 +141,7 @@ def test_a_large_body_goes_through_both_ways_and_is_not_held(upstream: RawUpstre
         sender.join()
     assert upstream.bodies == [large]
     assert body == large
-    assert gateway.observer.dropped == 0
+    assert gateway.observer.dropped_count == 0
 
 
 def test_a_slow_client_gets_every_byte(upstream: RawUpstream, gateway: ServedGateway) -> None:
@@ -328,10 +328,10 @@ def test_pages_of_another_origin_and_bent_names_get_nowhere(upstream: RawUpstrea
 class Failing:
     """Fails at whatever it is told."""
 
-    def asked(self, exchange: Exchange) -> None:
+    def on_request(self, exchange: Exchange) -> None:
         raise RuntimeError
 
-    def ended(self, exchange: Exchange) -> None:
+    def on_end(self, exchange: Exchange) -> None:
         raise RuntimeError
 
 

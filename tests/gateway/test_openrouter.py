@@ -22,7 +22,7 @@ Messages = list[dict[str, Any]]
 
 def improved(messages: Messages, model: str = CLAUDE, **more: object) -> dict[str, Any] | None:
     body = json.dumps({"model": model, "messages": messages, **more}).encode()
-    made = RequestRewriter(shipped_models(), VolatileExtractor((DATE_RULE,))).improved("openrouter", body)
+    made = RequestRewriter(shipped_models(), VolatileExtractor((DATE_RULE,))).rewrite_request("openrouter", body)
     return None if made.body is None else json.loads(made.body)
 
 

@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_dropped_and_counted_and_nobody_waits() -> None:
     assert notes.put(0, 1)
     assert stuck.wait(10)
     assert [notes.put(number, 1) for number in (1, 2, 3, 4)] == [True, True, True, False]
-    assert notes.dropped == 1
+    assert notes.dropped_count == 1
     go_on.set()
     assert notes.wait_until_empty(10)
     assert worked == [0, 1, 2, 3]
@@ -79,7 +79,7 @@ def test_a_queue_that_was_never_used_closes() -> None:
     notes: RecordQueue[int] = RecordQueue(lambda note: None)
     assert notes.wait_until_empty(1)
     notes.close()
-    assert notes.dropped == 0
+    assert notes.dropped_count == 0
 
 
 def test_where_the_process_that_records_is_gone_calls_go_on_and_are_counted() -> None:
@@ -89,18 +89,18 @@ def test_where_the_process_that_records_is_gone_calls_go_on_and_are_counted() ->
     relay._process.wait()
     for _ in range(3):
         exchange = Exchange(Target("anthropic", "/v1/messages", "anthropic"), [], GatewayCaller("account"), 1.0)
-        exchange.asked(b"{}")
-        relay.asked(exchange)
-        relay.ended(exchange)
+        exchange.add_request_bytes(b"{}")
+        relay.on_request(exchange)
+        relay.on_end(exchange)
     relay.close()
-    assert relay.dropped >= 6
+    assert relay.dropped_count >= 6
 
 
 def test_another_process_is_told_all_that_is_recorded() -> None:
     told: list[tuple[str, bytes | None, int, str]] = []
     heard = MessageReceiver(
         lambda one: told.append(("asked", one.request_body, one.status, one.end)),
-        lambda one: told.append(("ended", one.reply_body, one.status, one.end)),
+        lambda one: told.append(("ended", one.response_body, one.status, one.end)),
         lambda one, letter, answer, at: told.append(("pinged", answer, int(at), letter.ttl)),
     )
     target, caller = Target("anthropic", "/v1/messages", "anthropic"), GatewayCaller("account", "key", "name")
@@ -118,7 +118,7 @@ def test_another_process_is_told_all_that_is_recorded() -> None:
     pipe.write(b"\0\0\0\x09cut")
     pipe.seek(0)
     for received in read_frames(pipe):
-        heard.hear(received)
+        heard.handle_message(received)
     assert told == [
         ("asked", b"body", 0, "cancelled"),
         ("ended", b"reply", 200, "whole"),
@@ -129,9 +129,9 @@ def test_another_process_is_told_all_that_is_recorded() -> None:
 def _observed_behind(waiting: int) -> GatewayForwarded:
     store = MemoryStore()
     observer = GatewayRecorder(store, models=shipped_models(), new_id=new_ulid, notes=run_at_once)
-    heard = MessageReceiver(observer.asked, observer.ended, observer.pinged)
+    heard = MessageReceiver(observer.on_request, observer.on_end, observer.on_ping)
     target = Target("anthropic", "/v1/messages", "anthropic")
-    heard.hear(RequestMessage(1, target, [], GatewayCaller("account"), 5.0, UNMARKED, None, (), waiting))
+    heard.handle_message(RequestMessage(1, target, [], GatewayCaller("account"), 5.0, UNMARKED, None, (), waiting))
     (session,) = store.sessions()
     (found,) = (event.payload for event in store.read(session.id) if isinstance(event.payload, GatewayForwarded))
     return found
@@ -139,5 +139,5 @@ def _observed_behind(waiting: int) -> GatewayForwarded:
 
 def test_a_record_that_is_far_behind_looks_for_no_habits() -> None:
     """Also where the queue is in the process that forwards, and the record is made in another."""
-    assert [change.habit for change in _observed_behind(BUSY_QUEUE_LENGTH).changes] == ["breakpoints missing"]
+    assert [change.anti_pattern for change in _observed_behind(BUSY_QUEUE_LENGTH).changes] == ["breakpoints missing"]
     assert _observed_behind(BUSY_QUEUE_LENGTH + 1).changes == ()

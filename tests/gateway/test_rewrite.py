@@ -115,10 +115,10 @@ def test_what_was_changed_is_recorded_and_what_could_be_is_named() -> None:
     habits = ["volatile date", "volatile memory", "tools out of order", "breakpoints missing"]
     _, improving, _ = played(badly, improve=True)
     _, observing, _ = played(badly, improve=False)
-    assert [change.habit for change in forwarded(improving)[0].changes] == habits
-    assert all(one.improved and all(change.done for change in one.changes) for one in forwarded(improving))
-    assert [change.habit for change in forwarded(observing)[0].changes] == habits
-    assert not any(one.improved or any(change.done for change in one.changes) for one in forwarded(observing))
+    assert [change.anti_pattern for change in forwarded(improving)[0].changes] == habits
+    assert all(one.is_improved and all(change.is_applied for change in one.changes) for one in forwarded(improving))
+    assert [change.anti_pattern for change in forwarded(observing)[0].changes] == habits
+    assert not any(one.is_improved or any(change.is_applied for change in one.changes) for one in forwarded(observing))
 
 
 def without_marks(value: Any) -> Any:
@@ -146,7 +146,7 @@ def test_what_was_sent_once_is_sent_again_to_the_byte_also_after_a_restart() -> 
 def test_the_callers_marks_stay_and_count() -> None:
     improver = RequestRewriter(shipped_models())
     body = well(2)
-    sent = improver.improved("anthropic", json.dumps(body).encode()).body
+    sent = improver.rewrite_request("anthropic", json.dumps(body).encode()).body
     assert sent is not None
     assert 2 < sent.count(b"cache_control") <= 4
     assert json.loads(sent)["system"] == body["system"]
@@ -156,10 +156,10 @@ def test_the_callers_marks_stay_and_count() -> None:
 def test_lifetimes_are_put_in_order() -> None:
     body = well(1)
     body["messages"][-1]["content"][0]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
-    sent = RequestRewriter(shipped_models()).improved("anthropic", json.dumps(body).encode())
+    sent = RequestRewriter(shipped_models()).rewrite_request("anthropic", json.dumps(body).encode())
     assert sent.body is not None
     assert json.loads(sent.body)["system"][0]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
-    assert "TTLs out of order" in [change.habit for change in sent.changes]
+    assert "TTLs out of order" in [change.anti_pattern for change in sent.changes]
     with (
         serve_provider(SimulatedProvider()) as url,
         serving_gateway(url) as plain,
@@ -206,7 +206,7 @@ def test_what_cannot_be_mended_safely_goes_as_it_came(body: bytes) -> None:
 def test_a_conversation_that_ends_with_the_model_keeps_its_system_prompt() -> None:
     body = badly(1)
     body["messages"].append({"role": "assistant", "content": "It"})
-    sent = RequestRewriter(shipped_models()).improved("anthropic", json.dumps(body).encode())
+    sent = RequestRewriter(shipped_models()).rewrite_request("anthropic", json.dumps(body).encode())
     assert sent.body is not None
     assert "2026-11-16" in json.dumps(json.loads(sent.body)["system"])
 
@@ -232,10 +232,12 @@ def test_openais_requests_get_the_key_of_a_cache(path: str) -> None:
         [{"role": "user", "content": "one"}],
         [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}],
     ]
-    sent = [improver.improved(part, json.dumps({"model": "gpt-6.1-sol", name: said}).encode()).body for said in turns]
+    sent = [
+        improver.rewrite_request(part, json.dumps({"model": "gpt-6.1-sol", name: said}).encode()).body for said in turns
+    ]
     keys = [json.loads(body or b"{}")["prompt_cache_key"] for body in sent]
     assert keys[0] == keys[1]
-    own = improver.improved(
+    own = improver.rewrite_request(
         part, json.dumps({"model": "gpt-6.1-sol", name: turns[0], "prompt_cache_key": "k"}).encode()
     )
     assert own.body is None
@@ -250,7 +252,7 @@ def test_rules_that_could_take_for_ever_are_refused() -> None:
 def test_only_what_a_rule_names_is_taken_out() -> None:
     today, time, other = "Today's date is 2026-11-16.", "Current time: 2026-11-16 08:00", "The release of 2026-01-01."
     text = "\n".join(("Be kind.", today, other, time, "End."))
-    rest, taken = VolatileExtractor().taken_out(text)
+    rest, taken = VolatileExtractor().extract(text)
     assert rest == "\n".join(("Be kind.", other, "End."))
     assert [found for _, found in taken] == [today, time]
 
@@ -268,6 +270,6 @@ def test_a_mark_at_the_top_is_kept_alive_up_to_the_end_of_what_is_said_again(mov
     found = analyze_request(
         improver, "anthropic", json.dumps(body).encode(), path="/v1/messages", account="a", at=1.79e9
     )
-    assert bool(moved) == (b"2026-11-16" in (found.improved.body or b"")[-200:])
-    assert found.letter is not None
-    assert found.letter.piece == 1
+    assert bool(moved) == (b"2026-11-16" in (found.rewritten.body or b"")[-200:])
+    assert found.ping is not None
+    assert found.ping.block_index == 1

@@ -32,8 +32,8 @@ def entered(known: "ConversationMatcher[str]", *requests: RequestFingerprint) ->
     names = iter("abcdefgh")
     told: list[str] = []
     for request in requests:
-        found, kept = known.enter(request, lambda above: next(names) + (f"<{above}" if above else ""))
-        known.left(found.key, f"reply {len(told)}")
+        found, kept = known.match_request(request, lambda above: next(names) + (f"<{above}" if above else ""))
+        known.end_request(found.key, f"reply {len(told)}")
         told.append(kept)
     return told
 
@@ -93,8 +93,8 @@ def test_sub_agents_of_one_kind_are_told_apart() -> None:
 
 def test_while_the_first_waits_for_its_reply_another_goes_on_beside_it() -> None:
     known: ConversationMatcher[str] = ConversationMatcher()
-    first, _ = known.enter(said("u1", session="s"), lambda above: "a")
-    second, _ = known.enter(said("v1", session="s"), lambda above: "b")
+    first, _ = known.match_request(said("u1", session="s"), lambda above: "a")
+    second, _ = known.match_request(said("v1", session="s"), lambda above: "b")
     assert first.key != second.key
     assert second.parent == first.key
 
@@ -116,8 +116,8 @@ def test_accounts_are_kept_apart() -> None:
 def test_what_was_silent_longest_is_forgotten_and_nothing_of_it_is_left() -> None:
     known: ConversationMatcher[str] = ConversationMatcher(conversations_max=2)
     for number in range(100):
-        found, _ = known.enter(said(f"u{number}", session=f"s{number % 7}"), lambda above: "x")
-        known.left(found.key, "")
+        found, _ = known.match_request(said(f"u{number}", session=f"s{number % 7}"), lambda above: "x")
+        known.end_request(found.key, "")
     assert len(known._by_key) == 2
     assert len(known._tails) == 2
     assert sum(map(len, known._by_session.values())) == 2
@@ -125,7 +125,9 @@ def test_what_was_silent_longest_is_forgotten_and_nothing_of_it_is_left() -> Non
 
 def test_confidence_grows_with_what_speaks_for_it() -> None:
     known: ConversationMatcher[str] = ConversationMatcher()
-    found = [known.enter(said(*words), lambda above: "a")[0] for words in (("hi",), ("hi", "a"), ("hi", "a", "u"))]
+    found = [
+        known.match_request(said(*words), lambda above: "a")[0] for words in (("hi",), ("hi", "a"), ("hi", "a", "u"))
+    ]
     assert [one.confidence for one in found] == [0.7, 0.6, 0.95]
 
 
@@ -147,7 +149,7 @@ def test_ids_are_found_where_clients_put_them(
     body: dict[str, Any], headers: list[tuple[bytes, bytes]], session: str | None, because: str
 ) -> None:
     clues = find_session_hints(body, headers)
-    assert (clues.session, clues.because) == (session, because)
+    assert (clues.session, clues.source) == (session, because)
 
 
 def ask(gateway: ServedGateway, body: dict[str, Any]) -> None:
@@ -183,4 +185,4 @@ def test_a_session_and_its_sub_agent_stand_in_the_log_with_why_and_how_sure() ->
     assert started.parent.session_id == main[0].session_id
     why = [event.payload for event in main if isinstance(event.payload, GatewayForwarded)]
     assert [one.confidence for one in why] == [1.0, 1.0]
-    assert "metadata.user_id" in why[0].because
+    assert "metadata.user_id" in why[0].reason

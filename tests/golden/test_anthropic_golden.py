@@ -57,7 +57,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def history(*passages: HistoryEntry) -> Segment:
-    return Segment("history", Stability.GROWING, "messages", passages=passages)
+    return Segment("history", Stability.GROWING, "messages", entries=passages)
 
 
 def user(*content: Text | Image | ToolResult | Opaque) -> HistoryEntry:
@@ -223,9 +223,9 @@ def test_the_wire_is_what_was_agreed_on(name: str) -> None:
     agreed = {
         "request": legible(case),
         "endpoint": legible(anthropic.endpoint(case.parameters)),
-        "body": anthropic.write_request(case.prompt, case.plan, case.parameters).decode(),
-        "reply_body": anthropic.write_reply(case.reply).decode(),
-        "stream": [event.decode() for event in anthropic.write_stream(case.reply)],
+        "body": anthropic.encode_request(case.prompt, case.plan, case.parameters).decode(),
+        "reply_body": anthropic.encode_reply(case.reply).decode(),
+        "stream": [event.decode() for event in anthropic.encode_stream(case.reply)],
     }
     check_golden(HERE / f"{name}.json", msgspec.json.format(msgspec.json.encode(agreed), indent=2) + b"\n")
 
@@ -234,12 +234,12 @@ def test_the_wire_is_what_was_agreed_on(name: str) -> None:
 def test_what_was_agreed_on_is_read_back(name: str) -> None:
     case = CASES[name]
     agreed = msgspec.json.decode((HERE / f"{name}.json").read_bytes())
-    read = anthropic.read_request(agreed["body"].encode(), dict(agreed["endpoint"]["headers"]))
-    deltas = list(anthropic.stream_reader().feed("".join(agreed["stream"]).encode()))
+    read = anthropic.decode_request(agreed["body"].encode(), dict(agreed["endpoint"]["headers"]))
+    deltas = list(anthropic.make_stream_decoder().feed("".join(agreed["stream"]).encode()))
 
     assert values.messages_of(read.prompt) == values.messages_of(case.prompt)
     assert (read.prompt.tools, read.plan, read.parameters) == (case.prompt.tools, case.plan, case.parameters)
-    assert anthropic.read_reply(agreed["reply_body"].encode()) == case.reply
+    assert anthropic.decode_reply(agreed["reply_body"].encode()) == case.reply
     assert deltas[-1] == ReplyFinished(case.reply)
 
 

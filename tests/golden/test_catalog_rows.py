@@ -214,7 +214,7 @@ def test_a_twelve_hour_write_without_a_known_price_has_none() -> None:
 
 @pytest.mark.parametrize("model", shipped_models().values(), ids=lambda model: model.id)
 def test_every_row_says_where_it_comes_from_and_when_that_was_checked(model: Model) -> None:
-    assert model.checked == TODAY
+    assert model.checked_on == TODAY
     assert model.source.startswith(("Anthropic", "OpenAI", "Gemini API", "OpenRouter's model list"))
     assert all(price.source for price in model.prices)
 
@@ -233,11 +233,11 @@ def test_every_row_is_possible(model: Model) -> None:
 @pytest.mark.parametrize("model", CLAUDE, ids=lambda model: model.name)
 def test_every_claude_model_takes_four_marks_of_two_lifetimes_and_looks_back_twenty(model: Model) -> None:
     assert model.cache.kind == "marks"
-    assert model.cache.marks_max == 4
+    assert model.cache.breakpoints_max == 4
     assert model.cache.lookback_positions == 20
     assert model.cache.lookback_counting == "blocks"
     assert model.cache.ttls_seconds == {"5m": 300, "1h": 3600}
-    assert model.cache.takes_automatic_mark
+    assert model.cache.accepts_automatic_breakpoint
 
 
 @pytest.mark.parametrize("model", CLAUDE, ids=lambda model: model.name)
@@ -295,8 +295,8 @@ def test_openai_models_are_of_three_generations() -> None:
     kinds = {
         model.name: (
             model.cache.kind,
-            model.cache.marks_max,
-            model.cache.rounds_reads_to,
+            model.cache.breakpoints_max,
+            model.cache.reads_rounded_to,
             *model.cache.ttls_seconds,
         )
         for model in shipped_models().values()

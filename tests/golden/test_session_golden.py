@@ -36,8 +36,8 @@ class Recorder:
         self._provider = SimulatedProvider(clock=ManualClock(), script=script)
         self.calls: list[dict[str, object]] = []
 
-    def wire(self, models: Models, *, provider: str) -> Transport:
-        return _RecordedWire(self._provider.wire(models, provider=provider), self.calls)
+    def create_transport(self, models: Models, *, provider: str) -> Transport:
+        return _RecordedWire(self._provider.create_transport(models, provider=provider), self.calls)
 
 
 class _RecordedWire:

@@ -54,14 +54,14 @@ def test_the_way_back_is_the_way_there(earlier: tuple[MeasuredUnit, ...], later:
         other = back[there.unit]
         assert other.verdict == BACK[there.verdict]
         assert (other.before, other.after) == (there.after, there.before)
-        assert set(other.found) == {one.query for one in there.lost}
-        assert {one.query for one in other.lost} == set(there.found)
+        assert set(other.newly_found) == {one.query for one in there.newly_missed}
+        assert {one.query for one in other.newly_missed} == set(there.newly_found)
 
 
 @given(manifests())
 def test_what_is_compared_with_itself_is_the_same(units: tuple[MeasuredUnit, ...]) -> None:
     for one in compare_coverage(units, units):
-        assert (one.verdict, one.found, one.lost, one.failing) == ("same", (), (), ())
+        assert (one.verdict, one.newly_found, one.newly_missed, one.failing) == ("same", (), (), ())
 
 
 @given(manifests(), manifests())
@@ -71,7 +71,7 @@ def test_every_failure_of_the_later_one_was_one_before_or_is_told(
     failed_before = {one.coverage.unit: set(one.failures) for one in earlier}
     failures = {one.coverage.unit: set(one.failures) for one in later}
     for change in compare_coverage(earlier, later):
-        told = {one.query for one in (*change.lost, *change.failing)}
+        told = {one.query for one in (*change.newly_missed, *change.failing)}
         still = failures.get(change.unit, set()) & failed_before.get(change.unit, set())
         assert told.isdisjoint(still)
         assert told | still == failures.get(change.unit, set())
@@ -86,11 +86,12 @@ def test_queries_that_changed_sides_are_told_apart_from_new_ones() -> None:
         verdict="worse",
         before=0.75,
         after=0.5,
-        lost=(FailedProbe(QUERIES[1], "b"),),
+        newly_missed=(FailedProbe(QUERIES[1], "b"),),
         failing=(FailedProbe(QUERIES[4], "b"),),
     )
     assert (
-        compare_coverage([unit("a", QUERIES, QUERIES[:2])], [unit("a", QUERIES, QUERIES[1:2])])[0].found == QUERIES[:1]
+        compare_coverage([unit("a", QUERIES, QUERIES[:2])], [unit("a", QUERIES, QUERIES[1:2])])[0].newly_found
+        == QUERIES[:1]
     )
 
 

@@ -272,15 +272,15 @@ def test_each_turn_of_each_session_is_told_once_and_by_itself() -> None:
     )
     payloads: list[AnyPayload] = [*(MessageAppended(one) for one in (*recalled, make_assistant_message("a"))), done(1)]
     for number, payload in enumerate(payloads):
-        traces.hear(event(f"x{number}", MessageAppended(make_assistant_message("another's")), session="child"))
-        traces.hear(event(f"e{number}", payload))
-    traces.hear(event("e8", MessageAppended(make_assistant_message("b"))))
-    traces.hear(event("e9", done(0)))
+        traces.on_event(event(f"x{number}", MessageAppended(make_assistant_message("another's")), session="child"))
+        traces.on_event(event(f"e{number}", payload))
+    traces.on_event(event("e8", MessageAppended(make_assistant_message("b"))))
+    traces.on_event(event("e9", done(0)))
     assert told == [("audi_1", (ObservationStep("audi_1", "recall_instruction"), AgentTextStep("a")))]
 
 
 def test_a_heartbeat_hears_the_session_that_it_heard_first() -> None:
     heard = StepCollector()
     for session in ("s", "child", "s"):
-        heard.hear(event("e", MessageAppended(make_assistant_message(session)), session=session))
+        heard.on_event(event("e", MessageAppended(make_assistant_message(session)), session=session))
     assert heard.steps == [AgentTextStep("s"), AgentTextStep("s")]

@@ -129,7 +129,7 @@ def test_a_growing_conversation_reads_all_of_the_call_before(client: anthropic.A
         sizes.append(shown(message.usage)[1:3])
     assert sizes[1][0] == sizes[0][1]
     assert sizes[2][0] == sum(sizes[1])
-    assert all(record.prefix_held for record in recorder_of(client).calls)
+    assert all(record.is_prefix_unchanged for record in recorder_of(client).calls)
 
 
 @scripted(LOOP)
@@ -140,7 +140,7 @@ def test_a_tool_loop_with_thinking_goes_on_with_the_clients_own_objects(client: 
     talk = [*HELLO, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
     second = create(client, tools=[TOOL], messages=talk)
     assert second.usage.cache_read_input_tokens == first.usage.cache_creation_input_tokens
-    assert recorder_of(client).calls[1].prefix_held
+    assert recorder_of(client).calls[1].is_prefix_unchanged
 
 
 def test_many_tools_at_once_hide_nothing_of_the_call_before(client: anthropic.Anthropic) -> None:
@@ -501,7 +501,7 @@ def test_a_prefix_that_moved_is_told_with_its_layer(client: anthropic.Anthropic)
     create(client)
     create(client, system="Something else.")
     record = recorder_of(client).calls[1]
-    assert (record.prefix_held, record.moved_layer, record.blocks_before) == (False, "system", 2)
+    assert (record.is_prefix_unchanged, record.changed_layer, record.blocks_before) == (False, "system", 2)
 
 
 # The other client
@@ -575,9 +575,9 @@ def test_where_caching_is_turned_off_nothing_is_added_and_turned_on_again_it_is(
     with wrap(simulated.client(), store=store) as client:
         create(client)
         session = recorder_of(client).session_id
-        store.records.enable(session, enabled=False)
+        store.records.set_caching_enabled(session, enabled=False)
         create(client)
-        store.records.enable(session, enabled=True)
+        store.records.set_caching_enabled(session, enabled=True)
         create(client)
         store.records.set_settings(CacheSettings({"anthropic": False}))
         create(client)
@@ -590,7 +590,7 @@ def test_where_caching_is_turned_off_nothing_is_added_and_turned_on_again_it_is(
     assert off == provider_off == simulated.bodies()[-1]
     assert first == on == other_off
     assert [bool(marks_in(body)) for body in (first, off)] == [True, False]
-    assert [one.enabled for one in told] == [False, True, False, True]
+    assert [one.caching_enabled for one in told] == [False, True, False, True]
 
 
 def test_a_call_without_marks_because_they_were_turned_off_is_judged_as_planned(simulated: Simulated) -> None:
@@ -598,7 +598,7 @@ def test_a_call_without_marks_because_they_were_turned_off_is_judged_as_planned(
     with wrap(simulated.client(), store=store) as client:
         create(client, system=SYSTEM * 5)
         session = recorder_of(client).session_id
-        store.records.enable(session, enabled=False)
+        store.records.set_caching_enabled(session, enabled=False)
         create(client, system=SYSTEM * 5)
     judged = [one.verdict for one in iter_entries(store.read(session), shipped_models()) if one.verdict]
     assert [one.kind for one in judged] == ["first_use", "planned"]

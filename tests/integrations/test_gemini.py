@@ -89,7 +89,7 @@ def test_a_chat_is_recorded_and_its_prefix_holds(client: genai.Client) -> None:
     chat.send_message("Go on.")
     records = recorder_of(client).calls
     assert [record.usage for record in records] == [TOOK, TOOK]
-    assert [(record.prefix_held, record.blocks_before) for record in records] == [(True, 0), (True, 2)]
+    assert [(record.is_prefix_unchanged, record.blocks_before) for record in records] == [(True, 0), (True, 2)]
 
 
 def test_every_request_of_automatic_function_calling_is_recorded() -> None:
@@ -113,7 +113,7 @@ def test_what_is_no_generation_passes_through() -> None:
 
 
 def test_the_clients_errors_pass_and_are_recorded() -> None:
-    body = gemini.write_error("rate_limit", "slow down")[1].decode()
+    body = gemini.encode_error("rate_limit", "slow down")[1].decode()
     refusing = says(body, status=429, headers={"content-type": "application/json"})
     with answering(refusing) as server, connect(server) as client:
         with pytest.raises(errors.ClientError):
@@ -150,7 +150,7 @@ async def test_the_asynchronous_side_is_recorded_too(other: genai.Client) -> Non
 
 
 async def test_the_asynchronous_sides_errors_pass_and_are_recorded() -> None:
-    body = gemini.write_error("server_error", "down")[1].decode()
+    body = gemini.encode_error("server_error", "down")[1].decode()
     async with serving(says(body, status=500, headers={"content-type": "application/json"})) as server:
         client = connect(server)
         with pytest.raises(errors.ServerError):

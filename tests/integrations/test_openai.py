@@ -84,7 +84,7 @@ def planned(client: object) -> list[int]:
     """How many marks each request had."""
     recorder = recorder_of(client)
     payloads = [event.payload for event in recorder.log.read(recorder.session_id)]
-    return [len(payload.plan.marks) for payload in payloads if isinstance(payload, RequestPrepared)]
+    return [len(payload.plan.breakpoints) for payload in payloads if isinstance(payload, RequestPrepared)]
 
 
 # Chat
@@ -307,7 +307,7 @@ def test_a_wrapped_client_is_a_client(server: Server, client: openai.OpenAI) -> 
 
 
 def refuses(status: int) -> Answer:
-    body = openai_chat.write_error("invalid_request", "no", status=status)[1]
+    body = openai_chat.encode_error("invalid_request", "no", status=status)[1]
     return says(body.decode(), status=status, headers={"content-type": "application/json"})
 
 

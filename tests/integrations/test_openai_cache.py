@@ -76,7 +76,7 @@ def test_a_chat_goes_on_with_the_clients_own_objects(bare: openai.OpenAI) -> Non
         talk += [reply.choices[0].message, {"role": "user", "content": word}]
     client.chat.completions.create(model=SOL, messages=talk)
     records = recorder_of(client).calls
-    assert [record.prefix_held for record in records] == [True] * 3
+    assert [record.is_prefix_unchanged for record in records] == [True] * 3
     assert records[0].usage.cache_read < records[1].usage.cache_read < records[2].usage.cache_read
 
 
@@ -87,7 +87,7 @@ def test_a_response_goes_on_with_the_clients_own_objects(bare: openai.OpenAI) ->
         talk += [*client.responses.create(model=SOL, input=talk).output, {"role": "user", "content": word}]
     client.responses.create(model=SOL, input=talk)
     records = recorder_of(client).calls
-    assert [record.prefix_held for record in records] == [True] * 3
+    assert [record.is_prefix_unchanged for record in records] == [True] * 3
     assert records[0].usage.cache_read < records[1].usage.cache_read < records[2].usage.cache_read
 
 

@@ -39,11 +39,11 @@ def desk() -> CallPreparer:
 def legal_plans(draw: st.DrawFn, prompt: Prompt) -> Plan:
     """Marks as a provider takes them: those for an hour in front."""
     pieces = values.pieces_of(anthropic, prompt)
-    markable = [index for index, piece in enumerate(pieces) if piece.markable]
+    markable = [index for index, piece in enumerate(pieces) if piece.accepts_breakpoint]
     ttls: tuple[Ttl, ...] = ("5m", "1h")
-    marks = draw(values.plans(markable, ttls)).marks
+    marks = draw(values.plans(markable, ttls)).breakpoints
     hours = draw(st.integers(0, len(marks)))
-    return Plan(tuple(Breakpoint(mark.piece, "1h" if at < hours else "5m") for at, mark in enumerate(marks)))
+    return Plan(tuple(Breakpoint(mark.block_index, "1h" if at < hours else "5m") for at, mark in enumerate(marks)))
 
 
 @st.composite
@@ -51,9 +51,9 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
     """Arguments for Anthropic's client, some texts given as strings."""
     prompt = draw(values.prompts)
     plan = draw(legal_plans(prompt))
-    body: dict[str, Any] = json.loads(anthropic.write_request(prompt, plan, Parameters(MODELS["anthropic"], 10)))
-    top = draw(automatic) if len(plan.marks) < MARKS_MAX else None
-    if top is not None and not (top.get("ttl") == "1h" and any(mark.ttl == "5m" for mark in plan.marks)):
+    body: dict[str, Any] = json.loads(anthropic.encode_request(prompt, plan, Parameters(MODELS["anthropic"], 10)))
+    top = draw(automatic) if len(plan.breakpoints) < MARKS_MAX else None
+    if top is not None and not (top.get("ttl") == "1h" and any(mark.ttl == "5m" for mark in plan.breakpoints)):
         body["cache_control"] = top
     for holder, name in [(body, "system"), *((message, "content") for message in body["messages"])]:
         blocks = holder.get(name)
@@ -63,13 +63,13 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def read(arguments: dict[str, Any]) -> Any:
-    return anthropic.read_request(encode_json(client_body(arguments)))
+    return anthropic.decode_request(encode_json(client_body(arguments)))
 
 
 @given(calls())
 def test_marks_are_added_and_nothing_else_changes(call: dict[str, Any]) -> None:
     before = copy.deepcopy(call)
-    arguments, prepared = desk().prepare(MESSAGES_METHOD, call)
+    arguments, prepared = desk().prepare_call(MESSAGES_METHOD, call)
     assert call == before
     assert prepared is not None
     given, sent = read(call), read(arguments)
@@ -77,13 +77,13 @@ def test_marks_are_added_and_nothing_else_changes(call: dict[str, Any]) -> None:
     assert sent.parameters == given.parameters
     assert set(given.plan.marks) <= set(sent.plan.marks)
     # What is asked for at the top of a request is placed by the provider, and stands on no block.
-    placed = [(mark.piece, mark.ttl) for mark in prepared.plan.marks if mark.reason != "automatic"]
+    placed = [(mark.block_index, mark.ttl) for mark in prepared.plan.breakpoints if mark.reason != "automatic"]
     assert placed == [(mark.piece, mark.ttl) for mark in sent.plan.marks]
 
 
 @given(calls())
 def test_the_marks_are_as_many_and_in_such_an_order_as_the_provider_takes(call: dict[str, Any]) -> None:
-    arguments, _ = desk().prepare(MESSAGES_METHOD, call)
+    arguments, _ = desk().prepare_call(MESSAGES_METHOD, call)
     lifetimes = [mark.ttl for mark in read(arguments).plan.marks]
     if "cache_control" in call:
         lifetimes.append(call["cache_control"].get("ttl", "5m"))
@@ -101,7 +101,7 @@ def test_the_marks_are_as_many_and_in_such_an_order_as_the_provider_takes(call: 
 def test_no_arguments_can_break_the_call(dialect: ClientMethod, given: dict[str, Any]) -> None:
     call = {"model": MODELS[dialect.adapter.name], "max_tokens": 5, **given}
     before = copy.deepcopy(call)
-    arguments, prepared = desk().prepare(dialect, call)
+    arguments, prepared = desk().prepare_call(dialect, call)
     assert call == before
     if prepared is None:
         assert arguments == call

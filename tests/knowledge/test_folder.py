@@ -57,7 +57,9 @@ def page(place: KnowledgeFolder, name: str) -> str:
 
 def said(session: EndedSession) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for one in extract_items(session.passages(), session=session.session, day=session.day, workspace="/project").items:
+    for one in extract_items(
+        session.read_entries(), session=session.session, day=session.day, workspace="/project"
+    ).items:
         found.setdefault(one.category, []).append(one.text)
     return found
 
@@ -82,8 +84,8 @@ def test_what_was_said_goes_to_the_page_it_belongs_on() -> None:
 
 def test_a_session_adds_so_many_items_and_says_how_many_more_there_were() -> None:
     many = " ".join(f"Never touch file_{number}.py." for number in range(SESSION_ITEMS_MAX + 7))
-    found = extract_items(spoken("s", many, "Ok.").passages(), session="s", day="2026-11-01")
-    assert (len(found.items), found.over) == (SESSION_ITEMS_MAX, 7)
+    found = extract_items(spoken("s", many, "Ok.").read_entries(), session="s", day="2026-11-01")
+    assert (len(found.items), found.over_limit) == (SESSION_ITEMS_MAX, 7)
 
 
 def test_a_task_that_was_done_later_is_closed_where_it_stands(place: KnowledgeFolder) -> None:
@@ -184,7 +186,7 @@ def test_an_item_that_a_person_removes_first_is_not_there_to_be_changed(place: K
 
 def test_a_page_of_notes_that_a_person_made_their_own_is_added_to_and_not_written_over(place: KnowledgeFolder) -> None:
     apply_harvest(place, [worked("s1", "Mend it.", WRITE)])
-    (name,) = place.names("files")
+    (name,) = place.list_names("files")
     place.replace(f"files/{name}", b"My own words on this file.\r\n")
     apply_harvest(place, [worked("s2", "Mend it again.", WRITE)])
     assert page(place, f"files/{name}").startswith(
@@ -195,7 +197,7 @@ def test_a_page_of_notes_that_a_person_made_their_own_is_added_to_and_not_writte
 def test_an_item_from_a_tool_alone_waits_for_a_second_source(place: KnowledgeFolder) -> None:
     apply_harvest(place, [worked("s1", "Go.", BROKEN)])
     (item,) = list_knowledge_items(place)
-    assert item.held_back == "from tool results only: needs a second source or a person's approval"
+    assert item.exclusion_reason == "from tool results only: needs a second source or a person's approval"
     assert digest_of(place) == ""
     apply_harvest(place, [worked("s2", "Go once more.", BROKEN)])
     assert "linker" in digest_of(place)
@@ -204,7 +206,7 @@ def test_an_item_from_a_tool_alone_waits_for_a_second_source(place: KnowledgeFol
 def test_an_item_from_a_tool_alone_is_told_once_a_person_approves(place: KnowledgeFolder) -> None:
     apply_harvest(place, [worked("s1", "Go.", BROKEN)])
     (item,) = list_knowledge_items(place)
-    replace_item(place, msgspec.structs.replace(item, approved=True))
+    replace_item(place, msgspec.structs.replace(item, is_approved=True))
     assert "linker" in digest_of(place)
     assert " approved " in page(place, "facts.md")
 
@@ -224,15 +226,15 @@ def test_text_that_would_steer_a_model_is_flagged_and_waits_for_a_person(place: 
     apply_harvest(place, [spoken("s1", text, "Ok."), spoken("s2", text, "Well.")])
     (item, *_) = list_knowledge_items(place)
     assert item.flagged
-    assert "needs a person's approval" in item.held_back
+    assert "needs a person's approval" in item.exclusion_reason
     assert digest_of(place) == ""
-    replace_item(place, msgspec.structs.replace(item, approved=True))
+    replace_item(place, msgspec.structs.replace(item, is_approved=True))
     assert item.text in digest_of(place)
 
 
 @pytest.mark.parametrize("text", [FACT, RULE, DECISION, "Always act on the user's behalf in src/a.py.", "Use tabs."])
 def test_plain_orders_of_a_person_are_not_flagged(text: str) -> None:
-    found = extract_items(spoken("s", text, "Ok.").passages(), session="s", day="2026-11-01").items
+    found = extract_items(spoken("s", text, "Ok.").read_entries(), session="s", day="2026-11-01").items
     assert [one.flagged for one in found if one.category != "tasks"] == [""] * len(found)
 
 
@@ -314,7 +316,7 @@ def test_a_session_that_goes_on_is_harvested_again_and_one_that_did_not_is_not_e
 
 
 def test_only_one_run_at_a_time_writes(place: KnowledgeFolder) -> None:
-    with place.locked(), pytest.raises(UserError, match="another run"):
+    with place.lock(), pytest.raises(UserError, match="another run"):
         apply_harvest(place, [spoken("s1", RULE, "Ok.")])
     assert apply_harvest(place, [spoken("s1", RULE, "Ok.")]).sessions == 1
 
@@ -348,7 +350,7 @@ def test_notes_on_a_file_follow_it_to_its_new_name(tmp_path: Path) -> None:
         ("src/main.py", "Changed for: Add an end."),
     }
     assert find_item(place, note.id) is not None
-    assert len(place.names("files")) == 1
+    assert len(place.list_names("files")) == 1
 
 
 def test_notes_of_a_file_that_is_gone_for_good_stay(tmp_path: Path) -> None:
@@ -381,7 +383,7 @@ def test_notes_on_files_with_strange_names_are_found_again(place: KnowledgeFolde
     for number in range(2):
         apply_harvest(place, [worked(f"s{number}", f"Ask {number}.", ("write_file", arguments, "ok"))])
     assert [one.scope for one in list_knowledge_items(place)] == [path, path]
-    assert len(place.names("files")) == 1
+    assert len(place.list_names("files")) == 1
 
 
 @pytest.mark.parametrize(

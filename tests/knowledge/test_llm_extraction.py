@@ -123,7 +123,7 @@ def test_what_nobody_said_but_a_tool_waits_for_a_second_source(place: KnowledgeF
     apply_harvest(place, [worked("s1", "Look at the notes.", run)], ask=Asked(answer))
     (item,) = list_knowledge_items(place)
     assert item.sources[0].origin == "tool"
-    assert item.held_back
+    assert item.exclusion_reason
 
 
 def test_a_secret_is_neither_sent_to_the_model_nor_taken_from_it(place: KnowledgeFolder) -> None:

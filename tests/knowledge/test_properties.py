@@ -94,7 +94,7 @@ def meaning(place: KnowledgeFolder) -> dict[str, object]:
     return {**contents(place, leave_out=(LEDGER_FILE, QUARANTINE_FILE)), "ledger": said}
 
 
-PROJECT = ProjectLookup(content_of=lambda path: f"{len(path):016x}")
+PROJECT = ProjectLookup(content_digest=lambda path: f"{len(path):016x}")
 
 
 @settings(max_examples=settings().max_examples // 2)
@@ -136,7 +136,7 @@ def test_harvesting_twice_is_harvesting_once(said: tuple[EndedSession, ...]) -> 
         assert len({item.id for item in list_knowledge_items(place)}) == first.new_items
         again = apply_harvest(place, said)
         assert contents(place) == before
-        assert (again.sessions, again.change.bytes_changed) == (0, 0)
+        assert (again.sessions, again.digest_change.bytes_changed) == (0, 0)
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0"), max_size=60)
@@ -210,7 +210,7 @@ def test_what_a_person_wrote_removed_or_closed_stays_so_after_any_harvest(
             assert chosen.id not in after
         else:
             assert after[chosen.id].text == "As I say."
-            assert after[chosen.id].held_back in ("", "done")
+            assert after[chosen.id].exclusion_reason in ("", "done")
             again = any(one.session.startswith("again-") for one in after[chosen.id].sources)
             # Who goes on has answered the question before.
             assert again or chosen.category == "questions"
@@ -219,7 +219,7 @@ def test_what_a_person_wrote_removed_or_closed_stays_so_after_any_harvest(
 def said_again(one: EndedSession) -> EndedSession:
     """Another session in which the same was said, and a word more."""
     more = HistoryEntry("user", (Text("Thanks."),), number=900)
-    return EndedSession(f"again-{one.session}", 99, "2026-12-01", lambda: [*one.passages(), more], one.workspace)
+    return EndedSession(f"again-{one.session}", 99, "2026-12-01", lambda: [*one.read_entries(), more], one.workspace)
 
 
 texts = st.text(min_size=1, max_size=400)
@@ -239,11 +239,11 @@ def items(draw: st.DrawFn) -> Item:
         make_item_id(category, text),
         category,
         text,
-        done=category == "tasks" and draw(st.booleans()),
+        is_done=category == "tasks" and draw(st.booleans()),
         first_seen="2026-11-01",
         last_seen=draw(st.sampled_from(("2026-11-01", "2026-11-02"))),
         sources=tuple(sorted(set(draw(sources)))),
-        approved=draw(st.booleans()),
+        is_approved=draw(st.booleans()),
         flagged=draw(st.sampled_from(("", "a secret order"))),
     )
 
@@ -259,10 +259,10 @@ def test_a_page_says_again_what_was_written_into_it(some: list[Item]) -> None:
         for read in page.by_id.values():
             assert read.text == own[read.id].text
             assert set(own[read.id].sources) <= set(read.sources)
-            assert (read.approved, read.flagged, read.done) >= (
-                own[read.id].approved,
+            assert (read.is_approved, read.flagged, read.is_done) >= (
+                own[read.id].is_approved,
                 own[read.id].flagged,
-                own[read.id].done,
+                own[read.id].is_done,
             )
 
 
@@ -331,7 +331,7 @@ def test_a_digest_is_bounded_and_additions_leave_what_stands_before_them(some: l
         assert made.text == "" or made.text.startswith(DIGEST_PREAMBLE)
     if not before.text or not more:
         return
-    touched = {one.category for one in more if not one.held_back}
+    touched = {one.category for one in more if not one.exclusion_reason}
     heading = next((f"\n## {title}\n" for category, title, _ in SECTIONS if category in touched), None)
     where = after.text.find(heading) if heading is not None and heading in after.text else len(before.text)
     shared = common_prefix_length(before.text.encode(), after.text.encode())
@@ -383,8 +383,8 @@ def test_additions_stand_behind_all_that_their_section_held_unless_it_is_full(
 @given(st.lists(items(), max_size=40))
 def test_a_digest_tells_nothing_that_is_held_back(some: list[Item]) -> None:
     told = set(build_digest(some).text.split("\n"))
-    free = {one.text for one in some if not one.held_back}
-    assert not {f"- {one.text}" for one in some if one.held_back and one.text not in free} & told
+    free = {one.text for one in some if not one.exclusion_reason}
+    assert not {f"- {one.text}" for one in some if one.exclusion_reason and one.text not in free} & told
 
 
 def test_read_pages_of_nothing_are_empty() -> None:

@@ -41,7 +41,7 @@ def write(project: Path, **files: str) -> None:
 def found(project: Path, question: str) -> list[str]:
     files = read_rag_index(rag_folder(project))
     assert files is not None
-    return [f"{one.path}:{one.first}-{one.last}" for one in RagIndex(files).query(project, question)]
+    return [f"{one.path}:{one.first_line}-{one.last_line}" for one in RagIndex(files).query(project, question)]
 
 
 def run(*words: str) -> Result:
@@ -51,7 +51,7 @@ def run(*words: str) -> Result:
 def test_a_passage_is_found_by_its_words_with_path_lines_and_digest(project: Path) -> None:
     body = "\n".join(f"line {number}" for number in range(1, 61))
     write(project, a_dot_txt=f"{body}\nthe lighthouse keeper sleeps\n{body}\n", b_dot_txt="nothing\n")
-    assert update_rag_index(rag_folder(project), project).passages == 5
+    assert update_rag_index(rag_folder(project), project).chunks == 5
     assert found(project, "Who is the lighthouse keeper?") == ["a.txt:41-80"]
     shown = run("rag", "query", "lighthouse", "--workspace", str(project)).output
     assert shown.startswith("a.txt:41-80  0.70  sha256 ")

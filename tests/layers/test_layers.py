@@ -131,7 +131,7 @@ def test_ephemeral_text_stands_behind_the_users_text() -> None:
 def test_the_seed_layout_puts_all_volatile_text_into_one_block_at_the_end_of_the_system_prompt() -> None:
     current = (LayerText("environment", "day 1"), LayerText("memory", "milk"), LayerText("volatile", ""))
     prompt = assemble_prompt(a_view(current=current, layout="seed"))
-    names = [(segment.name, segment.place) for segment in prompt.segments]
+    names = [(segment.name, segment.section) for segment in prompt.segments]
     assert names[5:] == [
         ("knowledge", "system"),
         ("volatile", "system"),

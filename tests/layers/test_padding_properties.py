@@ -66,7 +66,7 @@ def test_padding_is_found_again_in_the_prompt_that_it_has_made_longer(
         assert found is None
         return
     assert found is not None
-    assert (found.before, found.names) == (prompt.rstrip(), filling.names)
+    assert (found.before, found.skill_names) == (prompt.rstrip(), filling.skill_names)
     assert found.has_guide == (GUIDE_PARTS[0] in filling.text)
 
 
@@ -77,15 +77,15 @@ def test_bodies_stand_whole_in_the_order_of_their_names_whatever_order_they_came
     filling = select_padding(100, HEURISTIC_BOUNDS, skills)
     chance.shuffle(skills)
     assert select_padding(100, HEURISTIC_BOUNDS, skills) == filling
-    assert list(filling.names) == sorted(filling.names)
-    whole = "\n\n".join(f"# Skill: {name}\n\n{dict(skills)[name]}" for name in filling.names)
+    assert list(filling.skill_names) == sorted(filling.skill_names)
+    whole = "\n\n".join(f"# Skill: {name}\n\n{dict(skills)[name]}" for name in filling.skill_names)
     assert filling.text.startswith(whole)
 
 
 def test_a_body_that_does_not_fit_is_left_out_and_a_later_one_that_fits_is_taken() -> None:
     skills = [("b", "word " * 200), ("a", "word " * 9_000), ("c", "word " * 10)]
     filling = select_padding(0, PaddingBounds(200, 400), skills)
-    assert filling.names == ("b",)
+    assert filling.skill_names == ("b",)
     assert filling.text == "# Skill: b\n\n" + "word " * 200
 
 

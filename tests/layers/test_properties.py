@@ -35,10 +35,12 @@ def test_accepted_prompts_never_put_a_changing_part_before_a_stable_one(parts: l
     try:
         check_layer_order(parts)
     except OrderError:
-        assert any(one.stability > two.stability or RANK[one.place] > RANK[two.place] for one, two in pairwise(parts))
+        assert any(
+            one.stability > two.stability or RANK[one.section] > RANK[two.section] for one, two in pairwise(parts)
+        )
     else:
         assert all(one.stability <= two.stability for one, two in pairwise(parts))
-        assert all(RANK[one.place] <= RANK[two.place] for one, two in pairwise(parts))
+        assert all(RANK[one.section] <= RANK[two.section] for one, two in pairwise(parts))
 
 
 @given(pinned_texts, histories, volatile_texts, st.sampled_from(["default", "seed"]))

@@ -89,7 +89,7 @@ CONFIG_TEXT = """# Runtime config
 
 
 def texts(segment: Segment) -> list[str]:
-    blocks = [*segment.system, *(block for passage in segment.passages for block in passage.content)]
+    blocks = [*segment.system, *(block for passage in segment.entries for block in passage.content)]
     return [block.text for block in blocks if isinstance(block, Text)]
 
 
@@ -178,7 +178,7 @@ def test_a_runtime_setting_that_is_no_json_is_refused_by_name(value: Json) -> No
 
 def test_sections_become_segments_by_how_often_they_change() -> None:
     frozen, epoch, volatile = Stability.FROZEN, Stability.EPOCH, Stability.VOLATILE
-    assert [(segment.name, segment.stability, segment.place) for segment in FULL.segments()] == [
+    assert [(segment.name, segment.stability, segment.section) for segment in FULL.segments()] == [
         ("intro", frozen, "system"),
         ("output_style", frozen, "system"),
         ("system", frozen, "system"),
@@ -202,7 +202,7 @@ def test_the_segments_say_what_the_sections_say_without_the_boundary() -> None:
 def test_a_volatile_segment_is_one_passage_that_names_its_layer() -> None:
     (environment,) = [segment for segment in FULL.segments() if segment.name == "environment"]
     passage = HistoryEntry("user", (Text(ENVIRONMENT_TEXT),), layer="environment", stability=Stability.VOLATILE)
-    assert environment == Segment("environment", Stability.VOLATILE, "messages", passages=(passage,))
+    assert environment == Segment("environment", Stability.VOLATILE, "messages", entries=(passage,))
 
 
 def test_a_stable_segment_is_one_text_of_the_system_prompt() -> None:
@@ -216,7 +216,7 @@ def test_what_changes_from_turn_to_turn_does_not_touch_the_stable_segments() -> 
         .with_runtime_config({})
         .with_appended("Third.")
     )
-    stable = [[one for one in builder.segments() if one.place == "system"] for builder in (FULL, later)]
+    stable = [[one for one in builder.segments() if one.section == "system"] for builder in (FULL, later)]
     assert stable[0] == stable[1]
 
 

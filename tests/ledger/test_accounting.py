@@ -178,7 +178,7 @@ async def test_a_session_says_on_whose_account_it_goes_and_so_does_what_it_deleg
         async with Session.resume(session.id, store=store, wire=provider, clock=clock, user_id="ben"):
             pass
     assert len(store.sessions()) == 2
-    figures = store.figures()
+    figures = store.analytics_queries()
     assert {group.name for group in figures.groups("user")} == {"ann"}
     assert {group.name for group in figures.groups("team")} == {"red"}
 

@@ -121,7 +121,7 @@ def test_the_tables_of_a_server_that_two_stores_write_are_what_the_events_add_up
         for row in one.sessions():
             one.delete(row.id)
         assert list(find_differences(one, shipped_models())) == []
-        assert answers(one.tables()) == answers(MemoryStore().tables())
+        assert answers(one.cost_queries()) == answers(MemoryStore().cost_queries())
         check(history, one, other)
 
 
@@ -137,11 +137,11 @@ def check(history: list[Deed], *stores: DatabaseEventLog) -> None:
         assert one.sessions() == memory.sessions()
         assert list(find_differences(one, shipped_models())) == []
         assert (
-            answers(one.tables())
-            == answers(memory.tables())
+            answers(one.cost_queries())
+            == answers(memory.cost_queries())
             == answers(build_event_cost_queries(one, shipped_models()))
         )
-        assert list(figured(one.figures())) == list(figured(memory.figures()))
+        assert list(figured(one.analytics_queries())) == list(figured(memory.analytics_queries()))
 
 
 def do(store: DatabaseEventLog | MemoryStore, what: str, told: list[Event] | str, numbered: list[Event]) -> None:
@@ -152,7 +152,7 @@ def do(store: DatabaseEventLog | MemoryStore, what: str, told: list[Event] | str
     elif what == "prune":
         store.prune(told, RETAINED_EVENT_TYPES, before=1e300)
     elif what == "rebuild" and isinstance(store, DatabaseEventLog):
-        store.rebuild()
+        store.clear_tables()
     elif what == "append it again":
         # Refused as it is, beside appends that are not.
         known = list(store.read(told))[:1]
@@ -164,10 +164,10 @@ def figured(figures: AnalyticsQueries) -> Iterator[object]:
     for scope in (one for one in SCOPES if one.session_id is None):
         for group_by in get_args(GroupBy):
             yield sorted(figures.groups(group_by, scope), key=repr)
-        yield figures.failures(scope), figures.latencies(scope), figures.sized((1_000, 80_000), scope)
-        yield figures.broken(scope, limit=100, skip=0), figures.broken(scope, limit=1, skip=1)
-        yield figures.broken(scope, kind="provider_side", limit=100, skip=0)
-        yield figures.broken(scope, component="tools", limit=100, skip=0)
+        yield figures.failures(scope), figures.latencies(scope), figures.usage_by_size((1_000, 80_000), scope)
+        yield figures.cache_breaks(scope, limit=100, skip=0), figures.cache_breaks(scope, limit=1, skip=1)
+        yield figures.cache_breaks(scope, kind="provider_side", limit=100, skip=0)
+        yield figures.cache_breaks(scope, component="tools", limit=100, skip=0)
         # The log of all sessions has an order that only a database knows.
         yield sorted(figures.skill_loads(scope), key=repr)
     some: tuple[GroupBy, ...] = ("model", "session", "hour", "none")

@@ -63,7 +63,7 @@ async def test_requests_and_what_they_read_and_wrote_are_counted() -> None:
         total_cache_read_input_tokens=second.cache_read,
         last_cache_creation_input_tokens=second.cache_write,
         last_cache_read_input_tokens=second.cache_read,
-        last_request_hash=stage.entries[-1].chain,
+        last_request_hash=stage.entries[-1].prompt_digest,
         last_cache_source="provider",
     )
     assert stats.total_cache_read_input_tokens > 10_000

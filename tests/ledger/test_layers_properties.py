@@ -65,23 +65,27 @@ def completed(request_id: str) -> LlmCallCompleted:
 def test_the_layers_of_a_call_are_the_bytes_of_its_blocks(told: list[tuple[int, list[tuple[str, bytes]]]]) -> None:
     chains = chains_of(told)
     strata = CallTimeline("s", shipped_models())
-    strata.take(played(chains))
+    strata.apply_events(played(chains))
     assert len(strata.calls) == len(chains)
     for stratum, (_, chain) in zip(strata.calls, chains, strict=True):
-        assert stratum.sent is not None
+        assert stratum.request is not None
         sizes: dict[str, int] = {}
         for link in chain:
             sizes[link.layer] = sizes.get(link.layer, 0) + link.end - link.start
-        assert {band.layer: band.bytes for band in stratum.sent.bands} == sizes
-        assert stratum.sent.blocks == len(chain)
-        assert [mark.bytes for mark in stratum.sent.marks] == ([chain[-1].end] if chain else [])
+        assert {band.layer: band.bytes for band in stratum.request.layers} == sizes
+        assert stratum.request.blocks == len(chain)
+        assert [mark.prefix_bytes for mark in stratum.request.breakpoints] == ([chain[-1].end] if chain else [])
 
 
 @given(requests, st.integers(0, 30))
 def test_events_taken_in_two_parts_tell_the_same(told: list[tuple[int, list[tuple[str, bytes]]]], cut: int) -> None:
     events = played(chains_of(told))
     whole, parts = CallTimeline("s", shipped_models()), CallTimeline("s", shipped_models())
-    whole.take(events)
-    parts.take(events[:cut])
-    parts.take(events[cut:])
-    assert (parts.calls, parts.happenings, parts.last_event_id) == (whole.calls, whole.happenings, whole.last_event_id)
+    whole.apply_events(events)
+    parts.apply_events(events[:cut])
+    parts.apply_events(events[cut:])
+    assert (parts.calls, parts.timeline_events, parts.last_event_id) == (
+        whole.calls,
+        whole.timeline_events,
+        whole.last_event_id,
+    )

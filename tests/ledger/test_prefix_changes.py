@@ -67,8 +67,8 @@ def test_what_moved_the_prefix_of_a_plain_client_is_named_and_never_quoted(
     client: anthropic.Anthropic, first: Given, second: Given, cause: str, place: str
 ) -> None:
     found = last_verdict(client, first, second)
-    assert (found.kind, found.cause, found.is_break) == ("prefix_changed", cause, True)
-    assert found.first_lost in (place, "tools")
+    assert (found.kind, found.cause, found.is_unexpected) == ("prefix_changed", cause, True)
+    assert found.first_lost_section in (place, "tools")
     assert found.byte is not None
     assert found.lost_usd > 0
     assert not [line for line in found.diff if any(word in line for word in (SECRET, "milk", "Read", "2026"))]
@@ -81,26 +81,26 @@ def test_the_byte_and_the_masked_lines_show_where_it_is(client: anthropic.Anthro
     assert found.byte - AT_TEN.index("T10") - 1 in range(20, 60)
     assert found.diff[0].startswith("-")
     assert found.diff[0].endswith("Xx xx 0000-00-00X00:00:00X, xxxx xxxxxxxxx.")
-    assert found.sources is not None
-    assert (found.sources.bytes, found.sources.usage, found.sources.diagnosis) == ("moved", "read short", None)
+    assert found.evidence is not None
+    assert (found.evidence.bytes, found.evidence.usage, found.evidence.diagnosis) == ("moved", "read short", None)
 
 
 def test_a_parameter_of_a_plain_client_is_named_too(client: anthropic.Anthropic) -> None:
     first: Given = {"system": RULES, "tools": [READ]}
     found = last_verdict(client, first, {**first, "tool_choice": {"type": "none"}})
-    assert (found.kind, found.component, found.first_lost) == ("parameter_changed", "tool_choice", "messages")
-    assert found.sources is not None
-    assert found.sources.bytes == "settings changed"
+    assert (found.kind, found.component, found.first_lost_section) == ("parameter_changed", "tool_choice", "messages")
+    assert found.evidence is not None
+    assert found.evidence.bytes == "settings changed"
 
 
 def test_another_model_of_a_plain_client_has_another_cache(client: anthropic.Anthropic) -> None:
     found = last_verdict(client, {"system": RULES}, {"system": RULES, "model": "claude-haiku-4-5"})
-    assert (found.kind, found.component, found.first_lost) == ("parameter_changed", "model", "tools")
+    assert (found.kind, found.component, found.first_lost_section) == ("parameter_changed", "model", "tools")
 
 
 def piece(said: str, role: Role = "user") -> EncodedBlock:
     data = f'{{"type":"text","text":"{said}"}}'.encode()
-    return EncodedBlock("history", "messages", Stability.GROWING, data, markable=True, role=role)
+    return EncodedBlock("history", "messages", Stability.GROWING, data, accepts_breakpoint=True, role=role)
 
 
 def link_to(last: EncodedBlock, start: int = 100) -> PrefixDigest:

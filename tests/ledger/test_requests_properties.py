@@ -34,17 +34,17 @@ def adapter_of(model: str) -> Adapter:
 
 def sent(model: str, prompt: Prompt, plan: Plan = Plan()) -> ParsedRequest:  # noqa: B008 - frozen
     parameters = Parameters(model.partition(":")[2], output_tokens_max=100)
-    return parse_request(adapter_of(model).write_request(prompt, plan, parameters), model=model)
+    return parse_request(adapter_of(model).encode_request(prompt, plan, parameters), model=model)
 
 
 @every_model
 @given(st.data())
 def test_marks_that_moved_break_no_prefix(model: str, data: st.DataObject) -> None:
     adapter, prompt = adapter_of(model), data.draw(values.prompts)
-    markable = [index for index, piece in enumerate(values.pieces_of(adapter, prompt)) if piece.markable]
+    markable = [index for index, piece in enumerate(values.pieces_of(adapter, prompt)) if piece.accepts_breakpoint]
     plans = values.plans(markable, wire_of(adapter).ttls)
     one, two = sent(model, prompt, data.draw(plans)), sent(model, prompt, data.draw(plans))
-    assert compare_requests(one, two, None).held
+    assert compare_requests(one, two, None).is_prefix_unchanged
     assert compare_requests(one, two, None).tokens_lost == 0
 
 
@@ -53,9 +53,9 @@ def test_marks_that_moved_break_no_prefix(model: str, data: st.DataObject) -> No
     values.prompts, st.lists(values.passages.filter(lambda passage: "image" not in str(passage).lower()), max_size=3)
 )
 def test_a_prompt_that_grew_by_text_held(model: str, prompt: Prompt, more: list[HistoryEntry]) -> None:
-    grown = Prompt((*prompt.segments, Segment("history", Stability.GROWING, "messages", passages=tuple(more))))
+    grown = Prompt((*prompt.segments, Segment("history", Stability.GROWING, "messages", entries=tuple(more))))
     found = compare_requests(sent(model, prompt), sent(model, grown), None)
-    assert found.moved is None
+    assert found.difference is None
 
 
 @every_model
@@ -63,28 +63,28 @@ def test_a_prompt_that_grew_by_text_held(model: str, prompt: Prompt, more: list[
 def test_a_changed_system_text_is_named_and_its_byte_is_where_the_bytes_part(
     model: str, prompt: Prompt, text: str
 ) -> None:
-    head = [segment for segment in prompt.segments if segment.place != "messages"]
+    head = [segment for segment in prompt.segments if segment.section != "messages"]
     said = Segment("late", Stability.EPOCH, "system", system=(Text(f"same {text}"),))
     changed = Segment("late", Stability.EPOCH, "system", system=(Text(f"Same {text}"),))
-    tail = [segment for segment in prompt.segments if segment.place == "messages"]
+    tail = [segment for segment in prompt.segments if segment.section == "messages"]
     one, two = (sent(model, Prompt((*head, part, *tail))) for part in (said, changed))
     found = compare_requests(one, two, None)
-    assert found.moved is not None
-    old, new = one.scroll.cacheable_bytes(), two.scroll.cacheable_bytes()
-    assert old[: found.moved.byte] == new[: found.moved.byte]
-    assert old[found.moved.byte] != new[found.moved.byte]
-    assert found.moved.place == "system"
-    assert not found.held
-    assert [tier.survives for tier in found.tiers if tier.place == "messages"] in ([], [False])
+    assert found.difference is not None
+    old, new = one.buffer.cacheable_bytes(), two.buffer.cacheable_bytes()
+    assert old[: found.difference.byte] == new[: found.difference.byte]
+    assert old[found.difference.byte] != new[found.difference.byte]
+    assert found.difference.section == "system"
+    assert not found.is_prefix_unchanged
+    assert [tier.is_unchanged for tier in found.sections if tier.section == "messages"] in ([], [False])
 
 
 @every_model
 @given(values.prompts)
 def test_every_block_has_a_path_that_leads_to_it(model: str, prompt: Prompt) -> None:
     parameters = Parameters(model.partition(":")[2], output_tokens_max=100)
-    body = adapter_of(model).write_request(prompt, Plan(), parameters)
+    body = adapter_of(model).encode_request(prompt, Plan(), parameters)
     request = parse_request(body, model=model)
-    assert len(request.paths) == len(request.scroll.pieces)
+    assert len(request.paths) == len(request.buffer.blocks)
     for path in request.paths:
         value = json.loads(body)
         for step in path.split("."):
@@ -96,11 +96,11 @@ def test_every_block_has_a_path_that_leads_to_it(model: str, prompt: Prompt) -> 
 @given(values.prompts)
 def test_an_explanation_accounts_for_every_token_and_a_later_change_costs_no_more(model: str, prompt: Prompt) -> None:
     explained = explain_request(sent(model, prompt), None)
-    assert sum(part.tokens for part in explained.parts) == explained.tokens
-    lost = [part.rewritten_tokens for part in explained.parts]
+    assert sum(part.tokens for part in explained.blocks) == explained.tokens
+    lost = [part.rewritten_tokens for part in explained.blocks]
     assert lost == sorted(lost, reverse=True)
     assert sum(layer.tokens for layer in explained.layers) == explained.tokens
-    assert sum(layer.blocks for layer in explained.layers) == len(explained.parts)
+    assert sum(layer.blocks for layer in explained.layers) == len(explained.blocks)
 
 
 @given(st.binary(max_size=200) | values.json_objects.map(lambda value: json.dumps(value).encode()))

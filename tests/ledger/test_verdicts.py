@@ -110,7 +110,11 @@ async def test_thinking_that_was_turned_on_costs_the_messages() -> None:
     async with Session.resume(session.id, **options) as again:
         await again.send("And now?")
     changed = stage.judged()[-1]
-    assert (changed.kind, changed.component, changed.first_lost) == ("parameter_changed", "thinking", "messages")
+    assert (changed.kind, changed.component, changed.first_lost_section) == (
+        "parameter_changed",
+        "thinking",
+        "messages",
+    )
     assert changed.read_tokens > 10_000
     assert changed.lost_tokens > 2_000
     assert changed.lost_usd > 0
@@ -130,7 +134,7 @@ async def test_text_that_changes_at_the_end_of_the_system_prompt_moves_the_prefi
         await session.send("So?")
     *_, held, moved = stage.judged()
     assert held.kind == "held"
-    assert (moved.kind, moved.is_break) == ("prefix_changed", True)
+    assert (moved.kind, moved.is_unexpected) == ("prefix_changed", True)
     assert moved.component == "volatile"
     assert moved.byte is not None
     assert moved.byte > len(PROMPT)
@@ -168,7 +172,9 @@ PLANNED = {missed("model_changed"): NOTHING, HIT: NOTHING}
 
 def requested(*, shared: int = 5, planned: tuple[str, str] | None = None) -> PreparedRequest:
     move = PrefixChange(900, "system") if shared < 5 else None
-    return PreparedRequest(100.0, Plan(), blocks_before=5, blocks_shared=shared, move=move, planned=planned)
+    return PreparedRequest(
+        100.0, Plan(), blocks_before=5, blocks_shared=shared, prefix_change=move, planned_change=planned
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,14 +190,14 @@ def test_where_bytes_usage_and_the_providers_diagnosis_disagree_all_three_are_ke
     kind: str, sent: PreparedRequest, read: int, told: dict[CacheDiagnosis, str]
 ) -> None:
     row = shipped_models()[SONNET]
-    left = CachedPrefix(SONNET, 90.0, 30_000, "5m", None, {}, images=False)
+    left = CachedPrefix(SONNET, 90.0, 30_000, "5m", None, {}, has_images=False)
     for diagnosis, disagreement in told.items():
         verdict = judge_call(left, sent, Usage(cache_read=read, input=31_000 - read), row, diagnosis=diagnosis)
         assert (verdict.kind, verdict.disagreement) == (kind, disagreement)
-        assert verdict.sources is not None
-        assert verdict.sources.bytes == ("moved" if sent.moved else "the same")
-        assert verdict.sources.usage == ("read" if read else "read short")
-        assert verdict.sources.diagnosis == diagnosis
+        assert verdict.evidence is not None
+        assert verdict.evidence.bytes == ("moved" if sent.is_prefix_changed else "the same")
+        assert verdict.evidence.usage == ("read" if read else "read short")
+        assert verdict.evidence.diagnosis == diagnosis
 
 
 def test_a_first_call_that_the_provider_calls_a_miss_contradicts_nothing() -> None:
@@ -201,8 +207,8 @@ def test_a_first_call_that_the_provider_calls_a_miss_contradicts_nothing() -> No
             None, first, Usage(input=tokens), shipped_models()[SONNET], diagnosis=missed("system_changed")
         )
         assert (verdict.kind, verdict.disagreement) == (kind, "")
-        assert verdict.sources is not None
-        assert verdict.sources.usage == "nothing was there"
+        assert verdict.evidence is not None
+        assert verdict.evidence.usage == "nothing was there"
 
 
 async def test_a_cache_that_is_gone_for_no_reason_of_ours_is_the_providers() -> None:
@@ -213,7 +219,7 @@ async def test_a_cache_that_is_gone_for_no_reason_of_ours_is_the_providers() -> 
     async with Session.resume(session.id, **options) as again:
         await again.send("So?")
     lost = stage.judged()[-1]
-    assert (lost.kind, lost.is_break) == ("provider_side", True)
+    assert (lost.kind, lost.is_unexpected) == ("provider_side", True)
     assert lost.lost_usd > 0
 
 
@@ -225,8 +231,8 @@ async def test_what_was_written_for_the_hour_from_its_first_token_is_the_provide
     for event in stage.events:
         it = event.payload
         if isinstance(it, RequestPrepared):
-            marks = tuple(msgspec.structs.replace(mark, ttl="1h") for mark in it.plan.marks)
-            it = msgspec.structs.replace(it, plan=msgspec.structs.replace(it.plan, marks=marks))
+            marks = tuple(msgspec.structs.replace(mark, ttl="1h") for mark in it.plan.breakpoints)
+            it = msgspec.structs.replace(it, plan=msgspec.structs.replace(it.plan, breakpoints=marks))
         kept.append(msgspec.structs.replace(event, payload=it))
     stage.store.delete(session.id)
     stage.store.append(kept).result(9)
@@ -241,8 +247,8 @@ def later(events: list[Event], call: LlmCallCompleted, must_read: int) -> list[E
     prepared = next(event for event in events if isinstance(event.payload, RequestPrepared))
     assert isinstance(prepared.payload, RequestPrepared)
     plan = msgspec.structs.replace(prepared.payload.plan, expected_read_tokens=must_read)
-    blocks = len(prepared.payload.links)
-    sent = msgspec.structs.replace(prepared.payload, plan=plan, shared_blocks=blocks, links=())
+    blocks = len(prepared.payload.digests)
+    sent = msgspec.structs.replace(prepared.payload, plan=plan, shared_blocks=blocks, digests=())
     again = msgspec.structs.replace(call, request_id="again")
     started = LlmCallStarted(call.model, call.provider, 0, "again")
     return [msgspec.structs.replace(prepared, at=prepared.at + 600, payload=it) for it in (sent, started, again)]
@@ -264,7 +270,7 @@ async def test_an_end_that_is_too_far_back_is_missed() -> None:
     async with Session.create(**options) as session:
         await session.send("Look around. " * 3_000)
     found = stage.judged(near)[-1]
-    assert (found.kind, found.component, found.is_break) == ("lookback_miss", "history", True)
+    assert (found.kind, found.component, found.is_unexpected) == ("lookback_miss", "history", True)
     # The rules that the session went by would not have missed it.
     assert stage.judged()[-1].kind == "provider_side"
 

@@ -7,28 +7,28 @@ from holdfast.planning.breakpoints import place_breakpoints
 from holdfast.types.prompt import Stability, Ttl
 from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
 
-RULES = CacheRules(kind="marks", tokens_min=512, marks_max=4)
+RULES = CacheRules(kind="marks", tokens_min=512, breakpoints_max=4)
 
 
 class Lines:
     """A spelling with one piece a line, for counting pieces and nothing else."""
 
-    def lead(self, before: EncodedBlock | None, piece: EncodedBlock) -> bytes:
+    def separator(self, before: EncodedBlock | None, piece: EncodedBlock) -> bytes:
         return b"\n"
 
-    def close(self, last: EncodedBlock | None) -> bytes:
+    def suffix(self, last: EncodedBlock | None) -> bytes:
         return b"\n"
 
-    def mark(self, ttl: Ttl) -> bytes:
+    def encode_breakpoint(self, ttl: Ttl) -> bytes:
         return b"*"
 
 
 def tool() -> EncodedBlock:
-    return EncodedBlock("tools", "tools", Stability.FROZEN, b"{}", markable=True)
+    return EncodedBlock("tools", "tools", Stability.FROZEN, b"{}", accepts_breakpoint=True)
 
 
 def system(stability: Stability = Stability.EPOCH, *, markable: bool = True) -> EncodedBlock:
-    return EncodedBlock("preset", "system", stability, b"{}", markable=markable)
+    return EncodedBlock("preset", "system", stability, b"{}", accepts_breakpoint=markable)
 
 
 def said(role: str = "user", *, markable: bool = True) -> EncodedBlock:
@@ -40,7 +40,7 @@ def said(role: str = "user", *, markable: bool = True) -> EncodedBlock:
 
 def injected(*, ephemeral: bool = False) -> EncodedBlock:
     return EncodedBlock(
-        "memory", "messages", Stability.VOLATILE, b"{}", markable=True, role="user", ephemeral=ephemeral
+        "memory", "messages", Stability.VOLATILE, b"{}", accepts_breakpoint=True, role="user", ephemeral=ephemeral
     )
 
 
@@ -48,8 +48,8 @@ def marked(*pieces: EncodedBlock, rules: CacheRules = RULES, seed: bool = False)
     scroll = RequestBuffer(Lines(), len)
     scroll.extend(pieces)
     plan = place_breakpoints(scroll, rules, profile="seed" if seed else "default")
-    assert all(mark.ttl == "5m" and mark.reason for mark in plan.marks)
-    return [mark.piece for mark in plan.marks]
+    assert all(mark.ttl == "5m" and mark.reason for mark in plan.breakpoints)
+    return [mark.block_index for mark in plan.breakpoints]
 
 
 def test_the_last_tool_the_stable_system_prompt_and_the_newest_message_are_marked() -> None:
@@ -59,7 +59,7 @@ def test_the_last_tool_the_stable_system_prompt_and_the_newest_message_are_marke
 def test_every_mark_says_why_it_is_there() -> None:
     scroll = RequestBuffer(Lines(), len)
     scroll.extend([tool(), system(), said(), injected(ephemeral=True), said()])
-    assert [mark.reason for mark in place_breakpoints(scroll, RULES).marks] == [
+    assert [mark.reason for mark in place_breakpoints(scroll, RULES).breakpoints] == [
         "end of the tools",
         "end of the stable system prompt",
         "before ephemeral text",
@@ -101,7 +101,7 @@ def test_ephemeral_text_inside_a_tool_loop_keeps_the_mark_in_front_of_it() -> No
 
 
 def test_a_model_that_takes_fewer_marks_keeps_the_ones_furthest_back() -> None:
-    rules = msgspec.structs.replace(RULES, marks_max=2)
+    rules = msgspec.structs.replace(RULES, breakpoints_max=2)
     assert marked(tool(), system(), said(), said("assistant"), said(), rules=rules) == [1, 4]
 
 
@@ -114,23 +114,23 @@ def test_an_empty_prompt_has_no_marks() -> None:
     assert marked() == []
 
 
-BREAKPOINTS = CacheRules(kind="breakpoints", tokens_min=1024, marks_max=4)
+BREAKPOINTS = CacheRules(kind="breakpoints", tokens_min=1024, breakpoints_max=4)
 
 
 def test_where_the_provider_keeps_the_newest_message_by_itself_only_the_stable_prompt_is_marked() -> None:
     scroll = RequestBuffer(Lines(), len)
     scroll.extend([system(), said(), said("assistant"), said()])
     plan = place_breakpoints(scroll, BREAKPOINTS)
-    assert [(mark.piece, mark.ttl) for mark in plan.marks] == [(0, "30m")]
+    assert [(mark.block_index, mark.ttl) for mark in plan.breakpoints] == [(0, "30m")]
 
 
 def test_where_the_provider_keeps_the_newest_message_ephemeral_text_still_has_a_mark_in_front() -> None:
     scroll = RequestBuffer(Lines(), len)
     scroll.extend([system(), said(), said("assistant"), said(), injected(ephemeral=True)])
-    assert [mark.piece for mark in place_breakpoints(scroll, BREAKPOINTS).marks] == [0, 3]
+    assert [mark.block_index for mark in place_breakpoints(scroll, BREAKPOINTS).breakpoints] == [0, 3]
 
 
 def test_a_cache_that_takes_no_marks_gets_none() -> None:
     scroll = RequestBuffer(Lines(), len)
     scroll.extend([system(), said()])
-    assert not place_breakpoints(scroll, CacheRules(kind="implicit", tokens_min=1024)).marks
+    assert not place_breakpoints(scroll, CacheRules(kind="implicit", tokens_min=1024)).breakpoints

@@ -19,7 +19,7 @@ heads = st.lists(
         markable=st.booleans(),
     ),
     max_size=5,
-).map(lambda pieces: sorted(pieces, key=lambda piece: ["tools", "system"].index(piece.place)))
+).map(lambda pieces: sorted(pieces, key=lambda piece: ["tools", "system"].index(piece.section)))
 tails = st.lists(
     st.builds(
         EncodedBlock,
@@ -41,12 +41,12 @@ def test_marks_are_few_and_only_on_blocks_that_take_them(
 ) -> None:
     scroll = RequestBuffer(get_adapter("anthropic"), len)
     scroll.extend([*head, *tail])
-    marks = place_breakpoints(scroll, CacheRules(kind="marks", tokens_min=0, marks_max=most)).marks
-    positions = [mark.piece for mark in marks]
+    marks = place_breakpoints(scroll, CacheRules(kind="marks", tokens_min=0, breakpoints_max=most)).breakpoints
+    positions = [mark.block_index for mark in marks]
     assert len(positions) <= most
     assert positions == sorted(set(positions))
     for position in positions:
-        piece = scroll.pieces[position]
-        assert piece.markable
+        piece = scroll.blocks[position]
+        assert piece.accepts_breakpoint
         assert not piece.ephemeral
         assert piece.stability < Stability.VOLATILE

@@ -109,7 +109,7 @@ def test_another_prefix_or_model_takes_the_place_of_the_old_one() -> None:
     for old in (kept(digest="d0"), kept(model="gemini:gemini-3.6-flash")):
         found = step(old)
         assert isinstance(found, CreateCache)
-        assert found.instead_of == old
+        assert found.replaces == old
         assert step(old, calls=0) == SkipCache(
             "too few reads expected to pay for it: 0 uncached calls so far", delete=old
         )

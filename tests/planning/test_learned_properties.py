@@ -26,7 +26,7 @@ gaps = st.lists(st.floats(0, 100_000), max_size=8).map(count_idle_times)
 beliefs = st.lists(st.booleans(), max_size=5)
 memories = st.builds(
     lambda calls, tool, person, seen: CacheMemory(
-        calls=calls, gaps=IdleTimesByCause(tool, person), belief=believed(seen)
+        calls=calls, idle_times=IdleTimesByCause(tool, person), upgrade_belief=believed(seen)
     ),
     st.integers(1, 50),
     gaps,
@@ -38,7 +38,7 @@ memories = st.builds(
 def believed(seen: list[bool]) -> UpgradeBelief:
     belief = UpgradeBelief()
     for read in seen:
-        belief = belief.seen(read=read)
+        belief = belief.with_observation(read=read)
     return belief
 
 
@@ -66,31 +66,35 @@ def test_of_each_session_only_the_newest_lesson_counts(early: CacheMemory, late:
 @given(memories)
 def test_waits_belong_to_the_workspace_and_caches_to_model_and_route(memory: CacheMemory) -> None:
     elsewhere = combine_learned([event("s", memory, LearningScope(HERE.model, HERE.route, "other"))], HERE)
-    assert (elsewhere.gaps, elsewhere.sessions) == (IdleTimesByCause(), 0)
-    assert elsewhere.belief == memory.belief
+    assert (elsewhere.idle_times, elsewhere.sessions) == (IdleTimesByCause(), 0)
+    assert elsewhere.upgrade_belief == memory.upgrade_belief
     for scene in (LearningScope("anthropic:y", HERE.route, "w"), LearningScope(HERE.model, "gateway", "w")):
         other = combine_learned([event("s", memory, scene)], HERE)
-        assert (other.belief, other.floor) == (UpgradeBelief(), ObservedFloor())
-        assert other.gaps == learned_after_session(LearnedParameters(), memory).gaps
+        assert (other.upgrade_belief, other.floor) == (UpgradeBelief(), ObservedFloor())
+        assert other.idle_times == learned_after_session(LearnedParameters(), memory).idle_times
 
 
 def test_a_session_that_changed_its_model_counts_once_for_its_waits_and_once_for_each_model() -> None:
-    one = CacheMemory(calls=3, gaps=IdleTimesByCause(person=count_idle_times([900.0])), belief=believed([True]))
-    two = CacheMemory(calls=5, gaps=IdleTimesByCause(person=count_idle_times([900.0, 40.0])), belief=believed([False]))
+    one = CacheMemory(
+        calls=3, idle_times=IdleTimesByCause(person=count_idle_times([900.0])), upgrade_belief=believed([True])
+    )
+    two = CacheMemory(
+        calls=5, idle_times=IdleTimesByCause(person=count_idle_times([900.0, 40.0])), upgrade_belief=believed([False])
+    )
     events = [event("s", one), event("s", two, LearningScope("anthropic:y", HERE.route, "w"))]
     learned = combine_learned(events, HERE)
     assert (learned.sessions, learned.calls) == (1, 5)
-    assert learned.gaps.person == count_idle_times([900.0, 40.0, math.inf])
-    assert learned.belief == one.belief
+    assert learned.idle_times.person == count_idle_times([900.0, 40.0, math.inf])
+    assert learned.upgrade_belief == one.upgrade_belief
 
 
 @given(st.lists(st.floats(allow_nan=False), max_size=20), st.floats(-1e9, 1e9), st.integers(), st.integers())
 def test_lessons_that_make_no_sense_do_no_harm(counts: list[float], odds: float, one: int, two: int) -> None:
     strange = CacheLearned(HERE.model, HERE.route, "w", 1, tuple(counts), (), one, two, odds, one, two, one)
     learned = combine_learned([Event("id", 0.0, "s", "system", strange)], HERE)
-    assert 0 < learned.belief.chance < 1
-    assert learned.gaps.all.chance(0, 300) >= 0
-    assert learned.gaps.person == IdleTimes().add(math.inf)
+    assert 0 < learned.upgrade_belief.probability < 1
+    assert learned.idle_times.all.probability(0, 300) >= 0
+    assert learned.idle_times.person == IdleTimes().add(math.inf)
 
 
 def test_other_events_teach_nothing() -> None:

@@ -43,9 +43,7 @@ class Trial:
     """One sequence of choices, played through the cache model. Pieces: each prompt ends with one, each reply is one."""
 
     def __init__(self, steps: list[CallStep], rates: TokenRates, rules: CacheRules) -> None:
-        ends = itertools.chain.from_iterable(
-            (one.shared_tokens + one.replied_tokens, one.prompt_tokens) for one in steps
-        )
+        ends = itertools.chain.from_iterable((one.shared_tokens + one.reply_tokens, one.prompt_tokens) for one in steps)
         self.prefixes = tuple(PromptPrefix("messages", str(end), tokens) for end, tokens in enumerate(ends))
         self.steps, self.rates, self.rules = steps, rates, rules
         self.entries, self.cost = CacheEntries(), 0.0
@@ -59,13 +57,13 @@ class Trial:
 
     def kept(self, at: float, ttl: Ttl | None = None) -> int | None:
         """The longest prefix that can be read, or that can be and was written for so long."""
-        found = [entry for entry in self.entries.live(at=at) if ttl is None or entry.ttl == ttl]
+        found = [entry for entry in self.entries.live_entries(at=at) if ttl is None or entry.ttl == ttl]
         return max((int(entry.digest) for entry in found), default=None)
 
     def run(self, choices: tuple[tuple[str, Ttl | None], ...]) -> float:
         at = 0.0
         for index, (pause, tail) in enumerate(choices):
-            gap = self.steps[index].gap_seconds
+            gap = self.steps[index].idle_seconds
             if gap is not None:
                 self.wait(pause, 2 * index, at, gap)
                 at += gap
@@ -96,7 +94,7 @@ class Trial:
     def repeat(self, end: int | None, at: float, gap: float, seconds: float) -> float:
         if end is None:
             return at
-        entry = next(entry for entry in self.entries.live(at=at) if entry.digest == str(end))
+        entry = next(entry for entry in self.entries.live_entries(at=at) if entry.digest == str(end))
         ttl: Ttl = "1h" if entry.ttl == "1h" else "5m"
         for _ in range(math.floor(gap / seconds)):
             at += seconds - EARLY_SECONDS
@@ -143,9 +141,9 @@ def test_a_longer_pause_never_makes_a_session_cheaper(
     steps: list[CallStep], rates: TokenRates, more: float, draw: st.DataObject
 ) -> None:
     index = draw.draw(st.integers(0, len(steps) - 1))
-    gap = steps[index].gap_seconds
+    gap = steps[index].idle_seconds
     longer = [*steps]
-    longer[index] = msgspec.structs.replace(steps[index], gap_seconds=None if gap is None else gap + more)
+    longer[index] = msgspec.structs.replace(steps[index], idle_seconds=None if gap is None else gap + more)
     assert one_ttl_bound(steps, rates) <= one_ttl_bound(longer, rates) * (1 + 1e-9)
     for upgrades in (True, False):
         before = optimal_cost(steps, rates, upgrades=upgrades)

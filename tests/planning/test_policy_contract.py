@@ -39,22 +39,22 @@ class Watched:
     def name(self) -> str:
         return self._policy.name
 
-    def marks(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
-        marks = self._policy.marks(moment)
-        check_breakpoints(moment.rules, marks, blocks=len(moment.scroll.pieces))
-        assert all(moment.scroll.pieces[mark.piece].markable for mark in marks)
-        assert list(marks) == sorted(marks, key=lambda mark: mark.piece)
+    def choose_breakpoints(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
+        marks = self._policy.choose_breakpoints(moment)
+        check_breakpoints(moment.rules, marks, blocks=len(moment.buffer.blocks))
+        assert all(moment.buffer.blocks[mark.block_index].accepts_breakpoint for mark in marks)
+        assert list(marks) == sorted(marks, key=lambda mark: mark.block_index)
         self.seen += 1
         return marks
 
-    def heard(self, moment: PlanningMoment, usage: Usage) -> None:
-        self._policy.heard(moment, usage)
+    def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
+        self._policy.record_usage(moment, usage)
 
-    def ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
-        return self._policy.ping(moment, pings_so_far, waits_for)
+    def next_ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
+        return self._policy.next_ping(moment, pings_so_far, waits_for)
 
-    def pinged(self, ping: PingResult) -> None:
-        self._policy.pinged(ping)
+    def record_ping(self, ping: PingResult) -> None:
+        self._policy.record_ping(ping)
 
 
 @st.composite
@@ -111,7 +111,7 @@ def test_marks_are_legal_and_nothing_costs_less_than_the_optimum(recording: Reco
     assert [policy.seen for policy in policies] == [len(recording.calls)] * len(policies)
     # What a policy leaves unmarked at the very end of a prompt costs no write; the optimum writes all or nothing.
     floor = Decimal(found.optimum_usd) * Decimal("0.99")
-    assert {played.policy for played in found.played if played.cost_usd < floor} <= {"langchain-clearing"}
+    assert {played.policy for played in found.results if played.cost_usd < floor} <= {"langchain-clearing"}
 
 
 @pytest.mark.parametrize("name", NAMES)

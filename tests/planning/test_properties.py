@@ -31,13 +31,13 @@ TIMES = price_multipliers(PRICE)
 
 
 class Lines:
-    def lead(self, before: EncodedBlock | None, piece: EncodedBlock) -> bytes:
+    def separator(self, before: EncodedBlock | None, piece: EncodedBlock) -> bytes:
         return b"\n"
 
-    def close(self, last: EncodedBlock | None) -> bytes:
+    def suffix(self, last: EncodedBlock | None) -> bytes:
         return b"\n"
 
-    def mark(self, ttl: Ttl) -> bytes:
+    def encode_breakpoint(self, ttl: Ttl) -> bytes:
         return b"*"
 
 
@@ -50,7 +50,7 @@ def pieces(draw: st.DrawFn, place: PromptSection, *, volatile: bool = False) -> 
         place,
         Stability.VOLATILE if shaky else stability,
         b"x" * draw(st.integers(2, 3000)),
-        markable=draw(st.booleans()),
+        accepts_breakpoint=draw(st.booleans()),
         role="user" if place == "messages" else None,
         ephemeral=shaky and draw(st.booleans()),
     )
@@ -92,19 +92,19 @@ def test_marks_are_few_legal_and_never_on_what_changes(
         moment = PlanningMoment(
             scroll, SONNET.cache, PRICE, at, gap if number else None, "person" if number else "start"
         )
-        marks = policy.marks(moment)
-        assert len(marks) <= SONNET.cache.marks_max
-        assert [mark.piece for mark in marks] == sorted({mark.piece for mark in marks})
+        marks = policy.choose_breakpoints(moment)
+        assert len(marks) <= SONNET.cache.breakpoints_max
+        assert [mark.block_index for mark in marks] == sorted({mark.block_index for mark in marks})
         for mark in marks:
-            piece = scroll.pieces[mark.piece]
-            assert piece.markable
+            piece = scroll.blocks[mark.block_index]
+            assert piece.accepts_breakpoint
             assert piece.stability < Stability.VOLATILE
             assert not piece.ephemeral
         lifetimes = [SONNET.cache.ttls_seconds[mark.ttl] for mark in marks]
         assert lifetimes == sorted(lifetimes, reverse=True)
         read = int(share * scroll.tokens_total)
-        policy.heard(moment, Usage(cache_read=read, cache_write_5m=scroll.tokens_total - read))
-        ping = policy.ping(moment, 0, "person")
+        policy.record_usage(moment, Usage(cache_read=read, cache_write_5m=scroll.tokens_total - read))
+        ping = policy.next_ping(moment, 0, "person")
         assert ping is None or ping.after_seconds in (285, 3585)
 
 
@@ -112,16 +112,20 @@ def test_marks_are_few_legal_and_never_on_what_changes(
 def test_chances_are_chances_and_add_up(gaps: list[float], one: float, two: float) -> None:
     low, high = sorted((one, two))
     known = expected_idle_times(count_idle_times(gaps), IdleTimes())
-    inside = known.chance(low, high)
+    inside = known.probability(low, high)
     assert -1e-9 <= inside <= 1 + 1e-9
-    assert math.isclose(known.chance(0, low) + inside + known.chance(high, math.inf), 1.0, abs_tol=1e-9)
-    assert known.chance(low, high, given_seconds=low) >= inside - 1e-9
+    assert math.isclose(known.probability(0, low) + inside + known.probability(high, math.inf), 1.0, abs_tol=1e-9)
+    assert known.probability(low, high, given_seconds=low) >= inside - 1e-9
 
 
 def test_a_session_is_believed_more_the_more_it_has_shown() -> None:
     quiet, pausing = count_idle_times([10.0] * 200), count_idle_times([10.0] * 100 + [1200.0] * 100)
-    assert expected_idle_times(IdleTimes(), quiet).chance(300, 3600) < prior_idle_times().chance(300, 3600) < 0.03
-    assert expected_idle_times(pausing, quiet).chance(300, 3600) > 0.15
+    assert (
+        expected_idle_times(IdleTimes(), quiet).probability(300, 3600)
+        < prior_idle_times().probability(300, 3600)
+        < 0.03
+    )
+    assert expected_idle_times(pausing, quiet).probability(300, 3600) > 0.15
     assert sum(count_idle_times([edge - 1 for edge in EDGES_SECONDS]).counts) == len(EDGES_SECONDS)
 
 
@@ -155,16 +159,16 @@ def test_a_prompt_that_is_written_anyway_is_written_for_the_hour_where_nothing_u
 def test_a_belief_follows_what_was_seen_and_can_be_unlearned(seen: list[bool]) -> None:
     belief = UpgradeBelief()
     for read in seen:
-        before = belief.chance
-        belief = belief.seen(read=read)
-        assert belief.chance >= before if read else belief.chance <= before
+        before = belief.probability
+        belief = belief.with_observation(read=read)
+        assert belief.probability >= before if read else belief.probability <= before
     assert (belief.read, belief.lost) == (seen.count(True), seen.count(False))
     for _ in range(8):
-        belief = belief.seen(read=False)
-    assert belief.chance < 0.1
+        belief = belief.with_observation(read=False)
+    assert belief.probability < 0.1
     for _ in range(8):
-        belief = belief.seen(read=True)
-    assert belief.chance > 0.9
+        belief = belief.with_observation(read=True)
+    assert belief.probability > 0.9
 
 
 @given(amounts, amounts, st.floats(0, 1), st.lists(st.floats(0, 20_000), max_size=30))
@@ -175,14 +179,14 @@ def test_an_idle_cache_is_used_again_only_where_that_is_expected_to_pay(
     known = expected_idle_times(count_idle_times(gaps), IdleTimes())
     ping = plan_ping(idle, known, TIMES)
     read, saved = float(TIMES.read), float(TIMES.write_5m - TIMES.read)
-    soon = known.chance(300, 585, given_seconds=285) * saved - read
-    kept = upgrade * known.chance(300, 3885, given_seconds=285) * saved * (prompt + reply)
+    soon = known.probability(300, 585, given_seconds=285) * saved - read
+    kept = upgrade * known.probability(300, 3885, given_seconds=285) * saved * (prompt + reply)
     written = read * prompt + float(TIMES.write_1h) * reply
     if soon > 0 or kept - written > CLOSING_TOKENS:
         assert ping is not None
     if kept <= written:
         assert ping is None or ping.ttl == "5m"
-    if known.chance(285, math.inf) == 0:
+    if known.probability(285, math.inf) == 0:
         assert ping is None
     if ping is not None:
         assert ping.after_seconds == 285
@@ -194,12 +198,12 @@ def test_an_idle_cache_is_used_again_only_where_that_is_expected_to_pay(
 
 def test_marks_that_are_surely_below_the_floor_are_left_out() -> None:
     floor = SONNET.cache.tokens_min
-    head = EncodedBlock("system", "system", Stability.EPOCH, b"x" * (floor // 2), markable=True)
-    said = EncodedBlock("history", "messages", Stability.GROWING, b"x" * floor, markable=True, role="user")
+    head = EncodedBlock("system", "system", Stability.EPOCH, b"x" * (floor // 2), accepts_breakpoint=True)
+    said = EncodedBlock("history", "messages", Stability.GROWING, b"x" * floor, accepts_breakpoint=True, role="user")
     scroll = RequestBuffer(Lines(), len)
     scroll.extend([head])
     moment = PlanningMoment(scroll, SONNET.cache, PRICE, 1_000.0)
-    assert plan_adaptive_call(moment, CacheMemory()).plan.marks == ()
+    assert plan_adaptive_call(moment, CacheMemory()).plan.breakpoints == ()
     assert "below" in plan_adaptive_call(moment, CacheMemory()).plan.notes[0]
     scroll.extend([said])
-    assert [mark.piece for mark in plan_adaptive_call(moment, CacheMemory()).plan.marks] == [1]
+    assert [mark.block_index for mark in plan_adaptive_call(moment, CacheMemory()).plan.breakpoints] == [1]

@@ -33,7 +33,7 @@ REPORTED: tuple[FailureKind, ...] = (
 
 
 def read_all(adapter: Adapter, chunks: list[bytes]) -> list[Delta]:
-    reader = adapter.stream_reader()
+    reader = adapter.make_stream_decoder()
     return [delta for chunk in chunks for delta in reader.feed(chunk)]
 
 
@@ -41,8 +41,8 @@ def lowered(adapter: Adapter, prompt: Prompt) -> Prompt:
     """The prompt as the provider can be told it."""
 
     def lower(segment: Segment) -> Segment:
-        kept = (adapter.lower(passage) for passage in segment.passages)
-        return msgspec.structs.replace(segment, passages=tuple(passage for passage in kept if passage is not None))
+        kept = (adapter.lower_entry(passage) for passage in segment.entries)
+        return msgspec.structs.replace(segment, entries=tuple(passage for passage in kept if passage is not None))
 
     return Prompt(tuple(lower(segment) for segment in prompt.segments))
 
@@ -51,7 +51,7 @@ def draw_request(adapter: Adapter, data: st.DataObject) -> tuple[Prompt, Plan, P
     """Any prompt, with marks where the provider takes them."""
     wire = wire_of(adapter)
     prompt, parameters = data.draw(values.prompts), data.draw(wire.parameters)
-    markable = [index for index, piece in enumerate(values.pieces_of(adapter, prompt)) if piece.markable]
+    markable = [index for index, piece in enumerate(values.pieces_of(adapter, prompt)) if piece.accepts_breakpoint]
     return prompt, data.draw(values.plans(markable, wire.ttls)), parameters
 
 
@@ -64,9 +64,9 @@ def headers_of(adapter: Adapter, parameters: Parameters) -> dict[str, str]:
 @given(st.data())
 def test_a_request_read_back_says_what_was_written(adapter: Adapter, data: st.DataObject) -> None:
     prompt, plan, parameters = draw_request(adapter, data)
-    body = adapter.write_request(prompt, plan, parameters)
+    body = adapter.encode_request(prompt, plan, parameters)
 
-    read = adapter.read_request(body, headers_of(adapter, parameters))
+    read = adapter.decode_request(body, headers_of(adapter, parameters))
 
     assert read.prompt.tools == prompt.tools
     assert values.system_of(read.prompt) == values.system_of(prompt)
@@ -87,10 +87,10 @@ def test_what_is_lowered_is_spelled_like_what_it_was_lowered_from(adapter: Adapt
 @given(st.data())
 def test_the_same_values_give_the_same_bytes(adapter: Adapter, data: st.DataObject) -> None:
     prompt, _, parameters = draw_request(adapter, data)
-    body = adapter.write_request(prompt, Plan(), parameters)
-    read = adapter.read_request(body, headers_of(adapter, parameters))
-    assert adapter.write_request(prompt, Plan(), parameters) == body
-    assert adapter.write_request(read.prompt, Plan(), read.parameters) == body
+    body = adapter.encode_request(prompt, Plan(), parameters)
+    read = adapter.decode_request(body, headers_of(adapter, parameters))
+    assert adapter.encode_request(prompt, Plan(), parameters) == body
+    assert adapter.encode_request(read.prompt, Plan(), read.parameters) == body
 
 
 @every_adapter
@@ -99,14 +99,14 @@ def test_a_mark_changes_no_cacheable_byte_and_its_absence_gives_the_unmarked_bod
     adapter: Adapter, data: st.DataObject
 ) -> None:
     prompt, plan, parameters = draw_request(adapter, data)
-    marked = adapter.write_request(prompt, plan, parameters)
-    read = adapter.read_request(marked, headers_of(adapter, parameters))
+    marked = adapter.encode_request(prompt, plan, parameters)
+    read = adapter.decode_request(marked, headers_of(adapter, parameters))
 
     before, after = values.pieces_of(adapter, prompt), values.pieces_of(adapter, read.prompt)
-    assert [(piece.place, piece.opens, piece.data, piece.markable, piece.role) for piece in after] == [
-        (piece.place, piece.opens, piece.data, piece.markable, piece.role) for piece in before
-    ]
-    assert adapter.write_request(read.prompt, Plan(), parameters) == adapter.write_request(prompt, Plan(), parameters)
+    assert [
+        (piece.section, piece.container_start, piece.data, piece.accepts_breakpoint, piece.role) for piece in after
+    ] == [(piece.section, piece.container_start, piece.data, piece.accepts_breakpoint, piece.role) for piece in before]
+    assert adapter.encode_request(read.prompt, Plan(), parameters) == adapter.encode_request(prompt, Plan(), parameters)
 
 
 @every_adapter
@@ -117,9 +117,9 @@ def test_a_request_that_has_grown_begins_with_the_bytes_of_the_one_before(
     prompt, more = data.draw(values.prompts), data.draw(st.lists(values.passages, max_size=3))
     scroll = RequestBuffer(adapter, count=len)
     for segment in prompt.segments:
-        scroll.extend(adapter.spell(segment))
+        scroll.extend(adapter.encode_segment(segment))
     before = scroll.cacheable_bytes()
-    scroll.extend(adapter.spell(Segment("history", Stability.GROWING, "messages", passages=tuple(more))))
+    scroll.extend(adapter.encode_segment(Segment("history", Stability.GROWING, "messages", entries=tuple(more))))
     assert scroll.cacheable_bytes().startswith(before)
 
 
@@ -130,9 +130,11 @@ def test_a_scroll_that_grew_gives_the_bytes_of_a_request_written_at_once(adapter
     scroll = RequestBuffer(adapter, count=len)
     for piece in values.pieces_of(adapter, prompt):
         scroll.extend([piece])
-        scroll.render(adapter.opening(parameters))
+        scroll.render(adapter.request_head(parameters))
 
-    assert scroll.render(adapter.opening(parameters), plan.marks) == adapter.write_request(prompt, plan, parameters)
+    assert scroll.render(adapter.request_head(parameters), plan.breakpoints) == adapter.encode_request(
+        prompt, plan, parameters
+    )
 
 
 @every_adapter
@@ -141,40 +143,42 @@ def test_a_request_without_its_head_is_the_one_written_without_it(adapter: Adapt
     prompt, plan, parameters = draw_request(adapter, data)
     scroll = RequestBuffer(adapter, count=len)
     scroll.extend(values.pieces_of(adapter, prompt))
-    messages = Prompt(tuple(segment for segment in prompt.segments if segment.place == "messages"))
-    head = len(scroll.pieces) - len(values.pieces_of(adapter, messages))
-    later = Plan(tuple(Breakpoint(mark.piece - head, mark.ttl) for mark in plan.marks if mark.piece >= head))
+    messages = Prompt(tuple(segment for segment in prompt.segments if segment.section == "messages"))
+    head = len(scroll.blocks) - len(values.pieces_of(adapter, messages))
+    later = Plan(
+        tuple(Breakpoint(mark.block_index - head, mark.ttl) for mark in plan.breakpoints if mark.block_index >= head)
+    )
 
-    behind = scroll.render(adapter.opening(parameters), plan.marks, start=head)
-    assert behind == adapter.write_request(messages, later, parameters)
+    behind = scroll.render(adapter.request_head(parameters), plan.breakpoints, start=head)
+    assert behind == adapter.encode_request(messages, later, parameters)
 
 
 @every_adapter
 @given(st.data())
 def test_a_whole_reply_read_back_is_the_reply(adapter: Adapter, data: st.DataObject) -> None:
     reply = data.draw(wire_of(adapter).replies)
-    assert adapter.read_reply(adapter.write_reply(reply)) == reply
+    assert adapter.decode_reply(adapter.encode_reply(reply)) == reply
 
 
 @every_adapter
 @given(st.data())
 def test_a_stream_cut_anywhere_folds_to_the_reply(adapter: Adapter, data: st.DataObject) -> None:
     reply = data.draw(wire_of(adapter).replies)
-    chunks = data.draw(values.chunks(b"".join(adapter.write_stream(reply))))
+    chunks = data.draw(values.chunks(b"".join(adapter.encode_stream(reply))))
     deltas = read_all(adapter, chunks)
 
     assert isinstance(deltas[0], ReplyStarted)
     assert deltas[-1] == ReplyFinished(reply)
-    assert deltas == read_all(adapter, list(adapter.write_stream(reply)))
+    assert deltas == read_all(adapter, list(adapter.encode_stream(reply)))
 
 
 @every_adapter
 @given(st.data())
 def test_a_stream_that_is_cut_off_leaves_what_had_arrived(adapter: Adapter, data: st.DataObject) -> None:
     reply = data.draw(wire_of(adapter).replies)
-    events = list(adapter.write_stream(reply))
+    events = list(adapter.encode_stream(reply))
     kept = data.draw(st.integers(0, len(events) - 1))
-    reader = adapter.stream_reader()
+    reader = adapter.make_stream_decoder()
     deltas = [delta for event in events[:kept] for delta in reader.feed(event)]
     partial = reader.partial()
 
@@ -194,7 +198,7 @@ def test_a_stream_that_is_cut_off_leaves_what_had_arrived(adapter: Adapter, data
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_request_are_refused_in_one_line(adapter: Adapter, body: bytes) -> None:
     with pytest.raises(ProviderError) as refused:
-        adapter.read_request(body)
+        adapter.decode_request(body)
     assert refused.value.kind == "invalid_request"
     assert len(str(refused.value).splitlines()) == 1
 
@@ -202,7 +206,7 @@ def test_bytes_that_are_no_request_are_refused_in_one_line(adapter: Adapter, bod
 @every_adapter
 @given(st.binary(max_size=200), st.integers(100, 999))
 def test_every_answer_that_is_an_error_has_one_of_the_known_kinds(adapter: Adapter, body: bytes, status: int) -> None:
-    error = adapter.read_error(status, {}, body)
+    error = adapter.decode_error(status, {}, body)
     assert error.kind in get_args(FailureKind)
     assert error.status == status
     assert len(str(error).splitlines()) == 1
@@ -211,8 +215,8 @@ def test_every_answer_that_is_an_error_has_one_of_the_known_kinds(adapter: Adapt
 @every_adapter
 @pytest.mark.parametrize("kind", REPORTED)
 def test_a_failure_read_back_is_of_the_kind_that_was_written(adapter: Adapter, kind: FailureKind) -> None:
-    status, body = adapter.write_error(kind, "it went wrong")
-    error = adapter.read_error(status, {}, body)
+    status, body = adapter.encode_error(kind, "it went wrong")
+    error = adapter.decode_error(status, {}, body)
     assert error.kind == kind
     assert str(error) == "it went wrong"
 

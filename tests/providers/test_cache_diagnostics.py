@@ -68,8 +68,8 @@ def test_what_anthropic_says_of_its_cache_is_understood_whole_and_streamed(told:
     whole = said_by_anthropic(told)
     start = b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n' % whole
     stop = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
-    (finished,) = (one for one in anthropic.stream_reader().feed(start + stop) if isinstance(one, ReplyFinished))
-    assert anthropic.read_reply(whole).diagnosis == finished.reply.diagnosis == ANTHROPIC_SAYS[told]
+    (finished,) = (one for one in anthropic.make_stream_decoder().feed(start + stop) if isinstance(one, ReplyFinished))
+    assert anthropic.decode_reply(whole).diagnosis == finished.reply.diagnosis == ANTHROPIC_SAYS[told]
 
 
 @pytest.mark.parametrize("told", OPENAI_SAYS)
@@ -77,9 +77,9 @@ def test_what_openai_says_of_its_cache_is_understood_whole_and_streamed(told: st
     whole = said_by_openai(told)
     begun = b'data: {"type":"response.created","response":{"id":"id","model":"m"}}\n\n'
     ended = b'data: {"type":"response.completed","response":%b}\n\n' % whole
-    reader = openai_responses.stream_reader()
+    reader = openai_responses.make_stream_decoder()
     (finished,) = (one for one in reader.feed(begun + ended) if isinstance(one, ReplyFinished))
-    assert openai_responses.read_reply(whole).diagnosis == finished.reply.diagnosis == OPENAI_SAYS[told]
+    assert openai_responses.decode_reply(whole).diagnosis == finished.reply.diagnosis == OPENAI_SAYS[told]
 
 
 def test_a_comparison_that_ends_with_the_stream_replaces_one_that_was_pending() -> None:
@@ -90,34 +90,34 @@ def test_a_comparison_that_ends_with_the_stream_replaces_one_that_was_pending() 
         b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn","diagnostics":%b}}\n\n'
         b'data: {"type":"message_delta","delta":{}}\n\ndata: {"type":"message_stop"}\n\n'
     ) % (start, later.encode())
-    (finished,) = (one for one in anthropic.stream_reader().feed(stream) if isinstance(one, ReplyFinished))
+    (finished,) = (one for one in anthropic.make_stream_decoder().feed(stream) if isinstance(one, ReplyFinished))
     assert finished.reply.diagnosis == CacheDiagnosis("miss", "system_changed", 3)
 
 
 @pytest.mark.parametrize("told", UNREADABLE)
 def test_a_reply_is_not_lost_because_its_diagnosis_cannot_be_read(told: str) -> None:
-    assert anthropic.read_reply(said_by_anthropic(told)) == REPLY
-    assert openai_responses.read_reply(said_by_openai(told)) == REPLY
+    assert anthropic.decode_reply(said_by_anthropic(told)) == REPLY
+    assert openai_responses.decode_reply(said_by_openai(told)) == REPLY
 
 
 @pytest.mark.parametrize("told", ['{"cache_miss_reason":{"type":"\\ud800"}}', '{"type":"cache_hit"', "{" * 5_000])
 def test_a_diagnosis_that_is_no_json_makes_the_reply_unreadable_as_any_member_does(told: str) -> None:
     with pytest.raises(ProviderError, match="cannot be read"):
-        anthropic.read_reply(said_by_anthropic(told))
+        anthropic.decode_reply(said_by_anthropic(told))
     with pytest.raises(ProviderError, match="cannot be read"):
-        openai_responses.read_reply(said_by_openai(told))
+        openai_responses.decode_reply(said_by_openai(told))
 
 
 def test_a_key_that_a_provider_repeats_is_not_recorded() -> None:
     told = '{"cache_miss_reason":{"type":"key sk-ant-0123456789abcdef"}}'
-    assert anthropic.read_reply(said_by_anthropic(told)).diagnosis == CacheDiagnosis("miss", "key [removed]")
+    assert anthropic.decode_reply(said_by_anthropic(told)).diagnosis == CacheDiagnosis("miss", "key [removed]")
 
 
 def test_anthropic_is_asked_from_the_first_request_on_and_told_the_beta_once() -> None:
-    first = anthropic.asked_to_diagnose(ASKED, None)
+    first = anthropic.request_diagnosis(ASKED, None)
     assert first.extra == (("diagnostics", '{"previous_message_id":null}'),)
     assert first.betas == (BETA,)
-    second = anthropic.asked_to_diagnose(Parameters("m", 10, betas=(BETA, "b"), extra=(("x", "1"),)), "msg_1")
+    second = anthropic.request_diagnosis(Parameters("m", 10, betas=(BETA, "b"), extra=(("x", "1"),)), "msg_1")
     assert second.extra == (("x", "1"), ("diagnostics", '{"previous_message_id":"msg_1"}'))
     assert second.betas == (BETA, "b")
 
@@ -125,12 +125,12 @@ def test_anthropic_is_asked_from_the_first_request_on_and_told_the_beta_once() -
 def test_openai_is_asked_from_the_second_request_on_and_its_other_options_stay_where_they_are() -> None:
     options = '{"mode": "implicit", "ttl":"12h"}'
     given = Parameters("m", 10, extra=(("prompt_cache_options", options), ("user", '"u"')))
-    assert openai_responses.asked_to_diagnose(given, None) is given
-    asked = openai_responses.asked_to_diagnose(given, "resp_1")
+    assert openai_responses.request_diagnosis(given, None) is given
+    asked = openai_responses.request_diagnosis(given, "resp_1")
     assert [name for name, _ in asked.extra] == ["prompt_cache_options", "user"]
     told = {"mode": "implicit", "ttl": "12h", "comparison_response_id": "resp_1"}
     assert json.loads(dict(asked.extra)["prompt_cache_options"]) == told
-    alone = openai_responses.asked_to_diagnose(ASKED, "resp_1")
+    alone = openai_responses.request_diagnosis(ASKED, "resp_1")
     assert alone.extra == (("prompt_cache_options", '{"comparison_response_id":"resp_1"}'),)
 
 
@@ -148,8 +148,8 @@ def test_openai_is_asked_from_the_second_request_on_and_its_other_options_stay_w
 def test_what_a_caller_says_in_the_same_place_is_left_alone(provider: str, name: str, value: str) -> None:
     adapter, given = get_adapter(provider), Parameters("m", 10, extra=((name, value),))
     assert isinstance(adapter, CacheDiagnosticsAdapter)
-    assert adapter.asked_to_diagnose(given, "other") is given
-    assert adapter.compares(given) == ("_mine" in value)
+    assert adapter.request_diagnosis(given, "other") is given
+    assert adapter.requests_comparison(given) == ("_mine" in value)
 
 
 def test_only_the_providers_that_diagnose_can_be_asked_to_compare() -> None:
@@ -174,4 +174,4 @@ def test_only_the_providers_that_diagnose_can_be_asked_to_compare() -> None:
 def test_a_refused_diagnosis_is_known_by_its_name(provider: str, kind: str, message: str, refused: bool) -> None:
     adapter = get_adapter(provider)
     assert isinstance(adapter, CacheDiagnosticsAdapter)
-    assert adapter.refuses_diagnosis(ProviderError(kind, message, status=400)) is refused  # type: ignore[arg-type]
+    assert adapter.is_diagnosis_refusal(ProviderError(kind, message, status=400)) is refused  # type: ignore[arg-type]

@@ -34,20 +34,20 @@ def history(*said: str) -> Segment:
     passages = tuple(
         HistoryEntry("assistant" if number % 2 else "user", (Text(text),)) for number, text in enumerate(said)
     )
-    return Segment("history", Stability.GROWING, "messages", passages=passages)
+    return Segment("history", Stability.GROWING, "messages", entries=passages)
 
 
 def spelled(model: Model, *said: str) -> RequestBuffer:
     adapter = get_adapter(model.provider)
     scroll = RequestBuffer(adapter, len)
     for segment in (TOOLS, SYSTEM, history(*said)):
-        scroll.extend(adapter.spell(segment))
+        scroll.extend(adapter.encode_segment(segment))
     return scroll
 
 
 def body_of(model: Model, scroll: RequestBuffer) -> bytes:
     plan = place_breakpoints(scroll, model.cache)
-    return scroll.render(get_adapter(model.provider).opening(Parameters(model.name, 100)), plan.marks)
+    return scroll.render(get_adapter(model.provider).request_head(Parameters(model.name, 100)), plan.breakpoints)
 
 
 @pytest.mark.parametrize("model", ROWS, ids=lambda model: model.id)
@@ -62,7 +62,7 @@ def test_what_is_declared_is_what_the_adapter_does(model: Model) -> None:
             assert not any(mark in body_of(model, first) for mark in MARKS)
             assert second.cacheable_bytes().startswith(first.cacheable_bytes())
         case _:
-            assert not any(piece.markable for piece in first.pieces) or model.cache.kind == "none"
+            assert not any(piece.accepts_breakpoint for piece in first.blocks) or model.cache.kind == "none"
     assert model_capabilities(turned_on).explicit_caches == (model.cache.explicit_tokens_min > 0)
 
 

@@ -49,9 +49,9 @@ def wire(folder: Path, program: str, **timeouts: float) -> CommandTransport:
 
 
 ASK = Prompt(
-    (Segment("history", Stability.GROWING, "messages", passages=(HistoryEntry("user", (Text("How many?"),)),)),)
+    (Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (Text("How many?"),)),)),)
 )
-BODY = claude_code.write_request(ASK, Plan(), Parameters("claude-sonnet-5-5", 100))
+BODY = claude_code.encode_request(ASK, Plan(), Parameters("claude-sonnet-5-5", 100))
 
 
 async def printed(sending: AsyncIterator[bytes]) -> bytes:
@@ -192,11 +192,11 @@ async def test_nothing_is_sent_after_the_end(tmp_path: Path) -> None:
 
 def test_a_failure_that_the_command_reports_is_an_error_of_its_own() -> None:
     with pytest.raises(ProviderError, match="the command reported a failure: out of credits"):
-        claude_code.read_reply(b'{"type":"result","is_error":true,"result":"out of\\ncredits"}')
+        claude_code.decode_reply(b'{"type":"result","is_error":true,"result":"out of\\ncredits"}')
     with pytest.raises(ProviderError, match="ended without a result"):
-        claude_code.read_reply(b'{"type":"system"}')
+        claude_code.decode_reply(b'{"type":"system"}')
     with pytest.raises(ProviderError, match="what the command printed cannot be read"):
-        claude_code.read_reply(b"Welcome!")
+        claude_code.decode_reply(b"Welcome!")
 
 
 def test_lines_of_other_kinds_may_hold_anything_and_a_failed_run_is_a_failure() -> None:
@@ -205,7 +205,7 @@ def test_lines_of_other_kinds_may_hold_anything_and_a_failed_run_is_a_failure() 
         b'{"type":"assistant","message":{"content":"Plain."}}',
         b'{"type":"result","result":"Done.","model":null}',
     ]
-    reply = claude_code.read_reply(b"\n".join(lines))
+    reply = claude_code.decode_reply(b"\n".join(lines))
     assert (reply.content, reply.stop_reason) == ((Text("Done."),), "end_turn")
     with pytest.raises(ProviderError, match="reported a failure: error_max_turns"):
-        claude_code.read_reply(b'{"type":"result","subtype":"error_max_turns","is_error":false}')
+        claude_code.decode_reply(b'{"type":"result","subtype":"error_max_turns","is_error":false}')

@@ -66,20 +66,20 @@ async def test_a_stream_that_is_left_early_gives_its_place_up() -> None:
 
 async def test_whoever_waits_and_leaves_takes_nobodys_place() -> None:
     lane = RequestQueue()
-    async with lane.place(1):
+    async with lane.slot(1):
         waiting = asyncio.ensure_future(hold(lane))
         await asyncio.sleep(0)
         waiting.cancel()
         with suppress(asyncio.CancelledError):
             await waiting
-    assert lane.under_way == 0
+    assert lane.in_progress == 0
     async with asyncio.timeout(1):
         await hold(lane)
 
 
 async def test_a_place_given_to_someone_who_just_left_goes_to_the_next() -> None:
     lane = RequestQueue()
-    first = lane.place(1)
+    first = lane.slot(1)
     await first.__aenter__()
     leaving, staying = asyncio.ensure_future(hold(lane)), asyncio.ensure_future(hold(lane))
     await asyncio.sleep(0)
@@ -88,13 +88,13 @@ async def test_a_place_given_to_someone_who_just_left_goes_to_the_next() -> None
     leaving.cancel()
     async with asyncio.timeout(1):
         await staying
-    assert lane.under_way == 0
+    assert lane.in_progress == 0
     with pytest.raises(asyncio.CancelledError):
         await leaving
 
 
 async def hold(lane: RequestQueue) -> None:
-    async with lane.place(1):
+    async with lane.slot(1):
         await asyncio.sleep(0)
 
 
@@ -103,8 +103,8 @@ def test_a_lane_never_holds_more_than_the_highest_limit_and_empties_in_the_end(
     visits: list[tuple[int, int, bool]],
 ) -> None:
     async def visit(lane: RequestQueue, limit: int, stay: int) -> None:
-        async with lane.place(limit):
-            assert lane.under_way <= max(one[0] for one in visits)
+        async with lane.slot(limit):
+            assert lane.in_progress <= max(one[0] for one in visits)
             for _ in range(stay):
                 await asyncio.sleep(0)
 
@@ -117,6 +117,6 @@ def test_a_lane_never_holds_more_than_the_highest_limit_and_empties_in_the_end(
                 task.cancel()
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(one is None or isinstance(one, asyncio.CancelledError) for one in done)
-        assert lane.under_way == 0
+        assert lane.in_progress == 0
 
     asyncio.run(run())

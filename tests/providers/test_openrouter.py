@@ -21,8 +21,8 @@ STOP = chunk(finish_reason="stop")
 
 
 def written(*passages: HistoryEntry, parameters: Parameters = PARAMETERS, marks: tuple[Breakpoint, ...] = ()) -> bytes:
-    history = Segment("history", Stability.GROWING, "messages", passages=passages)
-    return openrouter.write_request(Prompt((history,)), Plan(marks), parameters)
+    history = Segment("history", Stability.GROWING, "messages", entries=passages)
+    return openrouter.encode_request(Prompt((history,)), Plan(marks), parameters)
 
 
 def answered(*content: Block) -> HistoryEntry:
@@ -35,7 +35,7 @@ def detail(**fields: object) -> dict[str, object]:
 
 def whole(message: dict[str, object]) -> tuple[Block, ...]:
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    return openrouter.read_reply(json.dumps({"id": "r1", "model": "m", "choices": [choice]}).encode()).content
+    return openrouter.decode_reply(json.dumps({"id": "r1", "model": "m", "choices": [choice]}).encode()).content
 
 
 def test_thinking_stands_in_front_of_the_content() -> None:
@@ -52,9 +52,9 @@ def test_reasoning_is_told_as_it_is_given() -> None:
     parameters = msgspec.structs.replace(PARAMETERS, thinking_json='{"max_tokens": 2000}')
     assert b'"reasoning":{"max_tokens": 2000}' in written(answered(Text("a")), parameters=parameters)
     with pytest.raises(UserError, match="extra field 'reasoning'"):
-        openrouter.opening(msgspec.structs.replace(PARAMETERS, extra=(("reasoning", "{}"),)))
+        openrouter.request_head(msgspec.structs.replace(PARAMETERS, extra=(("reasoning", "{}"),)))
     with pytest.raises(UserError, match="OpenRouter takes none"):
-        openrouter.opening(msgspec.structs.replace(PARAMETERS, betas=("x",)))
+        openrouter.request_head(msgspec.structs.replace(PARAMETERS, betas=("x",)))
 
 
 def test_marks_are_those_of_anthropic_and_stand_on_text_alone() -> None:
@@ -62,11 +62,11 @@ def test_marks_are_those_of_anthropic_and_stand_on_text_alone() -> None:
     body = written(passage, marks=(Breakpoint(0, "1h"), Breakpoint(2, "5m")))
     assert b'"text":"a","cache_control":{"type":"ephemeral","ttl":"1h"}}' in body
     assert b'"text":"b","cache_control":{"type":"ephemeral"}}' in body
-    assert openrouter.read_request(body).plan == Plan((Breakpoint(0, "1h"), Breakpoint(2, "5m")))
-    history = Segment("history", Stability.GROWING, "messages", passages=(passage,))
-    assert [piece.markable for piece in openrouter.spell(history)] == [True, False, True]
+    assert openrouter.decode_request(body).plan == Plan((Breakpoint(0, "1h"), Breakpoint(2, "5m")))
+    history = Segment("history", Stability.GROWING, "messages", entries=(passage,))
+    assert [piece.accepts_breakpoint for piece in openrouter.encode_segment(history)] == [True, False, True]
     with pytest.raises(UserError, match="OpenRouter's cache TTL is 5m or 1h, not 12h"):
-        openrouter.mark("12h")
+        openrouter.encode_breakpoint("12h")
 
 
 def test_a_session_stays_with_one_provider() -> None:
@@ -108,7 +108,7 @@ def test_details_of_a_format_that_means_more_are_carried_as_they_came() -> None:
     assert content == (Opaque("reasoning_details.reasoning.encrypted", raw), Text("a"))
     body = written(answered(*content))
     assert b'"reasoning_details":[' + raw + b"]" in body
-    assert openrouter.read_request(body).prompt.passages[0].content == content
+    assert openrouter.decode_request(body).prompt.passages[0].content == content
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ def test_details_of_a_plain_format_are_thinking(sent: dict[str, object], block: 
 )
 def test_details_in_a_request_keep_every_byte(sent: dict[str, object]) -> None:
     message = {"role": "assistant", "reasoning_details": [sent], "reasoning": "hm", "content": "a"}
-    read_back = openrouter.read_request(json.dumps({"model": "m", "messages": [message]}).encode())
+    read_back = openrouter.decode_request(json.dumps({"model": "m", "messages": [message]}).encode())
     kinds = [block.kind for block in read_back.prompt.passages[0].content if isinstance(block, Opaque)]
     assert kinds == ["message.reasoning", f"reasoning_details.{sent['type']}"]
-    again = openrouter.write_request(read_back.prompt, read_back.plan, read_back.parameters)
+    again = openrouter.encode_request(read_back.prompt, read_back.plan, read_back.parameters)
     assert json.dumps(sent).encode() in again
 
 

@@ -139,7 +139,7 @@ def passages_of(messages: list[Message]) -> tuple[HistoryEntry, ...]:
 def test_after_pairing_every_call_is_answered_and_every_result_an_answer(messages: list[Message]) -> None:
     passages = passages_of([message for message in messages if message.role != "system"])
     splices = repair_pairing(passages)
-    after = apply_repair(passages, len(passages), ContextRepaired("", splices)).passages
+    after = apply_repair(passages, len(passages), ContextRepaired("", splices)).entries
     repeated = any("used before" in text for text in _all_faults(after))
     assert repeated or not find_pairing_faults(after)
     assert repeated or not repair_pairing(after)
@@ -153,7 +153,7 @@ def _all_faults(passages: tuple[HistoryEntry, ...]) -> list[str]:
 @given(transcripts)
 def test_pairing_touches_nothing_but_calls_and_results(messages: list[Message]) -> None:
     passages = passages_of([message for message in messages if message.role != "system"])
-    after = apply_repair(passages, 0, ContextRepaired("", repair_pairing(passages))).passages
+    after = apply_repair(passages, 0, ContextRepaired("", repair_pairing(passages))).entries
     said = [block for passage in passages for block in passage.content if get_result_call_id(block) is None]
     assert [block for passage in after for block in passage.content if get_result_call_id(block) is None] == said
 
@@ -175,10 +175,10 @@ def test_no_splice_repeats_a_passage_or_moves_the_end_out_of_sight(
 ) -> None:
     passages = tuple(HistoryEntry("user", (Text(str(number)),)) for number in range(count))
     after = apply_repair(passages, min(sent, count), ContextRepaired("", splices))
-    old = [passage for passage in after.passages if passage in passages]
+    old = [passage for passage in after.entries if passage in passages]
     assert len(set(old)) == len(old)
     assert old == [passage for passage in passages if passage in old]
-    assert 0 <= after.sent <= len(after.passages)
+    assert 0 <= after.sent_count <= len(after.entries)
 
 
 @given(transcripts, st.integers(0, 8))
@@ -188,8 +188,8 @@ def test_dropping_thinking_moves_what_was_answered_exactly_when_there_was_some(
     passages = passages_of(messages)
     after = apply_repair(passages, len(passages), ThinkingDropped("", count, 0))
     front = passages[: count_answered_entries(passages)]
-    assert after.moved == (after.passages[: len(front)] != front)
-    assert after.passages[len(after.passages) - len(passages[count:]) :] == passages[count:]
+    assert after.has_prefix_changed == (after.entries[: len(front)] != front)
+    assert after.entries[len(after.entries) - len(passages[count:]) :] == passages[count:]
 
 
 @given(st.lists(st.integers(0, 12_000), min_size=1, max_size=4), st.integers(1, 8_000), st.integers(0, 2))
@@ -206,7 +206,7 @@ def test_shortened_results_save_what_was_asked_for_or_nothing_is_cut(sizes: list
     if cut is None:
         assert held <= excess + 10 * len(sizes)
         return
-    after = apply_repair(passages, 0, ContextRepaired("", cut)).passages
+    after = apply_repair(passages, 0, ContextRepaired("", cut)).entries
     before_tokens, after_tokens = (sum(count(_result_text(one)) for one in some) for some in (passages, after))
     assert before_tokens - after_tokens >= excess
     assert after[:first] == passages[:first]
@@ -233,10 +233,12 @@ def test_a_plan_keeps_to_every_limit_that_was_found(plan: Plan, found: list[Prov
     for one in found:
         state = add_limit(state, one)
     made = apply_limits(plan, state, shipped_models()["anthropic:claude-sonnet-5-5"].cache)
-    assert all(one.marks_max is None or len(made.marks) <= one.marks_max for one in found)
-    assert not any(one.short_lifetimes for one in found) or all(mark.ttl == "5m" for mark in made.marks)
-    assert [mark.piece for mark in made.marks] == [mark.piece for mark in plan.marks][: len(made.marks)]
-    assert (made == plan) == (made.marks == plan.marks)
+    assert all(one.breakpoints_max is None or len(made.breakpoints) <= one.breakpoints_max for one in found)
+    assert not any(one.shortest_ttl_only for one in found) or all(mark.ttl == "5m" for mark in made.breakpoints)
+    assert [mark.block_index for mark in made.breakpoints] == [mark.block_index for mark in plan.breakpoints][
+        : len(made.breakpoints)
+    ]
+    assert (made == plan) == (made.breakpoints == plan.breakpoints)
     assert made.expected_read_tokens == (7 if made == plan else 0)
     assert add_limit(state, ProviderLimited("")) == state
 
@@ -244,7 +246,7 @@ def test_a_plan_keeps_to_every_limit_that_was_found(plan: Plan, found: list[Prov
 def test_what_is_put_behind_all_that_was_sent_was_not_sent() -> None:
     passages = (HistoryEntry("user", (Text("a"),)), HistoryEntry("user", (Text("b"),)))
     added = Splice(1, 0, (HistoryEntry("user", (Text("new"),)),))
-    assert [apply_repair(passages, sent, ContextRepaired("", (added,))).sent for sent in (1, 2)] == [1, 3]
+    assert [apply_repair(passages, sent, ContextRepaired("", (added,))).sent_count for sent in (1, 2)] == [1, 3]
 
 
 def test_a_call_that_is_not_ours_alone_is_paired_too() -> None:
@@ -257,10 +259,10 @@ def test_a_call_that_is_not_ours_alone_is_paired_too() -> None:
         HistoryEntry("user", (answer, Text("go on"))),
     )
     after = apply_repair(passages, 5, ContextRepaired("", repair_pairing(passages)))
-    assert after.passages == (
+    assert after.entries == (
         *passages[:2],
         HistoryEntry("user", (answer,)),
         *passages[2:4],
         HistoryEntry("user", (Text("go on"),)),
     )
-    assert (after.moved, after.sent) == (True, 6)
+    assert (after.has_prefix_changed, after.sent_count) == (True, 6)

@@ -202,7 +202,7 @@ async def test_the_ledger_tells_all_of_an_attempt() -> None:
     assert (told.attempts, told.attempts_max) == (1, 1)
     assert (told.started_at, told.ended_at) == (host.clock(), host.clock())
     assert [(one.step, one.status) for one in told.results] == [("rebase_branch", "done"), ("clean_build", "done")]
-    assert told.remaining == ()
+    assert told.remaining_steps == ()
 
 
 async def test_an_exhausted_incident_has_its_reason() -> None:
@@ -391,7 +391,7 @@ async def test_a_cancelled_attempt_is_on_the_ledger_and_can_be_gone_on_with() ->
     with pytest.raises(asyncio.CancelledError):
         await task
     told = host.incident("stale_branch")
-    assert (told.state, told.remaining) == ("failed", ("clean_build",))
+    assert (told.state, told.remaining_steps) == ("failed", ("clean_build",))
     assert told.last_failure.endswith("cancelled")
 
 

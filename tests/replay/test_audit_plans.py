@@ -22,8 +22,8 @@ def call(at: float, read: int, written: int, *, model: str = SONNET, kept: int |
 def audited(*calls: RecordedCall, before: RecordedCall | None = None) -> AuditReport:
     audit = Audit(shipped_models())
     ids = tuple(str(number) for number in range(len(calls)))
-    audit.add(Transcript(Recording("r", "", (), calls), "r", "p", ids, before=before))
-    return audit.report()
+    audit.add_transcript(Transcript(Recording("r", "", (), calls), "r", "p", ids, previous_call=before))
+    return audit.build_report()
 
 
 def usd(**tokens: int) -> float:
@@ -111,8 +111,8 @@ def test_our_plan_learns_pauses_from_earlier_sessions() -> None:
 
     audit = Audit(shipped_models())
     for number in range(3):
-        audit.add(with_pauses(str(number), number * 1e6))
-    first, *_, last = sorted(audit.report().sessions, key=lambda row: row.session)
+        audit.add_transcript(with_pauses(str(number), number * 1e6))
+    first, *_, last = sorted(audit.build_report().sessions, key=lambda row: row.session)
     assert last.planned_usd[1] < first.planned_usd[1] < first.spent_usd
 
 
@@ -121,8 +121,8 @@ def test_models_without_marks_are_priced_and_not_judged() -> None:
     calls = [RecordedCall(START + at, START + at, "tool", (), None, used, "openai:gpt-6-sol") for at in (0, 10)]
     report = audited(*calls)
     (model,) = report.models
-    assert not model.judged
-    assert report.cold_calls == 0
+    assert not model.takes_breakpoints
+    assert report.cache_misses == 0
     assert model.spent_usd == report.spent_usd > 0
     assert report.planned_usd == (report.spent_usd, report.spent_usd)
     assert report.optimum_usd == report.spent_usd

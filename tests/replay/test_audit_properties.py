@@ -78,12 +78,12 @@ def audited(files: Sequence[bytes], *, spelled: bool = False) -> AuditReport:
             for found in read_transcript(path, spelled=spelled):
                 if isinstance(found, BrokenLine):
                     assert "\n" not in found.reason
-                    audit.pass_over(found)
+                    audit.skip_line(found)
                 else:
                     transcripts.append(found)
     for one in deduplicate_transcripts(transcripts):
-        audit.add(one)
-    return audit.report()
+        audit.add_transcript(one)
+    return audit.build_report()
 
 
 def lines_of(script: Script) -> bytes:
@@ -149,12 +149,12 @@ def recordings(draw: st.DrawFn) -> Transcript:
 @given(recordings())
 def test_no_plan_costs_less_than_the_best_one_and_nothing_lost_was_not_spent(transcript: Transcript) -> None:
     audit = Audit(shipped_models())
-    audit.add(transcript)
-    report = audit.report()
+    audit.add_transcript(transcript)
+    report = audit.build_report()
     assert report.optimum_usd <= report.planned_usd[0] * (1 + 1e-9)
     assert report.planned_usd[0] <= report.planned_usd[1]
     assert 0 <= report.lost_usd <= report.spent_usd
-    assert report.cold_calls == sum(cause.calls for cause in report.causes) <= report.calls
+    assert report.cache_misses == sum(cause.calls for cause in report.causes) <= report.calls
     (row,) = report.sessions
     assert (row.spent_usd, row.lost_usd, row.planned_usd) == (report.spent_usd, report.lost_usd, report.planned_usd)
     assert sum(model.spent_usd or 0 for model in report.models) <= report.spent_usd * (1 + 1e-9)

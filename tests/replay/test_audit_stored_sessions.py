@@ -41,8 +41,8 @@ def recorded(events: list[Event]) -> Transcript:
 
 def audited(transcript: Transcript) -> AuditedSession:
     audit = Audit(shipped_models())
-    audit.add(transcript)
-    (row,) = audit.report().sessions
+    audit.add_transcript(transcript)
+    (row,) = audit.build_report().sessions
     return row
 
 
@@ -60,10 +60,10 @@ def assert_plays_what_was_sent(one: Agent, refused: tuple[int, ...] = ()) -> Non
     prompt = ReplayPrompt(recording, get_adapter("anthropic"), 1.0)
     bodies = [body for number, body in enumerate(one.wire.bodies) if number not in refused]
     assert len(recording.calls) == len(bodies)
-    for call, body in zip(prompt.calls(recording), bodies, strict=True):
+    for call, body in zip(prompt.iterate_calls(recording), bodies, strict=True):
         messages, tail = conversation_of(body)
-        assert conversation_of(b"{" + prompt.scroll.render(b"{").removeprefix(b"{").lstrip(b","))[0] == messages
-        assert call.system_tail in ("", tail)
+        assert conversation_of(b"{" + prompt.buffer.render(b"{").removeprefix(b"{").lstrip(b","))[0] == messages
+        assert call.system_suffix in ("", tail)
 
 
 async def test_a_tool_loop_with_volatile_text_is_recorded_as_it_was_sent(agent: MakeAgent) -> None:
@@ -82,7 +82,7 @@ async def test_a_tool_loop_with_volatile_text_is_recorded_as_it_was_sent(agent: 
     assert_plays_what_was_sent(one)
     recording = recorded(one.events).recording
     assert [call.waited_for for call in recording.calls] == ["start", "tool", "person"]
-    assert [call.kept for call in recording.calls] == [None, None, None]
+    assert [call.kept_entries for call in recording.calls] == [None, None, None]
     assert recording.calls[2].at - recording.calls[1].at == 400
     assert recording.system == "Be kind."
     assert [tool.name for tool in recording.tools] == ["add"]
@@ -96,7 +96,7 @@ async def test_ephemeral_text_leaves_the_recording_with_its_turn(agent: MakeAgen
         await session.send("1 + 2?")
         await session.send("more")
     assert_plays_what_was_sent(one)
-    assert [call.kept for call in recorded(one.events).recording.calls] == [None, None, 1]
+    assert [call.kept_entries for call in recorded(one.events).recording.calls] == [None, None, 1]
 
 
 @pytest.mark.moves_prefix(reason="the seed layout puts volatile text in front of the history")
@@ -114,7 +114,7 @@ async def test_text_at_the_end_of_the_system_prompt_is_told_call_by_call(agent: 
         state["memory"] = "bread"
         await session.send("and now?")
     assert_plays_what_was_sent(one)
-    assert [call.system_tail for call in recorded(one.events).recording.calls] == ["milk", "milk", "bread"]
+    assert [call.system_suffix for call in recorded(one.events).recording.calls] == ["milk", "milk", "bread"]
 
 
 async def test_what_was_refused_is_in_no_recording(agent: MakeAgent) -> None:
@@ -153,7 +153,7 @@ async def test_a_later_epoch_keeps_nothing_and_kept_caches_are_paid_for(agent: M
     )
     extra = [Event("x", opened.at, opened.session_id, "system", payload) for payload in (opened.payload, kept)]
     transcript = recorded([*events[:second], *extra, *events[second:]])
-    assert [call.kept for call in transcript.recording.calls] == [None, 0]
+    assert [call.kept_entries for call in transcript.recording.calls] == [None, 0]
     assert audited(transcript).spent_usd - audited(recorded(events)).spent_usd == pytest.approx(0.75)
 
 
@@ -178,7 +178,7 @@ def test_a_wrapped_clients_session_has_its_sizes_and_no_text() -> None:
         recorder = recorder_of(client)
         transcript = recorded(list(recorder.log.read(recorder.session_id)))
         paid = sum(record.cost_usd for record in recorder.calls)
-    assert not transcript.spelled
+    assert not transcript.has_text
     row = audited(transcript)
-    assert (row.calls, row.cold_calls) == (2, 0)
+    assert (row.calls, row.cache_misses) == (2, 0)
     assert row.spent_usd == pytest.approx(float(paid))

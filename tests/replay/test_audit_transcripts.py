@@ -111,7 +111,7 @@ def test_subagents_are_conversations_of_their_own_in_the_session(tmp_path: Path)
     main.lines += inside.lines[len(other.lines) :]
     found, broken = read(main.write(tmp_path / "a.jsonl"))
     assert not broken
-    assert [(one.recording.id, one.subagent, len(one.recording.calls)) for one in found] == [
+    assert [(one.recording.id, one.is_subagent, len(one.recording.calls)) for one in found] == [
         (SESSION, False, 2),
         (f"{SESSION}/a1", True, 2),
         (f"{SESSION}/a2", True, 1),
@@ -127,13 +127,13 @@ def test_subagents_without_a_name_are_told_by_whom_they_follow(tmp_path: Path) -
             del line["agentId"]
         main.lines += script.lines
     found, _ = read(main.write(tmp_path / "a.jsonl"))
-    assert [one.subagent for one in found] == [False, True, True]
+    assert [one.is_subagent for one in found] == [False, True, True]
 
 
 def test_a_compaction_keeps_nothing_but_its_summary(tmp_path: Path) -> None:
     script = loop([10]).compact().ask("Go on.", after=5).reply(usage(0, 8_000)).result(after=5).reply(usage(8_003, 50))
     calls = only(script.write(tmp_path / "a.jsonl"), spelled=True).recording.calls
-    assert [call.kept for call in calls] == [None, None, 0, None]
+    assert [call.kept_entries for call in calls] == [None, None, 0, None]
     assert len(calls[2].added) == 2
 
 
@@ -143,7 +143,7 @@ def test_a_person_who_goes_back_is_seen_to(tmp_path: Path) -> None:
     script.lines[-1]["parentUuid"] = first_reply
     script.reply(usage(9_003, 95))
     calls = only(script.write(tmp_path / "a.jsonl"), spelled=True).recording.calls
-    assert [call.kept for call in calls] == [None, None, 2]
+    assert [call.kept_entries for call in calls] == [None, None, 2]
     assert [len(call.added) for call in calls] == [1, 1, 1]
 
 
@@ -157,7 +157,7 @@ def test_a_resumed_conversation_counts_only_what_is_new(tmp_path: Path) -> None:
     old, new = deduplicate_transcripts([only(path) for path in paths])
     assert (old.session, len(old.recording.calls)) == (SESSION, 3)
     assert (new.session, len(new.recording.calls), len(new.call_ids)) == ("other", 1, 1)
-    assert new.before == old.recording.calls[-1]
+    assert new.previous_call == old.recording.calls[-1]
 
 
 def test_calls_that_nothing_names_are_told_apart_by_their_place(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_calls_from_before_a_day_only_tell_what_came_before(tmp_path: Path) -> N
     calls = one.recording.calls
     (kept,) = deduplicate_transcripts([one], since=calls[2].at)
     assert kept.recording.calls == calls[2:]
-    assert kept.before == calls[1]
+    assert kept.previous_call == calls[1]
     assert deduplicate_transcripts([one], since=calls[2].at + 1) == []
 
 

@@ -39,7 +39,7 @@ def moved(*marks: Breakpoint) -> PreparedRequest:
 def test_what_was_lost_is_what_was_billed_anew_above_reading_it(
     kept: int, usage: Usage, lost_tokens: int, lost_usd: str
 ) -> None:
-    left = CachedPrefix(OPUS, AT, kept, "5m", 4, {}, images=False)
+    left = CachedPrefix(OPUS, AT, kept, "5m", 4, {}, has_images=False)
     verdict = judge_call(left, moved(Breakpoint(0, "1h"), Breakpoint(4, "5m")), usage, shipped_models()[OPUS])
     assert verdict.kind == "prefix_changed"
     assert (verdict.expected_tokens, verdict.read_tokens) == (kept, usage.cache_read)
@@ -48,7 +48,7 @@ def test_what_was_lost_is_what_was_billed_anew_above_reading_it(
 
 def test_writes_of_a_provider_that_marks_by_itself_are_lost_at_the_price_of_writes() -> None:
     sol = "openai:gpt-6-sol"  # Reads 0.20, writes 2.50.
-    left = CachedPrefix(sol, AT, 20_000, None, None, {}, images=False)
+    left = CachedPrefix(sol, AT, 20_000, None, None, {}, has_images=False)
     verdict = judge_call(left, moved(), Usage(input=10, cache_write_other=20_100), shipped_models()[sol])
     assert verdict.lost_usd == Decimal("0.046")
 
@@ -65,16 +65,16 @@ class Talk:
 
     def says(self, blocks: str, usage: Usage, *, end: str = "whole", compacting: Usage | None = None) -> None:
         """Each letter is a block; the last one is marked."""
-        call = self.recorder.begin(prepared(blocks))
+        call = self.recorder.begin_call(prepared(blocks))
         assert call is not None
-        reply = Reply((), "end_turn", usage, compacting=compacting or msgspec.UNSET)
+        reply = Reply((), "end_turn", usage, compaction_usage=compacting or msgspec.UNSET)
         match end:
             case "whole":
-                self.recorder.complete(call, reply)
+                self.recorder.complete_call(call, reply)
             case "cut":
-                self.recorder.fail(call, "network", "cut", reply)
+                self.recorder.fail_call(call, "network", "cut", reply)
             case _:
-                self.recorder.fail(call, "server_error", "overloaded (HTTP status 529)")
+                self.recorder.fail_call(call, "server_error", "overloaded (HTTP status 529)")
         self.clock.advance(10)
 
     @property
@@ -94,7 +94,7 @@ def prepared(blocks: str) -> ObservedRequest:
         provider="anthropic",
         row=shipped_models()[OPUS],
         plan=Plan((Breakpoint(len(blocks) - 1, "5m"),)),
-        links=tuple(links),
+        digests=tuple(links),
         parameters_digest="",
         body_bytes=100 * len(blocks),
         tokens=100,

@@ -37,7 +37,7 @@ def sent(recording: Recording) -> list[list[HistoryEntry]]:
     view: list[HistoryEntry] = []
     found = []
     for call in recording.calls:
-        view = [*(view if call.kept is None else view[: call.kept]), *call.added]
+        view = [*(view if call.kept_entries is None else view[: call.kept_entries]), *call.added]
         found.append(list(view))
         view += [call.reply] if call.reply else []
     return found

@@ -59,7 +59,7 @@ def call(
     """A call that writes what it does not read."""
     usage = Usage(cache_read=read, cache_write_1h=(sent - read) * hour, cache_write_5m=(sent - read) * (not hour))
     added = (HistoryEntry("user", (Text(says or "go on"),)),)
-    return RecordedCall(at, at, waited_for, added, usage=usage, model=model, kept=kept)
+    return RecordedCall(at, at, waited_for, added, usage=usage, model=model, kept_entries=kept)
 
 
 def causes(*calls: RecordedCall) -> list[str | None]:
@@ -114,14 +114,14 @@ def test_nothing_is_said_of_calls_without_usage() -> None:
             CacheMiss("head changed", "1000 tokens of the stable prefix were read, 1001 by an earlier call"),
         ),
         (
-            CallContext(FIRST, HEAD, read_next=9_000),
+            CallContext(FIRST, HEAD, next_cache_read=9_000),
             CacheMiss("head changed", "the next call still read the 9000 tokens of the previous one"),
         ),
         (
-            CallContext(FIRST, HEAD, read_next=9_500),
+            CallContext(FIRST, HEAD, next_cache_read=9_500),
             CacheMiss("lost", "1000 tokens were read, none of them after the first prompt"),
         ),
-        (CallContext(FIRST, HEAD, turning="a plan is over"), CacheMiss("head changed", "a plan is over")),
+        (CallContext(FIRST, HEAD, settings_switch="a plan is over"), CacheMiss("head changed", "a plan is over")),
     ],
 )
 def test_the_calls_around_tell_what_two_calls_alone_do_not(around: CallContext, cold: CacheMiss) -> None:
@@ -130,7 +130,7 @@ def test_the_calls_around_tell_what_two_calls_alone_do_not(around: CallContext, 
 
 def test_a_prompt_that_did_not_grow_is_no_evidence_that_the_entry_was_still_there() -> None:
     same = call(10, read=HEAD, sent=9_000)
-    assert find_miss_reason(BEFORE, same, MODEL.cache, "5m", around=CallContext(FIRST, read_next=9_000)) == "lost"
+    assert find_miss_reason(BEFORE, same, MODEL.cache, "5m", around=CallContext(FIRST, next_cache_read=9_000)) == "lost"
 
 
 def test_where_nothing_at_all_was_read_the_head_may_be_lost_too() -> None:
@@ -208,11 +208,11 @@ def test_the_model_is_held_against_recorded_usage_call_by_call() -> None:
     found = measure_model_fit(with_usage(recorded(10, 400, 10), *usages), UPGRADE)
     assert found is not None
     assert found.calls == 3
-    assert {reason: count for reason, count in found.cold.items() if count} == {"expired": 1, "lost": 1}
-    assert {reason: count for reason, count in found.cold_foreseen.items() if count} == {"expired": 1}
-    assert (found.cold_calls, found.foreseen, found.named, found.cold_imagined) == (2, 1, 1, 0)
-    assert found.in_time == {"turnings": 0, "elsewhere": 2}
-    assert found.in_time_cold == {"turnings": 0, "elsewhere": 1}
+    assert {reason: count for reason, count in found.misses.items() if count} == {"expired": 1, "lost": 1}
+    assert {reason: count for reason, count in found.misses_predicted.items() if count} == {"expired": 1}
+    assert (found.miss_count, found.predicted_count, found.explained_count, found.misses_mispredicted) == (2, 1, 1, 0)
+    assert found.hits_expected == {"turnings": 0, "elsewhere": 2}
+    assert found.hits_missed == {"turnings": 0, "elsewhere": 1}
 
 
 WRITTEN = Usage(cache_write_5m=4_000)
@@ -221,7 +221,7 @@ WRITTEN = Usage(cache_write_5m=4_000)
 def test_a_call_that_is_taken_for_cold_and_was_not_is_counted() -> None:
     found = measure_model_fit(with_usage(recorded(400), WRITTEN, Usage(cache_read=4_000, cache_write_5m=500)), UPGRADE)
     assert found is not None
-    assert (found.cold_calls, found.foreseen, found.cold_imagined) == (0, 0, 1)
+    assert (found.miss_count, found.predicted_count, found.misses_mispredicted) == (0, 0, 1)
 
 
 def changed(recording: Recording, index: int, **changes: object) -> Recording:
@@ -234,17 +234,17 @@ def test_a_compaction_and_another_model_are_foreseen_but_nothing_is_imagined_beh
     recording = with_usage(recorded(10), WRITTEN, Usage(cache_read=100, cache_write_5m=4_000))
     found = measure_model_fit(changed(recording, 1, kept=0), UPGRADE)
     assert found is not None
-    assert (found.cold["compacted"], found.cold_foreseen["compacted"]) == (1, 1)
-    assert found.in_time == {"turnings": 0, "elsewhere": 0}
+    assert (found.misses["compacted"], found.misses_predicted["compacted"]) == (1, 1)
+    assert found.hits_expected == {"turnings": 0, "elsewhere": 0}
     models = changed(changed(recording, 0, model="a"), 1, model="b")
     found = measure_model_fit(models, UPGRADE)
     assert found is not None
-    assert (found.cold["model changed"], found.cold_foreseen["model changed"]) == (1, 1)
-    assert found.in_time == {"turnings": 0, "elsewhere": 0}
+    assert (found.misses["model changed"], found.misses_predicted["model changed"]) == (1, 1)
+    assert found.hits_expected == {"turnings": 0, "elsewhere": 0}
     warm = with_usage(recorded(400), WRITTEN, Usage(cache_read=3_000, cache_write_5m=1_000))
     found = measure_model_fit(changed(warm, 1, kept=0), UPGRADE)
     assert found is not None
-    assert (found.cold_calls, found.cold_imagined) == (0, 0)
+    assert (found.miss_count, found.misses_mispredicted) == (0, 0)
 
 
 def test_a_command_is_foreseen_to_be_cold_and_an_edit_is_not() -> None:
@@ -252,19 +252,19 @@ def test_a_command_is_foreseen_to_be_cold_and_an_edit_is_not() -> None:
     said = (HistoryEntry("user", (Text(f"{COMMAND_PREFIX}review"),)),)
     found = measure_model_fit(changed(recording, 1, added=said, waited_for="person"), UPGRADE)
     assert found is not None
-    assert (found.cold["head changed"], found.cold_foreseen["head changed"]) == (1, 1)
-    assert found.in_time == found.in_time_cold == {"turnings": 1, "elsewhere": 0}
+    assert (found.misses["head changed"], found.misses_predicted["head changed"]) == (1, 1)
+    assert found.hits_expected == found.hits_missed == {"turnings": 1, "elsewhere": 0}
     found = measure_model_fit(with_usage(recorded(10), WRITTEN, Usage(cache_read=100, cache_write_5m=3_000)), UPGRADE)
     assert found is not None
-    assert (found.named, found.foreseen) == (1, 0)
-    assert found.in_time == {"turnings": 0, "elsewhere": 0}
+    assert (found.explained_count, found.predicted_count) == (1, 0)
+    assert found.hits_expected == {"turnings": 0, "elsewhere": 0}
 
 
 def test_likenesses_add_up() -> None:
     one = measure_model_fit(with_usage(recorded(400), WRITTEN, WRITTEN), UPGRADE)
     assert one is not None
     both = one + one
-    assert (both.calls, both.cold_calls, both.foreseen) == (2, 2, 2)
+    assert (both.calls, both.miss_count, both.predicted_count) == (2, 2, 2)
     assert both.recorded == WRITTEN + WRITTEN
     assert one + ModelFit() == one
 
@@ -308,8 +308,8 @@ def lossy(*, person_lost: int, tool_lost: int, gap: float = 60) -> Recording:
 def test_what_is_lost_behind_a_person_far_more_often_than_behind_a_tool_is_likely_the_clients() -> None:
     found = measure_model_fit(lossy(person_lost=10, tool_lost=0), UPGRADE)
     assert found is not None
-    assert found.habits == LossCounts(100, 10, 100, 0)
-    assert (found.cold["lost"], found.named_alone, found.named) == (10, 0, 10)
+    assert found.loss_counts == LossCounts(100, 10, 100, 0)
+    assert (found.misses["lost"], found.explained_alone_count, found.explained_count) == (10, 0, 10)
     lines = dict(format_model_fit(found))
     assert lines["  likely caused by the client, by when they happen"] == (
         "lost after 10 of 100 user messages, 0 of 100 tool results: 10 times as often"
@@ -325,12 +325,17 @@ def test_what_is_lost_behind_a_person_far_more_often_than_behind_a_tool_is_likel
 def test_what_a_provider_may_as_well_have_lost_is_not_laid_at_the_clients_door(
     person_lost: int, tool_lost: int, tell: bool
 ) -> None:
-    assert count_losses(lossy(person_lost=person_lost, tool_lost=tool_lost), MODEL.cache).tell is tell
+    assert count_losses(lossy(person_lost=person_lost, tool_lost=tool_lost), MODEL.cache).is_likely_client is tell
 
 
 def test_three_losses_are_the_least_that_tell_and_those_that_a_lifetime_explains_do_not() -> None:
-    few = LossCounts(person=4, person_lost=2, tool=1_000)
-    assert (few.tell, few.times > 100, LossCounts().tell, LossCounts().times) == (False, True, False, 0.0)
+    few = LossCounts(after_user=4, lost_after_user=2, after_tool=1_000)
+    assert (few.is_likely_client, few.loss_ratio > 100, LossCounts().is_likely_client, LossCounts().loss_ratio) == (
+        False,
+        True,
+        False,
+        0.0,
+    )
     assert count_losses(lossy(person_lost=10, tool_lost=0, gap=300), MODEL.cache) == LossCounts()
     assert count_losses(recorded(10), MODEL.cache) == LossCounts()
 

@@ -31,31 +31,31 @@ def recorded(*gaps: float, words: int = 300) -> Recording:
 
 
 def played(recording: Recording, name: str, setting: ReplaySetting = UPGRADE) -> ReplayResult:
-    (found,) = compare_policies(recording, [new_compared_policies()[name]], setting).played
+    (found,) = compare_policies(recording, [new_compared_policies()[name]], setting).results
     return found
 
 
 def calls_of(run: ReplayResult, *, pings: bool = False) -> list[ReplayedCall]:
-    return [call for call in run.calls if call.ping == pings]
+    return [call for call in run.calls if call.is_ping == pings]
 
 
 def test_a_warm_call_reads_all_that_the_one_before_sent() -> None:
     run = played(recorded(10, 10), "tail-5m")
     for before, call in pairwise(run.calls):
         assert call.usage.cache_read == before.usage.tokens_sent == call.shared_tokens
-    assert [call.cold for call in run.calls] == [False, False, False]
+    assert [call.is_miss for call in run.calls] == [False, False, False]
 
 
 def test_a_pause_beyond_its_lifetime_makes_a_call_cold() -> None:
-    assert [call.cold for call in played(recorded(10, 400), "tail-5m").calls] == [False, False, True]
-    assert [call.cold for call in played(recorded(10, 400), "all-1h").calls] == [False, False, False]
-    assert [call.cold for call in played(recorded(10, 3700), "all-1h").calls] == [False, False, True]
+    assert [call.is_miss for call in played(recorded(10, 400), "tail-5m").calls] == [False, False, True]
+    assert [call.is_miss for call in played(recorded(10, 400), "all-1h").calls] == [False, False, False]
+    assert [call.is_miss for call in played(recorded(10, 3700), "all-1h").calls] == [False, False, True]
 
 
 def test_an_anchor_carries_over_a_pause_only_where_lifetimes_upgrade() -> None:
     recording = recorded(10, 400)
-    assert not played(recording, "sparse-anchors").calls[2].cold
-    assert played(recording, "sparse-anchors", make_replay_setting(MODEL, ttl_upgrade=False)).calls[2].cold
+    assert not played(recording, "sparse-anchors").calls[2].is_miss
+    assert played(recording, "sparse-anchors", make_replay_setting(MODEL, ttl_upgrade=False)).calls[2].is_miss
 
 
 def test_an_upgrade_ping_reads_the_prompt_writes_the_reply_and_keeps_both() -> None:
@@ -94,12 +94,12 @@ class Patient(FixedPolicy):
 
 
 def test_plain_pings_repeat_what_was_sent_and_write_nothing() -> None:
-    (run,) = Replayer(recorded(1000), PINGING).play([Patient()])
+    (run,) = Replayer(recorded(1000), PINGING).replay([Patient()])
     pings = calls_of(run, pings=True)
     first, last = calls_of(run)
     assert [ping.at - first.at for ping in pings] == [290, 580, 870]
     assert {ping.usage for ping in pings} == {Usage(cache_read=first.usage.tokens_sent)}
-    assert not last.cold
+    assert not last.is_miss
 
 
 def test_after_an_upgrade_the_same_ping_is_sent_again() -> None:
@@ -107,7 +107,7 @@ def test_after_an_upgrade_the_same_ping_is_sent_again() -> None:
         def __init__(self) -> None:
             super().__init__("twice", prefix_and_tail_rule("5m", "5m"), lambda moment, count: Ping(285.0, "1h", "idle"))
 
-    (run,) = Replayer(recorded(800), PINGING).play([Twice()])
+    (run,) = Replayer(recorded(800), PINGING).replay([Twice()])
     first, second = calls_of(run, pings=True)
     assert first.usage.cache_write_1h > 0
     assert second.usage.cache_write == 0
@@ -132,9 +132,9 @@ def test_policies_are_asked_with_the_gap_and_what_was_waited_for_but_not_told_th
 
         def marks(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
             seen.append(moment)
-            return super().marks(moment)
+            return super().choose_breakpoints(moment)
 
-    Replayer(recorded(10, 400), make_replay_setting(MODEL, ttl_upgrade=False, lookback="positions")).play([Curious()])
+    Replayer(recorded(10, 400), make_replay_setting(MODEL, ttl_upgrade=False, lookback="positions")).replay([Curious()])
     assert [moment.idle_seconds for moment in seen] == [None, 10, 400]
     assert [moment.waited_for for moment in seen] == ["start", "tool", "tool"]
     assert {moment.rules.ttl_upgrade for moment in seen} == {True}
@@ -143,7 +143,7 @@ def test_policies_are_asked_with_the_gap_and_what_was_waited_for_but_not_told_th
 
 def test_policies_side_by_side_do_not_disturb_each_other() -> None:
     recording = recorded(10, 400, 10, 3700, 20)
-    together = compare_policies(recording, new_compared_policies().values(), PINGING).played
+    together = compare_policies(recording, new_compared_policies().values(), PINGING).results
     assert [run.policy for run in together] == list(new_compared_policies())
     assert {run.policy: run for run in together} == {
         name: played(recording, name, PINGING) for name in new_compared_policies()
@@ -176,10 +176,10 @@ def test_a_volatile_system_block_loses_the_history_when_a_person_speaks() -> Non
     line["messages"][4]["role"] = "user"  # type: ignore[index]
     recording = parse_trace_line(line_of(line))
     assert isinstance(recording, Recording)
-    tails = [call.system_tail for call in append_volatile_to_system(recording).calls]
+    tails = [call.system_suffix for call in append_volatile_to_system(recording).calls]
     assert tails[0] == tails[1] != tails[2]
     kept, lost = played(recording, "langchain"), played(recording, "metis")
-    assert not lost.calls[1].cold
+    assert not lost.calls[1].is_miss
     assert 0 < lost.calls[2].usage.cache_read < kept.calls[2].usage.cache_read
 
 
@@ -189,7 +189,7 @@ def test_clearing_leaves_out_all_results_but_the_last_three_once_the_prompt_is_l
     sizes = [sum(CLEARED_TEXT in str(passage) for passage in call.added) for call in cleared.calls]
     assert sizes[0] == 0
     assert sizes[-1] >= 1
-    assert cleared.calls[-1].kept is not None
+    assert cleared.calls[-1].kept_entries is not None
     plain, edited = played(recording, "langchain"), played(recording, "langchain-clearing")
     assert edited.usage.tokens_sent < plain.usage.tokens_sent
     assert edited.calls[-1].usage.cache_read < plain.calls[-1].usage.cache_read
@@ -208,13 +208,17 @@ def test_policies_mark_as_many_places_as_they_are_known_for(name: str, places: i
         def __init__(self, policy: CachePolicy) -> None:
             self._policy = policy
             self.name = policy.name
-            self.heard, self.ping, self.pinged = policy.heard, policy.ping, policy.pinged
+            self.record_usage, self.next_ping, self.record_ping = (
+                policy.record_usage,
+                policy.next_ping,
+                policy.record_ping,
+            )
 
-        def marks(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
-            found.append(len(marks := self._policy.marks(moment)))
+        def choose_breakpoints(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
+            found.append(len(marks := self._policy.choose_breakpoints(moment)))
             return marks
 
-    Replayer(recorded(10, 10), UPGRADE).play([Counting(new_compared_policies()[name])])
+    Replayer(recorded(10, 10), UPGRADE).replay([Counting(new_compared_policies()[name])])
     assert found[-1] == places
 
 
@@ -223,7 +227,7 @@ def test_the_fixed_schedules_have_names_of_their_own() -> None:
 
 
 def test_one_upgrade_ping_is_enough() -> None:
-    (run,) = Replayer(recorded(3000), PINGING).play(
+    (run,) = Replayer(recorded(3000), PINGING).replay(
         [FixedPolicy("p", prefix_and_tail_rule("5m", "5m"), ping_upgrade_once)]
     )
     assert len(calls_of(run, pings=True)) == 1

@@ -82,18 +82,18 @@ def test_the_first_prompt_is_longer_by_what_changing_text_is_in_it() -> None:
 
 
 def test_all_changing_text_of_a_turn_stands_in_the_system_prompt_of_the_seed_layout() -> None:
-    tails = [call.system_tail for call in append_volatile_to_system(read(TALK), said).calls]
+    tails = [call.system_suffix for call in append_volatile_to_system(read(TALK), said).calls]
     assert tails == ["turn 1\nmemory 0", "turn 2\nmemory 1", "turn 2\nmemory 1", "turn 3\nmemory 1"]
 
 
 def played(recording: Recording, policy: CachePolicy, lookback: str | None = None) -> ReplayResult:
-    (found,) = Replayer(recording, make_replay_setting(MODEL, lookback=lookback)).play((policy,))
+    (found,) = Replayer(recording, make_replay_setting(MODEL, lookback=lookback)).replay((policy,))
     return found
 
 
 def short_reads(run: ReplayResult, tokens_min: int) -> int:
     """Calls that did not read all that they share with the previous one, though it was long enough to be cached."""
-    shared = ((call, call.shared_tokens) for call in run.calls if not call.ping)
+    shared = ((call, call.shared_tokens) for call in run.calls if not call.is_ping)
     return sum(call.usage.cache_read < tokens for call, tokens in shared if tokens >= tokens_min)
 
 
@@ -112,7 +112,7 @@ def test_changing_text_costs_its_own_tokens_where_we_put_it_and_the_history_in_t
 def test_twenty_five_tools_at_once_hide_nothing_from_our_marks(lookback: str) -> None:
     run = played(read(fan_line(8, 25)), AdaptivePolicy(), lookback)
     assert short_reads(run, MODEL.cache.tokens_min) == 0
-    assert not any(call.cold for call in run.calls)
+    assert not any(call.is_miss for call in run.calls)
 
 
 def test_a_mark_at_the_end_alone_misses_what_lies_too_many_blocks_back() -> None:
@@ -125,6 +125,6 @@ def test_a_mark_at_the_end_alone_misses_what_lies_too_many_blocks_back() -> None
 @given(st.integers(1, 40), st.sampled_from(COUNTINGS), st.sampled_from(COUNTINGS))
 def test_however_many_tools_and_however_they_are_counted_all_is_found(tools: int, told: str, truth: str) -> None:
     setting = make_replay_setting(MODEL, lookback=told)
-    setting = msgspec.structs.replace(setting, truth=make_replay_setting(MODEL, lookback=truth).truth)
-    (run,) = Replayer(read(fan_line(4, tools)), setting).play((AdaptivePolicy(),))
+    setting = msgspec.structs.replace(setting, provider_rules=make_replay_setting(MODEL, lookback=truth).provider_rules)
+    (run,) = Replayer(read(fan_line(4, tools)), setting).replay((AdaptivePolicy(),))
     assert short_reads(run, MODEL.cache.tokens_min) == 0

@@ -37,7 +37,7 @@ def test_each_call_has_only_what_is_new_and_its_reply() -> None:
     assert first.reply is not None
     assert [type(block) for block in first.reply.content] == [Text, ToolUse]
     assert [type(block) for passage in second.added for block in passage.content] == [ToolResult]
-    assert second.kept is None
+    assert second.kept_entries is None
 
 
 def test_without_time_stamps_a_tool_takes_eight_seconds_and_a_person_sixty() -> None:
@@ -64,9 +64,9 @@ def test_a_compaction_starts_the_prompt_anew_from_its_summary() -> None:
         "user", "assistant", "user", "assistant", meta={"compactions": [{"at_message": 2, "summary": "so far"}]}
     )
     call = recorded(line).calls[1]
-    assert call.kept == 0
+    assert call.kept_entries == 0
     assert [passage.content for passage in call.added] == [(Text("so far"),), (Text("user 2"),)]
-    assert recorded(line, compactions=False).calls[1].kept is None
+    assert recorded(line, compactions=False).calls[1].kept_entries is None
 
 
 def test_an_assistant_that_goes_on_speaking_makes_no_second_call() -> None:

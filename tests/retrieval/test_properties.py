@@ -49,8 +49,8 @@ def test_an_index_that_was_changed_is_as_one_built_anew(
 
 @given(distinct_units, queries, meant)
 def test_what_the_stages_add_is_the_score(some: list[SearchUnit], query: str, semantic: bool) -> None:
-    for one in index_of(some, semantic).search(query, floor=0).found:
-        assert math.isclose(sum(share.added for share in one.shares), one.score, abs_tol=10**-DECIMALS)
+    for one in index_of(some, semantic).search(query, floor=0).hits:
+        assert math.isclose(sum(share.contribution for share in one.stages), one.score, abs_tol=10**-DECIMALS)
         assert 0 <= one.score <= 1
         assert 0 <= one.relevance <= 1
 
@@ -60,10 +60,10 @@ def test_the_best_are_told_in_order_and_ties_go_by_id(
     some: list[SearchUnit], query: str, semantic: bool, limit: int
 ) -> None:
     index = index_of(some, semantic)
-    every = index.search(query, floor=0, limit=len(some)).found
+    every = index.search(query, floor=0, limit=len(some)).hits
     assert sorted(every, key=lambda one: (-one.score, one.id)) == list(every)
     assert {one.id for one in every} == {unit.id for unit in some}
-    assert index.search(query, floor=0, limit=limit).found == every[:limit]
+    assert index.search(query, floor=0, limit=limit).hits == every[:limit]
 
 
 @given(distinct_units, queries, meant)
@@ -71,12 +71,12 @@ def test_a_ranking_is_the_search_for_all_units_told_one_by_one(
     some: list[SearchUnit], query: str, semantic: bool
 ) -> None:
     index = index_of(some, semantic)
-    every = index.search(query, floor=0, limit=len(some)).found
+    every = index.search(query, floor=0, limit=len(some)).hits
     ranking = index.rank(query)
-    assert [(one.id, one.score, one.relevance) for one in ranking.places] == [
+    assert [(one.id, one.score, one.relevance) for one in ranking.units] == [
         (one.id, one.score, one.relevance) for one in every
     ]
-    assert tuple(ranking.why(one.id) for one in ranking.places) == every
+    assert tuple(ranking.explain(one.id) for one in ranking.units) == every
 
 
 @given(distinct_units, queries, meant, st.floats(0, 1), st.integers(1, 8))
@@ -84,18 +84,18 @@ def test_a_floor_parts_what_is_found_from_what_is_dropped(
     some: list[SearchUnit], query: str, semantic: bool, floor: float, limit: int
 ) -> None:
     answer = index_of(some, semantic).search(query, floor=floor, limit=limit)
-    assert all(one.relevance >= floor - 10**-DECIMALS for one in answer.found)
+    assert all(one.relevance >= floor - 10**-DECIMALS for one in answer.hits)
     assert all(one.relevance <= floor + 10**-DECIMALS for one in answer.dropped)
-    assert len(answer.found) <= limit
+    assert len(answer.hits) <= limit
     if not answer.dropped:
-        assert len(answer.found) == min(limit, len(some))
+        assert len(answer.hits) == min(limit, len(some))
 
 
 @given(shares, shares)
 def test_weights_sum_to_one_with_and_without_meaning(first: float, second: float) -> None:
     low, high = sorted((first, second))
     weights = StageWeights(low, high - low, 1 - high)
-    rest = weights.without_semantic()
+    rest = weights.drop_semantic()
     assert rest.semantic == 0
     assert rest.lexical + rest.graph == pytest.approx(1)
     assert rest.lexical * weights.graph == pytest.approx(rest.graph * weights.lexical, abs=1e-9)

@@ -205,8 +205,8 @@ def test_what_is_written_is_read_to_half_a_byte_and_told_by_its_version(tmp_path
     drawn = np.random.default_rng(2)
     asked, found = (drawn.normal(scale=0.005, size=(8, 8)).astype(np.float32) for _ in range(2))
     tuning = read_tuning(write_tuning(tmp_path / "one.npy", asked, found))
-    assert np.abs(tuning.asked - asked).max() <= QUANTIZATION_STEP / 2 + 1e-7
-    assert np.abs(tuning.found - found).max() <= QUANTIZATION_STEP / 2 + 1e-7
+    assert np.abs(tuning.query_matrix - asked).max() <= QUANTIZATION_STEP / 2 + 1e-7
+    assert np.abs(tuning.document_matrix - found).max() <= QUANTIZATION_STEP / 2 + 1e-7
     other = read_tuning(write_tuning(tmp_path / "other.npy", found, asked))
     assert other.version != tuning.version
     assert read_tuning(write_tuning(tmp_path / "again.npy", asked, found)).version == tuning.version
@@ -266,7 +266,7 @@ def ahead(stage: VectorStage) -> float:
     """By how much the right unit is nearer than the nearest other, on the mean of the requests."""
     for slot, (_, unit, description) in enumerate(SERVED):
         stage.add(slot, SearchUnit(unit, unit, description))
-    told = [stage.near(request, slots=len(SERVED)) for request, _, _ in SERVED]
+    told = [stage.compute_similarities(request, slots=len(SERVED)) for request, _, _ in SERVED]
     return float(np.mean([near[slot] - np.delete(near, slot).max() for slot, near in enumerate(told)]))
 
 
@@ -285,9 +285,15 @@ def test_a_request_is_turned_by_one_matrix_and_what_is_found_by_the_other() -> N
     request, _, description = SERVED[0]
     stage.add(0, SearchUnit("unit", "", description))
     asked, found = encoder.encode([request]), encoder.encode([description])
-    near = normalize_rows(asked + asked @ tuning.asked)[0] @ normalize_rows(found + found @ tuning.found)[0]
-    assert stage.near(request, slots=1)[0] == pytest.approx(near, abs=1e-3)
-    other = normalize_rows(asked + asked @ tuning.found)[0] @ normalize_rows(found + found @ tuning.asked)[0]
+    near = (
+        normalize_rows(asked + asked @ tuning.query_matrix)[0]
+        @ normalize_rows(found + found @ tuning.document_matrix)[0]
+    )
+    assert stage.compute_similarities(request, slots=1)[0] == pytest.approx(near, abs=1e-3)
+    other = (
+        normalize_rows(asked + asked @ tuning.document_matrix)[0]
+        @ normalize_rows(found + found @ tuning.query_matrix)[0]
+    )
     assert abs(near - other) > 0.003
 
 

@@ -81,7 +81,7 @@ class Drawn:
 
 def near(stage: VectorStage | CombinedStage, unit: SearchUnit, query: str) -> float:
     stage.add(0, unit)
-    told = stage.near(query, slots=1) if isinstance(stage, VectorStage) else stage.match(query, slots=1)
+    told = stage.compute_similarities(query, slots=1) if isinstance(stage, VectorStage) else stage.match(query, slots=1)
     return float(told[0])
 
 
@@ -126,6 +126,6 @@ def test_many_passages_make_the_matrix_grow_and_what_was_removed_is_never_near()
         stage.add(slot, SearchUnit(str(slot), "rain and wind", f"page {slot}"))
     for slot in range(99):
         stage.remove(slot)
-    near = stage.near("rain and wind", slots=100).tolist()
+    near = stage.compute_similarities("rain and wind", slots=100).tolist()
     assert near[:99] == [0.0] * 99
     assert near[99] > 0.99

@@ -60,7 +60,7 @@ async def test_a_memory_edit_costs_its_own_tokens_and_moves_nothing(tmp_path: Pa
     assert all(after.cache_read == before.cache_read + before.cache_write for before, after in pairwise(usages))
     assert moved_prefixes(events) == []
     prepared = [one for one in payloads if isinstance(one, RequestPrepared)]
-    assert [one.links[-1].layer for one in prepared[2:3]] == ["user_memory"]
+    assert [one.digests[-1].layer for one in prepared[2:3]] == ["user_memory"]
     assert answer.usage.cache_write < 100
 
 

@@ -57,14 +57,14 @@ class House:
 
     @property
     def lessons(self) -> list[CacheLearned]:
-        return [it.payload for it in self.store.lessons(limit=99) if isinstance(it.payload, CacheLearned)]
+        return [it.payload for it in self.store.learned_events(limit=99) if isinstance(it.payload, CacheLearned)]
 
 
 async def test_the_pauses_of_one_session_are_expected_in_the_next() -> None:
     house = House()
     first = await house.play(10, 10, *[1200] * 6)
     second = await house.play(10)
-    before, after = house.plans(first)[0].plan.odds, house.plans(second)[0].plan.odds
+    before, after = house.plans(first)[0].plan.probabilities, house.plans(second)[0].plan.probabilities
     assert before is not None
     assert after is not None
     assert after.pause > 5 * before.pause
@@ -75,7 +75,7 @@ async def test_what_was_seen_of_lifetimes_is_known_to_the_next_session_with_its_
     house = House(upgrades=upgrades)
     await house.play(*[10, 10, 1200] * 3)
     second = await house.play(10)
-    odds = house.plans(second)[0].plan.odds
+    odds = house.plans(second)[0].plan.probabilities
     assert odds is not None
     assert (odds.upgrade > 0.9) if upgrades else (odds.upgrade < 0.1)
     seen = house.lessons[-2]
@@ -86,13 +86,13 @@ async def test_it_is_unlearned_when_usage_contradicts_it() -> None:
     house = House()
     await house.play(*[10, 10, 1200] * 4)
     believing = House(upgrades=False)
-    for event in house.store.lessons(limit=99):
+    for event in house.store.learned_events(limit=99):
         known = msgspec.structs.replace(event, id=f"old-{event.id}", session_id="old", parent_event_id=None)
         believing.store.append([known]).result(9)
     for _ in range(4):
         last = await believing.play(*[10, 10, 1200] * 3)
     first = believing.plans(next(row.id for row in reversed(believing.store.sessions()) if believing.plans(row.id)))
-    opening, closing = first[0].plan.odds, believing.plans(last)[-1].plan.odds
+    opening, closing = first[0].plan.probabilities, believing.plans(last)[-1].plan.probabilities
     assert opening is not None
     assert closing is not None
     assert opening.upgrade > 0.9
@@ -138,7 +138,7 @@ async def test_prompts_below_the_floor_teach_nothing() -> None:
     house = House()
     await house.play(10, 10, 10, prompt="Be kind.")
     (lesson,) = house.lessons
-    assert (lesson.floor_above_tokens, lesson.floor_misses, lesson.floor_upto_tokens) == (0, 0, None)
+    assert (lesson.floor_above_tokens, lesson.floor_misses, lesson.floor_at_most_tokens) == (0, 0, None)
 
 
 async def test_a_store_that_fails_at_the_end_does_not_fail_the_session() -> None:
@@ -148,7 +148,7 @@ async def test_a_store_that_fails_at_the_end_does_not_fail_the_session() -> None
         house.store.close()
     assert session.usage.tokens_sent > 0
     with pytest.raises(StoreError):
-        house.store.lessons(limit=1)
+        house.store.learned_events(limit=1)
 
 
 def test_a_route_tells_the_host_and_no_more_of_an_address() -> None:
@@ -180,7 +180,7 @@ async def test_what_a_broken_call_may_have_kept_warm_is_no_evidence_of_lifetimes
         for _ in range(3):
             await session.send("So?")
             house.clock.advance(10)
-        assert "1h" in {it.plan.marks[-1].ttl for it in house.plans(session.id)}
+        assert "1h" in {it.plan.breakpoints[-1].ttl for it in house.plans(session.id)}
         house.clock.advance(230)
         with pytest.raises(ProviderError):
             await session.send("Are you there?")

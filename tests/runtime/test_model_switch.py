@@ -84,8 +84,8 @@ async def test_what_was_switched_and_left_behind_is_on_the_log(options: Options,
     (switched,) = events_of(store, ModelSwitched)
     assert isinstance(switched, ModelSwitched)
     assert (switched.before, switched.after, switched.parameters.model) == (SONNET, OPUS, "claude-opus-5-5")
-    assert (switched.prompt_tokens, switched.cold_cost_usd) == (quote.prompt_tokens, quote.cold_usd)
-    assert (switched.dropped, switched.reworded_passages) == ((("thinking", 1),), 0)
+    assert (switched.prompt_tokens, switched.cache_miss_cost_usd) == (quote.prompt_tokens, quote.cold_usd)
+    assert (switched.dropped, switched.reworded_entries) == ((("thinking", 1),), 0)
 
 
 async def test_a_switch_is_no_moved_prefix_and_the_call_after_next_reads_the_cache(
@@ -97,7 +97,7 @@ async def test_a_switch_is_no_moved_prefix_and_the_call_after_next_reads_the_cac
         await session.send("two")
         await session.send("three")
     records = list(iter_calls(store.read(session.id)))
-    assert [record.prefix_held for record in records] == [True, True, True]
+    assert [record.is_prefix_unchanged for record in records] == [True, True, True]
     assert [record.usage.cache_read > 0 for record in records] == [False, False, True]
 
 
@@ -189,7 +189,7 @@ async def test_any_provider_takes_over_from_any_other_and_its_cache_then_holds(b
         assert (await session.send("Sure?")).text == "Three."
     records = list(iter_calls(store.read(session.id)))
     assert [record.model for record in records] == [before, before, after, after]
-    assert [record.prefix_held for record in records] == [True] * 4
+    assert [record.is_prefix_unchanged for record in records] == [True] * 4
     assert records[3].usage.cache_read > records[2].usage.tokens_sent * 0.9
     assert abs(records[2].usage.tokens_sent - quote.prompt_tokens) < 0.1 * quote.prompt_tokens
     told = [request.status for request in provider.requests]
@@ -229,12 +229,12 @@ async def test_another_provider_needs_a_key_or_an_address(monkeypatch: pytest.Mo
 
 async def test_a_wire_that_was_given_leads_to_one_provider_only(options: Options) -> None:
     provider = SimulatedProvider()
-    given: Options = {**options, "wire": provider.wire()}
+    given: Options = {**options, "wire": provider.create_transport()}
     async with Session.create(**given) as session:
         await session.send("one")
         with pytest.raises(UserError, match=r"was created with a wire to anthropic; pass one to openai too"):
             await session.switch_model("openai:gpt-6-luna")
-        await session.switch_model("openai:gpt-6-luna", wire=provider.wire(provider="openai"))
+        await session.switch_model("openai:gpt-6-luna", wire=provider.create_transport(provider="openai"))
         assert (await session.send("and now?")).text == "Echo: and now?"
 
 
@@ -340,6 +340,6 @@ async def test_a_session_with_a_model_that_does_not_reason_is_taken(model: str) 
         with pytest.raises(ProviderError, match=r"'reasoning\.effort' is not supported with this model"):
             await session.send("one")
     asked = provider.requests[0].body.replace(b'"include":[]', b'"include":["reasoning.encrypted_content"]')
-    answer = provider.answer("POST", "/v1/responses", headers={"authorization": "Bearer k"}, body=asked)
+    answer = provider.handle("POST", "/v1/responses", headers={"authorization": "Bearer k"}, body=asked)
     assert answer.status == 400
-    assert b"Encrypted content is not supported" in answer.body()
+    assert b"Encrypted content is not supported" in answer.read_body()

@@ -117,7 +117,7 @@ async def test_what_is_cached_is_told_with_its_lifetime_and_its_end(agent: MakeA
         sent_at = one.clock()
         one.clock.advance(100)
         cached = session.cache_state()
-    assert (cached.tokens, cached.lifetime_seconds, cached.expires_at) == (99_990, 300, sent_at + 300)
+    assert (cached.tokens, cached.ttl_seconds, cached.expires_at) == (99_990, 300, sent_at + 300)
 
 
 async def test_what_the_prompt_is_made_of_is_told_by_layer(agent: MakeAgent) -> None:

@@ -61,9 +61,9 @@ async def test_taking_a_digest_changes_its_own_bytes_and_no_others(workspace: Pa
         await session.send("x")
         folder_of(workspace).replace(DIGEST_FILE, b"- another\n")
         await refresh_knowledge(session)
-        before = fold_events(store.read(session.id), session.id).passages
+        before = fold_events(store.read(session.id), session.id).entries
         await session.send("y")
-        after = fold_events(store.read(session.id), session.id).passages
+        after = fold_events(store.read(session.id), session.id).entries
     first, second = (request.body for request in provider.requests)
     assert (first.count(b'"- one"'), second.count(b'"- one"')) == (1, 0)
     assert (first.count(b'"- another"'), second.count(b'"- another"')) == (0, 1)
@@ -81,7 +81,7 @@ async def test_the_verdict_of_the_call_behind_it_is_that_it_was_planned(workspac
         assert session.cache_stats().unexpected_cache_breaks == 0
         assert b"- one" not in provider.requests[-1].body
     prepared = [event.payload for event in store.read(session.id) if isinstance(event.payload, RequestPrepared)]
-    assert [one.moved for one in prepared] == [None, None, None]
+    assert [one.prefix_change for one in prepared] == [None, None, None]
     certificates = list(certify(store.read(session.id), session.id, shipped_models()))
     assert [one.violation for one in certificates] == [None, None, None]
     assert 0 < certificates[1].prefix_bytes < certificates[2].prefix_bytes
@@ -94,7 +94,7 @@ async def test_whoever_gives_up_a_cache_has_the_session_take_the_newer_digest(wo
     async with Session.create(**(parts | {"model": model, "workspace": workspace, "padding": "never"})) as session:
         await session.send("x")
         folder_of(workspace).replace(DIGEST_FILE, b"- another\n")
-        store.records.enable(session.id, enabled=False)
+        store.records.set_caching_enabled(session.id, enabled=False)
         await session.send("y")
         store.records.invalidate(session.id, at=0.0)
         await session.send("z")
@@ -131,10 +131,10 @@ async def test_what_is_refused_behind_another_digest_was_never_taken(workspace: 
         await session.send("y")
         folder_of(workspace).replace(DIGEST_FILE, b"- two\n")
         await refresh_knowledge(session)
-        taken = fold_events(one.events, session.id).links
+        taken = fold_events(one.events, session.id).digests
         with pytest.raises(ProviderError):
             await session.send("what is refused")
-        assert fold_events(one.events, session.id).links == taken
+        assert fold_events(one.events, session.id).digests == taken
         await session.send("what is taken")
     certificates = certify(one.events, session.id, shipped_models())
     assert [made.violation for made in certificates] == [None] * 4

@@ -31,7 +31,7 @@ class Heard:
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
-        return [json.loads(request.body) for request in self.ring.newest()]
+        return [json.loads(request.body) for request in self.ring.list_requests()]
 
 
 @pytest.mark.parametrize(

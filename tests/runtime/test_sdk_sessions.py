@@ -43,8 +43,8 @@ class Overheard(SimulatedProvider):
         body: bytes = b"",
         query: Mapping[str, str] = {},
     ) -> SimulatedResponse:
-        given = super().answer(method, path, headers=headers, body=body, query=query)
-        assert given.status == 200, given.body()
+        given = super().handle(method, path, headers=headers, body=body, query=query)
+        assert given.status == 200, given.read_body()
         self.answers.append(bytearray())
         return SimulatedResponse(given.status, given.headers, self._told(given.chunks, self.answers[-1]))
 
@@ -57,8 +57,8 @@ class Overheard(SimulatedProvider):
 
 def understood(adapter: Adapter, answer: bytes, *, stream: bool) -> Usage:
     if not stream:
-        return adapter.read_reply(answer).usage
-    (finished,) = (delta for delta in adapter.stream_reader().feed(answer) if isinstance(delta, ReplyFinished))
+        return adapter.decode_reply(answer).usage
+    (finished,) = (delta for delta in adapter.make_stream_decoder().feed(answer) if isinstance(delta, ReplyFinished))
     return finished.reply.usage
 
 

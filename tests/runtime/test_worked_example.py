@@ -47,18 +47,18 @@ class MeasuredWire:
         self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
     ) -> AsyncGenerator[bytes, None]:
         assert self.agent is not None
-        request = ANTHROPIC.read_request(body)
+        request = ANTHROPIC.decode_request(body)
         scroll = RequestBuffer(ANTHROPIC, given_tokens)
         for segment in request.prompt.segments:
-            scroll.extend(ANTHROPIC.spell(segment))
+            scroll.extend(ANTHROPIC.encode_segment(segment))
         total, prefixes = 0, []
-        for piece, link, tokens in zip(scroll.pieces, scroll.links, scroll.tokens, strict=True):
+        for piece, link, tokens in zip(scroll.blocks, scroll.digests, scroll.tokens, strict=True):
             total += tokens
-            prefixes.append(PromptPrefix(piece.place, link.digest, total))
-        call = CacheCall(CacheScope("w", MODEL.id), tuple(prefixes), request.plan.marks, self.agent.clock())
+            prefixes.append(PromptPrefix(piece.section, link.digest, total))
+        call = CacheCall(CacheScope("w", MODEL.id), tuple(prefixes), request.plan.breakpoints, self.agent.clock())
         outcome, self.entries = run_call(MODEL.cache, self.entries, call)
         reply = msgspec.structs.replace(self.replies.pop(0), usage=outcome.usage)
-        for chunk in ANTHROPIC.write_stream(reply):
+        for chunk in ANTHROPIC.encode_stream(reply):
             yield chunk
 
     async def aclose(self) -> None:

@@ -70,7 +70,7 @@ def test_a_route_is_open_to_whom_its_rule_names_and_to_nobody_else(served: Serve
     if holder in MAY[one.rule]:
         assert answered.status in (200, 400, 404, 409)
     elif holder in ("read", "agent"):
-        assert (answered.status, answered.code) == (403, one.denied)
+        assert (answered.status, answered.code) == (403, one.denied_code)
     else:
         expected = "key_required" if holder == "nobody" else "invalid_key"
         assert (answered.status, answered.code) == (401, expected)

@@ -88,7 +88,7 @@ async def test_what_was_simulated_is_counted_neither_here_nor_in_the_report(told
     ) as session:
         await session.send("One.")
     assert told.rows(f"/analytics/cost?{ALL}") == before
-    (all_of_it,) = told.store.figures().groups("none", LedgerScope(simulated=True))
+    (all_of_it,) = told.store.analytics_queries().groups("none", LedgerScope(simulated=True))
     assert all_of_it.amounts.calls == 1 + sum(row["call_count"] for row in before)
 
 
@@ -318,8 +318,8 @@ def test_without_calls_shares_are_null_and_sums_are_nothing() -> None:
     (row,) = make_effect_rows([Group("a:b", Amounts(calls=1))])
     assert (row.hit_rate, row.cache_write_share, row.stable_write_share, row.hit_coverage) == (None, None, None, 0.0)
     assert make_effect_rows([Group("a:b", Amounts(spent_usd=Decimal(1)))]) == ()
-    assert make_cost_rows("model", MemoryStore().figures().groups("model")) == ()
-    (nothing,) = make_cost_rows("none", MemoryStore().figures().groups("none"))
+    assert make_cost_rows("model", MemoryStore().analytics_queries().groups("model")) == ()
+    (nothing,) = make_cost_rows("none", MemoryStore().analytics_queries().groups("none"))
     assert (nothing.cost_usd, nothing.call_count, nothing.avg_latency_ms) == (0.0, 0, None)
     assert make_skill_rows([SkillLoad("s", 0.0, "x", "auto_suggested", 5)])[0].loads_auto_suggested == 1
 

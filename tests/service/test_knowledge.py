@@ -184,7 +184,7 @@ async def test_while_another_run_is_at_it_nothing_is_changed(
 ) -> None:
     await talked(store, workspace, FACT)
     folder = folder_of(workspace)
-    with folder.locked():
+    with folder.lock():
         answered = client.ask("POST", "/api/knowledge/harvest", {"apply": True})
     assert (answered.status, answered.code) == (409, "knowledge_in_use")
     assert folder.read(DIGEST_FILE) is None

@@ -51,7 +51,7 @@ async def heard(listening: AsyncIterator[FeedItem], count: int) -> list[FeedItem
 
 
 def places(some: Sequence[FeedItem]) -> list[int]:
-    return [one.place for one in some if isinstance(one, PositionedEvent)]
+    return [one.position for one in some if isinstance(one, PositionedEvent)]
 
 
 async def test_several_listeners_hear_every_event_of_a_session_in_order(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ async def test_several_listeners_hear_every_event_of_a_session_in_order(tmp_path
 
 def _until_listening(hub: EventHub, count: int) -> None:
     """Return once so many wait for what comes."""
-    while hub.listeners < count or hub._task is None:
+    while hub.listener_count < count or hub._task is None:
         pass
 
 
@@ -160,10 +160,10 @@ class SteadyFeed:
         self.missing = set(missing)
         self.looks = 0
 
-    def newest_place(self) -> int:
+    def newest_position(self) -> int:
         return self.newest
 
-    def behind(self, place: int, *, limit: int) -> tuple[PositionedEvent, ...]:
+    def events_after(self, place: int, *, limit: int) -> tuple[PositionedEvent, ...]:
         self.looks += 1
         there = (at for at in range(place + 1, self.newest + 1) if at not in self.missing)
         return tuple(PositionedEvent(at, event(at)) for _, at in zip(range(limit), there, strict=False))
@@ -201,7 +201,7 @@ async def test_a_listener_that_is_too_far_behind_is_told_what_it_misses() -> Non
     dropped = next(one for one in rest if isinstance(one, SkippedEvents))
     behind = rest[rest.index(dropped) + 1]
     assert isinstance(behind, PositionedEvent)
-    assert (dropped.until, behind.place) == (behind.place - 1, dropped.until + 1)
+    assert (dropped.until, behind.position) == (behind.position - 1, dropped.until + 1)
     assert dropped.until - dropped.after > 0
     await hub.close()
 
@@ -270,13 +270,13 @@ async def test_a_listener_that_leaves_is_forgotten() -> None:
             http.get(f"{client.url}/api/cache/stream", params={"after": "0"}) as response,
         ):
             await frames(response, 3)
-            assert hub.listeners == 1
+            assert hub.listener_count == 1
         await asyncio.to_thread(_until_forgotten, hub)
-        assert hub.listeners == 0
+        assert hub.listener_count == 0
 
 
 def _until_forgotten(hub: EventHub) -> None:
-    while hub.listeners:
+    while hub.listener_count:
         pass
 
 

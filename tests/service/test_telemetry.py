@@ -120,7 +120,7 @@ async def exported(collector: Collector, *, content: bool = False, script: str =
                 await session.send("Once more.")
         except ProviderError:
             assert "fault" in script
-        newest = store.records.newest_place()
+        newest = store.records.newest_position()
         async with asyncio.timeout(10):
             while (hub.place or 0) < newest:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0)
@@ -220,11 +220,11 @@ def test_what_never_ends_is_forgotten_at_last() -> None:
     spans = SpanBuilder()
     for number in range(OPEN_MAX + 1):
         started = LlmCallStarted("a:b", "a", 1, f"r{number}")
-        assert list(spans.enter(event(f"e{number}", started, at=1.0))) == []
+        assert list(spans.add_event(event(f"e{number}", started, at=1.0))) == []
     failed = LlmCallFailed("a:b", "a", "network", "gone", 0, 2000, "r0")
-    (span,) = spans.enter(event("end", failed, at=9.0))
+    (span,) = spans.add_event(event("end", failed, at=9.0))
     assert span.started_at == 7.0
-    (span,) = spans.enter(event("end2", msgspec.structs.replace(failed, request_id="r1"), at=9.0))
+    (span,) = spans.add_event(event("end2", msgspec.structs.replace(failed, request_id="r1"), at=9.0))
     assert span.started_at == 1.0
 
 

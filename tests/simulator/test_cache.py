@@ -99,20 +99,20 @@ def test_mixed_lifetimes_are_billed_each_for_its_stretch() -> None:
 def test_what_a_call_writes_is_hidden_until_its_response_begins() -> None:
     provider = simulator()
     raw = msgspec.json.encode(marked())
-    first, second = (provider.answer("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw) for _ in range(2))
+    first, second = (provider.handle("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw) for _ in range(2))
     assert provider.cache == ()
     for answer in (first, second):
-        assert msgspec.json.decode(answer.body())["usage"]["cache_read_input_tokens"] == 0
+        assert msgspec.json.decode(answer.read_body())["usage"]["cache_read_input_tokens"] == 0
     assert usage(provider, marked())["cache_read_input_tokens"] > 0
 
 
 def test_the_first_event_of_a_stream_makes_its_writes_readable() -> None:
     provider = simulator()
     raw = msgspec.json.encode(marked(stream=True))
-    answer = provider.answer("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw)
+    answer = provider.handle("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw)
     assert usage(provider, marked())["cache_read_input_tokens"] == 0
     provider = simulator()
-    answer = provider.answer("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw)
+    answer = provider.handle("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw)
     first = next(iter(answer.chunks))
     assert isinstance(first, bytes)
     assert first.startswith(b"event: message_start\n")
@@ -130,8 +130,8 @@ def test_a_key_is_the_same_in_either_header() -> None:
     provider = simulator()
     usage(provider, marked(), key="mine")
     raw = msgspec.json.encode(marked())
-    answer = provider.answer("POST", "/v1/messages", headers={"Authorization": "Bearer mine"}, body=raw)
-    assert msgspec.json.decode(answer.body())["usage"]["cache_read_input_tokens"] > 0
+    answer = provider.handle("POST", "/v1/messages", headers={"Authorization": "Bearer mine"}, body=raw)
+    assert msgspec.json.decode(answer.read_body())["usage"]["cache_read_input_tokens"] > 0
 
 
 def test_models_do_not_share_their_cache() -> None:

@@ -23,8 +23,8 @@ ENDPOINTS = (
 
 
 def get(path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-    answer = simulator().answer("GET", path, headers=headers)
-    return answer.status, answer.body()
+    answer = simulator().handle("GET", path, headers=headers)
+    return answer.status, answer.read_body()
 
 
 @pytest.mark.parametrize(
@@ -49,25 +49,25 @@ def test_a_model_of_another_provider_is_not_found() -> None:
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize("key", [{"authorization": "Bearer k"}, {"x-api-key": "k"}, {"x-goog-api-key": "k"}])
 def test_a_key_is_taken_in_the_header_of_any_provider(path: str, key: dict[str, str]) -> None:
-    assert simulator().answer("POST", path, headers=key, body=b"{}").status == 400
-    assert simulator().answer("POST", path, headers={"authorization": "Basic k"}, body=b"{}").status == 401
+    assert simulator().handle("POST", path, headers=key, body=b"{}").status == 400
+    assert simulator().handle("POST", path, headers={"authorization": "Basic k"}, body=b"{}").status == 401
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize("fault", ["429", "503", "nonsense"])
 def test_a_failure_that_is_ordered_by_header_comes_on_every_endpoint(path: str, fault: str) -> None:
     headers = {"authorization": "Bearer k", "x-holdfast-fault": fault}
-    answer = simulator().answer("POST", path, headers=headers, body=b"{}")
+    answer = simulator().handle("POST", path, headers=headers, body=b"{}")
     assert answer.status == (int(fault) if fault.isdigit() else 400)
-    assert "error" in msgspec.json.decode(answer.body())
+    assert "error" in msgspec.json.decode(answer.read_body())
 
 
 def test_every_request_is_one_providers_alone() -> None:
     for path in ENDPOINTS:
-        assert sum(dialect.takes(SimulatedRequest("POST", path)) for dialect in create_apis()) == 1
+        assert sum(dialect.accepts(SimulatedRequest("POST", path)) for dialect in create_apis()) == 1
         assert find_api(SimulatedRequest("PUT", path), create_apis()) is None
     for method in ("GET", "PATCH", "DELETE"):
-        assert sum(dialect.takes(SimulatedRequest(method, "/v1/cachedContents/x")) for dialect in create_apis()) == 1
+        assert sum(dialect.accepts(SimulatedRequest(method, "/v1/cachedContents/x")) for dialect in create_apis()) == 1
 
 
 def test_an_endpoint_that_is_nobodys_is_refused_with_all_that_there_are() -> None:

@@ -27,7 +27,7 @@ def ask(fault: str, *, stream: bool = True) -> list[object]:
     """Everything that an ordered fault leaves of an answer."""
     headers = {"x-api-key": "k", "x-holdfast-fault": fault}
     body = BODY % (b'"stream":true,' if stream else b"")
-    return list(SimulatedProvider().answer("POST", "/v1/messages", headers=headers, body=body).chunks)
+    return list(SimulatedProvider().handle("POST", "/v1/messages", headers=headers, body=body).chunks)
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,10 @@ def ask(fault: str, *, stream: bool = True) -> list[object]:
         ("slow; seconds=0.5", DeliveryFault("slow", seconds=0.5)),
         ("slow;seconds=9999999", DeliveryFault("slow", seconds=3600.0)),
         ("drip;seconds=0.5", DeliveryFault("drip", seconds=0.5)),
-        ("stall", DeliveryFault("stall", after=1)),
-        ("stall;after=3", DeliveryFault("stall", after=3)),
-        ("cut;after=0", DeliveryFault("cut", after=0)),
-        ("malformed;after=2", DeliveryFault("malformed", after=2)),
+        ("stall", DeliveryFault("stall", after_chunks=1)),
+        ("stall;after=3", DeliveryFault("stall", after_chunks=3)),
+        ("cut;after=0", DeliveryFault("cut", after_chunks=0)),
+        ("malformed;after=2", DeliveryFault("malformed", after_chunks=2)),
         ("content-type", DeliveryFault("content-type")),
         ("window;tokens=1000", RefusalFault("window", 1000)),
         ("marks", RefusalFault("marks", 0)),
@@ -156,9 +156,9 @@ def test_whole_replies_are_cut_in_the_middle() -> None:
 
 def test_a_reply_of_the_wrong_type_is_a_page_for_people() -> None:
     headers = {"x-api-key": "k", "x-holdfast-fault": "content-type"}
-    answer = SimulatedProvider().answer("POST", "/v1/messages", headers=headers, body=BODY % b"")
+    answer = SimulatedProvider().handle("POST", "/v1/messages", headers=headers, body=BODY % b"")
     assert (answer.status, answer.headers["content-type"]) == (200, "text/html")
-    assert answer.body() == b"<html><body>Please sign in.</body></html>"
+    assert answer.read_body() == b"<html><body>Please sign in.</body></html>"
 
 
 def test_what_was_begun_is_written_to_the_cache_whatever_becomes_of_its_delivery() -> None:
@@ -166,7 +166,7 @@ def test_what_was_begun_is_written_to_the_cache_whatever_becomes_of_its_delivery
         provider = SimulatedProvider()
         system = b'"system":[{"type":"text","text":"%b","cache_control":{"type":"ephemeral"}}],' % (b"word " * 800)
         headers = {"x-api-key": "k", "x-holdfast-fault": fault}
-        provider.answer("POST", "/v1/messages", headers=headers, body=BODY % system).body()
+        provider.handle("POST", "/v1/messages", headers=headers, body=BODY % system).read_body()
         assert len(provider.cache) == 1, fault
 
 
@@ -179,7 +179,7 @@ async def server() -> AsyncIterator[RunningSimulator]:
 
 async def over_http(url: str, fault: str, timeouts: Timeouts) -> bytes:
     wire = HttpTransport(ANTHROPIC, url, "k", timeouts=timeouts, attempts_max=1)
-    endpoint = ANTHROPIC.endpoint(ANTHROPIC.read_request(BODY % b"").parameters)
+    endpoint = ANTHROPIC.endpoint(ANTHROPIC.decode_request(BODY % b"").parameters)
     ordered = type(endpoint)(endpoint.path, (*endpoint.headers, ("x-holdfast-fault", fault)))
     try:
         chunks = [chunk async for chunk in wire.send(ordered, BODY % b'"stream":true,')]
@@ -247,7 +247,7 @@ async def test_a_slow_reply_is_an_ordinary_one_for_a_session(agent: MakeAgent) -
 def status(provider: SimulatedProvider, *texts: str) -> int:
     content = [{"type": "text", "text": text} for text in texts]
     body = {"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": content}]}
-    return provider.answer("POST", "/v1/messages", headers={"x-api-key": "k"}, body=json.dumps(body).encode()).status
+    return provider.handle("POST", "/v1/messages", headers={"x-api-key": "k"}, body=json.dumps(body).encode()).status
 
 
 def test_a_conversation_whose_first_message_grew_after_a_failure_is_still_the_same() -> None:

@@ -69,12 +69,12 @@ def test_a_scripted_call_is_answered_and_the_script_goes_on() -> None:
 def test_a_stream_is_one_of_events_or_an_array() -> None:
     body = msgspec.json.encode(request(user("Hello.")))
     path, headers = f"/v1/models/{FLASH}:streamGenerateContent", {"x-goog-api-key": "k"}
-    events = simulator().answer("POST", path, headers=headers, body=body, query={"alt": "sse"})
+    events = simulator().handle("POST", path, headers=headers, body=body, query={"alt": "sse"})
     assert events.headers["content-type"].startswith("text/event-stream")
-    sent = [msgspec.json.decode(event.removeprefix(b"data: ")) for event in events.body().split(b"\n\n") if event]
-    array = simulator().answer("POST", path, headers=headers, body=body)
+    sent = [msgspec.json.decode(event.removeprefix(b"data: ")) for event in events.read_body().split(b"\n\n") if event]
+    array = simulator().handle("POST", path, headers=headers, body=body)
     assert array.headers["content-type"] == "application/json"
-    assert msgspec.json.decode(array.body()) == sent
+    assert msgspec.json.decode(array.read_body()) == sent
     assert text(sent[-1]) == "Echo: Hello."
 
 
@@ -222,9 +222,9 @@ def test_a_prompt_beyond_the_window_is_refused_with_its_size() -> None:
 
 
 def test_without_a_key_nothing_is_answered() -> None:
-    answer = simulator().answer("POST", f"/v1/models/{FLASH}:generateContent", body=b"{}")
+    answer = simulator().handle("POST", f"/v1/models/{FLASH}:generateContent", body=b"{}")
     assert answer.status == 401
-    assert b"x-goog-api-key header is required" in answer.body()
+    assert b"x-goog-api-key header is required" in answer.read_body()
 
 
 # Counting and listing
@@ -396,7 +396,7 @@ def test_only_ones_own_caches_are_listed_page_by_page() -> None:
     assert rest == {"cachedContents": mine[2:]}
     assert ask(provider, "GET", "cachedContents", key="other")[1] == {"cachedContents": [theirs]}
     assert ask(provider, "GET", "cachedContents", key="nobody")[1] == {}
-    assert [cache.name for cache in provider.named_caches] == [made["name"] for made in (*mine, theirs)]
+    assert [cache.name for cache in provider.explicit_caches] == [made["name"] for made in (*mine, theirs)]
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_a_cache_that_cannot_be_is_refused(fields: Wire, status: int, words: str
     provider = simulator()
     found, _, message = refused(ask(provider, "POST", "cachedContents", body))
     assert (found, words in message) == (status, True)
-    assert provider.named_caches == ()
+    assert provider.explicit_caches == ()
 
 
 def test_the_floor_of_a_cache_is_that_of_its_model() -> None:
@@ -448,12 +448,12 @@ def test_there_is_room_for_so_many_caches_and_what_lapses_makes_room() -> None:
     def kept(name: str, held: bytes = b"x") -> CachedContent:
         return CachedContent("w", ExplicitCacheEntry(name, FLASH, 1, expires_at=10.0), {"contents": held})
 
-    caches.keep(kept("a"), at=0)
-    caches.keep(kept("a"), at=1)
+    caches.store(kept("a"), at=0)
+    caches.store(kept("a"), at=1)
     with pytest.raises(ProviderError, match="no room"):
-        caches.keep(kept("b"), at=9)
+        caches.store(kept("b"), at=9)
     assert caches.find("w", "a", at=9) == kept("a")
     with pytest.raises(ProviderError, match="no room"):
-        caches.keep(kept("b", b"x" * 11), at=10)
-    caches.keep(kept("c"), at=10)
-    assert caches.live(at=0) == (kept("c"),)
+        caches.store(kept("b", b"x" * 11), at=10)
+    caches.store(kept("c"), at=10)
+    assert caches.list_live(at=0) == (kept("c"),)

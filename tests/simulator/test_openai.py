@@ -100,9 +100,9 @@ def test_a_stream_of_chat_tells_its_usage_only_where_it_is_asked_to() -> None:
 
 
 def post_stream(provider: SimulatedProvider, api: Chat, body: Wire) -> bytes:
-    answer = provider.answer("POST", api.path, headers={"authorization": "Bearer key"}, body=msgspec.json.encode(body))
+    answer = provider.handle("POST", api.path, headers={"authorization": "Bearer key"}, body=msgspec.json.encode(body))
     assert answer.headers["content-type"].startswith("text/event-stream")
-    return answer.body()
+    return answer.read_body()
 
 
 # Refusals
@@ -213,10 +213,10 @@ def test_a_mark_on_a_model_without_breakpoints_is_refused(api: Chat) -> None:
 
 @both
 def test_without_a_key_nothing_is_answered(api: Chat) -> None:
-    answer = simulator().answer("POST", api.path, body=b"{}")
+    answer = simulator().handle("POST", api.path, body=b"{}")
     assert answer.status == 401
-    assert b"authorization header is required" in answer.body()
-    assert b'"invalid_api_key"' in answer.body()
+    assert b"authorization header is required" in answer.read_body()
+    assert b'"invalid_api_key"' in answer.read_body()
 
 
 def test_responses_refuse_what_was_never_stored() -> None:

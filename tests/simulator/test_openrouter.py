@@ -161,7 +161,7 @@ def test_a_reply_tells_what_it_cost() -> None:
 
 def test_a_stream_tells_what_it_cost_with_its_usage() -> None:
     sent = body(chat.said("user", "Ask."), stream=True)
-    answer = simulator().answer("POST", PATH, headers={"x-api-key": "k"}, body=msgspec.json.encode(sent))
-    events = answer.body().split(b"\n\n")
+    answer = simulator().handle("POST", PATH, headers={"x-api-key": "k"}, body=msgspec.json.encode(sent))
+    events = answer.read_body().split(b"\n\n")
     assert b'"cost":' in events[-3]
     assert events[-2:] == [b"data: [DONE]", b""]

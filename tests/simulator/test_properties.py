@@ -97,8 +97,8 @@ def changed(value: Any, place: tuple[str | int, ...], change: Callable[[Any], An
 
 def check(path: str, body: bytes) -> int:
     """An answer, or a refusal on one line that says nothing of what was sent."""
-    answer = simulator().answer("POST", path, headers=KEY, body=body)
-    read = answer.body()
+    answer = simulator().handle("POST", path, headers=KEY, body=body)
+    read = answer.read_body()
     if answer.status == 200:
         assert read
         return 200
@@ -164,6 +164,6 @@ def test_the_same_requests_get_the_same_answers_byte_for_byte(path: str) -> None
     def play() -> list[bytes]:
         provider = simulator('{"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yes."}]}')
         body = msgspec.json.encode(BODIES[path])
-        return [provider.answer("POST", path, headers=KEY, body=body).body() for _ in range(3)]
+        return [provider.handle("POST", path, headers=KEY, body=body).read_body() for _ in range(3)]
 
     assert play() == play()

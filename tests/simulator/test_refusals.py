@@ -164,8 +164,8 @@ def test_an_unknown_model_is_not_found_and_near_ones_are_named() -> None:
     "headers", [{}, {"x-api-key": ""}, {"authorization": "Bearer"}, {"authorization": "Basic abc"}]
 )
 def test_a_request_without_a_key_is_not_authenticated(headers: dict[str, str]) -> None:
-    answer = simulator().answer("POST", "/v1/messages", headers=headers, body=msgspec.json.encode(request(HELLO)))
-    error = msgspec.json.decode(answer.body())["error"]
+    answer = simulator().handle("POST", "/v1/messages", headers=headers, body=msgspec.json.encode(request(HELLO)))
+    error = msgspec.json.decode(answer.read_body())["error"]
     assert (answer.status, error["type"]) == (401, "authentication_error")
 
 
@@ -209,8 +209,8 @@ def test_a_body_beyond_the_limit_is_too_large() -> None:
     ],
 )
 def test_there_is_nothing_elsewhere(method: str, path: str) -> None:
-    answer = simulator().answer(method, path, headers={"x-api-key": "key"})
-    reply = msgspec.json.decode(answer.body())
+    answer = simulator().handle(method, path, headers={"x-api-key": "key"})
+    reply = msgspec.json.decode(answer.read_body())
     assert (answer.status, reply["type"], reply["error"]["type"]) == (404, "error", "not_found_error")
     assert "POST /v1/messages/count_tokens" in reply["error"]["message"]
 
@@ -225,8 +225,8 @@ def test_a_refused_request_leaves_the_cache_as_it_was() -> None:
 
 
 def get(path: str, **query: str) -> tuple[int, Wire]:
-    answer = simulator().answer("GET", path, headers={"x-api-key": "key"}, query=query)
-    return answer.status, msgspec.json.decode(answer.body())
+    answer = simulator().handle("GET", path, headers={"x-api-key": "key"}, query=query)
+    return answer.status, msgspec.json.decode(answer.read_body())
 
 
 def ids(page: Wire) -> list[str]:

@@ -9,7 +9,7 @@ def recorded(body: bytes) -> RecordedRequest:
 
 
 def bodies(ring: RequestRing) -> list[bytes]:
-    return [request.body for request in ring.newest()]
+    return [request.body for request in ring.list_requests()]
 
 
 def test_the_oldest_request_is_forgotten_first() -> None:

@@ -146,8 +146,8 @@ def test_the_output_counts_as_much_as_it_will_as_input() -> None:
 def test_every_answer_has_an_id_of_its_own() -> None:
     provider = simulator()
     body = msgspec.json.encode(request(user("Ask.")))
-    answers = [provider.answer("POST", "/v1/messages", headers={"x-api-key": "k"}, body=body) for _ in range(2)]
-    answers.append(provider.answer("POST", "/v1/messages", body=body))
+    answers = [provider.handle("POST", "/v1/messages", headers={"x-api-key": "k"}, body=body) for _ in range(2)]
+    answers.append(provider.handle("POST", "/v1/messages", body=body))
     assert [answer.headers["request-id"] for answer in answers] == [
         "req_sim-000001",
         "req_sim-000002",
@@ -161,7 +161,9 @@ def test_two_simulators_answer_alike_byte_for_byte() -> None:
         provider = simulator(TWO)
         asks = (request(user("Ask."), stream=stream) for stream in (False, True))
         return [
-            provider.answer("POST", "/v1/messages", headers={"x-api-key": "k"}, body=msgspec.json.encode(ask)).body()
+            provider.handle(
+                "POST", "/v1/messages", headers={"x-api-key": "k"}, body=msgspec.json.encode(ask)
+            ).read_body()
             for ask in asks
         ]
 
@@ -187,7 +189,7 @@ def test_a_script_is_read_line_by_line() -> None:
 def test_failures_at_the_end_of_a_script_come_before_the_echo() -> None:
     script = parse_script('{"content": "One."}\n{"fault": "500"}\n')
     assert script.replies[1:] == (ScriptedReply(None, None, (StatusFault(500),)),)
-    assert script.reply_to(2) == ScriptedReply(None)
+    assert script.find_reply(2) == ScriptedReply(None)
 
 
 @pytest.mark.parametrize(
@@ -227,13 +229,13 @@ def test_blank_lines_are_passed_over_and_counted() -> None:
 def test_a_script_may_be_given_as_text() -> None:
     assert (
         SimulatedProvider(script='{"content": "a"}')
-        .answer(
+        .handle(
             "POST",
             "/v1/messages",
             headers={"x-api-key": "k"},
             body=b'{"model":"claude-sonnet-5-5","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}',
         )
-        .body()
+        .read_body()
         .count(b'"text":"a"')
         == 1
     )
@@ -340,13 +342,13 @@ def test_a_failure_reads_and_writes_nothing() -> None:
 def test_a_pause_is_told_in_seconds() -> None:
     provider = simulator('{"content": "One.", "fault": "429;retry-after=1.5"}')
     body = msgspec.json.encode(request(user("Ask.")))
-    answer = provider.answer("POST", "/v1/messages", headers={"x-api-key": "k"}, body=body)
+    answer = provider.handle("POST", "/v1/messages", headers={"x-api-key": "k"}, body=body)
     assert (answer.status, answer.headers["retry-after"]) == (429, "1.5")
-    assert msgspec.json.decode(answer.body())["error"]["type"] == "rate_limit_error"
+    assert msgspec.json.decode(answer.read_body())["error"]["type"] == "rate_limit_error"
 
 
 def test_a_failure_without_a_pause_names_none() -> None:
-    answer = simulator().answer("GET", "/v1/models", headers={"x-api-key": "k", "X-Holdfast-Fault": "529"})
+    answer = simulator().handle("GET", "/v1/models", headers={"x-api-key": "k", "X-Holdfast-Fault": "529"})
     assert answer.status == 529
     assert "retry-after" not in answer.headers
 

@@ -185,7 +185,7 @@ async def test_a_client_that_leaves_early_harms_nobody(client: aiohttp.ClientSes
 
 
 def wire(script: str = "") -> SimulatedTransport:
-    return SimulatedProvider(clock=ManualClock(), script=parse_script(script)).wire()
+    return SimulatedProvider(clock=ManualClock(), script=parse_script(script)).create_transport()
 
 
 ANTHROPIC = get_provider("anthropic")
@@ -196,7 +196,7 @@ async def test_a_wire_brings_the_bytes_of_the_answer() -> None:
     simulated: WireProtocol = wire()
     body = msgspec.json.encode({**ASK, "stream": True})
     chunks = [chunk async for chunk in simulated.send(ENDPOINT, body)]
-    reader = anthropic.stream_reader()
+    reader = anthropic.make_stream_decoder()
     deltas = [delta for chunk in chunks for delta in reader.feed(chunk)]
     assert len(chunks) > 1
     assert deltas[-1].reply.content[0].text == "Echo: Ask."  # type: ignore[union-attr]  # the last one is the reply
@@ -214,7 +214,7 @@ async def test_a_wire_has_a_workspace_of_its_own() -> None:
     for key in ("a", "b", "a"):
         body = msgspec.json.encode(ASK)
         (whole,) = [chunk async for chunk in SimulatedTransport(provider, ANTHROPIC, api_key=key).send(ENDPOINT, body)]
-    assert anthropic.read_reply(whole).usage.cache_read > 0
+    assert anthropic.decode_reply(whole).usage.cache_read > 0
     assert len(provider.cache) == 2
 
 
@@ -227,7 +227,7 @@ async def test_a_closed_wire_sends_nothing() -> None:
 
 async def test_without_a_socket_a_query_is_told_from_its_path() -> None:
     provider = SimulatedProvider(clock=ManualClock())
-    wire = provider.wire(provider="anthropic")
+    wire = provider.create_transport(provider="anthropic")
     endpoint = Endpoint("/v1/models?limit=2", (("anthropic-version", "2026-10-21"),), "GET")
     body = b"".join([chunk async for chunk in wire.send(endpoint, b"")])
     assert len(msgspec.json.decode(body)["data"]) == 2

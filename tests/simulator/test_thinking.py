@@ -177,7 +177,7 @@ def test_a_stream_reports_dropped_thinking_where_its_message_starts() -> None:
     provider = thinker()
     _, *rest = talk(provider, 1)
     body = msgspec.json.encode(request(user("Another ask."), *rest, thinking=DROP, stream=True))
-    answer = provider.answer("POST", "/v1/messages", headers={"x-api-key": "key", **BETA}, body=body)
+    answer = provider.handle("POST", "/v1/messages", headers={"x-api-key": "key", **BETA}, body=body)
     first, *others = [chunk for chunk in answer.chunks if isinstance(chunk, bytes)]
     name, _, start = first.partition(b"\ndata: ")
     event = msgspec.json.decode(start)

@@ -67,7 +67,7 @@ def test_output_exactly_at_the_bound_is_whole_and_one_byte_more_is_cut() -> None
 
 def test_a_command_that_never_stops_printing_is_stopped() -> None:
     printed = run_python("import os\nprint(os.getpid(), flush=True)\nwhile True: print('x' * 1000)")
-    assert (printed.ended, len(printed.output), printed.exit_code) == ("cut", 100, None)
+    assert (printed.end, len(printed.output), printed.exit_code) == ("cut", 100, None)
     assert is_gone(int(printed.output.split()[0]))
 
 
@@ -80,20 +80,20 @@ def test_a_silent_command_is_not_waited_for_beyond_its_time() -> None:
 def test_a_command_that_takes_too_long_is_killed_with_all_it_started() -> None:
     code = "import os, time\nif child := os.fork(): print(os.getpid(), child, flush=True)\ntime.sleep(60)"
     printed = run_python(code, monotonic=late_after(2))
-    assert (printed.ended, printed.exit_code) == ("timed_out", None)
+    assert (printed.end, printed.exit_code) == ("timed_out", None)
     assert [is_gone(int(pid)) for pid in printed.output.split()] == [True, True]
 
 
 def test_a_command_that_closes_its_output_and_lives_on_is_killed() -> None:
     code = "import os, time; print(os.getpid(), flush=True); os.close(1); time.sleep(60)"
     printed = run_python(code, monotonic=late_after(3))
-    assert (printed.ended, printed.exit_code) == ("timed_out", None)
+    assert (printed.end, printed.exit_code) == ("timed_out", None)
     assert is_gone(int(printed.output))
 
 
 def test_without_time_left_nothing_is_waited_for() -> None:
     started = time.monotonic()
-    assert run_python("import time; time.sleep(60)", seconds_max=0.0).ended == "timed_out"
+    assert run_python("import time; time.sleep(60)", seconds_max=0.0).end == "timed_out"
     assert time.monotonic() - started < 5
 
 

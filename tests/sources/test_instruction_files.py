@@ -175,7 +175,7 @@ def test_all_files_together_exactly_at_the_cap_are_whole(project: Path) -> None:
     for name, letter in zip(("AGENTS.md", "CLAUDE.md", "CLAUDE.local.md"), "abc", strict=True):
         write(project / name, letter * 4_000)
     found = read_instructions(project)
-    assert [(len(file.text), file.truncated) for file in found.files] == [(4_000, False)] * 3
+    assert [(len(file.text), file.is_truncated) for file in found.files] == [(4_000, False)] * 3
     assert found.omitted == 0
 
 
@@ -228,7 +228,7 @@ def test_a_huge_file_is_not_read_whole(project: Path) -> None:
         file.write(b"start ")
         file.truncate(64 << 30)  # Sparse: it takes no room on the disk.
     (found,) = read_instructions(project).files
-    assert (found.text[:7], len(found.text), found.truncated) == ("start \ufffd", 4_000, True)
+    assert (found.text[:7], len(found.text), found.is_truncated) == ("start \ufffd", 4_000, True)
 
 
 def test_a_file_that_is_only_blank_as_far_as_it_is_read_says_so(project: Path) -> None:

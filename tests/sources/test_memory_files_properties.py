@@ -46,7 +46,7 @@ def test_gaps_are_those_between_calls_however_often_the_cache_was_used_in_betwee
     assert pinged.last_at == 0.0
     assert pinged.used_at == ping
     later = memory_after_call(pinged, RequestRecord(first, MARK, 12, "person"), Usage(cache_read=5000))
-    assert later.gaps == IdleTimesByCause(person=count_idle_times([first]))
+    assert later.idle_times == IdleTimesByCause(person=count_idle_times([first]))
 
 
 @given(st.lists(st.tuples(seconds, st.booleans()), max_size=20))
@@ -54,57 +54,60 @@ def test_waiting_for_tools_and_for_people_is_counted_apart(waits: list[tuple[flo
     rhythm = IdleTimesByCause()
     for gap, for_tool in waits:
         rhythm = rhythm.add(gap, "tool" if for_tool else "person")
-    assert rhythm.of("tool") == count_idle_times(gap for gap, for_tool in waits if for_tool)
-    assert rhythm.of("person") == count_idle_times(gap for gap, for_tool in waits if not for_tool)
+    assert rhythm.waiting_for("tool") == count_idle_times(gap for gap, for_tool in waits if for_tool)
+    assert rhythm.waiting_for("person") == count_idle_times(gap for gap, for_tool in waits if not for_tool)
     assert rhythm.all.total == len(waits)
-    half = rhythm.scaled(len(waits) / 2)
+    half = rhythm.scaled_to(len(waits) / 2)
     assert math.isclose(half.all.total, len(waits) / 2)
     assert math.isclose(half.tool.total * 2, rhythm.tool.total)
 
 
 @given(st.floats(300, 3599), st.booleans(), st.booleans())
 def test_only_an_anchor_on_a_warm_prefix_says_whether_lifetimes_upgrade(gap: float, telling: bool, read: bool) -> None:
-    anchor = Anchor(9, 50_000, 0.0, sound=not telling, telling=telling)
+    anchor = Anchor(9, 50_000, 0.0, is_sound=not telling, is_evidence=telling)
     anchored = CacheMemory(calls=1, last_at=0.0, used_at=0.0, anchor=anchor)
     later = memory_after_call(
         anchored, RequestRecord(gap, MARK, 12), Usage(cache_read=50_000 if read else 0, cache_write_5m=10)
     )
-    assert (later.belief.read, later.belief.lost) == ((int(read), int(not read)) if telling else (0, 0))
+    assert (later.upgrade_belief.read, later.upgrade_belief.lost) == ((int(read), int(not read)) if telling else (0, 0))
     assert (later.anchor is not None) == read
 
 
 def test_a_call_in_time_or_far_too_late_says_nothing_of_upgrades() -> None:
-    anchor = Anchor(9, 50_000, 0.0, sound=False, telling=True)
+    anchor = Anchor(9, 50_000, 0.0, is_sound=False, is_evidence=True)
     anchored = CacheMemory(calls=1, last_at=0.0, used_at=0.0, anchor=anchor)
     for gap in (299.0, 3600.0):
         later = memory_after_call(anchored, RequestRecord(gap, MARK, 12), Usage(cache_write_5m=50_000))
-        assert later.belief == UpgradeBelief()
+        assert later.upgrade_belief == UpgradeBelief()
     used = memory_after_ping(anchored, PingResult(290.0, "5m", Usage(cache_read=50_000), 9, 10, 50_000))
-    assert memory_after_call(used, RequestRecord(580.0, MARK, 12), Usage(cache_read=50_000)).belief == UpgradeBelief()
+    assert (
+        memory_after_call(used, RequestRecord(580.0, MARK, 12), Usage(cache_read=50_000)).upgrade_belief
+        == UpgradeBelief()
+    )
 
 
 def test_a_ping_for_the_hour_leaves_an_anchor_that_the_next_call_judges() -> None:
     memory = memory_after_call(CacheMemory(), RequestRecord(0.0, MARK, 10), Usage(cache_write_5m=50_000))
     ping = PingResult(285.0, "1h", Usage(cache_read=50_000, cache_write_1h=400, input=8), 11, 12, 50_400)
     pinged = memory_after_ping(memory, ping)
-    assert pinged.anchor == Anchor(11, 50_400, 285.0, sound=False, telling=True)
-    assert (pinged.tail_piece, pinged.tail_tokens, pinged.pieces) == (11, 50_400, 12)
+    assert pinged.anchor == Anchor(11, 50_400, 285.0, is_sound=False, is_evidence=True)
+    assert (pinged.tail_block, pinged.tail_tokens, pinged.blocks) == (11, 50_400, 12)
     for read in (True, False):
         usage = Usage(cache_read=50_400 * read, cache_write_5m=100)
         later = memory_after_call(pinged, RequestRecord(2_000.0, MARK, 14, "person"), usage)
-        assert later.belief == UpgradeBelief().seen(read=read)
+        assert later.upgrade_belief == UpgradeBelief().with_observation(read=read)
 
 
 def test_what_is_written_for_the_hour_from_its_first_token_is_sound() -> None:
     fresh = memory_after_call(CacheMemory(), RequestRecord(0.0, HOUR, 10), Usage(cache_write_1h=5_000))
-    assert fresh.anchor == Anchor(9, 5_000, 0.0, sound=True)
+    assert fresh.anchor == Anchor(9, 5_000, 0.0, is_sound=True)
     grown = memory_after_call(fresh, RequestRecord(10.0, HOUR, 12), Usage(cache_read=5_000, cache_write_1h=500))
     assert grown.anchor is not None
-    assert grown.anchor.sound
+    assert grown.anchor.is_sound
     short = memory_after_call(CacheMemory(), RequestRecord(0.0, MARK, 10), Usage(cache_write_5m=5_000))
     mixed = memory_after_call(short, RequestRecord(10.0, HOUR, 12), Usage(cache_read=5_000, cache_write_1h=500))
     assert mixed.anchor is not None
-    assert not mixed.anchor.sound
+    assert not mixed.anchor.is_sound
 
 
 def test_an_anchor_behind_what_others_wrote_or_what_was_partly_written_for_long_tells_nothing() -> None:
@@ -115,17 +118,17 @@ def test_an_anchor_behind_what_others_wrote_or_what_was_partly_written_for_long_
     anchored = memory_after_call(mixed, RequestRecord(20.0, HOUR, 14), Usage(cache_read=29_000, cache_write_1h=50))
     for memory in (behind, anchored):
         assert memory.anchor is not None
-        assert (memory.anchor.sound, memory.anchor.telling) == (False, False)
+        assert (memory.anchor.is_sound, memory.anchor.is_evidence) == (False, False)
         later = memory_after_call(memory, RequestRecord(1_500.0, MARK, 16), Usage(cache_read=29_050))
-        assert later.belief == UpgradeBelief()
+        assert later.upgrade_belief == UpgradeBelief()
 
 
 def test_what_is_found_of_others_after_a_pause_is_no_beginning_that_we_know() -> None:
     memory = memory_after_call(CacheMemory(), RequestRecord(0.0, MARK, 10), Usage(cache_write_5m=20_000))
-    assert memory.base == "short"
+    assert memory.base_ttl == "short"
     later = memory_after_call(memory, RequestRecord(1_500.0, MARK, 12), Usage(cache_read=5_000, cache_write_5m=15_050))
-    assert later.base == "unknown"
-    assert memory_after_call(later, RequestRecord(9_000.0, HOUR, 14), Usage(cache_write_1h=20_100)).base == "long"
+    assert later.base_ttl == "unknown"
+    assert memory_after_call(later, RequestRecord(9_000.0, HOUR, 14), Usage(cache_write_1h=20_100)).base_ttl == "long"
 
 
 @given(st.builds(UpgradeBelief, st.floats(-6, 6)), st.builds(UpgradeBelief, st.floats(-6, 6)))
@@ -139,40 +142,40 @@ def test_beliefs_add_up_and_stay_changeable(one: UpgradeBelief, two: UpgradeBeli
 def test_a_floor_is_never_contradicted_by_what_was_seen_last(prompts: list[tuple[int, bool]]) -> None:
     floor = ObservedFloor()
     for tokens, cached in prompts:
-        floor = floor.seen(tokens, cached=cached)
-    corrected = floor.corrected(TABLE)
+        floor = floor.with_outcome(tokens, cached=cached)
+    corrected = floor.corrected_floor(TABLE)
     if prompts:
         tokens, cached = prompts[-1]
         if cached:
             assert corrected <= max(tokens, TABLE)
-        elif floor.misses >= 2 and TABLE <= tokens < TABLE * FLOOR_FACTOR_MAX and floor.above_tokens == tokens:
+        elif floor.misses >= 2 and TABLE <= tokens < TABLE * FLOOR_FACTOR_MAX and floor.uncached_tokens_max == tokens:
             assert corrected > tokens
     assert corrected < TABLE * FLOOR_FACTOR_MAX
 
 
 def test_one_miss_is_an_accident_and_two_are_a_floor() -> None:
-    once = ObservedFloor().seen(TABLE + 500, cached=False)
-    assert once.corrected(TABLE) == TABLE
-    twice = once.seen(TABLE + 600, cached=False)
-    assert twice.corrected(TABLE) == TABLE + 601
-    assert twice.seen(TABLE + 400, cached=True).corrected(TABLE) == TABLE
-    assert ObservedFloor().seen(TABLE - 100, cached=True).corrected(TABLE) == TABLE - 100
-    far = ObservedFloor().seen(TABLE * 10, cached=False).seen(TABLE * 10, cached=False)
-    assert far.corrected(TABLE) == TABLE
+    once = ObservedFloor().with_outcome(TABLE + 500, cached=False)
+    assert once.corrected_floor(TABLE) == TABLE
+    twice = once.with_outcome(TABLE + 600, cached=False)
+    assert twice.corrected_floor(TABLE) == TABLE + 601
+    assert twice.with_outcome(TABLE + 400, cached=True).corrected_floor(TABLE) == TABLE
+    assert ObservedFloor().with_outcome(TABLE - 100, cached=True).corrected_floor(TABLE) == TABLE - 100
+    far = ObservedFloor().with_outcome(TABLE * 10, cached=False).with_outcome(TABLE * 10, cached=False)
+    assert far.corrected_floor(TABLE) == TABLE
 
 
 @given(seen, seen)
 def test_what_two_sessions_saw_of_a_floor_adds_up(one: list[tuple[int, bool]], two: list[tuple[int, bool]]) -> None:
     first, second = ObservedFloor(), ObservedFloor()
     for tokens, cached in one:
-        first = first.seen(tokens, cached=cached)
+        first = first.with_outcome(tokens, cached=cached)
     for tokens, cached in two:
-        second = second.seen(tokens, cached=cached)
+        second = second.with_outcome(tokens, cached=cached)
     both = first + second
     assert both.misses <= first.misses + second.misses
     assert first + ObservedFloor() == first
-    if second.upto_tokens is not None:
-        assert both.corrected(TABLE) <= max(second.upto_tokens, TABLE)
+    if second.cached_tokens_min is not None:
+        assert both.corrected_floor(TABLE) <= max(second.cached_tokens_min, TABLE)
 
 
 def test_a_prompt_without_a_mark_at_its_end_says_nothing_of_the_floor() -> None:
@@ -185,20 +188,22 @@ def test_a_prompt_without_a_mark_at_its_end_says_nothing_of_the_floor() -> None:
     assert memory_after_call(CacheMemory(), late, Usage(input=5_000)).floor == ObservedFloor(5_000, 1)
     assert memory_after_call(CacheMemory(), late, Usage(input=900)).floor == ObservedFloor()
     assert memory_after_call(CacheMemory(), late, Usage(cache_write_5m=1_000)).floor == ObservedFloor()
-    assert memory_after_call(CacheMemory(), late, Usage(cache_write_5m=900)).floor == ObservedFloor(upto_tokens=900)
+    assert memory_after_call(CacheMemory(), late, Usage(cache_write_5m=900)).floor == ObservedFloor(
+        cached_tokens_min=900
+    )
 
 
 def test_a_session_teaches_the_next_one_its_gaps_its_end_and_what_it_saw() -> None:
     memory = CacheMemory(
         calls=3,
-        gaps=IdleTimesByCause(count_idle_times([5.0]), count_idle_times([900.0])),
-        belief=UpgradeBelief().seen(read=True),
+        idle_times=IdleTimesByCause(count_idle_times([5.0]), count_idle_times([900.0])),
+        upgrade_belief=UpgradeBelief().with_observation(read=True),
     )
     learned = learned_after_session(LearnedParameters(), memory)
     assert (learned.sessions, learned.calls) == (1, 3)
-    assert learned.gaps.tool == count_idle_times([5.0])
-    assert learned.gaps.person == count_idle_times([900.0, math.inf])
-    assert learned.belief == memory.belief
+    assert learned.idle_times.tool == count_idle_times([5.0])
+    assert learned.idle_times.person == count_idle_times([900.0, math.inf])
+    assert learned.upgrade_belief == memory.upgrade_belief
     assert learned_after_session(learned, CacheMemory()) == learned
 
 
@@ -206,18 +211,18 @@ def test_a_moved_prefix_leaves_the_rhythm_and_what_the_provider_was_seen_to_do()
     memory = memory_after_call(CacheMemory(), RequestRecord(0.0, HOUR, 10, "tool", 1_000), Usage(input=2_000))
     memory = memory_after_call(memory, RequestRecord(9.0, HOUR, 10, "tool", 1_000), Usage(input=2_000))
     left = forget_cached(memory)
-    assert (left.gaps, left.floor, left.last_at, left.calls) == (memory.gaps, memory.floor, 9.0, 2)
-    assert (left.anchor, left.used_at, left.pieces, left.tail_tokens) == (None, None, 0, 0)
+    assert (left.idle_times, left.floor, left.last_at, left.calls) == (memory.idle_times, memory.floor, 9.0, 2)
+    assert (left.anchor, left.used_at, left.blocks, left.tail_tokens) == (None, None, 0, 0)
 
 
 class Lines:
-    def lead(self, before: EncodedBlock | None, piece: EncodedBlock) -> bytes:
+    def separator(self, before: EncodedBlock | None, piece: EncodedBlock) -> bytes:
         return b""
 
-    def close(self, last: EncodedBlock | None) -> bytes:
+    def suffix(self, last: EncodedBlock | None) -> bytes:
         return b""
 
-    def mark(self, ttl: Ttl) -> bytes:
+    def encode_breakpoint(self, ttl: Ttl) -> bytes:
         return b""
 
 
@@ -227,7 +232,7 @@ def test_the_savings_of_the_marks_add_up_to_that_of_the_plan(
 ) -> None:
     scroll = RequestBuffer(Lines(), len)
     scroll.extend(
-        EncodedBlock("history", "messages", Stability.GROWING, b"x" * size, markable=True, role="user")
+        EncodedBlock("history", "messages", Stability.GROWING, b"x" * size, accepts_breakpoint=True, role="user")
         for size in lengths
     )
     places = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=4, unique=True).map(sorted))
@@ -243,10 +248,10 @@ def test_the_savings_of_the_marks_add_up_to_that_of_the_plan(
         rules=SONNET.cache,
         price=PRICE,
     )
-    assert [mark.piece for mark in marks] == places
+    assert [mark.block_index for mark in marks] == places
     upto = min(prompt, round(sum(lengths[: places[-1] + 1]) * prompt / sum(lengths))) if places else 0
     write = PRICE.cache_write_5m if ttl == "5m" else PRICE.cache_write_1h
-    back = Decimal(gaps.chance(0, SONNET.cache.ttls_seconds[ttl]))
+    back = Decimal(gaps.probability(0, SONNET.cache.ttls_seconds[ttl]))
     gained = back * (PRICE.input - PRICE.cache_read) * upto - (write - PRICE.input) * max(0, upto - hit)
     assert abs(sum(mark.saving_usd for mark in marks) - gained / 1_000_000) < Decimal("0.0000001")
 

@@ -106,7 +106,7 @@ def sent(builder: SystemPromptBuilder) -> list[str]:
     blocks = [
         block
         for segment in builder.segments()
-        for block in (*segment.system, *(block for passage in segment.passages for block in passage.content))
+        for block in (*segment.system, *(block for passage in segment.entries for block in passage.content))
     ]
     return [block.text for block in blocks if isinstance(block, Text)]
 
@@ -188,7 +188,7 @@ def test_what_is_read_stays_within_the_caps_and_is_never_said_twice(
     assert all(0 < length <= file_chars_max for length in lengths)
     assert sum(lengths) <= total_chars_max
     assert found.omitted == 0 or sum(lengths) == total_chars_max
-    whole = [file.text for file in found.files if not file.truncated]
+    whole = [file.text for file in found.files if not file.is_truncated]
     assert len(set(whole)) == len(whole)
     # Every file is either said, omitted, or passed over with a reason; an omitted one has its reason too.
     assert len(found.files) + len(found.findings) == len(contents)

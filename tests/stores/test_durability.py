@@ -77,8 +77,8 @@ def test_the_tables_of_a_killed_program_are_what_its_events_add_up_to(address: s
         assert isinstance(store, DatabaseEventLog)
         # As above, an append waits for whatever is still going on.
         store.append([said(ENDLESS, "calls")]).result(10)
-        assert store.facts().calls >= len(acknowledged) // EVENTS_A_CALL
-        assert store.facts().to_enter == 0
+        assert store.read_facts().calls >= len(acknowledged) // EVENTS_A_CALL
+        assert store.read_facts().pending_sessions == 0
         assert list(find_differences(store, shipped_models())) == []
 
 
@@ -113,7 +113,7 @@ def test_programs_that_enter_calls_of_one_day_at_the_same_time_leave_nothing_out
         for done in appends:
             done.result(10)
         assert complaints == ["", ""]
-        assert store.tables().totals().calls == 90
+        assert store.cost_queries().totals().calls == 90
         assert list(find_differences(store, shipped_models())) == []
 
 

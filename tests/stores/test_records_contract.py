@@ -85,16 +85,16 @@ def test_settings_are_kept_as_a_whole(records: StoreRecords) -> None:
 
 
 def test_what_is_said_of_a_session_holds_for_that_session(records: StoreRecords) -> None:
-    assert records.enable("s", enabled=False) == SessionControl(caching_enabled=False)
+    assert records.set_caching_enabled("s", enabled=False) == SessionControl(caching_enabled=False)
     assert records.invalidate("s", at=5.0) == SessionControl(False, 1, 5.0)
     assert records.invalidate("s", at=6.0) == SessionControl(False, 2, 6.0)
-    assert records.enable("s", enabled=True) == SessionControl(True, 2, 6.0)
+    assert records.set_caching_enabled("s", enabled=True) == SessionControl(True, 2, 6.0)
     assert records.invalidate("t", at=7.0) == SessionControl(True, 1, 7.0)
-    assert records.adopt("t") == SessionControl(True, 1, 7.0, 1)
-    assert records.adopt("t") == SessionControl(True, 1, 7.0, 2)
+    assert records.request_refresh("t") == SessionControl(True, 1, 7.0, 1)
+    assert records.request_refresh("t") == SessionControl(True, 1, 7.0, 2)
     assert records.invalidate("t", at=8.0) == SessionControl(True, 2, 8.0, 2)
     assert records.session_controls() == {"s": SessionControl(True, 2, 6.0), "t": SessionControl(True, 2, 8.0, 2)}
-    assert records.adopt("v") == SessionControl(adoptions=1)
+    assert records.request_refresh("v") == SessionControl(refreshes=1)
     assert records.controls("u").session == SessionControl()
 
 
@@ -114,28 +114,28 @@ def test_a_session_that_is_deleted_takes_along_what_was_said_of_it(store: EventL
 def test_events_of_all_sessions_are_read_in_the_order_in_which_they_came(
     store: EventLog, records: StoreRecords
 ) -> None:
-    assert records.newest_place() == 0
+    assert records.newest_position() == 0
     store.append([said(1, "a"), said(1, "b")]).result(10)
     store.append([said(2, "a")]).result(10)
-    placed = records.behind(0, limit=10)
+    placed = records.events_after(0, limit=10)
     assert [one.event for one in placed] == [said(1, "a"), said(1, "b"), said(2, "a")]
-    places = [one.place for one in placed]
+    places = [one.position for one in placed]
     assert places == sorted(set(places))
-    assert records.newest_place() == places[-1]
-    assert records.behind(places[0], limit=1) == (placed[1],)
-    assert records.behind(places[-1], limit=10) == ()
+    assert records.newest_position() == places[-1]
+    assert records.events_after(places[0], limit=1) == (placed[1],)
+    assert records.events_after(places[-1], limit=10) == ()
 
 
 def test_a_place_is_never_given_twice(store: EventLog, records: StoreRecords) -> None:
     store.append([said(1, "a"), said(1, "b")]).result(10)
-    before = records.newest_place()
+    before = records.newest_position()
     store.delete("b")
     store.append([said(2, "a")]).result(10)
-    (newest,) = records.behind(before, limit=10)
-    assert newest.place > before
+    (newest,) = records.events_after(before, limit=10)
+    assert newest.position > before
 
 
 def test_a_closed_store_says_so(store: EventLog, records: StoreRecords) -> None:
     store.close()
     with pytest.raises(StoreError, match="closed"):
-        records.behind(0, limit=1)
+        records.events_after(0, limit=1)

@@ -71,15 +71,15 @@ def check(store: DatabaseEventLog) -> None:
 def test_a_call_is_in_every_table_as_soon_as_its_append_is_acknowledged(store: DatabaseEventLog, address: str) -> None:
     store.append(calls_made(40)).result(10)
     with closing(opened(address)) as other:
-        assert other.facts().to_enter == 0
-        assert other.facts().calls == 10
-        totals = other.tables().totals()
+        assert other.read_facts().pending_sessions == 0
+        assert other.read_facts().calls == 10
+        totals = other.cost_queries().totals()
         assert (totals.calls, totals.hits, totals.spent_usd) == (10, 8, Decimal("0.123"))
         assert totals.usage == Usage(input=100, cache_read=160_000, cache_write_5m=41_000, output=500)
-        (model,) = other.tables().models()
+        (model,) = other.cost_queries().models()
         assert (model.provider, model.model, model.amounts) == ("anthropic", MODEL, totals)
-        assert [(cause.kind, cause.calls) for cause in other.tables().causes()] == [("provider_side", 2)]
-        (outcome,) = other.tables().outcomes()
+        assert [(cause.kind, cause.calls) for cause in other.cost_queries().causes()] == [("provider_side", 2)]
+        (outcome,) = other.cost_queries().outcomes()
         assert (outcome.outcome, outcome.calls, outcome.latency_ms_median_under) == ("completed", 10, 1_024)
 
 
@@ -88,7 +88,7 @@ def test_a_call_is_stored_with_its_plan_digest_price_version_latency_and_verdict
     entries = [posting.entry for posting in iter_postings(calls_made(40), shipped_models()) if posting.entry]
     rows = sorted(store.table_rows("calls", STORED_OF_A_CALL, "s"))
     assert [row[:-2] for row in rows] == [
-        (call.record.number, call.chain, call.pricing_version, call.record.latency_ms) for call in entries
+        (call.record.number, call.prompt_digest, call.pricing_version, call.record.latency_ms) for call in entries
     ]
     assert [decode(str(row[-2]), type=Plan) for row in rows] == [call.plan for call in entries]
     assert [decode(str(row[-1]), type=Verdict) for row in rows] == [call.verdict for call in entries]
@@ -97,29 +97,29 @@ def test_a_call_is_stored_with_its_plan_digest_price_version_latency_and_verdict
 def test_a_call_that_fails_for_nothing_is_no_call_and_yet_an_outcome(store: DatabaseEventLog) -> None:
     failed = LlmCallFailed(MODEL, "anthropic", "rate_limit", "slow down", 2, 100, "r")
     store.append([event("e1", failed, at=START)]).result(10)
-    assert store.tables().totals().calls == 0
-    (outcome,) = store.tables().outcomes(LedgerScope(since=START - 1))
+    assert store.cost_queries().totals().calls == 0
+    (outcome,) = store.cost_queries().outcomes(LedgerScope(since=START - 1))
     assert (outcome.outcome, outcome.calls, outcome.retries) == ("rate_limit", 1, 2)
-    assert store.tables().outcomes(LedgerScope(since=START + 1)) == ()
+    assert store.cost_queries().outcomes(LedgerScope(since=START + 1)) == ()
     check(store)
 
 
 def test_what_is_paid_for_without_a_call_is_spent_all_the_same(store: DatabaseEventLog) -> None:
     ping = CachePinged("refresh", MODEL, "5m", Usage(cache_read=20_000), Decimal("0.006"), "v")
     store.append([event("e1", ping, at=START), *calls_made(4, start=4)]).result(10)
-    (day,) = store.tables().days()
+    (day,) = store.cost_queries().days()
     assert (day.amounts.calls, day.amounts.spent_usd) == (1, Decimal("0.0183"))
     # Without a cache nobody would have pinged it: 20,110 tokens at 2 dollars and 50 at 10.
     assert day.amounts.uncached_usd == Decimal("0.04072")
-    assert day.amounts == store.tables().totals() == store.tables().totals(LedgerScope(session_id="s"))
+    assert day.amounts == store.cost_queries().totals() == store.cost_queries().totals(LedgerScope(session_id="s"))
 
 
 def test_a_session_that_is_deleted_leaves_nothing_in_any_sum(store: DatabaseEventLog, address: str) -> None:
     store.append(calls_made(20, "gone")).result(10)
     store.append(calls_made(12, "stays")).result(10)
-    before = store.tables().totals(LedgerScope(session_id="stays"))
+    before = store.cost_queries().totals(LedgerScope(session_id="stays"))
     store.delete("gone")
-    assert store.tables().totals() == before
+    assert store.cost_queries().totals() == before
     store.delete("stays")
     for table in ("calls", "days", "session_days", "verdict_days", "outcome_days"):
         assert store.table_rows(table, ("*",)) == []
@@ -162,7 +162,7 @@ def test_what_is_forgotten_of_a_session_is_made_anew_from_its_log(tmp_path: Path
 def test_a_log_from_before_the_tables_is_entered_when_somebody_asks(address: str) -> None:
     with closing(opened(address)) as store:
         store.append(calls_made(40)).result(10)
-        expected = store.tables().totals()
+        expected = store.cost_queries().totals()
     run(address, "DELETE FROM calls")
     run(address, "DELETE FROM days")
     run(address, "DELETE FROM session_days")
@@ -170,9 +170,9 @@ def test_a_log_from_before_the_tables_is_entered_when_somebody_asks(address: str
     run(address, "DELETE FROM outcome_days")
     run(address, "UPDATE sessions SET entered_events = 0")
     with closing(opened(address)) as store:
-        assert store.facts().to_enter == 1
-        assert store.tables().totals() == expected
-        assert store.facts().to_enter == 0
+        assert store.read_facts().pending_sessions == 1
+        assert store.cost_queries().totals() == expected
+        assert store.read_facts().pending_sessions == 0
         check(store)
 
 
@@ -182,9 +182,9 @@ def test_a_session_goes_on_before_it_was_entered_and_is_then_entered_wholly(addr
     run(address, "UPDATE sessions SET entered_events = 3")
     with closing(opened(address)) as store:
         store.append([said(20)]).result(10)
-        assert store.facts().to_enter == 1
+        assert store.read_facts().pending_sessions == 1
         store.append(calls_made(20, start=24)).result(10)
-        assert store.facts().to_enter == 0
+        assert store.read_facts().pending_sessions == 0
         check(store)
 
 
@@ -199,9 +199,9 @@ def test_events_of_a_program_that_knows_no_tables_are_entered_with_the_next_that
         "VALUES ('old', 1, 's', 'turn.cancelled', 'agent', 'private', 1, "
         """'{"type":"turn.cancelled","reason":"timeout","partial_llm_calls":0,"partial_tool_calls":0}')""",
     )
-    assert store.facts().to_enter == 1
+    assert store.read_facts().pending_sessions == 1
     store.append(calls_made(4, start=20)).result(10)
-    assert store.facts().to_enter == 0
+    assert store.read_facts().pending_sessions == 0
     check(store)
 
 
@@ -211,10 +211,10 @@ def test_tables_of_other_rules_are_made_anew(address: str) -> None:
     run(address, "UPDATE ledger SET version = 0")
     run(address, "UPDATE days SET spent = 5")
     with closing(opened(address)) as store:
-        assert store.facts().to_enter == 1
+        assert store.read_facts().pending_sessions == 1
         check(store)
     with closing(opened(address)) as store:
-        assert store.facts().to_enter == 0
+        assert store.read_facts().pending_sessions == 0
 
 
 def test_a_refused_append_takes_nothing_out_of_the_tables_that_those_around_it_have_entered(address: str) -> None:
@@ -227,7 +227,7 @@ def test_a_refused_append_takes_nothing_out_of_the_tables_that_those_around_it_h
         answers = [done.exception(timeout=10) for done in [store.append(events) for events in appends]]
         assert [type(answer) for answer in answers] == [type(None), StoreError, type(None), StoreError]
         check(store)
-        assert store.tables().totals().calls == 9
+        assert store.cost_queries().totals().calls == 9
 
 
 def test_a_damaged_event_does_not_keep_its_session_from_going_on(address: str) -> None:
@@ -236,8 +236,8 @@ def test_a_damaged_event_does_not_keep_its_session_from_going_on(address: str) -
     run(address, "UPDATE events SET payload = '{}' WHERE id = 's-000003'")
     with closing(opened(address)) as store:
         store.append(calls_made(4, start=20)).result(10)
-        store.rebuild()
-        assert store.tables().totals().calls == 5
+        store.clear_tables()
+        assert store.cost_queries().totals().calls == 5
 
 
 def test_tables_that_were_changed_by_hand_are_told_of_and_a_rebuild_mends_them(
@@ -247,7 +247,7 @@ def test_tables_that_were_changed_by_hand_are_told_of_and_a_rebuild_mends_them(
     run(address, "UPDATE verdict_days SET lost = lost + 1")
     run(address, "UPDATE calls SET spent = 7 WHERE number = 2")
     assert sorted(find_differences(store, shipped_models())) == ["calls of session 's'", "verdict_days"]
-    store.rebuild()
+    store.clear_tables()
     check(store)
 
 
@@ -257,30 +257,30 @@ def test_a_damaged_call_is_told_of_in_one_line(store: DatabaseEventLog, address:
     with pytest.raises(
         StoreError, match="the table of calls is damaged: `holdfast db rebuild` rebuilds it from the log"
     ):
-        store.figures().broken(limit=10, skip=0)
+        store.analytics_queries().cache_breaks(limit=10, skip=0)
 
 
 @pytest.mark.parametrize("limit", [0, PAGE_MAX + 1])
 def test_a_page_that_is_none_is_refused(store: DatabaseEventLog, limit: int) -> None:
     with pytest.raises(UserError, match="limit must be 1 to 500"):
-        store.tables().session_amounts(limit=limit)
+        store.cost_queries().session_amounts(limit=limit)
     with pytest.raises(UserError, match="limit must be 1 to 500"):
-        store.tables().session_amounts(offset=-1)
+        store.cost_queries().session_amounts(offset=-1)
 
 
 def test_an_old_session_keeps_what_it_cost_when_it_is_pruned(store: DatabaseEventLog) -> None:
     store.append(calls_made(20, "old")).result(10)
     store.append([replace(one, at=one.at + 1_000) for one in calls_made(20, "new")]).result(10)
-    before = store.tables().totals()
-    assert store.prunable(RETAINED_EVENT_TYPES, before=START + 500) == (("old", 15),)
+    before = store.cost_queries().totals()
+    assert store.list_prunable(RETAINED_EVENT_TYPES, before=START + 500) == (("old", 15),)
     assert store.prune("new", RETAINED_EVENT_TYPES, before=START + 500) == 0
     assert store.prune("old", RETAINED_EVENT_TYPES, before=START + 500) == 15
     assert len(list(store.read("old"))) == 5
-    after = store.tables().totals()
+    after = store.cost_queries().totals()
     assert (after.calls, after.spent_usd, after.uncached_usd) == (before.calls, before.spent_usd, before.uncached_usd)
     assert after.lost_usd == before.lost_usd / 2
     check(store)
-    assert store.prunable(RETAINED_EVENT_TYPES, before=START + 500) == ()
+    assert store.list_prunable(RETAINED_EVENT_TYPES, before=START + 500) == ()
 
 
 def test_of_a_session_without_a_call_nothing_is_left(store: DatabaseEventLog) -> None:
@@ -305,6 +305,6 @@ def test_migrating_makes_the_tables_and_leaves_filling_them_to_whoever_asks(addr
         """"expires_at":1,"cost_usd":"0.25","storage_cost_usd":"0.5"}')""",
     )
     with closing(opened(address)) as store:
-        assert store.facts().to_enter == 1
-        assert store.tables().totals().spent_usd == Decimal("0.75")
+        assert store.read_facts().pending_sessions == 1
+        assert store.cost_queries().totals().spent_usd == Decimal("0.75")
         check(store)

@@ -282,16 +282,16 @@ def test_lessons_of_all_sessions_are_read_oldest_first(store: EventLog) -> None:
     for one in kept:
         store.append([one]).result(10)
     store.append(talk(5, start=50)).result(10)
-    assert store.lessons(limit=10) == tuple(kept)
-    assert store.lessons(limit=2) == tuple(kept[-2:])
-    assert store.lessons(limit=0) == ()
+    assert store.learned_events(limit=10) == tuple(kept)
+    assert store.learned_events(limit=2) == tuple(kept[-2:])
+    assert store.learned_events(limit=0) == ()
 
 
 def test_a_deleted_session_has_taught_nothing(store: EventLog) -> None:
     store.append([lesson("s1", 1)]).result(10)
     store.append([other := lesson("s2", 2)]).result(10)
     store.delete("s1")
-    assert store.lessons(limit=10) == (other,)
+    assert store.learned_events(limit=10) == (other,)
 
 
 def test_a_deleted_session_is_gone_and_the_others_stay(store: EventLog) -> None:
@@ -314,7 +314,7 @@ def test_a_deleted_session_may_begin_anew(store: EventLog) -> None:
 def test_a_store_has_tables_that_say_what_its_calls_cost(store: MemoryStore | DatabaseEventLog) -> None:
     store.append(calls_made(40)).result(10)
     store.append(calls_made(8, "t")).result(10)
-    tables = store.tables()
+    tables = store.cost_queries()
     assert (tables.totals().calls, tables.totals().spent_usd) == (12, Decimal("0.1476"))
     assert [one.id for one in tables.session_amounts(limit=1)] == ["s"]
     store.delete("s")
@@ -329,7 +329,7 @@ def test_what_is_old_is_pruned_but_for_the_kinds_that_stay(store: MemoryStore | 
     assert store.prune("none such", [""], before=newest) == 0
     assert store.prune("s", ["llm.call_completed"], before=newest) == 3
     assert store.sessions() == (SessionRow("t", None, "", newest, newest, 1),)
-    assert store.tables().totals().calls == 1
+    assert store.cost_queries().totals().calls == 1
 
 
 def test_an_append_is_deleted_when_it_was_made_before_the_deletion(store: EventLog) -> None:

@@ -57,7 +57,7 @@ class ReplayWire:
                 on_retry(2, step)
             raise step
         reply = step.reply if isinstance(step, Pause) else step
-        for number, chunk in enumerate(self._adapter.write_stream(reply)):
+        for number, chunk in enumerate(self._adapter.encode_stream(reply)):
             if isinstance(step, Pause) and number == step.events:
                 self.paused.set()
                 await asyncio.Event().wait()
@@ -127,7 +127,7 @@ def moved_prefixes(events: Sequence[Event]) -> list[str]:
             length = answered
         if isinstance(event.payload, ContextCompacted):
             # What stands behind the cut was given up on purpose.
-            length, answered = event.payload.kept_blocks, min(answered, event.payload.kept_blocks)
+            length, answered = event.payload.unchanged_blocks, min(answered, event.payload.unchanged_blocks)
         if isinstance(event.payload, ModelSwitched):
             # Another model has another cache: there is no prefix that could move.
             length = 0
@@ -135,8 +135,8 @@ def moved_prefixes(events: Sequence[Event]) -> list[str]:
             continue
         prepared = event.payload
         if prepared.shared_blocks < length:
-            moved = prepared.links[0] if prepared.links else None
+            moved = prepared.digests[0] if prepared.digests else None
             where = f"layer {moved.layer!r} at byte {moved.start}" if moved else "the end"
             found.append(f"the prefix moved: {where} (block {prepared.shared_blocks} of {length})")
-        length = prepared.shared_blocks + len(prepared.links)
+        length = prepared.shared_blocks + len(prepared.digests)
     return found

@@ -39,7 +39,7 @@ class AnsweringCommand:
         self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
     ) -> AsyncGenerator[bytes, None]:
         self.requests.append(Asked(body))
-        for chunk in claude_code.write_stream(Reply((Text("Yes."),), "end_turn", Usage(input=1, output=1), id="s")):
+        for chunk in claude_code.encode_stream(Reply((Text("Yes."),), "end_turn", Usage(input=1, output=1), id="s")):
             yield chunk
 
     async def aclose(self) -> None:

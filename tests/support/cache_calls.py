@@ -32,7 +32,7 @@ def rules(
         kind="marks",
         tokens_min=floor,
         ttls_seconds={"5m": 300, "1h": 3_600},
-        marks_max=4,
+        breakpoints_max=4,
         lookback_positions=lookback,
         lookback_counting=counting,
         ttl_upgrade=upgrade,
@@ -46,7 +46,7 @@ def implicit_rules(*, floor: int = 1_024, rounds_to: int = 128) -> CacheRules:
         kind="implicit",
         tokens_min=floor,
         ttls_seconds={"in_memory": 300, "24h": 86_400},
-        rounds_reads_to=rounds_to,
+        reads_rounded_to=rounds_to,
         invalidates={"prompt_cache_key": "tools", "tool_config": "messages"},
     )
 
@@ -56,10 +56,10 @@ def breakpoint_rules(*, floor: int = 1_024, first: int = 2, latest: int = 50, lo
         kind="breakpoints",
         tokens_min=floor,
         ttls_seconds={"30m": 1_800, "12h": 43_200},
-        marks_max=4,
+        breakpoints_max=4,
         lookback_positions=lookback,
-        lookup_first_marks=first,
-        lookup_latest_marks=latest,
+        lookup_first_breakpoints=first,
+        lookup_latest_breakpoints=latest,
         invalidates={"prompt_cache_key": "tools"},
     )
 

@@ -28,14 +28,14 @@ def first_changed_layer(
     before: EncodedPrompt, after: EncodedPrompt, *, stable_only: bool = False
 ) -> ChangedLayer | None:
     """The first place where `after` does not extend `before`; with `stable_only`, within the stable layers only."""
-    required = count_stable_blocks(before.pieces) if stable_only else len(before.links)
-    shared = count_shared_blocks(before.links, after.links)
+    required = count_stable_blocks(before.blocks) if stable_only else len(before.digests)
+    shared = count_shared_blocks(before.digests, after.digests)
     if shared >= required:
         return None
-    start = before.links[shared].start
+    start = before.digests[shared].start
     byte = common_prefix_length(before.cacheable, after.cacheable, start)
     # Name the layer that is there now; if the prompt ends before, the one that was there.
-    changed = after.links[shared] if shared < len(after.links) else before.links[shared]
+    changed = after.digests[shared] if shared < len(after.digests) else before.digests[shared]
     return ChangedLayer(
         layer=changed.layer,
         block=shared,

@@ -29,7 +29,7 @@ def call(index: int | None = None, **fields: object) -> dict[str, object]:
 
 
 def read(adapter: Adapter, events: Iterable[bytes]) -> tuple[StreamDecoder, list[Delta]]:
-    reader = adapter.stream_reader()
+    reader = adapter.make_stream_decoder()
     return reader, [delta for event in events for delta in reader.feed(event)]
 
 

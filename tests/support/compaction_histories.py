@@ -24,7 +24,7 @@ from holdfast.types.prompt import LayerText
 MODEL: Model = find_model("anthropic:claude-sonnet-4-6")
 BINDING: Model = find_model("anthropic:claude-sonnet-5-5")
 ADAPTER = get_adapter("anthropic")
-SMALL = CompactionConfig(record_tokens_max=900, tail_tokens_max=900)
+SMALL = CompactionConfig(summary_tokens_max=900, tail_tokens_max=900)
 RULES = ("Never touch tests/golden.", "Always run make check.", "You must not push.", "Use tabs in Makefile.")
 WORDS = (
     "parser",
@@ -129,7 +129,7 @@ def standing_of(history: History, model: Model = MODEL) -> CompactionSnapshot:
         at=1e6,
         learned=NOTHING_LEARNED,
         output_tokens_max=4_096,
-        said=history.said,
+        logged=history.said,
         new_draft=new_draft,
     )
 

@@ -56,7 +56,7 @@ class Shop:
             self.library.submit_usage(answered.audit_token, used=("checkout-procedure",), missed=missed)
 
     def recalled(self, intent: str) -> list[str]:
-        return [chunk.name for chunk in self.library.recall(intent).recalled.chunks]
+        return [chunk.name for chunk in self.library.recall(intent).result.chunks]
 
     def run(self, *words: str) -> Result:
         environ = {"HOLDFAST_HOME": str(self.path / "home")}

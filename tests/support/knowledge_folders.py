@@ -80,11 +80,11 @@ class CrashingDisk:
     def read(self, name: str) -> bytes | None:
         return self._disk.read(name)
 
-    def names(self, folder: str) -> tuple[str, ...]:
-        return self._disk.names(folder)
+    def list_names(self, folder: str) -> tuple[str, ...]:
+        return self._disk.list_names(folder)
 
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        return self._disk.locked()
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        return self._disk.lock()
 
     def replace(self, name: str, content: bytes) -> None:
         if self._dies_before():
@@ -130,8 +130,8 @@ class EditedDisk:
         self._times = times
         self.edits: dict[str, list[bytes]] = {}
         self.read = disk.read
-        self.names = disk.names
-        self.locked = disk.locked
+        self.list_names = disk.list_names
+        self.lock = disk.lock
         self.replace = disk.replace
         self.append = disk.append
         self.remove = disk.remove

@@ -36,7 +36,7 @@ def called(number: int, session: str = "s") -> Event:
     payloads: tuple[AnyPayload, ...] = (
         MessageAppended(make_user_message(f"message {number}")),
         RequestPrepared(
-            Plan(marks=(Breakpoint(call + 1, "5m"),)),
+            Plan(breakpoints=(Breakpoint(call + 1, "5m"),)),
             "e",
             call,
             (PrefixDigest("history", call, call + 1, f"{call}"),),

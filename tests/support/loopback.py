@@ -105,7 +105,7 @@ def says(text: str, *, status: int = 200, headers: dict[str, str] | None = None)
 
 
 def fails(status: int, kind: FailureKind, message: str = "no", **headers: str) -> Answer:
-    _, body = anthropic.write_error(kind, message, status=status)
+    _, body = anthropic.encode_error(kind, message, status=status)
     return says(body.decode(), status=status, headers={name.replace("_", "-"): v for name, v in headers.items()})
 
 

@@ -74,10 +74,10 @@ def replying(adapter: Adapter, reply: Reply) -> Answer:
     async def answer(request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
         if not body.get("stream") and "streamGenerateContent" not in request.path:
-            return web.Response(body=adapter.write_reply(reply), content_type="application/json")
+            return web.Response(body=adapter.encode_reply(reply), content_type="application/json")
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        for chunk in adapter.write_stream(reply):
+        for chunk in adapter.encode_stream(reply):
             if _is_wanted(chunk, body):
                 await response.write(chunk)
         return response

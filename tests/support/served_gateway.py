@@ -84,11 +84,13 @@ def serving_gateway(
     granted = KeyLimitTable(grants or {}, environ or {})
     restore_spending(granted, kept, clock())
     improver = RequestRewriter(shipped_models(), VolatileExtractor(rules))
-    observer = GatewayRecorder(kept, models=shipped_models(), new_id=new_ulid, improver=improver, spent=granted.spent)
+    observer = GatewayRecorder(
+        kept, models=shipped_models(), new_id=new_ulid, improver=improver, spent=granted.add_spending
+    )
     door = KeyAuthenticator(make_key_check(service), granted, clock=clock, salt=b"salt", improve=improve)
     keeper = None
     if keep_alive_usd is not None:
-        keeper = GatewayKeepAlive(clock=clock, usd_a_day_max=Decimal(keep_alive_usd), pinged=observer.pinged)
+        keeper = GatewayKeepAlive(clock=clock, usd_a_day_max=Decimal(keep_alive_usd), pinged=observer.on_ping)
     made: list[Gateway] = []
 
     def fronted(app: ASGIApp) -> ASGIApp:
@@ -120,11 +122,11 @@ def serving_gateway(
         stop, running = thread.run(started())
         try:
             running_gateway = ServedGateway(
-                make_url(bound, "127.0.0.1"), service, observer, kept, lambda: made[0].under_way
+                make_url(bound, "127.0.0.1"), service, observer, kept, lambda: made[0].active_requests
             )
             running_gateway.tasks = lambda: thread.run(_tasks())
             if keeper is not None:
-                running_gateway.look = lambda: thread.run(keeper.look())
+                running_gateway.look = lambda: thread.run(keeper.send_due_pings())
             yield running_gateway
         finally:
             thread.run(stopped())

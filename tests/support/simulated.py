@@ -63,8 +63,8 @@ def post(
 ) -> tuple[int, Wire]:
     raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
     sent = {"x-api-key": key, **(headers or {})}
-    answer = provider.answer("POST", path, headers=sent, body=raw)
-    return answer.status, msgspec.json.decode(answer.body())
+    answer = provider.handle("POST", path, headers=sent, body=raw)
+    return answer.status, msgspec.json.decode(answer.read_body())
 
 
 def usage(provider: SimulatedProvider, body: Wire, **options: Any) -> Wire:

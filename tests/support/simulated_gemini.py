@@ -56,8 +56,8 @@ def ask(
     version: str = "v1beta",
 ) -> tuple[int, Any]:
     raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    answer = provider.answer(method, f"/{version}/{path}", headers={"x-goog-api-key": key}, body=raw, query=query or {})
-    return answer.status, msgspec.json.decode(answer.body())
+    answer = provider.handle(method, f"/{version}/{path}", headers={"x-goog-api-key": key}, body=raw, query=query or {})
+    return answer.status, msgspec.json.decode(answer.read_body())
 
 
 def post(provider: SimulatedProvider, body: Wire | bytes, *, name: str = FLASH, **options: Any) -> tuple[int, Any]:

@@ -111,13 +111,13 @@ def post(
 ) -> tuple[int, Wire]:
     raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
     sent = {"authorization": f"Bearer {key}", **(headers or {})}
-    answer = simulator.answer("POST", path, headers=sent, body=raw)
-    return answer.status, msgspec.json.decode(answer.body())
+    answer = simulator.handle("POST", path, headers=sent, body=raw)
+    return answer.status, msgspec.json.decode(answer.read_body())
 
 
 def get(simulator: SimulatedProvider, path: str, *, headers: Mapping[str, str] | None = None) -> tuple[int, Wire]:
-    answer = simulator.answer("GET", path, headers={"authorization": "Bearer key", **(headers or {})})
-    return answer.status, msgspec.json.decode(answer.body())
+    answer = simulator.handle("GET", path, headers={"authorization": "Bearer key", **(headers or {})})
+    return answer.status, msgspec.json.decode(answer.read_body())
 
 
 def models_with(id: str, *, context_tokens_max: int | None = None, **cache: object) -> Models:

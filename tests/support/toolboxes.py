@@ -45,7 +45,7 @@ async def call(box: Toolbox, name: str, /, **arguments: Json) -> Told:
         recorded.append(payload)
 
     sent = msgspec.json.encode(arguments).decode()
-    (result,) = await box.run([ToolUse("t", name, sent)], record, turn_id="turn")
+    (result,) = await box.run_calls([ToolUse("t", name, sent)], record, turn_id="turn")
     return Told(result, tuple(recorded))
 
 

@@ -93,7 +93,7 @@ def _prompt(tools: list[ToolSpec], system: list[str], passages: list[HistoryEntr
             Segment("tools", Stability.FROZEN, "tools", tools=tuple(tools)),
             Segment("role", Stability.EPOCH, "system", system=tuple(map(Text, system[:1]))),
             Segment("project", Stability.EPOCH, "system", system=tuple(map(Text, system[1:]))),
-            Segment("history", Stability.GROWING, "messages", passages=tuple(passages)),
+            Segment("history", Stability.GROWING, "messages", entries=tuple(passages)),
         )
     )
 
@@ -158,7 +158,7 @@ def chunks(draw: st.DrawFn, whole: bytes) -> list[bytes]:
 
 
 def pieces_of(adapter: Adapter, prompt: Prompt) -> tuple[EncodedBlock, ...]:
-    return tuple(piece for segment in prompt.segments for piece in adapter.spell(segment))
+    return tuple(piece for segment in prompt.segments for piece in adapter.encode_segment(segment))
 
 
 def system_of(prompt: Prompt) -> tuple[Text, ...]:

@@ -68,8 +68,8 @@ def test_a_moved_prefix_is_seen_whichever_client_sent_it(simulated_provider: Ser
     changed = msgspec.structs.replace(second, body=second.body.replace(b"You read", b"You love", 1))
     (found,) = find_prefix_breaks((first, changed), simulated_provider.models)
     assert (found.call, found.call_before) == (2, 1)
-    assert found.comparison.moved is not None
-    assert found.comparison.moved.place == "system"
+    assert found.comparison.difference is not None
+    assert found.comparison.difference.section == "system"
 
 
 def test_clients_without_arguments_find_the_simulator(simulated_provider: ServedProvider) -> None:
@@ -116,8 +116,8 @@ async def test_ephemeral_text_of_a_session_is_seen_to_leave(
         await session.send("one")
         await session.send("two")
     (found,) = prefix_guard.breaks
-    assert found.comparison.moved is not None
-    assert found.comparison.moved.place == "messages"
+    assert found.comparison.difference is not None
+    assert found.comparison.difference.section == "messages"
 
 
 def test_a_wrapped_client_holds_and_reads(prefix_guard: PrefixGuard, cache_report: CacheReport) -> None:

@@ -52,10 +52,10 @@ def test_a_changed_system_prompt_is_named_by_layer_block_and_byte(asked: Asked) 
     reply = asked.ask(user("one"), system=LONG + "A")
     asked.ask(user("one"), assistant(reply), user("two"), system=LONG + "B")
     (found,) = asked.breaks
-    assert (found.call, found.call_before, found.opens) == (2, 1, False)
-    moved = found.comparison.moved
+    assert (found.call, found.call_before, found.is_first_call) == (2, 1, False)
+    moved = found.comparison.difference
     assert moved is not None
-    assert (moved.path, moved.place, moved.block) == ("system.0", "system", 0)
+    assert (moved.path, moved.section, moved.block) == ("system.0", "system", 0)
     assert found.comparison.tokens_lost > 500
     assert found.comparison.lost_usd
     assert f"layer system, block 0, byte {moved.byte}" in describe_breaks(asked.breaks)
@@ -131,16 +131,16 @@ def test_a_history_that_loses_its_oldest_turn_has_moved(asked: Asked) -> None:
     asked.ask(*messages[2:])
     (found,) = asked.breaks
     assert (found.call, found.call_before) == (4, 3)
-    assert found.comparison.moved is not None
-    assert found.comparison.moved.path == "messages.0.content.0"
+    assert found.comparison.difference is not None
+    assert found.comparison.difference.path == "messages.0.content.0"
 
 
 def test_a_first_message_that_is_written_anew_is_known_by_the_reply(asked: Asked) -> None:
     reply = asked.ask(user("It is 10:15:01. one"))
     asked.ask(user("It is 10:15:02. one"), assistant(reply), user("two"))
     (found,) = asked.breaks
-    assert found.comparison.moved is not None
-    assert found.comparison.moved.place == "messages"
+    assert found.comparison.difference is not None
+    assert found.comparison.difference.section == "messages"
     assert found.cause is not None
     assert found.cause.startswith("clock (a time of day)")
 
@@ -149,8 +149,8 @@ def test_text_that_leaves_with_its_turn_has_moved_the_prefix(asked: Asked) -> No
     reply = asked.ask(user("one", "for this turn only"))
     asked.ask(user("one"), assistant(reply), user("two", "for this turn only"))
     (found,) = asked.breaks
-    assert found.comparison.moved is not None
-    assert found.comparison.moved.path == "messages.0.content.1"
+    assert found.comparison.difference is not None
+    assert found.comparison.difference.path == "messages.0.content.1"
 
 
 def test_another_model_has_another_cache(asked: Asked) -> None:
@@ -177,7 +177,7 @@ def test_a_parameter_that_costs_the_messages_is_named(asked: Asked) -> None:
     reply = asked.ask(user("one"), tools=tools)
     asked.ask(user("one"), assistant(reply), user("two"), tools=tools, tool_choice={"type": "none"})
     (found,) = asked.breaks
-    assert found.comparison.moved is None
+    assert found.comparison.difference is None
     assert "tool_choice changed: messages and everything after it is lost" in describe_breaks(asked.breaks)
 
 
@@ -192,7 +192,7 @@ def test_a_time_in_the_head_keeps_new_conversations_from_reading(asked: Asked) -
         asked.ask(user(f"question {second}"), system=LONG + f"It is 2026-11-16 10:00:0{second}.")
     asked.ask(user("a"), system="Something else. " + LONG)
     (found,) = asked.breaks
-    assert (found.call, found.call_before, found.opens) == (3, 2, True)
+    assert (found.call, found.call_before, found.is_first_call) == (3, 2, True)
     assert "call 3 starts a conversation and could have read the prefix of call 2" in describe_breaks(asked.breaks)
 
 
@@ -224,8 +224,8 @@ def test_tools_in_another_order_are_blamed_on_order(asked: Asked) -> None:
     again = [tool("write", description="Another text."), tool("read")]
     asked.ask(user("one"), assistant(reply), user("two"), tools=again)
     (found,) = asked.breaks
-    assert found.comparison.moved is not None
-    assert found.comparison.moved.place == "tools"
+    assert found.comparison.difference is not None
+    assert found.comparison.difference.section == "tools"
     assert (found.cause or "").startswith("set order")
 
 
@@ -277,8 +277,8 @@ def test_a_tool_that_is_added_is_named_and_no_order_is_blamed(asked: Asked) -> N
     (found,) = asked.breaks
     assert found.cause == "tool list: grep was added; declare all tools in the first call and do not change them"
     assert "tools.2 of call 2 is new in place of system.0: layer tools, block 2, byte " in describe_breaks(asked.breaks)
-    assert found.comparison.moved is not None
-    assert not any(line.startswith("-") for line in found.comparison.moved.diff)
+    assert found.comparison.difference is not None
+    assert not any(line.startswith("-") for line in found.comparison.difference.diff)
 
 
 def test_a_tool_that_is_gone_is_named(asked: Asked) -> None:
@@ -288,8 +288,8 @@ def test_a_tool_that_is_gone_is_named(asked: Asked) -> None:
     (found,) = asked.breaks
     assert (found.cause or "").startswith("tool list: write was removed; ")
     assert "tools.1 was removed: layer tools, block 1, byte " in describe_breaks(asked.breaks)
-    assert found.comparison.moved is not None
-    assert not any(line.startswith("+") for line in found.comparison.moved.diff)
+    assert found.comparison.difference is not None
+    assert not any(line.startswith("+") for line in found.comparison.difference.diff)
 
 
 def test_of_many_new_tools_some_are_named(asked: Asked) -> None:

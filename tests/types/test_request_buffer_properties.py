@@ -20,22 +20,22 @@ ENDS: dict[PromptSection, bytes] = {"tools": b"]", "system": b"]", "messages": b
 class JsonSpelling:
     """Three arrays, the last one of messages that hold blocks."""
 
-    def lead(self, before: EncodedBlock | None, piece: EncodedBlock) -> bytes:
-        if before is None or before.place != piece.place:
-            end = ENDS[before.place] if before else b""
-            return end + b',"' + piece.place.encode() + b'":[' + self._message_head(piece)
-        if piece.place == "messages" and before.role != piece.role:
+    def separator(self, before: EncodedBlock | None, piece: EncodedBlock) -> bytes:
+        if before is None or before.section != piece.section:
+            end = ENDS[before.section] if before else b""
+            return end + b',"' + piece.section.encode() + b'":[' + self._message_head(piece)
+        if piece.section == "messages" and before.role != piece.role:
             return b"]}," + self._message_head(piece)
         return b","
 
-    def close(self, last: EncodedBlock | None) -> bytes:
-        return ENDS[last.place] + b"}" if last else b"}"
+    def suffix(self, last: EncodedBlock | None) -> bytes:
+        return ENDS[last.section] + b"}" if last else b"}"
 
-    def mark(self, ttl: Ttl) -> bytes:
+    def encode_breakpoint(self, ttl: Ttl) -> bytes:
         return b',"mark":"' + ttl.encode() + b'"'
 
     def _message_head(self, piece: EncodedBlock) -> bytes:
-        return f'{{"role":"{piece.role}","content":['.encode() if piece.place == "messages" else b""
+        return f'{{"role":"{piece.role}","content":['.encode() if piece.section == "messages" else b""
 
 
 def piece(number: int, place: PromptSection, *, role: Role | None = None, ephemeral: bool = False) -> EncodedBlock:
@@ -61,8 +61,8 @@ def written(pieces: list[EncodedBlock]) -> RequestBuffer:
 def state(scroll: RequestBuffer) -> tuple[object, ...]:
     return (
         scroll.cacheable_bytes(),
-        list(scroll.pieces),
-        list(scroll.links),
+        list(scroll.blocks),
+        list(scroll.digests),
         list(scroll.tokens),
         scroll.tokens_total,
         scroll.first_ephemeral,
@@ -81,7 +81,7 @@ def blocks_of(body: bytes) -> list[dict[str, Any]]:
 @given(prompts())
 def test_without_marks_a_body_is_its_opening_the_cacheable_bytes_and_an_end(pieces: list[EncodedBlock]) -> None:
     scroll = written(pieces)
-    end = JsonSpelling().close(pieces[-1] if pieces else None)
+    end = JsonSpelling().suffix(pieces[-1] if pieces else None)
     body = scroll.render(OPENING)
     assert body == OPENING + scroll.cacheable_bytes() + end
     assert [json.dumps(block).encode() for block in blocks_of(body)] == [piece.data for piece in pieces]
@@ -94,13 +94,13 @@ class PlainSpelling:
         self._between = between
         self._end = end
 
-    def lead(self, before: EncodedBlock | None, piece: EncodedBlock) -> bytes:
+    def separator(self, before: EncodedBlock | None, piece: EncodedBlock) -> bytes:
         return self._between
 
-    def close(self, last: EncodedBlock | None) -> bytes:
+    def suffix(self, last: EncodedBlock | None) -> bytes:
         return self._end
 
-    def mark(self, ttl: Ttl) -> bytes:
+    def encode_breakpoint(self, ttl: Ttl) -> bytes:
         return b"|" + ttl.encode()
 
 
@@ -128,7 +128,7 @@ def test_a_scroll_is_the_same_in_whatever_portions_it_was_written(pieces: list[E
 def test_what_was_cut_can_be_written_again(pieces: list[EncodedBlock], keep: int) -> None:
     scroll = written(pieces)
     before = state(scroll)
-    scroll.cut(keep)
+    scroll.truncate(keep)
     assert state(scroll) == state(written(pieces[:keep]))
     scroll.extend(pieces[keep:])
     assert state(scroll) == before
@@ -150,17 +150,17 @@ def test_marks_end_up_as_the_last_member_of_their_blocks_and_nowhere_else(
             expected["mark"] = ttls[marked.index(index)]
         assert list(block.items()) == list(expected.items())
     assert state(scroll) == before
-    assert scroll.render(OPENING) == OPENING + scroll.cacheable_bytes() + JsonSpelling().close(
+    assert scroll.render(OPENING) == OPENING + scroll.cacheable_bytes() + JsonSpelling().suffix(
         pieces[-1] if pieces else None
     )
 
 
 def test_links_name_the_layer_and_the_bytes_with_what_leads_to_them() -> None:
     scroll = written([piece(0, "tools"), piece(0, "messages", role="user")])
-    first = b',"tools":[' + scroll.pieces[0].data
-    second = b'],"messages":[{"role":"user","content":[' + scroll.pieces[1].data
+    first = b',"tools":[' + scroll.blocks[0].data
+    second = b'],"messages":[{"role":"user","content":[' + scroll.blocks[1].data
     assert scroll.cacheable_bytes() == first + second
-    one, two = scroll.links
+    one, two = scroll.digests
     assert (one.layer, one.start, one.end) == ("tools-layer", 0, len(first))
     assert (two.layer, two.start, two.end) == ("messages-layer", len(first), len(first + second))
     assert one.digest == extend_digest("", first)
@@ -169,7 +169,7 @@ def test_links_name_the_layer_and_the_bytes_with_what_leads_to_them() -> None:
 
 def test_tokens_are_counted_for_each_piece_alone() -> None:
     scroll = written([piece(0, "tools"), piece(10, "tools")])
-    sizes = [len(one.data) for one in scroll.pieces]
+    sizes = [len(one.data) for one in scroll.blocks]
     assert scroll.tokens == sizes
     assert scroll.tokens_total == sum(sizes)
 
@@ -192,7 +192,7 @@ def test_the_stable_prefix_ends_with_the_last_layer_of_the_epoch() -> None:
     head = [piece(0, "tools"), piece(0, "system")]
     scroll = written([*head, piece(0, "messages", role="user")])
     assert scroll.stable_prefix_length == len(written(head).cacheable_bytes())
-    assert scroll.stable_prefix_length == scroll.links[1].end
+    assert scroll.stable_prefix_length == scroll.digests[1].end
 
 
 def test_without_stable_layers_the_stable_prefix_is_empty() -> None:
@@ -205,7 +205,7 @@ def test_the_first_ephemeral_piece_is_known_until_it_is_cut(keep: int, expected:
     spoken = [piece(n, "messages", role="user", ephemeral=n >= 2) for n in range(4)]
     scroll = written(spoken)
     assert scroll.first_ephemeral == 2
-    scroll.cut(keep)
+    scroll.truncate(keep)
     assert scroll.first_ephemeral == expected
 
 
@@ -216,5 +216,5 @@ def test_a_mark_beyond_the_end_leaves_the_scroll_as_it_was_and_able_to_grow() ->
         scroll.render(OPENING, [Breakpoint(0), Breakpoint(5)])
     assert state(scroll) == before
     scroll.extend([piece(1, "tools")])
-    assert len(scroll.pieces) == len(scroll.links) == len(scroll.tokens) == 2
+    assert len(scroll.blocks) == len(scroll.digests) == len(scroll.tokens) == 2
     assert kept_alive.value is not None

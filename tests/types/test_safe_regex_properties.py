@@ -53,7 +53,7 @@ patterns = st.recursive(repeated, grow, max_leaves=6)
 
 
 def found(pattern: str, text: str) -> bool | None:
-    return compile_schema_pattern(pattern).found_in(text, StepBudget(PLENTY))
+    return compile_schema_pattern(pattern).search(text, StepBudget(PLENTY))
 
 
 @settings(max_examples=300, deadline=None)
@@ -62,7 +62,7 @@ def test_the_matcher_agrees_with_python(pattern: str, texts: list[str]) -> None:
     theirs = re.compile(pattern, re.ASCII)
     ours = compile_schema_pattern(pattern.replace(r"\Z", "$"))
     for text in texts:
-        assert ours.found_in(text, StepBudget(PLENTY)) == bool(theirs.search(text))
+        assert ours.search(text, StepBudget(PLENTY)) == bool(theirs.search(text))
 
 
 @settings(max_examples=300, deadline=None)
@@ -197,20 +197,20 @@ def test_a_pattern_has_a_largest_size(largest: str, larger: str) -> None:
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)+$", "(a*)*b", "^(a?){60}a{60}b", "(.*,){20}x", "(.*){0,30}#"])
 def test_a_hostile_pattern_takes_no_more_steps_than_allowed(pattern: str) -> None:
     allowance = StepBudget(20_000)
-    assert compile_schema_pattern(pattern).found_in("a" * 5_000 + "!", allowance) is not True
-    assert allowance.steps > -PATTERN_STATES_MAX
+    assert compile_schema_pattern(pattern).search("a" * 5_000 + "!", allowance) is not True
+    assert allowance.steps_left > -PATTERN_STATES_MAX
 
 
 def test_steps_are_counted_over_all_texts_of_one_check() -> None:
     allowance = StepBudget(8)
-    assert compile_schema_pattern("b").found_in("aaa", allowance) is False
-    assert allowance.steps == 4
-    assert compile_schema_pattern("b").found_in("aaa", allowance) is False
-    assert allowance.steps == 0
-    assert compile_schema_pattern("b").found_in("aaa", allowance) is None
+    assert compile_schema_pattern("b").search("aaa", allowance) is False
+    assert allowance.steps_left == 4
+    assert compile_schema_pattern("b").search("aaa", allowance) is False
+    assert allowance.steps_left == 0
+    assert compile_schema_pattern("b").search("aaa", allowance) is None
 
 
 def test_an_allowance_that_ends_before_the_text_leaves_the_question_open() -> None:
-    assert compile_schema_pattern("b").found_in("aaa", StepBudget(3)) is None
-    assert compile_schema_pattern("b").found_in("aaa", StepBudget(4)) is False
-    assert compile_schema_pattern("b").found_in("aba", StepBudget(0)) is None
+    assert compile_schema_pattern("b").search("aaa", StepBudget(3)) is None
+    assert compile_schema_pattern("b").search("aaa", StepBudget(4)) is False
+    assert compile_schema_pattern("b").search("aba", StepBudget(0)) is None

@@ -278,10 +278,10 @@ def test_a_prompt_lists_tools_and_passages_of_all_segments_in_order() -> None:
         (
             Segment("tools", Stability.FROZEN, "tools", tools=(one,)),
             Segment("more tools", Stability.FROZEN, "tools", tools=(two,)),
-            Segment("history", Stability.GROWING, "messages", passages=(ask,)),
-            Segment("environment", Stability.VOLATILE, "messages", passages=(injected,)),
+            Segment("history", Stability.GROWING, "messages", entries=(ask,)),
+            Segment("environment", Stability.VOLATILE, "messages", entries=(injected,)),
         )
     )
     assert prompt.tools == (one, two)
     assert prompt.passages == (ask, injected)
-    assert (ask.injected, injected.injected) == (False, True)
+    assert (ask.is_injected, injected.is_injected) == (False, True)

@@ -12,12 +12,12 @@ from holdfast.types.usage import Usage
 def begin_breakpoint_call(
     rules: CacheRules, entries: CacheEntries, call: CacheCall
 ) -> tuple[CacheOutcome, CacheEntries]:
-    check_breakpoints(rules, call.marks, blocks=len(call.prefixes))
+    check_breakpoints(rules, call.breakpoints, blocks=len(call.prefixes))
     breakpoints = _effective_breakpoints(rules, call)
     read = _highest_hit(rules, entries, call, breakpoints)
-    present = {breakpoint.piece: _entry_at(entries, call, breakpoint) for breakpoint in breakpoints}
+    present = {breakpoint.block_index: _entry_at(entries, call, breakpoint) for breakpoint in breakpoints}
     present_entries = [entry for entry in present.values() if entry is not None]
-    missing = [breakpoint for breakpoint in breakpoints if present[breakpoint.piece] is None]
+    missing = [breakpoint for breakpoint in breakpoints if present[breakpoint.block_index] is None]
     outcome = CacheOutcome(
         usage=_bill(call, breakpoints, read),
         at=call.at,
@@ -30,9 +30,9 @@ def begin_breakpoint_call(
 
 def check_breakpoints(rules: CacheRules, breakpoints: Sequence[Breakpoint], *, blocks: int) -> None:
     """Refuse what the provider refuses: too many breakpoints, unknown TTLs, a longer TTL after a shorter one."""
-    if len(breakpoints) > rules.marks_max:
+    if len(breakpoints) > rules.breakpoints_max:
         raise UserError(
-            f"A maximum of {rules.marks_max} blocks with cache_control may be provided. Found {len(breakpoints)}."
+            f"A maximum of {rules.breakpoints_max} blocks with cache_control may be provided. Found {len(breakpoints)}."
         )
     shortest: float | None = None
     for breakpoint in sort_breakpoints(rules, breakpoints, blocks=blocks):
@@ -47,31 +47,33 @@ def check_breakpoints(rules: CacheRules, breakpoints: Sequence[Breakpoint], *, b
 
 def sort_breakpoints(rules: CacheRules, breakpoints: Sequence[Breakpoint], *, blocks: int) -> tuple[Breakpoint, ...]:
     """The breakpoints in wire order; refuses those outside the prompt, duplicates, and unknown TTLs."""
-    ordered = sorted(breakpoints, key=lambda breakpoint: breakpoint.piece)
+    ordered = sorted(breakpoints, key=lambda breakpoint: breakpoint.block_index)
     seen: set[int] = set()
     for breakpoint in ordered:
-        if not 0 <= breakpoint.piece < blocks:
-            raise UserError(f"breakpoint on block {breakpoint.piece} of {blocks}; blocks are counted from 0")
-        if breakpoint.piece in seen:
-            raise UserError(f"two breakpoints on block {breakpoint.piece}; place one")
+        if not 0 <= breakpoint.block_index < blocks:
+            raise UserError(f"breakpoint on block {breakpoint.block_index} of {blocks}; blocks are counted from 0")
+        if breakpoint.block_index in seen:
+            raise UserError(f"two breakpoints on block {breakpoint.block_index}; place one")
         if breakpoint.ttl not in rules.ttls_seconds:
             known = ", ".join(sorted(rules.ttls_seconds))
             raise UserError(f"unknown cache_control ttl {breakpoint.ttl!r}; known: {known}")
-        seen.add(breakpoint.piece)
+        seen.add(breakpoint.block_index)
     return tuple(ordered)
 
 
 def _effective_breakpoints(rules: CacheRules, call: CacheCall) -> tuple[Breakpoint, ...]:
     """The breakpoints whose prefix reaches the minimum size, in wire order; the provider silently ignores others."""
-    ordered = sorted(call.marks, key=lambda breakpoint: breakpoint.piece)
-    return tuple(breakpoint for breakpoint in ordered if call.prefixes[breakpoint.piece].tokens >= rules.tokens_min)
+    ordered = sorted(call.breakpoints, key=lambda breakpoint: breakpoint.block_index)
+    return tuple(
+        breakpoint for breakpoint in ordered if call.prefixes[breakpoint.block_index].tokens >= rules.tokens_min
+    )
 
 
 def _highest_hit(
     rules: CacheRules, entries: CacheEntries, call: CacheCall, breakpoints: Sequence[Breakpoint]
 ) -> CacheEntry | None:
     for breakpoint in reversed(breakpoints):
-        for index in lookup_positions(rules, call.prefixes, breakpoint.piece):
+        for index in lookup_positions(rules, call.prefixes, breakpoint.block_index):
             prefix = call.prefixes[index]
             if prefix.tokens < rules.tokens_min:
                 break
@@ -82,7 +84,7 @@ def _highest_hit(
 
 
 def _entry_at(entries: CacheEntries, call: CacheCall, breakpoint: Breakpoint) -> CacheEntry | None:
-    return entries.find(call.scope, call.prefixes[breakpoint.piece].digest, at=call.at)
+    return entries.find(call.scope, call.prefixes[breakpoint.block_index].digest, at=call.at)
 
 
 def _bill(call: CacheCall, breakpoints: Sequence[Breakpoint], read: CacheEntry | None) -> Usage:
@@ -93,7 +95,7 @@ def _bill(call: CacheCall, breakpoints: Sequence[Breakpoint], read: CacheEntry |
     hit = read.tokens if read else 0
     ends: dict[Ttl, int] = {"1h": hit, "5m": hit}
     for breakpoint in breakpoints:
-        ends[breakpoint.ttl] = max(hit, call.prefixes[breakpoint.piece].tokens)
+        ends[breakpoint.ttl] = max(hit, call.prefixes[breakpoint.block_index].tokens)
     written_end = max(ends.values())
     return Usage(
         input=call.tokens - written_end,
@@ -107,12 +109,12 @@ def _new_entry(
     rules: CacheRules, entries: CacheEntries, call: CacheCall, breakpoint: Breakpoint, *, read: CacheEntry | None
 ) -> CacheEntry:
     """The entry for the prefix that ends at this breakpoint; `read` is the entry that the call read."""
-    prefix = call.prefixes[breakpoint.piece]
+    prefix = call.prefixes[breakpoint.block_index]
     ttl: str = breakpoint.ttl
     rests_on: str | None = None
     # Using a prefix refreshes everything inside it, so of ranges with the same TTL the last one expires first. Whether
     # a longer TTL after it extends the whole prefix is not documented; `ttl_upgrade` holds the assumption.
-    shortest_lived = (entries.under(read, at=call.at) or read) if read else None
+    shortest_lived = (entries.dependency(read, at=call.at) or read) if read else None
     if shortest_lived is not None and rules.ttls_seconds[shortest_lived.ttl] < rules.ttls_seconds[ttl]:
         if prefix.tokens > shortest_lived.tokens:
             rests_on = shortest_lived.digest
@@ -124,8 +126,8 @@ def _new_entry(
         prefix.tokens,
         ttl,
         expires_at=call.at + rules.ttls_seconds[ttl],
-        rests_on=rests_on,
-        outlives_it=rests_on is not None and rules.ttl_upgrade,
+        depends_on=rests_on,
+        outlives_dependency=rests_on is not None and rules.ttl_upgrade,
     )
 
 

@@ -23,8 +23,10 @@ from holdfast.types.usage import Usage
 
 
 def begin_hybrid_call(rules: CacheRules, entries: CacheEntries, call: CacheCall) -> tuple[CacheOutcome, CacheEntries]:
-    breakpoints = sort_breakpoints(rules, call.marks, blocks=len(call.prefixes))
-    endings = () if call.only_marks else tuple(index for index, prefix in enumerate(call.prefixes) if prefix.ending)
+    breakpoints = sort_breakpoints(rules, call.breakpoints, blocks=len(call.prefixes))
+    endings = (
+        () if call.explicit_only else tuple(index for index, prefix in enumerate(call.prefixes) if prefix.is_ending)
+    )
     lookup_points = sorted(_lookup_points(rules, call.prefixes, breakpoints, endings))
     hits = {index: entry for index in lookup_points if (entry := _entry_at(rules, entries, call, index))}
     last_hit = max(hits, default=None)
@@ -58,11 +60,11 @@ def _lookup_points(
     # OpenAI's guide: the first 2 and the latest 50 explicit breakpoints, plus in implicit mode the latest ending, up to
     # 20 earlier ones, and the end of the initial developer messages. The numbers are fields of the rules, because the
     # SDK's documentation gives others.
-    blocks = [breakpoint.piece for breakpoint in breakpoints]
-    latest = blocks[-rules.lookup_latest_marks :] if rules.lookup_latest_marks else []
+    blocks = [breakpoint.block_index for breakpoint in breakpoints]
+    latest = blocks[-rules.lookup_latest_breakpoints :] if rules.lookup_latest_breakpoints else []
     recent = endings[-1 - rules.lookback_positions :]
-    initial = [index for index in endings if prefixes[index].place == "system"][-1:]
-    return {*blocks[: rules.lookup_first_marks], *latest, *recent, *initial}
+    initial = [index for index in endings if prefixes[index].section == "system"][-1:]
+    return {*blocks[: rules.lookup_first_breakpoints], *latest, *recent, *initial}
 
 
 def _ttls_to_write(
@@ -73,8 +75,10 @@ def _ttls_to_write(
     Up to 4 writes per request; the implicit one uses a slot, and surplus breakpoints are ignored without an error.
     """
     implicit = {endings[-1]: requested_ttl(rules, call.ttl)} if endings else {}
-    slots_left = max(0, rules.marks_max - len(implicit))
-    explicit = {breakpoint.piece: breakpoint.ttl for breakpoint in (breakpoints[-slots_left:] if slots_left else ())}
+    slots_left = max(0, rules.breakpoints_max - len(implicit))
+    explicit = {
+        breakpoint.block_index: breakpoint.ttl for breakpoint in (breakpoints[-slots_left:] if slots_left else ())
+    }
     ttls = {**implicit, **explicit}
     return {index: ttls[index] for index in sorted(ttls) if call.prefixes[index].tokens >= rules.tokens_min}
 
@@ -86,12 +90,12 @@ def _entry_at(rules: CacheRules, entries: CacheEntries, call: CacheCall, index: 
 
 def begin_implicit_call(rules: CacheRules, entries: CacheEntries, call: CacheCall) -> tuple[CacheOutcome, CacheEntries]:
     """Writes are free; reads are reported rounded down (OpenAI before GPT-5.6: to a multiple of 128 tokens)."""
-    if call.marks:
+    if call.breakpoints:
         raise UserError("this model takes no breakpoints; send none, it caches every prompt automatically")
     long_enough = [prefix for prefix in call.prefixes if prefix.tokens >= rules.tokens_min]
     hits = [entry for prefix in long_enough if (entry := entries.find(call.scope, prefix.digest, at=call.at))]
     read = hits[-1] if hits else None
-    reported = 0 if read is None else read.tokens - read.tokens % rules.rounds_reads_to
+    reported = 0 if read is None else read.tokens - read.tokens % rules.reads_rounded_to
     ttl = requested_ttl(rules, call.ttl)
     expires_at = call.at + rules.ttls_seconds[ttl]
     # A read also refreshes every shorter prefix inside the one that was read.

@@ -25,9 +25,9 @@ def begin_cache_call(rules: CacheRules, entries: CacheEntries, call: CacheCall) 
 
     Raises `UserError` for breakpoints that the provider would refuse.
     """
-    if call.named_tokens:
+    if call.explicit_cache_tokens:
         # A request with an explicit cache reads that one; nothing else is read or written.
-        usage = Usage(input=call.tokens - call.named_tokens, cache_read=call.named_tokens)
+        usage = Usage(input=call.tokens - call.explicit_cache_tokens, cache_read=call.explicit_cache_tokens)
         return CacheOutcome(usage=usage, at=call.at), entries
     match rules.kind:
         case "marks" | "none":
@@ -50,7 +50,7 @@ def publish_entries(
             fresh[entry.scope, entry.digest] = entry
     if not fresh:
         return entries
-    all_entries = {**entries.kept, **fresh}
+    all_entries = {**entries.by_key, **fresh}
     return CacheEntries(
         _pruned(all_entries, outcome.at, entries_max) if len(all_entries) > entries_max else all_entries
     )

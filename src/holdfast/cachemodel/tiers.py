@@ -42,11 +42,11 @@ ChainSeeds = Mapping[PromptSection, bytes]
 class ChainBlock(msgspec.Struct, frozen=True):
     """One block: its bytes without breakpoints, and its token count."""
 
-    place: PromptSection
+    section: PromptSection
     data: bytes
     tokens: int
     kind: BlockKind = "plain"
-    ending: bool = False
+    is_ending: bool = False
 
 
 def chain_seeds(rules: CacheRules, parameters: CacheParameters) -> ChainSeeds:
@@ -62,16 +62,16 @@ def chain_prefixes(
     seeds: ChainSeeds, parts: Iterable[ChainBlock], *, after: PromptPrefix | None = None
 ) -> tuple[PromptPrefix, ...]:
     """The prefixes that end at each of these blocks; `after` is the prefix that they extend."""
-    place = after.place if after else None
+    place = after.section if after else None
     digest, tokens = (after.digest, after.tokens) if after else ("", 0)
     prefixes: list[PromptPrefix] = []
     for part in parts:
-        for entered_place in _places_entered(place, part.place):
+        for entered_place in _places_entered(place, part.section):
             digest = extend_digest(digest, seeds[entered_place])
-        place = part.place
+        place = part.section
         digest = extend_digest(digest, part.data)
         tokens += part.tokens
-        prefixes.append(PromptPrefix(place, digest, tokens, part.kind, part.ending))
+        prefixes.append(PromptPrefix(place, digest, tokens, part.kind, part.is_ending))
     return tuple(prefixes)
 
 

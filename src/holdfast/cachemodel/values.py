@@ -30,8 +30,8 @@ class CacheEntry(msgspec.Struct, frozen=True):
     tokens: int
     ttl: str
     expires_at: float
-    rests_on: str | None = None
-    outlives_it: bool = False
+    depends_on: str | None = None
+    outlives_dependency: bool = False
 
 
 EntryKey = tuple[CacheScope, str]
@@ -40,36 +40,36 @@ EntryKey = tuple[CacheScope, str]
 class CacheEntries(msgspec.Struct, frozen=True):
     """All cached entries, of all scopes; never changed in place."""
 
-    kept: Mapping[EntryKey, CacheEntry] = {}
+    by_key: Mapping[EntryKey, CacheEntry] = {}
 
     def find(self, scope: CacheScope, digest: str, *, at: float) -> CacheEntry | None:
         """The entry for this prefix that a call starting at `at` can read."""
         entry = self._unexpired(scope, digest, at)
-        if entry is None or entry.outlives_it or entry.rests_on is None:
+        if entry is None or entry.outlives_dependency or entry.depends_on is None:
             return entry
-        return entry if self.under(entry, at=at) else None
+        return entry if self.dependency(entry, at=at) else None
 
-    def under(self, entry: CacheEntry, *, at: float) -> CacheEntry | None:
+    def dependency(self, entry: CacheEntry, *, at: float) -> CacheEntry | None:
         """The shorter-lived entry that this one depends on, if there is one and it has not expired."""
-        return self._unexpired(entry.scope, entry.rests_on, at) if entry.rests_on is not None else None
+        return self._unexpired(entry.scope, entry.depends_on, at) if entry.depends_on is not None else None
 
-    def live(self, *, at: float) -> tuple[CacheEntry, ...]:
+    def live_entries(self, *, at: float) -> tuple[CacheEntry, ...]:
         """The entries readable at `at`, in the order in which they were first written."""
-        return tuple(entry for entry in self.kept.values() if self.find(entry.scope, entry.digest, at=at))
+        return tuple(entry for entry in self.by_key.values() if self.find(entry.scope, entry.digest, at=at))
 
     def _unexpired(self, scope: CacheScope, digest: str, at: float) -> CacheEntry | None:
-        entry = self.kept.get((scope, digest))
+        entry = self.by_key.get((scope, digest))
         return entry if entry is not None and at < entry.expires_at else None
 
 
 def refresh_entries(rules: CacheRules, entries: CacheEntries, used: Iterable[CacheEntry], *, at: float) -> CacheEntries:
     """The entries after `used` were read at `at`; the entries that these depend on are refreshed with them."""
     fresh: dict[EntryKey, CacheEntry] = {}
-    for entry in (refreshed for read in used for refreshed in (read, entries.under(read, at=at))):
+    for entry in (refreshed for read in used for refreshed in (read, entries.dependency(read, at=at))):
         if entry is not None and at + rules.ttls_seconds[entry.ttl] > entry.expires_at:
             expires_at = at + rules.ttls_seconds[entry.ttl]
             fresh[entry.scope, entry.digest] = msgspec.structs.replace(entry, expires_at=expires_at)
-    return CacheEntries({**entries.kept, **fresh}) if fresh else entries
+    return CacheEntries({**entries.by_key, **fresh}) if fresh else entries
 
 
 def requested_ttl(rules: CacheRules, ttl: str | None) -> str:
@@ -105,11 +105,11 @@ class PromptPrefix(msgspec.Struct, frozen=True):
     the block ends a message at which a cache of kind `breakpoints` looks up and writes without an explicit breakpoint.
     """
 
-    place: PromptSection
+    section: PromptSection
     digest: str
     tokens: int
     kind: BlockKind = "plain"
-    ending: bool = False
+    is_ending: bool = False
 
 
 class CacheCall(msgspec.Struct, frozen=True):
@@ -122,11 +122,11 @@ class CacheCall(msgspec.Struct, frozen=True):
 
     scope: CacheScope
     prefixes: tuple[PromptPrefix, ...]
-    marks: tuple[Breakpoint, ...]
+    breakpoints: tuple[Breakpoint, ...]
     at: float
     ttl: str | None = None
-    only_marks: bool = False
-    named_tokens: int = 0
+    explicit_only: bool = False
+    explicit_cache_tokens: int = 0
 
     @property
     def tokens(self) -> int:

@@ -32,7 +32,7 @@ class CacheRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: CacheKind
     tokens_min: Count  # A shorter prefix is silently not cached.
     ttls_seconds: dict[str, Limit] = {}
-    marks_max: Count = 0
+    breakpoints_max: Count = 0
     # Anthropic checks the breakpoint's hash and then walks back, 20 positions in all (Anthropic, "Prompt caching").
     lookback_positions: Count = 0
     lookback_counting: LookbackCounting = "blocks"
@@ -44,16 +44,18 @@ class CacheRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refuses_prefill: bool = False  # Opus 4.6 and later refuse a request that ends on an assistant message.
     refuses_forced_tool_choice: bool = False  # `any` and `tool` are answered with 400.
     effort_breaks_messages: bool = False
-    takes_system_messages: bool = False  # `{"role": "system"}` among the messages.
-    rounds_reads_to: Limit = 1  # OpenAI before GPT-5.6 reports reads rounded down to a multiple of 128.
+    accepts_system_messages: bool = False  # `{"role": "system"}` among the messages.
+    reads_rounded_to: Limit = 1  # OpenAI before GPT-5.6 reports reads rounded down to a multiple of 128.
     invalidates: dict[str, PromptSection] = {}
-    binding_sees_marks: bool = False  # Whether a moved breakpoint counts as a changed prefix for signed thinking.
-    takes_automatic_mark: bool = False  # Whether the provider places the rolling breakpoint itself on request.
+    breakpoints_change_binding: bool = (
+        False  # Whether a moved breakpoint counts as a changed prefix for signed thinking.
+    )
+    accepts_automatic_breakpoint: bool = False  # Whether the provider places the rolling breakpoint itself on request.
     explicit_tokens_min: Count = 0  # Minimum size of an explicit cache; 0 if there are none.
     diagnoses_misses: bool = False  # Whether the provider reports on request why a prefix was not read.
     # OpenAI's guide says the first 2 and the latest 50; its SDK says the latest 80.
-    lookup_first_marks: Count = 0  # The lookup considers this many of the first explicit breakpoints,
-    lookup_latest_marks: Count = 0  # and this many of the latest.
+    lookup_first_breakpoints: Count = 0  # The lookup considers this many of the first explicit breakpoints,
+    lookup_latest_breakpoints: Count = 0  # and this many of the latest.
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,9 +109,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_factor: Factor
     released: datetime.date | None = None
     source: str = ""
-    checked: datetime.date | None = None
+    checked_on: datetime.date | None = None
     aliases: tuple[str, ...] = ()
-    reasons: bool = True  # Whether the model reasons before it responds, with adjustable effort.
+    has_reasoning: bool = True  # Whether the model reasons before it responds, with adjustable effort.
     supports_prompt_caching: bool = True  # False where a request may reach any cache or none.
 
     @property

@@ -66,10 +66,10 @@ class TokenCalibration(msgspec.Struct, frozen=True):
     factor: float = 1.0
     weight_tokens: float = PRIOR_TOKENS
 
-    def corrected(self, estimated: int) -> int:
+    def correct_estimate(self, estimated: int) -> int:
         return math.ceil(estimated * self.factor)
 
-    def learn(self, estimated: int, reported: int) -> "TokenCalibration":
+    def add_sample(self, estimated: int, reported: int) -> "TokenCalibration":
         """Add a sample: the uncorrected estimate of a prompt, and the prompt tokens that the provider reported.
 
         An outlier counts as one that is `SAMPLE_RATIO_MAX` times off, so a single one can do little harm.

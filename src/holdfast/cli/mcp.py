@@ -88,7 +88,7 @@ def make_mcp_authorizer(
         try:
             row = verify_key(header, records.key, system_clock())
         except ApiError as error:
-            raise InstructionError(error.reply.error.code, str(error)) from error
+            raise InstructionError(error.response.error.code, str(error)) from error
         if row is not None:
             return InstructionCaller(row.scope, row.id, row.entity)
         if require_keys or records.has_keys():

@@ -258,7 +258,7 @@ def _reports_json(reports: "Sequence[SkillReport]") -> dict[str, object]:
             "name": report.name,
             "valid": report.valid,
             "findings": [
-                {"rule": finding.rule, "line": finding.line, "message": f"{finding.message}; {finding.mend}"}
+                {"rule": finding.rule, "line": finding.line, "message": f"{finding.message}; {finding.fix}"}
                 for finding in report.findings
             ],
         }

@@ -52,17 +52,17 @@ class CompactionOutlook(msgspec.Struct, frozen=True):
     """
 
     prompt_tokens: int
-    head_tokens: int
+    stable_prefix_tokens: int
     window_tokens: int
     output_tokens_max: int
-    calls_expected: float
-    cold: bool
+    expected_calls: float
+    is_cache_cold: bool
     rates: CacheRates
     unit_usd: Decimal = Decimal(0)
     calls: int = 0
     sent_tokens: int = 0
     base_tokens: int = 0
-    lost_tokens: int = REFETCH_TOKENS
+    refetch_tokens: int = REFETCH_TOKENS
 
     @property
     def hard_tokens(self) -> int:
@@ -74,19 +74,19 @@ class CompactionOutlook(msgspec.Struct, frozen=True):
 
 def estimate_tokens_after(outlook: CompactionOutlook, config: CompactionConfig) -> int:
     """Upper bound on the tokens after the stable prefix once compacted, without the newest group."""
-    return estimate_compacted_tokens(outlook.prompt_tokens - outlook.head_tokens, config)
+    return estimate_compacted_tokens(outlook.prompt_tokens - outlook.stable_prefix_tokens, config)
 
 
 def estimate_compacted_tokens(message_tokens: int, config: CompactionConfig) -> int:
     """How many tokens are left of this many message tokens."""
-    return min(config.record_tokens_max + config.tail_tokens_max, int(max(0, message_tokens) * config.share_max))
+    return min(config.summary_tokens_max + config.tail_tokens_max, int(max(0, message_tokens) * config.share_max))
 
 
 def split_token_budget(message_tokens: int, config: CompactionConfig) -> tuple[int, int]:
     """Token budgets of the summary and of the recent messages that are kept."""
     room = int(message_tokens * config.share_max)
     # The summary is sized first; the recent messages get what is left of the room.
-    record = max(SUMMARY_TOKENS_MIN, min(config.record_tokens_max, int(room * SUMMARY_SHARE)))
+    record = max(SUMMARY_TOKENS_MIN, min(config.summary_tokens_max, int(room * SUMMARY_SHARE)))
     return record, min(config.tail_tokens_max, max(0, room - record))
 
 
@@ -103,14 +103,14 @@ class CompactionMonitor(msgspec.Struct, frozen=True):
     calls: int = 0
     from_tokens: int = 0
     strikes: int = 0
-    waits: int = 0
+    calls_to_wait: int = 0
     sent_tokens: int = 0
     base_tokens: int = 0
 
     @property
     def may_act(self) -> bool:
         """Not directly after another compaction, and not after repeated ones that did not help."""
-        return not self.waits and self.strikes < STRIKES_MAX and (not self.count or self.calls > 1)
+        return not self.calls_to_wait and self.strikes < STRIKES_MAX and (not self.count or self.calls > 1)
 
 
 def find_compaction_trigger(
@@ -119,7 +119,7 @@ def find_compaction_trigger(
     """The reason to compact before the next call; None if there is none."""
     if not config.auto or not watch.may_act:
         return None
-    sizes = CompactionSizes(outlook.prompt_tokens, outlook.head_tokens, estimate_tokens_after(outlook, config))
+    sizes = CompactionSizes(outlook.prompt_tokens, outlook.stable_prefix_tokens, estimate_tokens_after(outlook, config))
     if outlook.prompt_tokens >= outlook.hard_tokens:
         return "hard"
     # Order of the triggers: the window comes before money, because a call that does not fit fails; then a cold cache,
@@ -127,7 +127,7 @@ def find_compaction_trigger(
     if sizes.removed < removed_tokens_min(outlook.prompt_tokens, "soft"):
         return None
     if not by_size_alone and _pays(sizes, outlook):
-        if outlook.cold:
+        if outlook.is_cache_cold:
             return "cold"
         if config.money and _is_ripe(sizes, outlook, config):
             return "money"
@@ -136,18 +136,18 @@ def find_compaction_trigger(
 
 def _pays(sizes: CompactionSizes, outlook: CompactionOutlook) -> bool:
     """Whether compacting saves money, including the tokens that will be fetched again."""
-    with_refetch = CompactionSizes(sizes.prompt, sizes.head, sizes.after + outlook.lost_tokens)
-    return bool(compaction_pays(with_refetch, outlook.rates, outlook.calls_expected, cold=outlook.cold))
+    with_refetch = CompactionSizes(sizes.prompt, sizes.prefix, sizes.after + outlook.refetch_tokens)
+    return bool(compaction_pays(with_refetch, outlook.rates, outlook.expected_calls, cold=outlook.is_cache_cold))
 
 
 def _is_ripe(sizes: CompactionSizes, outlook: CompactionOutlook, config: CompactionConfig) -> bool:
     # Rent or buy: compact once carrying the removable tokens has cost as much as removing them, which needs no forecast
     # of the remaining calls (decision 0023). With P the prompts sent so far, n their number and F + A the compacted
     # size: carried = sum(P) - n * (F + A). See economics/breakeven.py for the break-even itself.
-    needed = sizes.head + sizes.after
+    needed = sizes.prefix + sizes.after
     carried = outlook.sent_tokens + outlook.prompt_tokens - (outlook.calls + 1) * needed
-    fixed = estimate_compacted_tokens(outlook.base_tokens - outlook.head_tokens, config)
-    return is_compaction_ripe(outlook.rates, carried, fixed_tokens=fixed, lost_tokens=outlook.lost_tokens)
+    fixed = estimate_compacted_tokens(outlook.base_tokens - outlook.stable_prefix_tokens, config)
+    return is_compaction_ripe(outlook.rates, carried, fixed_tokens=fixed, lost_tokens=outlook.refetch_tokens)
 
 
 def removed_tokens_min(prompt_tokens: int, trigger: CompactionTrigger) -> int:
@@ -165,7 +165,7 @@ def removed_tokens_min(prompt_tokens: int, trigger: CompactionTrigger) -> int:
 def is_stable_prefix_too_large(outlook: CompactionOutlook, config: CompactionConfig) -> bool:
     """Whether the stable prefix alone exceeds the limit, so that no compaction can help."""
     limit = min(outlook.hard_tokens, config.auto_compaction_input_tokens_threshold)
-    return outlook.head_tokens >= limit
+    return outlook.stable_prefix_tokens >= limit
 
 
 def compute_compaction_numbers(
@@ -177,15 +177,15 @@ def compute_compaction_numbers(
     unit = outlook.unit_usd
     return CompactionNumbers(
         prompt_tokens=outlook.prompt_tokens,
-        head_tokens=head_tokens,
-        record_tokens=record_tokens,
+        stable_prefix_tokens=head_tokens,
+        summary_tokens=record_tokens,
         kept_tokens=kept_tokens,
         removed_tokens=sizes.removed,
-        calls_expected=outlook.calls_expected,
-        cost_usd=one_time_cost(sizes, outlook.rates, cold=outlook.cold) * unit,
+        expected_calls=outlook.expected_calls,
+        cost_usd=one_time_cost(sizes, outlook.rates, cold=outlook.is_cache_cold) * unit,
         saving_per_call_usd=outlook.rates.read * sizes.removed * unit,
-        break_even_calls=break_even_calls(sizes, outlook.rates, cold=outlook.cold),
-        cache_cold=outlook.cold,
+        break_even_calls=break_even_calls(sizes, outlook.rates, cold=outlook.is_cache_cold),
+        is_cache_cold=outlook.is_cache_cold,
     )
 
 
@@ -225,15 +225,15 @@ def observe_call(watch: CompactionMonitor, usage: Usage) -> CompactionMonitor:
         from_tokens=0,
         strikes=strikes,
         sent_tokens=sent,
-        waits=max(0, watch.waits - 1),
+        calls_to_wait=max(0, watch.calls_to_wait - 1),
     )
 
 
 def observe_refusal(watch: CompactionMonitor, event: CompactionSkipped) -> CompactionMonitor:
     """Back off for some calls, or for good if the stable prefix itself is too long (`final`)."""
-    return msgspec.structs.replace(watch, waits=NEVER_AGAIN_CALLS if event.final else WAIT_CALLS)
+    return msgspec.structs.replace(watch, calls_to_wait=NEVER_AGAIN_CALLS if event.is_final else WAIT_CALLS)
 
 
 def observe_user_message(watch: CompactionMonitor) -> CompactionMonitor:
     """A new user message resets the back-off, because a compaction may help now."""
-    return msgspec.structs.replace(watch, strikes=0, waits=0) if watch.strikes or watch.waits else watch
+    return msgspec.structs.replace(watch, strikes=0, calls_to_wait=0) if watch.strikes or watch.calls_to_wait else watch

@@ -41,7 +41,7 @@ _COUNTS = (
     "preserve_recent_messages",
     "max_estimated_tokens",
     "auto_compaction_input_tokens_threshold",
-    "record_tokens_max",
+    "summary_tokens_max",
     "tail_tokens_max",
 )
 
@@ -50,7 +50,7 @@ class CompactionConfig(msgspec.Struct, frozen=True):
     """How and when a session is compacted.
 
     The first two fields apply to strategy `seed`, which keeps a number of messages. Otherwise the newest groups are
-    kept up to `tail_tokens_max`, the summary takes at most `record_tokens_max`, and both together at most `share_max`
+    kept up to `tail_tokens_max`, the summary takes at most `summary_tokens_max`, and both together at most `share_max`
     of the message tokens before. With `clear`, old results of unprotected tools are cleared first if that suffices.
     `auto` compacts automatically: above the soft limit, when the cache is cold anyway, when the window is nearly full,
     and with `money` as soon as it is expected to save money. With `prose` the model adds its reasons to the summary if
@@ -61,13 +61,13 @@ class CompactionConfig(msgspec.Struct, frozen=True):
     max_estimated_tokens: int = 10_000
     auto: bool = True
     auto_compaction_input_tokens_threshold: int = SOFT_LIMIT_TOKENS
-    record_tokens_max: int = SUMMARY_TOKENS_MAX
+    summary_tokens_max: int = SUMMARY_TOKENS_MAX
     tail_tokens_max: int = TAIL_TOKENS_MAX
     share_max: float = SHARE_MAX
     money: bool = True
     clear: bool = True
     protected_tools: tuple[str, ...] = PROTECTED_TOOLS
-    prose: bool = False
+    llm_summary: bool = False
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

@@ -68,7 +68,7 @@ class KeptMessages(msgspec.Struct, frozen=True):
     """The messages kept after the summary: their text, and how many of them are user requests."""
 
     text: str = ""
-    asks: int = 0
+    request_count: int = 0
 
 
 NO_KEPT_MESSAGES = KeptMessages()
@@ -181,10 +181,10 @@ def _scope_lines(facts: ConversationFacts) -> list[SummaryLine]:
 
 def _pinned_lines(facts: ConversationFacts, kept: KeptMessages) -> list[SummaryLine]:
     pinned: dict[int, UserRequest] = {}
-    if facts.asks:
-        pinned[facts.asks[0].number] = facts.asks[0]
-    unanswered = [ask for ask in facts.asks if not ask.answered]
-    newest = facts.asks[-1:] if not kept.asks else []
+    if facts.requests:
+        pinned[facts.requests[0].number] = facts.requests[0]
+    unanswered = [ask for ask in facts.requests if not ask.is_answered]
+    newest = facts.requests[-1:] if not kept.request_count else []
     verbatim = {ask.number for ask in (*unanswered, *newest)}
     pinned.update((ask.number, ask) for ask in (*unanswered, *newest))
     lines = [
@@ -218,23 +218,29 @@ def _candidate_lines(facts: ConversationFacts) -> dict[SummarySection, list[Summ
             SummaryLine("questions", truncate_words(question.text, LINE_CHARACTERS_MAX), (question.number,))
             for question in facts.questions
         ],
-        "errors": [_error_line(error) for error in sorted(facts.errors, key=lambda error: bool(error.resolved))],
+        "errors": [_error_line(error) for error in sorted(facts.errors, key=lambda error: bool(error.resolved_in))],
         "tests": [
             SummaryLine("tests", f"failing: {truncate_words(test.text, LINE_CHARACTERS_MAX)}", (test.number,))
-            for test in facts.failing
+            for test in facts.failing_tests
         ],
         "decisions": [
             SummaryLine("decisions", truncate_words(decision.text, LINE_CHARACTERS_MAX), (decision.number,))
             for decision in reversed(facts.decisions)
         ],
         "current": (
-            [SummaryLine("current", truncate_words(facts.current.text, LINE_CHARACTERS_MAX), (facts.current.number,))]
-            if facts.current
+            [
+                SummaryLine(
+                    "current",
+                    truncate_words(facts.current_work.text, LINE_CHARACTERS_MAX),
+                    (facts.current_work.number,),
+                )
+            ]
+            if facts.current_work
             else []
         ),
         "asks": [
             SummaryLine("asks", truncate_words(ask.text, USER_REQUEST_CHARACTERS_MAX), (ask.number,))
-            for ask in reversed(facts.asks[1:])
+            for ask in reversed(facts.requests[1:])
             if ask.text.strip()
         ],
         "files": [_file_line(file) for file in facts.files],
@@ -265,7 +271,7 @@ def _action_text(action: CallAction) -> str:
 
 def _file_line(file: FileState) -> SummaryLine:
     parts = []
-    if file.deleted:
+    if file.is_deleted:
         parts.append("deleted")
     if file.reads:
         parts.append(f"read x{file.reads}")
@@ -281,13 +287,13 @@ def _file_line(file: FileState) -> SummaryLine:
 
 
 def _command_line(command: CommandRun) -> SummaryLine:
-    state = "no result" if not command.answered else "failed" if command.failed else "ok"
+    state = "no result" if not command.has_result else "failed" if command.is_failed else "ok"
     last_line = f"; {command.last_line}" if command.last_line else ""
     return SummaryLine("commands", f"{truncate_words(command.command, 160)}: {state}{last_line}", (command.number,))
 
 
 def _error_line(error: ErrorOccurrence) -> SummaryLine:
-    state = f"resolved in m{error.resolved}" if error.resolved else "unresolved"
+    state = f"resolved in m{error.resolved_in}" if error.resolved_in else "unresolved"
     return SummaryLine(
         "errors", f"{truncate_words(error.line, LINE_CHARACTERS_MAX)} (x{error.times}, {state})", (error.number,)
     )

@@ -28,7 +28,7 @@ class ClearingBatch(msgspec.Struct, frozen=True):
     first: int
     last: int
     cleared_tokens: int
-    behind_tokens: int
+    tokens_after: int
 
 
 def plan_clearing(
@@ -66,7 +66,7 @@ def _clearable_end(entries: Sequence[HistoryEntry], unsent: int) -> int:
     turn_starts = [
         index
         for index, entry in enumerate(entries)
-        if entry.role == "user" and not entry.injected and any(isinstance(block, Text) for block in entry.content)
+        if entry.role == "user" and not entry.is_injected and any(isinstance(block, Text) for block in entry.content)
     ]
     return min(unsent, turn_starts[-TURNS_KEPT] if len(turn_starts) >= TURNS_KEPT else 0)
 

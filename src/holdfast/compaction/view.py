@@ -77,7 +77,7 @@ def group_exchanges(entries: Sequence[HistoryEntry], tokens: Sequence[int] = ())
     joined: list[list[int]] = []
     injected_start: int | None = None
     for start, stop in spans:
-        if all(entry.injected for entry in entries[start:stop]):
+        if all(entry.is_injected for entry in entries[start:stop]):
             injected_start = start if injected_start is None else injected_start
         elif injected_start is not None and not _has_user_text(entries[start:stop]) and joined:
             joined[-1][1] = start
@@ -96,7 +96,7 @@ def group_exchanges(entries: Sequence[HistoryEntry], tokens: Sequence[int] = ())
 
 def _has_user_text(entries: Sequence[HistoryEntry]) -> bool:
     """Whether these entries contain user text, and not only tool results."""
-    user_entries = (entry for entry in entries if entry.role == "user" and not entry.injected)
+    user_entries = (entry for entry in entries if entry.role == "user" and not entry.is_injected)
     return any(isinstance(block, Text) for entry in user_entries for block in entry.content)
 
 

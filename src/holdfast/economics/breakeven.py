@@ -84,12 +84,12 @@ class CompactionSizes(msgspec.Struct, frozen=True):
     """Token counts: the prompt now, the prefix that stays unchanged, and everything after it in the new prompt."""
 
     prompt: int
-    head: int
+    prefix: int
     after: int
 
     @property
     def removed(self) -> int:
-        return max(0, self.prompt - self.head - self.after)
+        return max(0, self.prompt - self.prefix - self.after)
 
 
 class CacheRates(msgspec.Struct, frozen=True):
@@ -108,8 +108,8 @@ def compaction_pays(sizes: CompactionSizes, rates: CacheRates, calls: Amount, *,
     #   shorter: r F + w A + (n - 1) r (F + A)      as is: n r P
     # It pays if n > (w - r) A / (r R). With a cold cache both sides start with a write of their whole prompt.
     count = max(to_decimal(calls), Decimal(1))
-    short_tokens, first_rate = sizes.head + sizes.after, rates.write if cold else rates.read
-    first_call = first_rate * sizes.head + rates.write * sizes.after
+    short_tokens, first_rate = sizes.prefix + sizes.after, rates.write if cold else rates.read
+    first_call = first_rate * sizes.prefix + rates.write * sizes.after
     return CostComparison(
         first_call + (count - 1) * rates.read * short_tokens,
         first_rate * sizes.prompt + (count - 1) * rates.read * sizes.prompt,

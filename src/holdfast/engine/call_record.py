@@ -27,7 +27,9 @@ def split_writes_by_ttl(
     write; where TTLs are mixed, the tokens up to that breakpoint are estimated by its share of the prompt's bytes.
     """
     hour_blocks = [
-        breakpoint.piece for breakpoint in breakpoints if breakpoint.ttl == "1h" and breakpoint.piece < len(digests)
+        breakpoint.block_index
+        for breakpoint in breakpoints
+        if breakpoint.ttl == "1h" and breakpoint.block_index < len(digests)
     ]
     written_tokens = usage.cache_write_5m
     if provider != openrouter.name or not hour_blocks or not written_tokens:
@@ -35,7 +37,7 @@ def split_writes_by_ttl(
     hour_tokens = written_tokens
     # Writes start where the read ends; those before the last 1-hour breakpoint are 1-hour writes:
     # hour = tokens_upto_hour - cache_read, at least 0 and at most everything written.
-    if max(hour_blocks) < max(breakpoint.piece for breakpoint in breakpoints):
+    if max(hour_blocks) < max(breakpoint.block_index for breakpoint in breakpoints):
         tokens_upto_hour = usage.tokens_sent * digests[max(hour_blocks)].end // digests[-1].end
         hour_tokens = min(written_tokens, max(0, tokens_upto_hour - usage.cache_read))
     return msgspec.structs.replace(
@@ -49,14 +51,14 @@ class PartialOutput:
     def __init__(self) -> None:
         self._texts: list[str] = []
 
-    def take(self, delta: Delta) -> None:
+    def add_delta(self, delta: Delta) -> None:
         match delta:
             case TextDelta(text=text) | ThinkingDelta(text=text) | ToolUseDelta(json_part=text):
                 self._texts.append(text)
             case _:
                 pass
 
-    def taken(self, partial: Reply | None, tokens_factor: float) -> tuple[Usage, bool]:
+    def estimate_usage(self, partial: Reply | None, tokens_factor: float) -> tuple[Usage, bool]:
         """The usage, and whether its output is our estimate.
 
         Most providers report output tokens only at the end of a stream. If the prompt was not reported either, the call
@@ -85,11 +87,11 @@ def failed_call_event(
     started_at: float,
     usage_so_far: tuple[Usage, bool] = (Usage(), False),
 ) -> LlmCallFailed:
-    open_call = conversation.state.call_open
+    open_call = conversation.state.open_call
     usage, output_estimated = usage_so_far
     return LlmCallFailed(
-        model=conversation.parts.model.id,
-        provider=conversation.parts.model.provider,
+        model=conversation.deps.model.id,
+        provider=conversation.deps.model.provider,
         error_class=error.kind,
         error_message_redacted=str(error),
         retry_count=retries,
@@ -97,9 +99,9 @@ def failed_call_event(
         request_id=open_call.request_id if open_call else "",
         usage=usage,
         cost_usd=cost_usd(usage, conversation.price(usage.tokens_sent)),
-        output_estimated=output_estimated,
+        is_output_estimated=output_estimated,
     )
 
 
 def elapsed_ms(conversation: Conversation, started_at: float) -> int:
-    return round((conversation.parts.clock() - started_at) * 1000)
+    return round((conversation.deps.clock() - started_at) * 1000)

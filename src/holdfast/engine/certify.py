@@ -31,7 +31,7 @@ class Certificate(msgspec.Struct, frozen=True):
     expected_read_tokens: int
     read_tokens: int | None = None
     violation: str | None = None
-    restarted: bool = False
+    is_restarted: bool = False
 
 
 def certify(
@@ -72,10 +72,10 @@ def certify(
 def _certify_bytes(
     state: SessionState, prepared: RequestPrepared, draft: RequestDraft, call_number: int
 ) -> Certificate:
-    previous_digests = state.links
+    previous_digests = state.digests
     # A log that was tampered with may hold any number.
     shared_blocks = min(max(prepared.shared_blocks, 0), len(previous_digests))
-    recorded = (*previous_digests[:shared_blocks], *prepared.links)
+    recorded = (*previous_digests[:shared_blocks], *prepared.digests)
     certificate = Certificate(
         call=call_number,
         prefix_bytes=previous_digests[shared_blocks - 1].end if shared_blocks else 0,
@@ -91,13 +91,13 @@ def _certify_bytes(
         return _with_violation(
             certificate, f"it was encoded with {prepared.encoding}, which this version does not support"
         )
-    rebuilt = draft.scroll.links
+    rebuilt = draft.buffer.digests
     equal_blocks = count_shared_blocks(recorded, rebuilt)
     if equal_blocks < max(len(recorded), len(rebuilt)):
         changed = (recorded if equal_blocks < len(recorded) else rebuilt)[equal_blocks]
         where = f"block {equal_blocks}, layer {changed.layer!r}, from byte {changed.start} on"
         return _with_violation(certificate, f"the bytes rebuilt from the log differ from those sent: {where}")
-    if shared_blocks < min(len(previous_digests), state.answered_links):
+    if shared_blocks < min(len(previous_digests), state.answered_blocks):
         changed = previous_digests[shared_blocks]
         where = f"block {shared_blocks}, layer {changed.layer!r}, from byte {changed.start} on"
         return _with_violation(certificate, f"the prefix changed: {where}")
@@ -108,7 +108,7 @@ def _with_read(certificate: Certificate, read: int, drop_tokens_min: int, *, sim
     with_usage = msgspec.structs.replace(certificate, read_tokens=read)
     if with_usage.violation is None and certificate.expected_read_tokens - read >= drop_tokens_min:
         if simulated and not read:
-            return msgspec.structs.replace(with_usage, restarted=True)
+            return msgspec.structs.replace(with_usage, is_restarted=True)
         return _with_violation(with_usage, f"only {read} of {certificate.expected_read_tokens} cached tokens were read")
     return with_usage
 

@@ -13,7 +13,7 @@ async def inject_changed_context(conversation: Conversation) -> None:
     if conversation.state.layout == "seed":
         # Changing the system prompt within a turn would invalidate the turn's thinking.
         return
-    early, late = plan_injections(conversation, await conversation.parts.volatile())
+    early, late = plan_injections(conversation, await conversation.deps.volatile())
     if early or late:
         await conversation.record("system", *early, *late)
 
@@ -27,7 +27,7 @@ def plan_injections(
         tail = conversation.state.system_tail
         if not current or text == (tail.text if tail else ""):
             return (), ()
-        return (ContextInjected(SYSTEM_SUFFIX, text, place="system"),), ()
+        return (ContextInjected(SYSTEM_SUFFIX, text, section="system"),), ()
     emitted = changed_volatile_texts(build_view(conversation.state, current))
     events = [ContextInjected(event.layer, event.text, event.ephemeral) for event in emitted]
     return tuple(event for event in events if not event.ephemeral), tuple(event for event in events if event.ephemeral)

@@ -56,7 +56,7 @@ ESTIMATE_MARGIN = 1.2
 class PrefixRefresh(msgspec.Struct, frozen=True):
     """How a session detects that its pinned texts have changed, and whether it checks before every turn."""
 
-    newer_pins: FindNewerPins
+    find_newer_pins: FindNewerPins
     each_turn: bool = False
 
 
@@ -77,7 +77,7 @@ class Dependencies(msgspec.Struct, frozen=True):
     """
 
     log: EventLog
-    wire: Transport
+    transport: Transport
     adapter: Adapter
     model: Model
     pricing_version: str
@@ -88,30 +88,30 @@ class Dependencies(msgspec.Struct, frozen=True):
     new_id: NewId
     bus: EventBus
     steps_max: int = STEPS_MAX
-    keeping: ExplicitCacheConfig = ExplicitCacheConfig()
+    explicit_cache: ExplicitCacheConfig = ExplicitCacheConfig()
     spend_max_usd: Decimal | None = None
     learned: LearnedParameters = NOTHING_LEARNED
-    scene: LearningScope = LearningScope("", "")
+    learning_scope: LearningScope = LearningScope("", "")
     keep_alive: KeepAlive | None = None
-    gate: SingleFlight | None = None
+    single_flight: SingleFlight | None = None
     account: str = ""
-    asks_for_diagnosis: bool = True
-    completions: ResponseCacheConfig | None = None
+    diagnoses_misses: bool = True
+    response_cache: ResponseCacheConfig | None = None
     overflow_steps: Mapping[StepName, OverflowStep] = {}
     simulated: bool = False
     controls: LookUpControls | None = None
     compaction: CompactionConfig = DEFAULT_CONFIG
-    adopting: PrefixRefresh | None = None
+    prefix_refresh: PrefixRefresh | None = None
 
 
 def apply_cache_settings(deps: Dependencies, control: CacheControlsApplied) -> Dependencies:
     """The dependencies with the user's cache settings applied; a model with caching off counts as unable to cache."""
-    model, keeping = deps.model, deps.keeping
-    if not control.enabled:
+    model, keeping = deps.model, deps.explicit_cache
+    if not control.caching_enabled:
         model = msgspec.structs.replace(model, supports_prompt_caching=False)
-    if control.kept_seconds is not None:
-        keeping = msgspec.structs.replace(keeping, ttl_seconds=control.kept_seconds)
-    return msgspec.structs.replace(deps, model=model, keeping=keeping)
+    if control.explicit_ttl_seconds is not None:
+        keeping = msgspec.structs.replace(keeping, ttl_seconds=control.explicit_ttl_seconds)
+    return msgspec.structs.replace(deps, model=model, explicit_cache=keeping)
 
 
 class Conversation:
@@ -122,35 +122,35 @@ class Conversation:
     """
 
     def __init__(self, deps: Dependencies, state: SessionState, *, parent: "Conversation | None" = None) -> None:
-        self.given = deps
-        self.parts = apply_cache_settings(deps, state.control)
+        self.base_deps = deps
+        self.deps = apply_cache_settings(deps, state.cache_settings)
         self.state = state
         self.parent = parent
         self.children: list[Conversation] = []
-        self.promised_usd = Decimal(0)
+        self.reserved_usd = Decimal(0)
         self.opened_at = deps.clock()
         self._recording = asyncio.Lock()
-        self.said = LoggedMessages(lambda after: self.parts.log.read(self.state.session_id, after=after))
+        self.logged = LoggedMessages(lambda after: self.deps.log.read(self.state.session_id, after=after))
         self.draft = self.new_draft()
 
     @property
     def parameters(self) -> Parameters:
         """The request parameters, with the cache key that sessions with the same prefix share."""
-        base, parent = self.parts.parameters, self.state.parent
-        owner = self.state.control.cache_key or (parent.head_session_id if parent else self.state.session_id)
-        fields = self.parts.adapter.session_fields(self.parts.model, owner)
+        base, parent = self.deps.parameters, self.state.parent
+        owner = self.state.cache_settings.cache_key or (parent.prefix_session_id if parent else self.state.session_id)
+        fields = self.deps.adapter.session_fields(self.deps.model, owner)
         return msgspec.structs.replace(base, extra=(*base.extra, *fields)) if fields else base
 
-    def speak_through(self, deps: Dependencies) -> None:
+    def switch_deps(self, deps: Dependencies) -> None:
         """Continue with other dependencies; the encoded draft is discarded."""
-        self.given = deps
-        self.parts = apply_cache_settings(deps, self.state.control)
+        self.base_deps = deps
+        self.deps = apply_cache_settings(deps, self.state.cache_settings)
         self.draft = self.new_draft()
 
     def new_draft(self) -> RequestDraft:
         """An empty request draft for the current provider."""
-        factor = self.parts.model.tokens_factor
-        return RequestDraft(self.parts.adapter, lambda data: count_block_tokens(data, factor))
+        factor = self.deps.model.tokens_factor
+        return RequestDraft(self.deps.adapter, lambda data: count_block_tokens(data, factor))
 
     async def record(self, actor: Actor, *payloads: AnyPayload) -> None:
         """Append events to the log and apply them; a cancellation is raised only once log and state agree."""
@@ -169,23 +169,23 @@ class Conversation:
         # Tools record concurrently, and each event refers to the one before it.
         async with self._recording:
             events = self._events(actor, payloads)
-            await asyncio.wrap_future(self.parts.log.append(events))
+            await asyncio.wrap_future(self.deps.log.append(events))
             for event in events:
                 self.state = apply_event(self.state, event)
                 if isinstance(event.payload, CacheControlsApplied):
-                    self.parts = apply_cache_settings(self.given, event.payload)
+                    self.deps = apply_cache_settings(self.base_deps, event.payload)
                 if isinstance(event.payload, LlmCallCompleted | LlmCallFailed):
                     # The call is now part of `state.cost_usd`.
-                    self.promised_usd = Decimal(0)
-            self.parts.bus.publish(events)
+                    self.reserved_usd = Decimal(0)
+            self.deps.bus.publish(events)
 
     def _events(self, actor: Actor, payloads: tuple[AnyPayload, ...]) -> tuple[Event, ...]:
-        at = self.parts.clock()
+        at = self.deps.clock()
         turn_id = self.state.turn.id if self.state.turn else None
         parent = self.state.last_event_id
         events = []
         for payload in payloads:
-            id = self.parts.new_id(at)
+            id = self.deps.new_id(at)
             if isinstance(payload, TurnStarted):
                 turn_id = id
             events.append(Event(id, at, self.state.session_id, actor, payload, turn_id, parent))
@@ -193,44 +193,44 @@ class Conversation:
         return tuple(events)
 
     def price(self, prompt_tokens: int) -> Price:
-        return price_at(self.parts.model, utc_date(self.parts.clock()), prompt_tokens)
+        return price_at(self.deps.model, utc_date(self.deps.clock()), prompt_tokens)
 
     @property
     def committed_usd(self) -> Decimal:
         """What was spent plus what calls in progress may still cost, children included."""
-        children = (child for child in self.children if child.state.session_id in self.state.delegating)
-        return sum((child.committed_usd for child in children), self.state.cost_usd + self.promised_usd)
+        children = (child for child in self.children if child.state.session_id in self.state.delegated_sessions)
+        return sum((child.committed_usd for child in children), self.state.cost_usd + self.reserved_usd)
 
     @property
-    def payer(self) -> "Conversation":
+    def budget_owner(self) -> "Conversation":
         """The conversation whose spending limit applies: the root of the delegation tree."""
-        return self if self.parent is None else self.parent.payer
+        return self if self.parent is None else self.parent.budget_owner
 
     def can_spend(self, more_usd: Decimal) -> bool:
-        payer = self.payer
-        limit = payer.parts.spend_max_usd
+        payer = self.budget_owner
+        limit = payer.deps.spend_max_usd
         return limit is None or payer.committed_usd + more_usd <= limit
 
     @contextmanager
-    def promise(self, estimated_tokens: int) -> Iterator[None]:
+    def reserve_budget(self, estimated_tokens: int) -> Iterator[None]:
         """Reserve budget for a call. Raises `BudgetError` if it could exceed the limit with no cache read."""
-        cost_max = self.worst_cost_usd(estimated_tokens)
+        cost_max = self.call_cost_usd_max(estimated_tokens)
         if not self.can_spend(cost_max):
-            spent, limit = self.payer.committed_usd, self.payer.parts.spend_max_usd or 0
+            spent, limit = self.budget_owner.committed_usd, self.budget_owner.deps.spend_max_usd or 0
             raise BudgetError(
                 f"the session has spent ${spent:.4f} of its ${limit:f}; the next call could cost up to "
                 f"${cost_max:.4f} ({math.ceil(estimated_tokens * ESTIMATE_MARGIN)} tokens in, at most "
-                f"{self.parts.parameters.output_tokens_max} out): raise spend_max_usd, or lower output_tokens_max"
+                f"{self.deps.parameters.output_tokens_max} out): raise spend_max_usd, or lower output_tokens_max"
             )
-        self.promised_usd = cost_max
+        self.reserved_usd = cost_max
         try:
             yield
         finally:
-            self.promised_usd = Decimal(0)
+            self.reserved_usd = Decimal(0)
 
-    def worst_cost_usd(self, estimated_tokens: int) -> Decimal:
+    def call_cost_usd_max(self, estimated_tokens: int) -> Decimal:
         """The cost of a call that reads nothing from cache and produces the maximum output (docs/decisions/0008)."""
-        return self.prompt_cost_usd_max(estimated_tokens, output_tokens=self.parts.parameters.output_tokens_max)
+        return self.prompt_cost_usd_max(estimated_tokens, output_tokens=self.deps.parameters.output_tokens_max)
 
     def prompt_cost_usd_max(self, estimated_tokens: int, *, output_tokens: int = 0) -> Decimal:
         """The cost of a prompt that reads nothing from cache, plus the given output."""

@@ -17,16 +17,16 @@ class WarningLog:
         self._logger = logging.getLogger(logger)
         self._messages: set[str] = set()
 
-    def once(self, message: str) -> None:
+    def warn_once(self, message: str) -> None:
         if message not in self._messages and len(self._messages) < WARNINGS_MAX:
             self._messages.add(message)
             self._logger.warning("%s", message)
 
     @contextmanager
-    def harmless(self, effect: str) -> Iterator[None]:
+    def suppress_errors(self, effect: str) -> Iterator[None]:
         """Suppress and log every exception; only our own errors are quoted, because others may contain prompt text."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the caller's call must not break, whatever this was
             reason = str(error) if isinstance(error, HoldfastError) else type(error).__name__
-            self.once(f"{effect}: {reason}")
+            self.warn_once(f"{effect}: {reason}")

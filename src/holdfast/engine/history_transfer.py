@@ -15,7 +15,7 @@ UNPORTABLE_RESULT = "The result was in a form that only another provider knows."
 class TransferredHistory(msgspec.Struct, frozen=True):
     """The entries that are kept; `dropped` counts the removed blocks by kind."""
 
-    passages: tuple[HistoryEntry, ...]
+    entries: tuple[HistoryEntry, ...]
     dropped: tuple[tuple[str, int], ...] = ()
 
 

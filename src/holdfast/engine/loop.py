@@ -66,7 +66,7 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: O
     try:
         await _open_turn(conversation, _checked(content))
         while True:
-            match next_step(conversation.state, steps_max=conversation.parts.steps_max):
+            match next_step(conversation.state, steps_max=conversation.deps.steps_max):
                 case CallModel():
                     last_reply = await call_model(conversation, emit)
                     if not last_reply.content:
@@ -101,26 +101,26 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: O
 
 async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> None:
     # Close what a crash left open; the log is append-only, so that needs events.
-    if conversation.state.call_open is not None:
+    if conversation.state.open_call is not None:
         interrupted = ProviderError("cancelled", "interrupted")
         await conversation.record(
-            "system", failed_call_event(conversation, interrupted, retries=0, started_at=conversation.parts.clock())
+            "system", failed_call_event(conversation, interrupted, retries=0, started_at=conversation.deps.clock())
         )
     if conversation.state.turn is not None:
         await _abandon(conversation, "error")
     if calls := open_tool_calls(conversation.state):
         await _answer(conversation, calls, "The call was interrupted.")
     await account_interrupted_children(conversation)
-    if conversation.parts.adopting is not None and conversation.parts.adopting.each_turn:
+    if conversation.deps.prefix_refresh is not None and conversation.deps.prefix_refresh.each_turn:
         await refresh_prefix(conversation)
     started = TurnStarted(
         user_message_hash=sha256_hex(canonical_json(content)),
-        estimated_input_tokens=conversation.state.calibration.corrected(conversation.draft.scroll.tokens_total),
+        estimated_input_tokens=conversation.state.calibration.correct_estimate(conversation.draft.buffer.tokens_total),
         has_images=any(isinstance(block, Image) for block in content),
-        has_tool_calls_in_history=conversation.state.called_tools,
+        has_tool_calls_in_history=conversation.state.has_called_tools,
     )
     await conversation.record("user", started)
-    current = await conversation.parts.volatile()
+    current = await conversation.deps.volatile()
     early, late = plan_injections(conversation, current)
     await conversation.record("user", *early, MessageAppended(Message("user", content)), *late)
 
@@ -131,7 +131,7 @@ async def _run_tools(conversation: Conversation, calls: tuple[ToolUse, ...]) -> 
 
     try:
         turn_id = conversation.state.turn.id if conversation.state.turn else None
-        results = await conversation.parts.toolbox.run(
+        results = await conversation.deps.toolbox.run_calls(
             calls, record, turn_id=turn_id, active=conversation.state.activations
         )
     except ToolsCancelledError as stopped:
@@ -160,14 +160,14 @@ async def _abandon(conversation: Conversation, reason: CancelReason) -> None:
 
 async def _close_at_step_limit(conversation: Conversation, last_reply: Reply | None) -> TurnResult:
     """End the turn at its call limit with its own stop reason, distinct from a normal end."""
-    turn = conversation.state.turn or TurnState("", conversation.parts.clock())
+    turn = conversation.state.turn or TurnState("", conversation.deps.clock())
     await _abandon(conversation, "step_limit")
     content = last_reply.content if last_reply else ()
     return TurnResult(content, "step_limit", turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
 
 
 async def _close_turn(conversation: Conversation, last_reply: Reply | None) -> TurnResult:
-    turn = conversation.state.turn or TurnState("", conversation.parts.clock())
+    turn = conversation.state.turn or TurnState("", conversation.deps.clock())
     stop_reason = last_reply.stop_reason if last_reply else "error"
     completed = TurnCompleted(
         stop_reason=stop_reason,
@@ -175,7 +175,7 @@ async def _close_turn(conversation: Conversation, last_reply: Reply | None) -> T
         tool_call_count=turn.tool_calls,
         usage=turn.usage,
         total_cost_usd=turn.cost_usd,
-        wall_time_seconds=conversation.parts.clock() - turn.started_at,
+        wall_time_seconds=conversation.deps.clock() - turn.started_at,
     )
     await conversation.record("system", completed)
     content = last_reply.content if last_reply else ()
@@ -219,7 +219,7 @@ def next_step(state: SessionState, *, steps_max: int) -> TurnStep:
     limit_reached = state.turn is not None and state.turn.llm_calls >= steps_max
     if calls:
         return RefuseTools(calls) if limit_reached else RunTools(calls)
-    if state.passages and state.passages[-1].role == "assistant":
+    if state.entries and state.entries[-1].role == "assistant":
         return Finish()
     return Finish() if limit_reached else CallModel()
 
@@ -236,10 +236,10 @@ HEALTH_PROBES = (
 async def run_health_probe(conversation: Conversation) -> None:
     """Raise `UserError` if the probe fails, before anything is recorded; without messages or a probe tool it passes."""
     state = conversation.state
-    compacted = state.profile == "seed" and state.compaction.count
-    if not compacted or count_leading_summaries(state.passages) == len(state.passages):
+    compacted = state.profile == "seed" and state.compaction_watch.count
+    if not compacted or count_leading_summaries(state.entries) == len(state.entries):
         return
-    tool_names = {spec.name for spec in conversation.parts.toolbox.specs}
+    tool_names = {spec.name for spec in conversation.deps.toolbox.specs}
     probe_call = next(((name, arguments) for name, arguments in HEALTH_PROBES if name in tool_names), None)
     if probe_call is None:
         return
@@ -247,8 +247,8 @@ async def run_health_probe(conversation: Conversation) -> None:
     async def record(payload: AnyPayload) -> None:
         await conversation.record("tool", payload)
 
-    call = ToolUse(conversation.parts.new_id(conversation.parts.clock()), *probe_call)
-    (result,) = await conversation.parts.toolbox.run((call,), record, active=state.activations)
+    call = ToolUse(conversation.deps.new_id(conversation.deps.clock()), *probe_call)
+    (result,) = await conversation.deps.toolbox.run_calls((call,), record, active=state.activations)
     if is_failed_result(result):
         raise UserError(
             f"the health probe {call.name!r} failed after a compaction: {sanitize_message(result_text(result))}; "
@@ -259,16 +259,16 @@ async def run_health_probe(conversation: Conversation) -> None:
 async def account_interrupted_children(conversation: Conversation) -> None:
     """Add the cost of interrupted children to their parent. Children that still run report their own completion."""
     running = {child.state.session_id for child in conversation.children}
-    for session_id in sorted(conversation.state.delegating):
+    for session_id in sorted(conversation.state.delegated_sessions):
         if session_id not in running:
-            usage, cost = _total_cost(conversation.parts.log, session_id)
+            usage, cost = _total_cost(conversation.deps.log, session_id)
             await conversation.record("system", DelegationCompleted(session_id, "interrupted", usage, cost))
 
 
 def _total_cost(log: EventLog, session_id: str) -> tuple[Usage, Decimal]:
     state = fold_events(log.read(session_id), session_id)
     usage, cost = state.usage, state.cost_usd
-    for child_id in state.delegating:
+    for child_id in state.delegated_sessions:
         child_usage, child_cost = _total_cost(log, child_id)
         usage, cost = usage + child_usage, cost + child_cost
     return usage, cost

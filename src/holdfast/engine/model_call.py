@@ -90,46 +90,46 @@ class SentParameters(msgspec.Struct, frozen=True):
     """The parameters as sent; `asks` says whether we added a diagnosis request."""
 
     parameters: Parameters
-    asks: bool = False
+    has_diagnosis: bool = False
 
 
 async def _send(
     conversation: Conversation, emit: OnDelta, explicit_cache: CacheReference | None, sent: SentParameters
 ) -> Reply:
     """Plan, encode, reserve budget, wait for a slot, record the start, exchange, and record the result."""
-    deps, state = conversation.parts, conversation.state
-    buffer = conversation.draft.scroll
-    shared_blocks = count_shared_blocks(state.links, buffer.links)
+    deps, state = conversation.deps, conversation.state
+    buffer = conversation.draft.buffer
+    shared_blocks = count_shared_blocks(state.digests, buffer.digests)
     plan = plan_next_call(conversation, buffer, shared_blocks)
-    first_block = explicit_cache.pieces if explicit_cache else 0
+    first_block = explicit_cache.blocks if explicit_cache else 0
     key = response_cache_key(
         conversation, explicit_cache.parameters if explicit_cache else conversation.parameters, plan, start=first_block
     )
     if (repeated := await _replay_cached(conversation, key, emit)) is not None:
         return repeated
-    body = buffer.render(deps.adapter.opening(sent.parameters), plan.marks, start=first_block)
-    estimated = state.calibration.corrected(buffer.tokens_total)
+    body = buffer.render(deps.adapter.request_head(sent.parameters), plan.breakpoints, start=first_block)
+    estimated = state.calibration.correct_estimate(buffer.tokens_total)
     prepared = RequestPrepared(
         plan=plan,
         encoding=JSON_ENCODING_VERSION,
         shared_blocks=shared_blocks,
-        links=tuple(buffer.links[shared_blocks:]),
-        parameters_digest=sha256_hex(deps.adapter.opening(conversation.parameters)),
+        digests=tuple(buffer.digests[shared_blocks:]),
+        parameters_digest=sha256_hex(deps.adapter.request_head(conversation.parameters)),
         body_bytes=len(body),
         settings=cache_settings(deps.model.provider, deps.model.cache, conversation.parameters),
-        moved=conversation.draft.move(shared_blocks) if shared_blocks < len(state.links) else None,
+        prefix_change=conversation.draft.describe_change(shared_blocks) if shared_blocks < len(state.digests) else None,
     )
-    conversation.draft.settle()
+    conversation.draft.mark_sent()
     flight_key = make_flight_key(conversation, buffer, plan)
-    with conversation.promise(estimated):
-        received = RawResponse(listening=deps.completions is not None)
-        async with acquire_slot(deps.gate, flight_key, deps.clock) as slot:
+    with conversation.reserve_budget(estimated):
+        received = RawResponse(listening=deps.response_cache is not None)
+        async with acquire_slot(deps.single_flight, flight_key, deps.clock) as slot:
             request_id = deps.new_id(slot.started_at)
             waited = slot.waited_seconds
             started = LlmCallStarted(deps.model.id, deps.model.provider, estimated, request_id, waited_seconds=waited)
             await conversation.record("agent", prepared, started)
             reply, retries = await _exchange(conversation, body, slot, emit, sent=sent, received=received)
-        billed = split_writes_by_ttl(reply.usage, deps.model.provider, plan.marks, buffer.links)
+        billed = split_writes_by_ttl(reply.usage, deps.model.provider, plan.breakpoints, buffer.digests)
         reply = msgspec.structs.replace(reply, usage=billed)
         # A diagnosis is recorded only if this request was compared with the previous one.
         reply_to_record = (
@@ -139,7 +139,7 @@ async def _send(
         )
         completed = _completed_event(conversation, reply_to_record, slot, retries=retries, request_id=request_id)
         is_stored = store_reply(conversation, key, received, reply)
-        completed = msgspec.structs.replace(completed, completion_key=key, completion_kept=is_stored)
+        completed = msgspec.structs.replace(completed, completion_key=key, is_completion_cached=is_stored)
         state_before = conversation.state
         recorded_reply = await _record_reply(conversation, reply, completed)
     await record_new_evidence(conversation)
@@ -153,11 +153,11 @@ async def _replay_cached(conversation: Conversation, request_key: str, emit: OnD
     reply = find_finished_reply(deltas)
     if reply is None:
         return None
-    at = conversation.parts.clock()
+    at = conversation.deps.clock()
     for delta in deltas:
         emit(delta)
     completed = _completed_event(
-        conversation, reply, Slot(FlightKey(""), at), retries=0, request_id=conversation.parts.new_id(at)
+        conversation, reply, Slot(FlightKey(""), at), retries=0, request_id=conversation.deps.new_id(at)
     )
     return await _record_reply(
         conversation, reply, msgspec.structs.replace(completed, source="completion-cache", completion_key=request_key)
@@ -176,7 +176,7 @@ async def _record_reply(conversation: Conversation, reply: Reply, completed: Llm
 def _completed_event(
     conversation: Conversation, reply: Reply, slot: Slot, *, retries: int, request_id: str
 ) -> LlmCallCompleted:
-    deps = conversation.parts
+    deps = conversation.deps
     return LlmCallCompleted(
         model=deps.model.id,
         provider=deps.model.provider,
@@ -188,7 +188,7 @@ def _completed_event(
         produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
         produced_thinking_blocks=sum(map(is_thinking, reply.content)),
         request_id=request_id,
-        compacting=reply.compacting,
+        compaction_usage=reply.compaction_usage,
         response_id=reply.id,
         retry_count=retries,
         diagnosis=reply.diagnosis,
@@ -199,39 +199,39 @@ async def _exchange(
     conversation: Conversation, body: bytes, slot: Slot, emit: OnDelta, *, sent: SentParameters, received: RawResponse
 ) -> tuple[Reply, int]:
     """Send a request that is already on the log and read the reply to its end; returns the number of retries too."""
-    deps, started_at = conversation.parts, slot.started_at
-    reader, arrived = deps.adapter.stream_reader(), PartialOutput()
+    deps, started_at = conversation.deps, slot.started_at
+    reader, arrived = deps.adapter.make_stream_decoder(), PartialOutput()
     retries = 0
 
     def on_retry(attempt: int, error: ProviderError) -> None:
         nonlocal retries
         retries = attempt
 
-    sending = deps.wire.send(deps.adapter.endpoint(sent.parameters), body, on_retry=on_retry)
+    sending = deps.transport.send(deps.adapter.endpoint(sent.parameters), body, on_retry=on_retry)
     try:
         async with aclosing(sending) as chunks:
             async for chunk in chunks:
-                received.hear(chunk)
+                received.add_chunk(chunk)
                 for delta in reader.feed(chunk):
-                    slot.begun()
-                    arrived.take(delta)
+                    slot.mark_begun()
+                    arrived.add_delta(delta)
                     emit(delta)
                     if isinstance(delta, ReplyFinished):
                         await _drain(chunks)
                         return delta.reply, retries
         raise ProviderError("network", "the response ended before it was complete; send 'continue' to try again")
     except ProviderError as error:
-        usage_so_far = arrived.taken(reader.partial(), deps.model.tokens_factor)
+        usage_so_far = arrived.estimate_usage(reader.partial(), deps.model.tokens_factor)
         failed = failed_call_event(
             conversation, error, retries=retries, started_at=started_at, usage_so_far=usage_so_far
         )
         refused = is_diagnosis_refused(conversation, sent, error)
-        await conversation.record("agent", msgspec.structs.replace(failed, refused_diagnosis=refused))
+        await conversation.record("agent", msgspec.structs.replace(failed, is_diagnosis_refused=refused))
         raise
     except asyncio.CancelledError:
         partial = reader.partial()
         cancellation = ProviderError("cancelled", "cancelled by the caller")
-        usage_so_far = arrived.taken(partial, deps.model.tokens_factor)
+        usage_so_far = arrived.estimate_usage(partial, deps.model.tokens_factor)
         payloads: list[AnyPayload] = [
             failed_call_event(
                 conversation, cancellation, retries=retries, started_at=started_at, usage_so_far=usage_so_far
@@ -256,22 +256,22 @@ async def _drain(chunks: AsyncGenerator[bytes, None]) -> None:
 
 def add_diagnosis_request(conversation: Conversation, parameters: Parameters) -> SentParameters:
     """The parameters with a diagnosis request, if the model supports it and the provider has not refused it before."""
-    deps, comparison = conversation.parts, conversation.state.comparison
-    if not deps.asks_for_diagnosis or deps.model.provider in comparison.refused_by:
+    deps, comparison = conversation.deps, conversation.state.diagnosis_baseline
+    if not deps.diagnoses_misses or deps.model.provider in comparison.refused_by:
         return SentParameters(parameters)
     if not deps.model.cache.diagnoses_misses or not isinstance(deps.adapter, CacheDiagnosticsAdapter):
         return SentParameters(parameters)
     if not deps.model.supports_prompt_caching:
         # Without caching there is no miss to diagnose.
         return SentParameters(parameters)
-    with_diagnosis = deps.adapter.asked_to_diagnose(parameters, comparison.response_ids.get(deps.model.id))
-    return SentParameters(with_diagnosis, asks=with_diagnosis != parameters)
+    with_diagnosis = deps.adapter.request_diagnosis(parameters, comparison.response_ids.get(deps.model.id))
+    return SentParameters(with_diagnosis, has_diagnosis=with_diagnosis != parameters)
 
 
 def is_diagnosis_refused(conversation: Conversation, sent: SentParameters, error: ProviderError) -> bool:
     """Whether the error is about our diagnosis request, so that the call may succeed without it."""
-    adapter = conversation.parts.adapter
-    return sent.asks and isinstance(adapter, CacheDiagnosticsAdapter) and adapter.refuses_diagnosis(error)
+    adapter = conversation.deps.adapter
+    return sent.has_diagnosis and isinstance(adapter, CacheDiagnosticsAdapter) and adapter.is_diagnosis_refusal(error)
 
 
 def response_cache_key(conversation: Conversation, parameters: Parameters, plan: Plan, *, start: int) -> str:
@@ -280,26 +280,24 @@ def response_cache_key(conversation: Conversation, parameters: Parameters, plan:
     `parameters` must not contain the diagnosis request, which does not change the reply. Blocks before `start` are not
     sent. Empty if no replies are stored.
     """
-    deps, digests = conversation.parts, conversation.draft.scroll.links
-    if deps.completions is None:
+    deps, digests = conversation.deps, conversation.draft.buffer.digests
+    if deps.response_cache is None:
         return ""
-    breakpoints = tuple((breakpoint.piece, breakpoint.ttl) for breakpoint in plan.marks)
+    breakpoints = tuple((breakpoint.block_index, breakpoint.ttl) for breakpoint in plan.breakpoints)
     scope = canonical_json((deps.account, deps.model.id, deps.adapter.endpoint(parameters), breakpoints, start))
     return extend_digest(
-        extend_digest(sha256_hex(scope), deps.adapter.opening(parameters)),
+        extend_digest(sha256_hex(scope), deps.adapter.request_head(parameters)),
         digests[-1].digest.encode() if digests else b"",
     )
 
 
 def load_cached_deltas(conversation: Conversation, key: str) -> tuple[Delta, ...]:
     """The stored reply's deltas with zero usage; empty if none is stored."""
-    completions = conversation.parts.completions
+    completions = conversation.deps.response_cache
     chunks = (
-        completions.cache.find(key, conversation.parts.clock(), completions.seconds)
-        if completions is not None
-        else None
+        completions.cache.find(key, conversation.deps.clock(), completions.seconds) if completions is not None else None
     )
-    reader = conversation.parts.adapter.stream_reader()
+    reader = conversation.deps.adapter.make_stream_decoder()
     return tuple(_without_usage(delta) for chunk in chunks or () for delta in reader.feed(chunk))
 
 
@@ -309,10 +307,10 @@ def find_finished_reply(deltas: tuple[Delta, ...]) -> Reply | None:
 
 def store_reply(conversation: Conversation, key: str, received: RawResponse, reply: Reply) -> bool:
     """Store the reply for identical requests, if it is worth it; returns whether it was stored."""
-    completions = conversation.parts.completions
+    completions = conversation.deps.response_cache
     if completions is None or not received.chunks or not is_storable_reply(reply):
         return False
-    return completions.cache.keep(key, received.chunks, conversation.parts.clock(), completions.seconds)
+    return completions.cache.store(key, received.chunks, conversation.deps.clock(), completions.seconds)
 
 
 def _without_usage(delta: Delta) -> Delta:

@@ -49,14 +49,14 @@ class SwitchQuote(msgspec.Struct, frozen=True):
 
 
 def quote_switch(conversation: Conversation, model: Model, adapter: Adapter) -> SwitchQuote:
-    state, current_model = conversation.state, conversation.parts.model
-    carried = transfer_history(state.passages, same_provider=model_provider(current_model.id) == model.provider)
+    state, current_model = conversation.state, conversation.deps.model
+    carried = transfer_history(state.entries, same_provider=model_provider(current_model.id) == model.provider)
     buffer = _request_buffer(conversation, model, adapter, carried)
     tokens, stable_tokens = buffer.tokens_total, sum(buffer.tokens[: buffer.stable_count])
     target_caches = model_capabilities(model).supports_prompt_caching
-    today = utc_date(conversation.parts.clock())
+    today = utc_date(conversation.deps.clock())
     # Cold: the other model sees every token for the first time. Warm: the current model reads the whole prompt.
-    warm_tokens = state.calibration.corrected(conversation.draft.scroll.tokens_total) or tokens
+    warm_tokens = state.calibration.correct_estimate(conversation.draft.buffer.tokens_total) or tokens
     warm = price_at(current_model, today, warm_tokens)
     current_caches = model_capabilities(current_model).supports_prompt_caching
     return SwitchQuote(
@@ -67,7 +67,7 @@ def quote_switch(conversation: Conversation, model: Model, adapter: Adapter) -> 
         warm_usd=warm_tokens * (warm.cache_read if current_caches else warm.input) / _MILLION,
         supports_prompt_caching=target_caches,
         dropped=carried.dropped,
-        reworded=sum(adapter.lower(entry) != entry for entry in carried.passages),
+        reworded=sum(adapter.lower_entry(entry) != entry for entry in carried.entries),
         below_floor_tokens=max(model.cache.tokens_min - stable_tokens, 0) if target_caches else 0,
     )
 
@@ -88,9 +88,9 @@ def first_send_rate(model: Model, price: Price) -> Decimal:
 def _request_buffer(
     conversation: Conversation, model: Model, adapter: Adapter, carried: TransferredHistory
 ) -> RequestBuffer:
-    count = len(carried.passages)
-    view = build_view(msgspec.structs.replace(conversation.state, passages=carried.passages, sent=count))
+    count = len(carried.entries)
+    view = build_view(msgspec.structs.replace(conversation.state, entries=carried.entries, sent_count=count))
     draft = RequestDraft(adapter, lambda data: count_block_tokens(data, model.tokens_factor))
     prompt: Prompt = assemble_prompt(view)
     draft.update(prompt)
-    return draft.scroll
+    return draft.buffer

@@ -46,13 +46,13 @@ class ObservedRequest(msgspec.Struct, frozen=True):
     provider: str
     row: Model | None
     plan: Plan
-    links: tuple[PrefixDigest, ...]
+    digests: tuple[PrefixDigest, ...]
     parameters_digest: str
     body_bytes: int
     tokens: int
     compares: bool = False
     settings: tuple[tuple[str, str], ...] = ()
-    move: PrefixChange | None = None
+    change: PrefixChange | None = None
 
 
 class ObservedCall(msgspec.Struct, frozen=True):
@@ -66,14 +66,14 @@ class ObservedCall(msgspec.Struct, frozen=True):
 def bill_usage(call: ObservedCall, usage: Usage) -> Usage:
     """The usage of a call, with its cache writes split by the TTLs that it requested."""
     prepared = call.prepared
-    return split_writes_by_ttl(usage, prepared.provider, prepared.plan.marks, prepared.links)
+    return split_writes_by_ttl(usage, prepared.provider, prepared.plan.breakpoints, prepared.digests)
 
 
 class ResumedSession(msgspec.Struct, frozen=True):
     """A session that an earlier process recorded: the digests of its last request, and its last event."""
 
     session_id: str
-    links: tuple[PrefixDigest, ...]
+    digests: tuple[PrefixDigest, ...]
     last_event_id: str
 
 
@@ -98,7 +98,7 @@ class CallRecorder:
         self._warnings = warnings
         self._session_started = session_started
         self._lock = RLock()
-        self._links: tuple[PrefixDigest, ...] = resumed.links if resumed else ()
+        self._links: tuple[PrefixDigest, ...] = resumed.digests if resumed else ()
         self._last_event_id: str | None = resumed.last_event_id if resumed else None
         self._written: Future[None] | None = None
         self._open: set[str] = set()
@@ -130,29 +130,29 @@ class CallRecorder:
         return total
 
     def _bill_of(self, model: str, records: Iterator[CallRecord]) -> Bill:
-        row = self.row_of(model)
+        row = self.find_catalog_row(model)
         if row is not None:
             return compute_bill(records, row)
         all_records = list(records)
         return Bill(len(all_records), sum((record.usage for record in all_records), Usage()), Decimal(0), Decimal(0))
 
-    def row_of(self, model: str) -> Model | None:
+    def find_catalog_row(self, model: str) -> Model | None:
         try:
             return find_model(model, self._models)
         except UserError:
             return None
 
-    def shared(self, digests: Sequence[PrefixDigest]) -> int:
+    def count_shared_blocks(self, digests: Sequence[PrefixDigest]) -> int:
         """How many leading blocks a request shares with the previous one."""
         with self._lock:
             return count_shared_blocks(self._links, digests)
 
-    def begin(self, prepared: ObservedRequest, *also: AnyPayload) -> ObservedCall | None:
+    def begin_call(self, prepared: ObservedRequest, *also: AnyPayload) -> ObservedCall | None:
         """Record the start of a call, with the events `also` before it; None if recording failed."""
-        with self._lock, self._warnings.harmless(_NOT_RECORDED):
+        with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):
             self._flush_dropped()
             at = self._clock()
-            shared_blocks = count_shared_blocks(self._links, prepared.links)
+            shared_blocks = count_shared_blocks(self._links, prepared.digests)
             call = ObservedCall(self._new_id(at), prepared, at)
             self._write(
                 *also,
@@ -160,20 +160,20 @@ class CallRecorder:
                     plan=prepared.plan,
                     encoding=JSON_ENCODING_VERSION,
                     shared_blocks=shared_blocks,
-                    links=prepared.links[shared_blocks:],
+                    digests=prepared.digests[shared_blocks:],
                     parameters_digest=prepared.parameters_digest,
                     body_bytes=prepared.body_bytes,
                     settings=prepared.settings,
-                    moved=prepared.move if shared_blocks < len(self._links) else None,
+                    prefix_change=prepared.change if shared_blocks < len(self._links) else None,
                 ),
                 LlmCallStarted(prepared.model, prepared.provider, prepared.tokens, call.request_id),
             )
-            self._links = prepared.links
+            self._links = prepared.digests
             self._open.add(call.request_id)
             return call
         return None
 
-    def complete(self, call: ObservedCall, reply: Reply) -> None:
+    def complete_call(self, call: ObservedCall, reply: Reply) -> None:
         prepared, usage = call.prepared, bill_usage(call, reply.usage)
         completed = LlmCallCompleted(
             model=prepared.model,
@@ -186,13 +186,13 @@ class CallRecorder:
             produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
             produced_thinking_blocks=sum(isinstance(block, THINKING_TYPES) for block in reply.content),
             request_id=call.request_id,
-            compacting=reply.compacting,
+            compaction_usage=reply.compaction_usage,
             response_id=reply.id,
             diagnosis=reply.diagnosis if prepared.compares else None,
         )
         self._end(call, completed)
 
-    def fail(self, call: ObservedCall, kind: FailureKind, message: str, partial: Reply | None = None) -> None:
+    def fail_call(self, call: ObservedCall, kind: FailureKind, message: str, partial: Reply | None = None) -> None:
         usage = bill_usage(call, partial.usage) if partial else Usage()
         failed = LlmCallFailed(
             model=call.prepared.model,
@@ -207,7 +207,7 @@ class CallRecorder:
         )
         self._end(call, failed)
 
-    def ping(self, call: ObservedCall, usage: Usage, *, ttl: Ttl, block: int) -> Decimal:
+    def record_ping(self, call: ObservedCall, usage: Usage, *, ttl: Ttl, block: int) -> Decimal:
         """Record a keep-alive ping that repeated a call; returns its cost."""
         prepared, cost = call.prepared, self.cost_of(call, usage)
         pinged = CachePinged(
@@ -219,15 +219,15 @@ class CallRecorder:
             pricing_version=UNPRICED if prepared.row is None else self._pricing_version,
             reason="keep-alive while the client was idle",
             sent_at=self._clock(),
-            piece=block,
-            pieces=len(prepared.links),
-            marked_tokens=usage.tokens_sent,
+            breakpoint_block=block,
+            block_count=len(prepared.digests),
+            prefix_tokens=usage.tokens_sent,
         )
-        with self._lock, self._warnings.harmless(_NOT_RECORDED):
+        with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):
             self._write(pinged)
         return cost
 
-    def drop(self, call: ObservedCall, partial: Reply | None) -> None:
+    def drop_call(self, call: ObservedCall, partial: Reply | None) -> None:
         """The caller dropped a stream without closing it.
 
         This runs in a finalizer, possibly in the middle of a store's work, so it only queues the call.
@@ -237,10 +237,10 @@ class CallRecorder:
     def _flush_dropped(self) -> None:
         while self._dropped:
             call, partial = self._dropped.popleft()
-            self.fail(call, "cancelled", "the stream was not read to its end", partial)
+            self.fail_call(call, "cancelled", "the stream was not read to its end", partial)
 
     def _end(self, call: ObservedCall, payload: AnyPayload) -> None:
-        with self._lock, self._warnings.harmless(_NOT_RECORDED):
+        with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):
             if call.request_id in self._open:
                 self._open.discard(call.request_id)
                 self._write(payload)
@@ -262,7 +262,7 @@ class CallRecorder:
         self._written.add_done_callback(self._on_written)
 
     def _on_written(self, written: "Future[None]") -> None:
-        with self._warnings.harmless(_NOT_RECORDED):
+        with self._warnings.suppress_errors(_NOT_RECORDED):
             written.result()
 
     def _events(self) -> Iterator[Event]:

@@ -135,21 +135,21 @@ def _apply(state: SessionState, event: Event) -> SessionState:
         case CachePinged() as payload:
             return apply_ping(state, payload)
         case CacheLearned() as payload:
-            return change(state, taught=payload)
+            return change(state, learned_record=payload)
         case CacheControlsApplied() as payload:
             return _control(state, payload)
         case LlmCallStarted() as payload:
-            return change(state, call_open=payload)
+            return change(state, open_call=payload)
         case LlmCallCompleted() as payload:
             return apply_call(state, payload)
         case LlmCallFailed() as payload:
             return apply_failed_call(state, payload)
         case DelegationStarted() as payload:
-            return change(state, delegating=state.delegating | {payload.child_session_id})
+            return change(state, delegated_sessions=state.delegated_sessions | {payload.child_session_id})
         case DelegationCompleted() as payload:
             return change(
                 add_turn_cost(state, payload.cost_usd, payload.usage),
-                delegating=state.delegating - {payload.child_session_id},
+                delegated_sessions=state.delegated_sessions - {payload.child_session_id},
             )
         case ToolCalled():
             return apply_tool_call(state)
@@ -160,7 +160,7 @@ def _apply(state: SessionState, event: Event) -> SessionState:
         case ContextCompacted() | CompactionSkipped() | SkillReleased() as payload:
             return _apply_compaction(state, payload)
         case SessionEnded():
-            return change(state, ended=True)
+            return change(state, is_ended=True)
         case RecoveryPayload() | ProviderLimited() | ViewRepair() as payload:
             return _recover(state, payload, event.at)
 
@@ -185,58 +185,64 @@ def _begin_session(state: SessionState, started: SessionStarted, at: float) -> S
 
 def open_tool_calls(state: SessionState) -> tuple[ToolUse, ...]:
     """Tool calls of the last message without results, including calls with fields that we do not know."""
-    if not state.passages or state.passages[-1].role != "assistant":
+    if not state.entries or state.entries[-1].role != "assistant":
         return ()
-    calls = (parse_tool_call(block) for block in state.passages[-1].content)
+    calls = (parse_tool_call(block) for block in state.entries[-1].content)
     return tuple(call for call in calls if call is not None)
 
 
 def _open_epoch(state: SessionState, opened: EpochOpened) -> SessionState:
     # Thinking is bound to the text before it (Anthropic, "Preserved thinking"), so a changed prefix drops it.
-    entries, sent = filter_entries(state.passages, state.sent, drop_thinking)
-    stable_prefix = with_nonce(stable_segments(View(tools=opened.tools, pinned=opened.system)), state.control.nonce)
+    entries, sent = filter_entries(state.entries, state.sent_count, drop_thinking)
+    stable_prefix = with_nonce(
+        stable_segments(View(tools=opened.tools, pinned=opened.system)), state.cache_settings.nonce
+    )
     unchanged_layers = [
-        segment.name for segment, other in zip(stable_prefix, state.head, strict=False) if segment == other
+        segment.name for segment, other in zip(stable_prefix, state.stable_prefix, strict=False) if segment == other
     ]
-    digests = tuple(takewhile(lambda prefix_digest: prefix_digest.layer in unchanged_layers, state.links))
+    digests = tuple(takewhile(lambda prefix_digest: prefix_digest.layer in unchanged_layers, state.digests))
     return msgspec.structs.replace(
         state,
-        passages=entries,
-        sent=sent,
-        links=digests,
-        answered_links=min(state.answered_links, len(digests)),
-        memory=forget_cached(state.memory) if state.epoch else state.memory,
+        entries=entries,
+        sent_count=sent,
+        digests=digests,
+        answered_blocks=min(state.answered_blocks, len(digests)),
+        cache_memory=forget_cached(state.cache_memory) if state.epoch else state.cache_memory,
         epoch=opened.epoch,
         pinned=opened.system,
         tools=opened.tools,
-        head=stable_prefix,
+        stable_prefix=stable_prefix,
         skills=opened.skills,
         padding=opened.padding,
     )
 
 
 def _prepare(state: SessionState, prepared: RequestPrepared, at: float) -> SessionState:
-    digests = (*state.links[: prepared.shared_blocks], *prepared.links)
-    request = RequestRecord(at, prepared.plan.marks, len(digests), wait_cause(state), prepared.plan.floor_tokens)
-    return msgspec.structs.replace(state, links=digests, sent=len(state.passages), request=request)
+    digests = (*state.digests[: prepared.shared_blocks], *prepared.digests)
+    request = RequestRecord(at, prepared.plan.breakpoints, len(digests), wait_cause(state), prepared.plan.floor_tokens)
+    return msgspec.structs.replace(state, digests=digests, sent_count=len(state.entries), request=request)
 
 
 def _control(state: SessionState, control: CacheControlsApplied) -> SessionState:
-    is_cache_kept = not control.reason and control.enabled == state.control.enabled
+    is_cache_kept = not control.reason and control.caching_enabled == state.cache_settings.caching_enabled
     changed = msgspec.structs.replace(
-        state, control=control, memory=state.memory if is_cache_kept else forget_cached(state.memory)
+        state,
+        cache_settings=control,
+        cache_memory=state.cache_memory if is_cache_kept else forget_cached(state.cache_memory),
     )
     if not control.new_prefix:
         return changed
     # Thinking is bound to the text before it (Anthropic, "Preserved thinking"), so a changed prefix drops it.
-    stable_prefix = with_nonce(state.head, control.nonce)
-    entries, sent = filter_entries(state.passages, state.sent, drop_thinking)
-    return msgspec.structs.replace(changed, head=stable_prefix, passages=entries, sent=sent, links=(), answered_links=0)
+    stable_prefix = with_nonce(state.stable_prefix, control.nonce)
+    entries, sent = filter_entries(state.entries, state.sent_count, drop_thinking)
+    return msgspec.structs.replace(
+        changed, stable_prefix=stable_prefix, entries=entries, sent_count=sent, digests=(), answered_blocks=0
+    )
 
 
 def wait_cause(state: SessionState) -> WaitedFor:
     """What the session has waited for since the previous call, if a call is made now."""
-    if state.memory.last_at is None:
+    if state.cache_memory.last_at is None:
         return "start"
     return "tool" if state.turn is not None and state.turn.llm_calls else "person"
 
@@ -244,20 +250,22 @@ def wait_cause(state: SessionState) -> WaitedFor:
 def _switch_model(state: SessionState, switched: ModelSwitched) -> SessionState:
     """Another model has another cache: nothing sent so far is in it, and token estimates start over."""
     same_provider = model_provider(switched.before) == model_provider(switched.after)
-    readable = state.passages if same_provider else summary_as_user_message(state.passages)
-    sent = transfer_history(readable[: state.sent], same_provider=same_provider).passages
-    unsent = transfer_history(readable[state.sent :], same_provider=same_provider).passages
+    readable = state.entries if same_provider else summary_as_user_message(state.entries)
+    sent = transfer_history(readable[: state.sent_count], same_provider=same_provider).entries
+    unsent = transfer_history(readable[state.sent_count :], same_provider=same_provider).entries
     return msgspec.structs.replace(
         state,
         model=switched.after,
         parameters=switched.parameters,
-        passages=sent + unsent,
-        sent=len(sent),
+        entries=sent + unsent,
+        sent_count=len(sent),
         first_ephemeral=next((at for at, entry in enumerate(sent + unsent) if entry.ephemeral), None),
-        links=(),
-        answered_links=0,
+        digests=(),
+        answered_blocks=0,
         # Idle times stay valid; observations about the other model's cache do not.
-        memory=msgspec.structs.replace(forget_cached(state.memory), belief=UpgradeBelief(), floor=ObservedFloor()),
+        cache_memory=msgspec.structs.replace(
+            forget_cached(state.cache_memory), upgrade_belief=UpgradeBelief(), floor=ObservedFloor()
+        ),
         calibration=TokenCalibration(),
         uncached_calls=state.uncached_calls if same_provider else 0,
         uncached_span=state.uncached_span if same_provider else (0.0, 0.0),
@@ -269,18 +277,18 @@ def _switch_model(state: SessionState, switched: ModelSwitched) -> SessionState:
 
 def _withdraw(state: SessionState) -> SessionState:
     """Remove everything after the model's last message; volatile layers count as emitted only where still present."""
-    assistant_indexes = [at for at, entry in enumerate(state.passages) if entry.role == "assistant"]
-    remaining = state.passages[
-        : assistant_indexes[-1] + 1 if assistant_indexes else count_leading_summaries(state.passages)
+    assistant_indexes = [at for at, entry in enumerate(state.entries) if entry.role == "assistant"]
+    remaining = state.entries[
+        : assistant_indexes[-1] + 1 if assistant_indexes else count_leading_summaries(state.entries)
     ]
     ephemeral = state.first_ephemeral
     withdrawn = msgspec.structs.replace(
         state,
-        passages=remaining,
-        sent=len(remaining),
+        entries=remaining,
+        sent_count=len(remaining),
         emitted=_emitted_in(remaining),
         first_ephemeral=ephemeral if ephemeral is not None and ephemeral < len(remaining) else None,
-        links=state.links[: state.answered_links],
+        digests=state.digests[: state.answered_blocks],
     )
     unanswered = {call.id for call in open_tool_calls(withdrawn)}
     return msgspec.structs.replace(withdrawn, activations=remove_activations(state.activations, unanswered))
@@ -292,30 +300,30 @@ def _recover(state: SessionState, payload: RecoveryPayload | ProviderLimited | V
     if isinstance(payload, ProviderLimited):
         return msgspec.structs.replace(state, limits=add_limit(state.limits, payload))
     # The refused request was never cached. If the repair also changes earlier blocks, their cache is useless too.
-    repaired = apply_repair(state.passages, state.sent, payload)
+    repaired = apply_repair(state.entries, state.sent_count, payload)
     return msgspec.structs.replace(
         state,
-        passages=repaired.passages,
-        sent=repaired.sent,
-        first_ephemeral=next((at for at, entry in enumerate(repaired.passages) if entry.ephemeral), None),
-        links=state.links[: state.answered_links],
-        answered_links=0 if repaired.moved else state.answered_links,
-        memory=forget_cached(state.memory) if repaired.moved else state.memory,
+        entries=repaired.entries,
+        sent_count=repaired.sent_count,
+        first_ephemeral=next((at for at, entry in enumerate(repaired.entries) if entry.ephemeral), None),
+        digests=state.digests[: state.answered_blocks],
+        answered_blocks=0 if repaired.has_prefix_changed else state.answered_blocks,
+        cache_memory=forget_cached(state.cache_memory) if repaired.has_prefix_changed else state.cache_memory,
     )
 
 
 def _emitted_in(entries: tuple[HistoryEntry, ...]) -> tuple[LayerText, ...]:
     """The last emitted text of each volatile layer that is still in the view."""
-    newest = {entry.layer: entry for entry in entries if entry.injected and not is_summary(entry)}
+    newest = {entry.layer: entry for entry in entries if entry.is_injected and not is_summary(entry)}
     return tuple(LayerText(layer, join_text_blocks(entry.content), entry.ephemeral) for layer, entry in newest.items())
 
 
 def _append(state: SessionState, event: MessageAppended) -> SessionState:
-    number = state.messages + 1
-    entries = (*state.passages, HistoryEntry(event.message.role, event.message.content, number=number))
+    number = state.message_count + 1
+    entries = (*state.entries, HistoryEntry(event.message.role, event.message.content, number=number))
     # A reply is in no request yet, but it will directly follow what was sent, so it counts as sent.
-    sent = len(entries) if event.message.role == "assistant" else state.sent
-    return msgspec.structs.replace(state, passages=entries, sent=sent, messages=number)
+    sent = len(entries) if event.message.role == "assistant" else state.sent_count
+    return msgspec.structs.replace(state, entries=entries, sent_count=sent, message_count=number)
 
 
 def _apply_compaction(state: SessionState, event: ContextCompacted | CompactionSkipped | SkillReleased) -> SessionState:
@@ -323,7 +331,7 @@ def _apply_compaction(state: SessionState, event: ContextCompacted | CompactionS
         case ContextCompacted():
             return compact_view(state, event)
         case CompactionSkipped():
-            return msgspec.structs.replace(state, compaction=observe_refusal(state.compaction, event))
+            return msgspec.structs.replace(state, compaction_watch=observe_refusal(state.compaction_watch, event))
         case SkillReleased():
             active = remove_activations(state.activations, {event.tool_use_id or ""})
             return msgspec.structs.replace(state, activations=active)
@@ -331,31 +339,33 @@ def _apply_compaction(state: SessionState, event: ContextCompacted | CompactionS
 
 def compact_view(state: SessionState, event: ContextCompacted) -> SessionState:
     """Replace the view of the log by the compacted one; the unchanged leading blocks stay cached."""
-    sent = apply_compaction(state.passages[: state.sent], event)
-    entries = sent + apply_compaction_to_unsent(state.passages[state.sent :], event)
+    sent = apply_compaction(state.entries[: state.sent_count], event)
+    entries = sent + apply_compaction_to_unsent(state.entries[state.sent_count :], event)
     return msgspec.structs.replace(
         state,
         epoch=event.epoch,
-        passages=entries,
-        sent=len(sent),
+        entries=entries,
+        sent_count=len(sent),
         emitted=_emitted_in(entries),
         first_ephemeral=next((at for at, entry in enumerate(entries) if entry.ephemeral), None),
-        links=state.links[: event.kept_blocks],
-        answered_links=min(state.answered_links, event.kept_blocks),
-        memory=keep_leading_blocks(state.memory, state.request, blocks=event.kept_blocks, tokens=event.kept_tokens),
-        compaction=observe_compaction(state.compaction, event, messages=state.messages),
+        digests=state.digests[: event.unchanged_blocks],
+        answered_blocks=min(state.answered_blocks, event.unchanged_blocks),
+        cache_memory=keep_leading_blocks(
+            state.cache_memory, state.request, blocks=event.unchanged_blocks, tokens=event.cached_tokens
+        ),
+        compaction_watch=observe_compaction(state.compaction_watch, event, messages=state.message_count),
     )
 
 
 def _begin_turn(state: SessionState, event: Event) -> SessionState:
     """A new turn drops the previous turn's ephemeral text, and the thinking that was bound to it."""
     if state.first_ephemeral is not None:
-        entries, sent = drop_ephemeral(state.passages, state.sent, state.first_ephemeral)
-        state = msgspec.structs.replace(state, passages=entries, sent=sent)
+        entries, sent = drop_ephemeral(state.entries, state.sent_count, state.first_ephemeral)
+        state = msgspec.structs.replace(state, entries=entries, sent_count=sent)
     return msgspec.structs.replace(
         state,
         turn=TurnState(event.turn_id or event.id, event.at),
-        compaction=observe_user_message(state.compaction),
+        compaction_watch=observe_user_message(state.compaction_watch),
         first_ephemeral=None,
         emitted=tuple(layer_text for layer_text in state.emitted if not layer_text.ephemeral),
     )
@@ -363,31 +373,31 @@ def _begin_turn(state: SessionState, event: Event) -> SessionState:
 
 def _inject(state: SessionState, injected: ContextInjected) -> SessionState:
     layer_text = LayerText(injected.layer, injected.text, injected.ephemeral)
-    if injected.place == "system":
+    if injected.section == "system":
         # Thinking is bound to the text before it; once that text changes, none of it may be sent again.
         before = state.system_tail.text if state.system_tail else ""
-        entries, sent = state.passages, state.sent
+        entries, sent = state.entries, state.sent_count
         if before != layer_text.text:
             entries, sent = filter_entries(entries, sent, drop_thinking)
-        return msgspec.structs.replace(state, system_tail=layer_text, passages=entries, sent=sent)
+        return msgspec.structs.replace(state, system_tail=layer_text, entries=entries, sent_count=sent)
     entry = HistoryEntry(
         "user",
         (Text(injected.text),),
         layer=injected.layer,
         stability=Stability.VOLATILE,
         ephemeral=injected.ephemeral,
-        number=state.messages + 1,
+        number=state.message_count + 1,
     )
     other_layers = tuple(earlier for earlier in state.emitted if earlier.layer != layer_text.layer)
     first_ephemeral = state.first_ephemeral
     if layer_text.ephemeral and first_ephemeral is None:
-        first_ephemeral = len(state.passages)
+        first_ephemeral = len(state.entries)
     return msgspec.structs.replace(
         state,
-        passages=(*state.passages, entry),
+        entries=(*state.entries, entry),
         emitted=(*other_layers, layer_text),
         first_ephemeral=first_ephemeral,
-        messages=entry.number,
+        message_count=entry.number,
     )
 
 
@@ -396,7 +406,7 @@ def apply_explicit_cache(state: SessionState, event: ExplicitCacheChanged) -> Se
     explicit_cache = ExplicitCacheState(event.name, event.model, event.digest, event.tokens, event.expires_at)
     return msgspec.structs.replace(
         add_turn_cost(state, event.cost_usd + event.storage_cost_usd, Usage()),
-        kept=explicit_cache if exists else None,
+        explicit_cache=explicit_cache if exists else None,
         refused_prefix=event.digest if event.action == "refused" else state.refused_prefix,
     )
 
@@ -414,15 +424,22 @@ def add_cost(state: SessionState, cost_usd: Decimal, usage: Usage) -> SessionSta
 
 def apply_ping(state: SessionState, ping: CachePinged) -> SessionState:
     """A ping is paid for, but is no call of the conversation: the last request stays the last request."""
-    pinged_usd = state.pinged_usd + (ping.cost_usd if ping.piece is not None else 0)
+    pinged_usd = state.pinged_usd + (ping.cost_usd if ping.breakpoint_block is not None else 0)
     after = msgspec.structs.replace(add_cost(state, ping.cost_usd, ping.usage), pinged_usd=pinged_usd)
-    last_call_at = state.memory.last_at
-    if ping.piece is None or last_call_at is None or ping.sent_at < last_call_at or ping.model != state.model:
+    last_call_at = state.cache_memory.last_at
+    if (
+        ping.breakpoint_block is None
+        or last_call_at is None
+        or ping.sent_at < last_call_at
+        or ping.model != state.model
+    ):
         # A prewarm, a ping older than the last call, or one for another model says nothing about the current cache.
         return after
-    result = PingResult(ping.sent_at, ping.ttl, ping.usage, ping.piece, ping.pieces, ping.marked_tokens)
+    result = PingResult(ping.sent_at, ping.ttl, ping.usage, ping.breakpoint_block, ping.block_count, ping.prefix_tokens)
     last_call = CompletedCall(ping.sent_at, ping.ttl, ping.usage)
-    return msgspec.structs.replace(after, memory=memory_after_ping(state.memory, result), last_call=last_call)
+    return msgspec.structs.replace(
+        after, cache_memory=memory_after_ping(state.cache_memory, result), last_call=last_call
+    )
 
 
 def apply_call(state: SessionState, call: LlmCallCompleted) -> SessionState:
@@ -430,24 +447,26 @@ def apply_call(state: SessionState, call: LlmCallCompleted) -> SessionState:
         # A summary request is not part of the conversation: the last request stays the last request.
         return add_turn_cost(state, call.cost_usd, call.usage)
     # The logged estimate already includes the calibration factor; dividing by it gives the raw count to learn from.
-    corrected = state.call_open.estimated_input_tokens if state.call_open else 0
+    corrected = state.open_call.estimated_input_tokens if state.open_call else 0
     estimated = round(corrected / state.calibration.factor)
     after = add_turn_cost(state, call.cost_usd, call.usage)
     turn = after.turn and msgspec.structs.replace(after.turn, llm_calls=after.turn.llm_calls + 1)
-    with_call = msgspec.structs.replace(after, turn=turn, call_open=None)
+    with_call = msgspec.structs.replace(after, turn=turn, open_call=None)
     if call.source == "completion-cache":
         # The provider has not seen this request, so its cache is unchanged.
         return with_call
     return msgspec.structs.replace(
         with_call,
-        last_call=make_completed_call(state.request, call.answering),
-        answered_links=len(state.links),
-        memory=remembered(state.memory, state.request, call.answering) if state.request else state.memory,
+        last_call=make_completed_call(state.request, call.answer_usage),
+        answered_blocks=len(state.digests),
+        cache_memory=remembered(state.cache_memory, state.request, call.answer_usage)
+        if state.request
+        else state.cache_memory,
         uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
         uncached_span=state.uncached_span if call.usage.cache_read else _span(state),
-        calibration=state.calibration.learn(estimated, call.answering.tokens_sent),
-        comparison=update_diagnosis_baseline(state.comparison, call),
-        compaction=observe_call(state.compaction, call.usage),
+        calibration=state.calibration.add_sample(estimated, call.answer_usage.tokens_sent),
+        diagnosis_baseline=update_diagnosis_baseline(state.diagnosis_baseline, call),
+        compaction_watch=observe_call(state.compaction_watch, call.usage),
     )
 
 
@@ -460,15 +479,15 @@ def _span(state: SessionState) -> tuple[float, float]:
 
 
 def apply_failed_call(state: SessionState, call: LlmCallFailed) -> SessionState:
-    memory = state.memory if call.refused_diagnosis else distrust_anchor(state.memory)
+    memory = state.cache_memory if call.is_diagnosis_refused else distrust_anchor(state.cache_memory)
     return msgspec.structs.replace(
         add_cost(state, call.cost_usd, call.usage),
-        call_open=None,
-        memory=memory,
-        comparison=update_diagnosis_baseline(state.comparison, call),
+        open_call=None,
+        cache_memory=memory,
+        diagnosis_baseline=update_diagnosis_baseline(state.diagnosis_baseline, call),
     )
 
 
 def apply_tool_call(state: SessionState) -> SessionState:
     turn = state.turn and msgspec.structs.replace(state.turn, tool_calls=state.turn.tool_calls + 1)
-    return msgspec.structs.replace(state, turn=turn, called_tools=True)
+    return msgspec.structs.replace(state, turn=turn, has_called_tools=True)

@@ -17,17 +17,17 @@ class RequestDraft:
         self._stable_prefix: tuple[Segment, ...] = ()
         self._entries: tuple[HistoryEntry, ...] = ()
         self._starts: list[int] = []  # The block at which each history entry starts.
-        self.scroll = RequestBuffer(adapter, count)
+        self.buffer = RequestBuffer(adapter, count)
         self._dropped: tuple[EncodedBlock, ...] = ()
         self._unchanged_blocks = 0
 
     def update(self, prompt: Prompt) -> None:
-        stable_prefix = tuple(segment for segment in prompt.segments if segment.place != "messages")
+        stable_prefix = tuple(segment for segment in prompt.segments if segment.section != "messages")
         if stable_prefix != self._stable_prefix:
             self._cut(0)
             self._entries, self._starts = (), []
             for segment in stable_prefix:
-                self.scroll.extend(self._adapter.spell(segment))
+                self.buffer.extend(self._adapter.encode_segment(segment))
             self._stable_prefix = stable_prefix
         entries = prompt.passages
         unchanged = self._unchanged_count(entries)
@@ -35,40 +35,40 @@ class RequestDraft:
             self._cut(self._starts[unchanged])
             del self._starts[unchanged:]
         for entry in entries[unchanged:]:
-            self._starts.append(len(self.scroll.pieces))
-            self.scroll.extend(self.spelled(entry))
+            self._starts.append(len(self.buffer.blocks))
+            self.buffer.extend(self.encode_entry(entry))
         self._entries = entries
 
     @property
-    def head_tokens(self) -> int:
+    def prefix_tokens(self) -> int:
         """Tokens of tools and system prompt, before the messages."""
-        return sum(self.scroll.tokens[: self._starts[0]]) if self._starts else self.scroll.tokens_total
+        return sum(self.buffer.tokens[: self._starts[0]]) if self._starts else self.buffer.tokens_total
 
-    def passage_tokens(self) -> list[int]:
+    def entry_tokens(self) -> list[int]:
         """Tokens of each history entry."""
-        ends = [*self._starts[1:], len(self.scroll.tokens)]
-        return [sum(self.scroll.tokens[start:end]) for start, end in zip(self._starts, ends, strict=True)]
+        ends = [*self._starts[1:], len(self.buffer.tokens)]
+        return [sum(self.buffer.tokens[start:end]) for start, end in zip(self._starts, ends, strict=True)]
 
     def _cut(self, keep: int) -> None:
         if keep < self._unchanged_blocks:
-            self._dropped = (*self.scroll.pieces[keep : self._unchanged_blocks], *self._dropped)
+            self._dropped = (*self.buffer.blocks[keep : self._unchanged_blocks], *self._dropped)
             self._unchanged_blocks = keep
-        self.scroll.cut(keep)
+        self.buffer.truncate(keep)
 
-    def settle(self) -> None:
+    def mark_sent(self) -> None:
         """Mark the newest prompt as sent: later changes are compared with it."""
-        self._dropped, self._unchanged_blocks = (), len(self.scroll.pieces)
+        self._dropped, self._unchanged_blocks = (), len(self.buffer.blocks)
 
-    def move(self, shared: int) -> PrefixChange:
+    def describe_change(self, shared: int) -> PrefixChange:
         """How the newest prompt differs from the last sent one, after the `shared` blocks that both have."""
         previous_blocks = self._dropped[max(0, shared - self._unchanged_blocks) :]
-        digests = self.scroll.links
+        digests = self.buffer.digests
         position = digests[shared] if shared < len(digests) else digests[-1] if digests else PrefixDigest("", 0, 0, "")
-        return find_prefix_change(previous_blocks, self.scroll.pieces[shared:], position)
+        return find_prefix_change(previous_blocks, self.buffer.blocks[shared:], position)
 
-    def spelled(self, entry: HistoryEntry) -> tuple[EncodedBlock, ...]:
+    def encode_entry(self, entry: HistoryEntry) -> tuple[EncodedBlock, ...]:
         """A history entry encoded for the provider; it is not added to the draft."""
-        return self._adapter.spell(_segment_of(entry))
+        return self._adapter.encode_segment(_segment_of(entry))
 
     def _unchanged_count(self, entries: tuple[HistoryEntry, ...]) -> int:
         """How many leading entries are the same as in the previous prompt."""
@@ -81,7 +81,7 @@ class RequestDraft:
 
 
 def _segment_of(entry: HistoryEntry) -> Segment:
-    return Segment("history", Stability.GROWING, "messages", passages=(entry,))
+    return Segment("history", Stability.GROWING, "messages", entries=(entry,))
 
 
 def build_view(state: SessionState, current: tuple[LayerText, ...] = ()) -> View:
@@ -89,12 +89,12 @@ def build_view(state: SessionState, current: tuple[LayerText, ...] = ()) -> View
     return View(
         tools=state.tools,
         pinned=state.pinned,
-        history=state.passages[: state.sent],
-        newest=state.passages[state.sent :],
+        history=state.entries[: state.sent_count],
+        newest=state.entries[state.sent_count :],
         current=current,
         emitted=state.emitted,
         layout=state.layout,
-        head=state.head,
+        head=state.stable_prefix,
     )
 
 

@@ -27,47 +27,52 @@ class RequestObserver:
         self._lock = Lock()
         self._drafts: dict[tuple[str, float], RequestDraft] = {}
         self._tails: dict[str, tuple[int, str]] = {}
-        self.newest: RequestBuffer | None = None
+        self.newest_buffer: RequestBuffer | None = None
         """The last prepared request in our encoding; the next request changes it in place."""
 
-    def prepared(self, adapter: Adapter, wire: WireRequest, rewrite: RewriteRequest | None = None) -> ObservedRequest:
+    def prepare(self, adapter: Adapter, wire: WireRequest, rewrite: RewriteRequest | None = None) -> ObservedRequest:
         """The record of a request; without `rewrite` it is sent unchanged."""
         model = f"{adapter.name}:{wire.parameters.model}"
-        row = self.recorder.row_of(model)
+        row = self.recorder.find_catalog_row(model)
         if row is None:
-            self.warnings.once(
+            self.warnings.warn_once(
                 f"model {model[:120]!r} is not in the catalog: its requests are not rewritten, and it has no price"
             )
         with self._lock:
             buffer, move = self._update_draft(adapter, wire, 1.0 if row is None else row.tokens_factor)
             sent = wire if row is None or rewrite is None else rewrite(buffer, row)
             # Our encoding omits what the provider would not accept, and any breakpoint on it.
-            breakpoints = tuple(breakpoint for breakpoint in sent.plan.marks if breakpoint.piece < len(buffer.pieces))
+            breakpoints = tuple(
+                breakpoint for breakpoint in sent.plan.breakpoints if breakpoint.block_index < len(buffer.blocks)
+            )
             automatic = (
-                () if row is None else automatic_breakpoint(sent.parameters, buffer.pieces, breakpoints, row.cache)
+                () if row is None else automatic_breakpoint(sent.parameters, buffer.blocks, breakpoints, row.cache)
             )
             all_breakpoints = (*breakpoints, *automatic)
             if breakpoints:
-                self._tails[adapter.name] = breakpoints[-1].piece, buffer.links[breakpoints[-1].piece].digest
-            request_head = adapter.opening(sent.parameters)
+                self._tails[adapter.name] = (
+                    breakpoints[-1].block_index,
+                    buffer.digests[breakpoints[-1].block_index].digest,
+                )
+            request_head = adapter.request_head(sent.parameters)
             return ObservedRequest(
                 model=model,
                 provider=adapter.name,
                 row=row,
                 plan=Plan(all_breakpoints),
-                links=tuple(buffer.links),
+                digests=tuple(buffer.digests),
                 parameters_digest=sha256_hex(request_head),
                 body_bytes=len(buffer.render(request_head, breakpoints)),
                 tokens=buffer.tokens_total,
                 compares=expects_diagnosis(adapter, sent.parameters),
                 settings=() if row is None else cache_settings(row.provider, row.cache, sent.parameters),
-                move=move,
+                change=move,
             )
 
-    def tail(self, adapter: Adapter, buffer: RequestBuffer) -> int | None:
+    def previous_tail(self, adapter: Adapter, buffer: RequestBuffer) -> int | None:
         """The last breakpoint's block in the previous request, if this request is unchanged up to it."""
         block, digest_before = self._tails.get(adapter.name, (-1, ""))
-        return block if 0 <= block < len(buffer.links) and buffer.links[block].digest == digest_before else None
+        return block if 0 <= block < len(buffer.digests) and buffer.digests[block].digest == digest_before else None
 
     def _update_draft(
         self, adapter: Adapter, wire: WireRequest, factor: float
@@ -77,15 +82,15 @@ class RequestObserver:
         if key not in self._drafts:
             self._drafts[key] = RequestDraft(adapter, lambda encoded: count_block_tokens(encoded, factor))
         draft = self._drafts[key]
-        previous_digests = tuple(draft.scroll.links)
+        previous_digests = tuple(draft.buffer.digests)
         try:
             draft.update(wire.prompt)
         except BaseException:
             # A partial update would be taken for a complete one by the next call.
             del self._drafts[key]
             raise
-        shared_blocks = count_shared_blocks(previous_digests, draft.scroll.links)
-        move = draft.move(shared_blocks) if shared_blocks < len(previous_digests) else None
-        draft.settle()
-        self.newest = draft.scroll
-        return draft.scroll, move
+        shared_blocks = count_shared_blocks(previous_digests, draft.buffer.digests)
+        move = draft.describe_change(shared_blocks) if shared_blocks < len(previous_digests) else None
+        draft.mark_sent()
+        self.newest_buffer = draft.buffer
+        return draft.buffer, move

@@ -44,8 +44,8 @@ class DiagnosisBaseline(msgspec.Struct, frozen=True):
 class ProviderLimits(msgspec.Struct, frozen=True):
     """None where no limit is known. `short_lifetimes`: breakpoints use the shortest TTL only."""
 
-    marks_max: int | None = None
-    short_lifetimes: bool = False
+    breakpoints_max: int | None = None
+    short_ttls_only: bool = False
     window_tokens_max: int | None = None
 
 
@@ -89,24 +89,24 @@ class SessionState(msgspec.Struct, frozen=True):
     pinned: tuple[LayerText, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
     skills: tuple[str, ...] = ()
-    head: tuple[Segment, ...] = ()
-    passages: tuple[HistoryEntry, ...] = ()
-    sent: int = 0
+    stable_prefix: tuple[Segment, ...] = ()
+    entries: tuple[HistoryEntry, ...] = ()
+    sent_count: int = 0
     emitted: tuple[LayerText, ...] = ()
     first_ephemeral: int | None = None
     system_tail: LayerText | None = None
-    links: tuple[PrefixDigest, ...] = ()
-    answered_links: int = 0
+    digests: tuple[PrefixDigest, ...] = ()
+    answered_blocks: int = 0
     request: RequestRecord | None = None
-    memory: CacheMemory = CacheMemory()
-    taught: CacheLearned | None = None
+    cache_memory: CacheMemory = CacheMemory()
+    learned_record: CacheLearned | None = None
     turn: TurnState | None = None
     turn_count: int = 0
     padding: str | None = None
-    call_open: LlmCallStarted | None = None
+    open_call: LlmCallStarted | None = None
     last_call: CompletedCall | None = None
-    comparison: DiagnosisBaseline = DiagnosisBaseline()
-    called_tools: bool = False
+    diagnosis_baseline: DiagnosisBaseline = DiagnosisBaseline()
+    has_called_tools: bool = False
     activations: Activations = NO_ACTIVATIONS
     usage: Usage = Usage()
     cost_usd: Decimal = Decimal(0)
@@ -114,22 +114,22 @@ class SessionState(msgspec.Struct, frozen=True):
     calibration: TokenCalibration = TokenCalibration()
     uncached_calls: int = 0
     uncached_span: tuple[float, float] = (0.0, 0.0)
-    kept: ExplicitCacheState | None = None
+    explicit_cache: ExplicitCacheState | None = None
     refused_prefix: str | None = None
     parent: ParentSession | None = None
-    delegating: frozenset[str] = frozenset()
+    delegated_sessions: frozenset[str] = frozenset()
     limits: ProviderLimits = NO_LIMITS
     incidents: RecoveryLedger = EMPTY_LEDGER
-    control: CacheControlsApplied = CacheControlsApplied()
-    ended: bool = False
-    messages: int = 0
-    compaction: CompactionMonitor = CompactionMonitor()
+    cache_settings: CacheControlsApplied = CacheControlsApplied()
+    is_ended: bool = False
+    message_count: int = 0
+    compaction_watch: CompactionMonitor = CompactionMonitor()
 
 
 def make_completed_call(request: RequestRecord | None, usage: Usage) -> CompletedCall | None:
     if request is None:
         return None
-    return CompletedCall(request.at, request.marks[-1].ttl if request.marks else None, usage)
+    return CompletedCall(request.at, request.breakpoints[-1].ttl if request.breakpoints else None, usage)
 
 
 def update_diagnosis_baseline(
@@ -138,7 +138,7 @@ def update_diagnosis_baseline(
     match outcome:
         case LlmCallCompleted(model=model, response_id=id) if id:
             return msgspec.structs.replace(before, response_ids={**before.response_ids, model: id})
-        case LlmCallFailed(refused_diagnosis=True, provider=provider):
+        case LlmCallFailed(is_diagnosis_refused=True, provider=provider):
             return msgspec.structs.replace(before, refused_by=before.refused_by | {provider})
         case _:
             return before
@@ -146,27 +146,29 @@ def update_diagnosis_baseline(
 
 def add_limit(limits: ProviderLimits, refusal: ProviderLimited) -> ProviderLimits:
     """Add a refusal. Limits only become narrower, except the window: there the newest value applies."""
-    breakpoints = [count for count in (limits.marks_max, refusal.marks_max) if count is not None]
+    breakpoints = [count for count in (limits.breakpoints_max, refusal.breakpoints_max) if count is not None]
     return ProviderLimits(
-        marks_max=min(breakpoints, default=None),
-        short_lifetimes=limits.short_lifetimes or refusal.short_lifetimes,
+        breakpoints_max=min(breakpoints, default=None),
+        short_ttls_only=limits.short_ttls_only or refusal.shortest_ttl_only,
         window_tokens_max=refusal.window_tokens_max or limits.window_tokens_max,
     )
 
 
 def apply_limits(plan: Plan, limits: ProviderLimits, rules: CacheRules) -> Plan:
     """The plan without its deepest breakpoints, if there are too many; cache reads are then no longer predicted."""
-    breakpoints = plan.marks if limits.marks_max is None else plan.marks[: max(0, limits.marks_max)]
-    if limits.short_lifetimes:
+    breakpoints = (
+        plan.breakpoints if limits.breakpoints_max is None else plan.breakpoints[: max(0, limits.breakpoints_max)]
+    )
+    if limits.short_ttls_only:
         short = shortest_ttl(rules)
         breakpoints = tuple(
             breakpoint if breakpoint.ttl == short else msgspec.structs.replace(breakpoint, ttl=short)
             for breakpoint in breakpoints
         )
-    if breakpoints == plan.marks:
+    if breakpoints == plan.breakpoints:
         return plan
-    note = f"the provider refused the planned breakpoints: {len(breakpoints)} of {len(plan.marks)} are set"
-    return msgspec.structs.replace(plan, marks=breakpoints, notes=(*plan.notes, note), expected_read_tokens=0)
+    note = f"the provider refused the planned breakpoints: {len(breakpoints)} of {len(plan.breakpoints)} are set"
+    return msgspec.structs.replace(plan, breakpoints=breakpoints, notes=(*plan.notes, note), expected_read_tokens=0)
 
 
 def shortest_ttl(rules: CacheRules) -> Ttl:

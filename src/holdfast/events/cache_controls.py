@@ -33,7 +33,7 @@ class SessionControl(msgspec.Struct, frozen=True):
     caching_enabled: bool = True
     generation: int = 0
     invalidated_at: float | None = None
-    adoptions: int = 0
+    refreshes: int = 0
 
 
 class CacheControls(msgspec.Struct, frozen=True):
@@ -54,10 +54,10 @@ class ControlStore(Protocol):
 
     def set_settings(self, settings: CacheSettings) -> None: ...
 
-    def enable(self, session_id: str, *, enabled: bool) -> SessionControl: ...
+    def set_caching_enabled(self, session_id: str, *, enabled: bool) -> SessionControl: ...
 
     def invalidate(self, session_id: str, *, at: float) -> SessionControl:
         """Increases the generation; concurrent calls increase it once each."""
 
-    def adopt(self, session_id: str) -> SessionControl:
+    def request_refresh(self, session_id: str) -> SessionControl:
         """Asks the session to refresh its stable prefix with its next turn."""

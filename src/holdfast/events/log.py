@@ -71,7 +71,7 @@ class EventLog(Protocol):
     def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:
         """The most recently active first."""
 
-    def lessons(self, *, limit: int) -> tuple[Event, ...]:
+    def learned_events(self, *, limit: int) -> tuple[Event, ...]:
         """The newest `cache.learned` events of all sessions, oldest first; unreadable ones are skipped."""
 
     def delete(self, session_id: str) -> int:

@@ -11,15 +11,15 @@ from holdfast.events.log import Event
 class PositionedEvent(msgspec.Struct, frozen=True):
     """An event and its position among the events of all sessions; None where this version cannot read it."""
 
-    place: int
+    position: int
     event: Event | None
 
 
 class EventFeed(Protocol):
-    def newest_place(self) -> int:
+    def newest_position(self) -> int:
         """The position of the newest event; 0 if there is none."""
 
-    def behind(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:
+    def events_after(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:
         """Events after a position, in order. Positions increase, with gaps."""
 
 

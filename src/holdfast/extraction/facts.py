@@ -60,8 +60,8 @@ class UserRequest(msgspec.Struct, frozen=True):
 
     number: int
     text: str
-    answered: bool = False
-    others: int = 0
+    is_answered: bool = False
+    image_count: int = 0
 
 
 class CitedText(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class FileState(msgspec.Struct, frozen=True):
     path: str
     reads: int = 0
     writes: int = 0
-    deleted: bool = False
+    is_deleted: bool = False
     sha: str = ""
     written_since_read: bool = False
     lines: tuple[tuple[int, int], ...] = ()
@@ -88,8 +88,8 @@ class FileState(msgspec.Struct, frozen=True):
 class CommandRun(msgspec.Struct, frozen=True):
     command: str
     times: int = 0
-    failed: bool = False
-    answered: bool = False
+    is_failed: bool = False
+    has_result: bool = False
     last_line: str = ""
     number: int = 0
 
@@ -100,7 +100,7 @@ class ErrorOccurrence(msgspec.Struct, frozen=True):
     line: str
     times: int
     number: int
-    resolved: int = 0
+    resolved_in: int = 0
 
 
 class Mention(msgspec.Struct, frozen=True):
@@ -112,7 +112,7 @@ class Mention(msgspec.Struct, frozen=True):
 
 
 class ConversationFacts(msgspec.Struct, frozen=True):
-    asks: tuple[UserRequest, ...] = ()
+    requests: tuple[UserRequest, ...] = ()
     constraints: tuple[CitedText, ...] = ()
     decisions: tuple[CitedText, ...] = ()
     questions: tuple[CitedText, ...] = ()
@@ -120,13 +120,13 @@ class ConversationFacts(msgspec.Struct, frozen=True):
     open_calls: tuple[tuple[CallAction, int], ...] = ()
     files: tuple[FileState, ...] = ()
     commands: tuple[CommandRun, ...] = ()
-    failing: tuple[CitedText, ...] = ()
-    mended: int = 0
+    failing_tests: tuple[CitedText, ...] = ()
+    fixed_tests: int = 0
     errors: tuple[ErrorOccurrence, ...] = ()
     mentions: tuple[Mention, ...] = ()
     steps: tuple[CitedText, ...] = ()
     tools: tuple[tuple[str, int], ...] = ()
-    current: CitedText | None = None
+    current_work: CitedText | None = None
     messages: tuple[tuple[str, int], ...] = ()
 
 
@@ -146,9 +146,9 @@ class FactsReader:
 
     def __init__(self) -> None:
         self.at = -1
-        self.waiting = 0
+        self.first_unanswered = 0
         self.number = 0
-        self.asks: list[UserRequest] = []
+        self.requests: list[UserRequest] = []
         self.constraints: dict[str, CitedText] = {}
         self.decisions: dict[str, CitedText] = {}
         self.question: CitedText | None = None
@@ -156,14 +156,14 @@ class FactsReader:
         self.calls: dict[str, tuple[CallAction, int]] = {}
         self.files: dict[str, FileState] = {}
         self.commands: dict[str, CommandRun] = {}
-        self.failing: dict[str, CitedText] = {}
+        self.failing_tests: dict[str, CitedText] = {}
         self.failed_once: set[str] = set()
         self.errors: dict[str, ErrorOccurrence] = {}
         self.errors_of: dict[tuple[str, str, str], set[str]] = {}
         self.mentions: dict[Entity, Mention] = {}
         self.steps: list[CitedText] = []
         self.tools: dict[str, int] = {}
-        self.current: CitedText | None = None
+        self.current_work: CitedText | None = None
         self.messages: dict[str, int] = {}
 
     def copy(self) -> "FactsReader":
@@ -176,7 +176,7 @@ class FactsReader:
 
     def read(self, entry: HistoryEntry) -> None:
         self.at += 1
-        if entry.injected:
+        if entry.is_injected:
             return
         self.number = entry.number
         results = [block for block in entry.content if isinstance(block, ToolResult)]
@@ -197,7 +197,7 @@ class FactsReader:
         _drop_oldest(self.files)
         _drop_oldest(self.commands)
         _drop_oldest(self.decisions)
-        _drop_oldest(self.failing)
+        _drop_oldest(self.failing_tests)
         # The first constraints usually describe the task as a whole.
         _drop_oldest(self.constraints, keep_first=4)
         if _drop_oldest(self.errors):
@@ -206,16 +206,16 @@ class FactsReader:
         if len(self.steps) > 2 * FACTS_MAX:
             del self.steps[:-FACTS_MAX]
         # The first request is the goal and is never dropped.
-        if self.waiting > 2 * FACTS_MAX:
-            del self.asks[1 : self.waiting - FACTS_MAX]
-            self.waiting = FACTS_MAX + 1
+        if self.first_unanswered > 2 * FACTS_MAX:
+            del self.requests[1 : self.first_unanswered - FACTS_MAX]
+            self.first_unanswered = FACTS_MAX + 1
         if len(self.mentions) > 2 * MENTIONS_MAX:
             ranked = sorted(self.mentions.values(), key=self._rank)
             self.mentions = {mention.entity: mention for mention in ranked[:MENTIONS_MAX]}
 
     def _read_request(self, text: str, content: Sequence[Block]) -> None:
         others = sum(isinstance(block, Image) for block in content)
-        self.asks.append(UserRequest(self.number, text, others=others))
+        self.requests.append(UserRequest(self.number, text, image_count=others))
         # Whatever the model asked last, the user has now replied.
         self.question = None
         for sentence in split_sentences(text):
@@ -226,7 +226,7 @@ class FactsReader:
     def _read_reply(self, text: str, content: Sequence[Block]) -> None:
         calls = [block for block in content if isinstance(block, ToolUse)]
         if text.strip():
-            self.current = CitedText(text, self.number)
+            self.current_work = CitedText(text, self.number)
             self._add_mentions(text, SPOKEN_WEIGHT)
             for sentence in split_sentences(text):
                 if len(sentence) <= DECISION_CHARACTERS_MAX and _DECISION.search(sentence):
@@ -235,9 +235,9 @@ class FactsReader:
         for call in calls:
             self._read_call(call)
         if not calls:
-            for index in range(self.waiting, len(self.asks)):
-                self.asks[index] = msgspec.structs.replace(self.asks[index], answered=True)
-            self.waiting = len(self.asks)
+            for index in range(self.first_unanswered, len(self.requests)):
+                self.requests[index] = msgspec.structs.replace(self.requests[index], is_answered=True)
+            self.first_unanswered = len(self.requests)
             questions = [sentence_text for sentence_text in split_sentences(text)[-3:] if sentence_text.endswith("?")]
             self.question = CitedText(questions[-1], self.number) if questions else None
         self.steps.append(CitedText(_step(text, calls), self.number))
@@ -282,7 +282,7 @@ class FactsReader:
         if action.command in self.commands:
             run = self.commands[action.command]
             self.commands[action.command] = msgspec.structs.replace(
-                run, failed=is_failed, answered=True, last_line=find_last_line(text, 120), number=self.number
+                run, is_failed=is_failed, has_result=True, last_line=find_last_line(text, 120), number=self.number
             )
         self._update_tests(action, text, is_failed)
         self._update_errors(action, text, is_failed)
@@ -294,14 +294,14 @@ class FactsReader:
             lines = touched.lines if action.lines is None else (*touched.lines[-3:], action.lines)
             sha = sha256_hex(text.encode("utf-8", "surrogatepass"))[:8] if action.lines is None else touched.sha
             touched = msgspec.structs.replace(
-                touched, reads=touched.reads + 1, sha=sha, lines=lines, written_since_read=False, deleted=False
+                touched, reads=touched.reads + 1, sha=sha, lines=lines, written_since_read=False, is_deleted=False
             )
         elif not is_failed and action.kind == "write":
             touched = msgspec.structs.replace(
-                touched, writes=touched.writes + 1, written_since_read=True, deleted=False
+                touched, writes=touched.writes + 1, written_since_read=True, is_deleted=False
             )
         elif not is_failed and action.kind == "delete":
-            touched = msgspec.structs.replace(touched, deleted=True)
+            touched = msgspec.structs.replace(touched, is_deleted=True)
         self.files[action.path] = touched
 
     def _update_tests(self, action: CallAction, text: str, is_failed: bool) -> None:
@@ -309,11 +309,11 @@ class FactsReader:
             return
         names = find_failing_tests(text)
         for name in names:
-            self.failing.setdefault(name, CitedText(name, self.number))
+            self.failing_tests.setdefault(name, CitedText(name, self.number))
         self.failed_once.update(names)
         # A test run that succeeds without naming a failure means that everything that failed before passes now.
         if not names and not is_failed and re.search(r"\btest", action.command):
-            self.failing.clear()
+            self.failing_tests.clear()
 
     def _update_errors(self, action: CallAction, text: str, is_failed: bool) -> None:
         lines = find_error_lines(text) if is_failed or action.kind == "run" else []
@@ -324,7 +324,7 @@ class FactsReader:
             for resolved_sign in self.errors_of.pop(action.key, ()):
                 if resolved_sign in self.errors:
                     self.errors[resolved_sign] = msgspec.structs.replace(
-                        self.errors[resolved_sign], resolved=self.number
+                        self.errors[resolved_sign], resolved_in=self.number
                     )
         # One noisy result must not push out the errors of all others.
         for line in lines[:8]:
@@ -357,7 +357,7 @@ class FactsReader:
         ranked = sorted(self.mentions.values(), key=self._rank)
         mentions = (msgspec.structs.replace(mention, score=self._score(mention)) for mention in ranked)
         return ConversationFacts(
-            asks=tuple(self.asks),
+            requests=tuple(self.requests),
             constraints=tuple(self.constraints.values()),
             decisions=tuple(self.decisions.values()),
             questions=(self.question,) if self.question else (),
@@ -365,13 +365,13 @@ class FactsReader:
             open_calls=tuple(self.calls.values()),
             files=tuple(sorted(self.files.values(), key=lambda file: -file.at)),
             commands=tuple(reversed(self.commands.values())),
-            failing=tuple(self.failing.values()),
-            mended=len(self.failed_once - self.failing.keys()),
+            failing_tests=tuple(self.failing_tests.values()),
+            fixed_tests=len(self.failed_once - self.failing_tests.keys()),
             errors=tuple(reversed(self.errors.values())),
             mentions=tuple(mentions),
             steps=tuple(self.steps),
             tools=tuple(sorted(self.tools.items())),
-            current=self.current,
+            current_work=self.current_work,
             messages=tuple(sorted(self.messages.items())),
         )
 

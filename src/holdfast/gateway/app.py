@@ -59,7 +59,7 @@ class GatewayRefusedError(Exception):
 
 
 class Authenticator(Protocol):
-    async def admit(self, target: Target, headers: Headers) -> AuthenticatedRequest:
+    async def authenticate(self, target: Target, headers: Headers) -> AuthenticatedRequest:
         """Raises TurnedAwayError if the caller may not use the gateway."""
 
 
@@ -88,7 +88,7 @@ class Gateway:
         self._drain = drain
         self._single_flight = SingleFlight()
         self._connections = UpstreamPool()
-        self.under_way = 0
+        self.active_requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         target = find_target(_raw_path(scope)) if scope["type"] == "http" else None
@@ -98,18 +98,18 @@ class Gateway:
         headers = scope["headers"]
         assert isinstance(headers, list)
         try:
-            admitted = await self._authenticator.admit(target, headers)
+            admitted = await self._authenticator.authenticate(target, headers)
         except GatewayRefusedError as error:
             await _refuse(target, error, send)
             return
         exchange = Exchange(target, headers, admitted.caller, self._clock())
-        self.under_way += 1
+        self.active_requests += 1
         try:
             await self._handle(exchange, admitted, scope, (receive, send))
         finally:
             exchange.ended_at = self._clock()
-            self._notify(self._watcher.ended, exchange)
-            self.under_way -= 1
+            self._notify(self._watcher.on_end, exchange)
+            self.active_requests -= 1
 
     def close(self) -> None:
         self._connections.close()
@@ -121,17 +121,17 @@ class Gateway:
     ) -> None:
         receive, send = channels
         request = ForwardRequest(admitted.headers, receive)
-        if admitted.improve and self._rewriter is not None and exchange.target.speaks is not None:
+        if admitted.improve and self._rewriter is not None and exchange.target.adapter_name is not None:
             request = await prepare_request(self._rewriter, exchange, admitted.headers, receive)
             exchange.changes = request.changes
-        if request.reading is None:
+        if request.analysis is None:
             await self._forward(exchange, request, scope, send)
             return
         if self._keep_alive is not None:
-            self._keep_alive.went_on(request.reading.digests)
+            self._keep_alive.on_request_sent(request.analysis.digests)
         # Single flight: of concurrent requests with the same prefix, one writes the cache and the others wait.
-        async with self._single_flight.crossing(request.reading.claim, self._clock) as slot:
-            await self._forward(exchange, request, scope, send, on_response_started=slot.begun)
+        async with self._single_flight.acquire(request.analysis.flight_key, self._clock) as slot:
+            await self._forward(exchange, request, scope, send, on_response_started=slot.mark_begun)
 
     async def _forward(
         self,
@@ -144,12 +144,14 @@ class Gateway:
     ) -> None:
         upstream = self._upstreams[exchange.target.mount]
         try:
-            connection = await self._connections.take(upstream)
+            connection = await self._connections.acquire(upstream)
         except ConnectionCutError:
             await _unreachable(exchange, send)
             return
         path = _upstream_path(upstream, exchange.target, scope)
-        connection.ask(str(scope["method"]), path, filter_request_headers(request.headers, upstream.authority))
+        connection.start_request(
+            str(scope["method"]), path, filter_request_headers(request.headers, upstream.authority)
+        )
         active = _ActiveConnection(self._connections, upstream, connection, drain=self._drain)
         sending = asyncio.ensure_future(self._send_request(exchange, active, request.receive))
         try:
@@ -157,9 +159,9 @@ class Gateway:
         finally:
             sending.cancel()
             active.release()
-        ping = request.reading.letter if request.reading else None
+        ping = request.analysis.ping if request.analysis else None
         if self._keep_alive is not None and ping is not None and exchange.status == 200 and exchange.end == "whole":
-            self._keep_alive.keep(ping, exchange, upstream, (path, request.headers))
+            self._keep_alive.keep_alive(ping, exchange, upstream, (path, request.headers))
 
     async def _send_request(self, exchange: Exchange, active: "_ActiveConnection", receive: Receive) -> None:
         """Forwards the request body as it arrives; returns when the client disconnects."""
@@ -175,12 +177,12 @@ class Gateway:
                 body = message.get("body", b"")
                 assert isinstance(body, bytes)
                 # Send first, then buffer for the recorder: recording must not delay the call.
-                await active.connection.say(body)
-                exchange.asked(body)
+                await active.connection.write_body(body)
+                exchange.add_request_bytes(body)
                 body_incomplete = bool(message.get("more_body", False))
                 if not body_incomplete:
-                    active.connection.said()
-                    self._notify(self._watcher.asked, exchange)
+                    active.connection.end_request()
+                    self._notify(self._watcher.on_request, exchange)
         except Exception:
             active.connection.abort()
             raise
@@ -219,7 +221,7 @@ class _ActiveConnection:
     def release(self) -> None:
         if not self._is_released:
             self._is_released = True
-            self._pool.give_back(self._upstream, self.connection)
+            self._pool.release(self._upstream, self.connection)
 
 
 async def _relay_response(
@@ -228,12 +230,12 @@ async def _relay_response(
     """Forwards the response as it arrives. A truncated response is truncated for the client at the same byte."""
     connection = active.connection
     try:
-        head = await connection.head()
+        head = await connection.read_head()
     except ConnectionCutError:
         if not active.client_left:
             await _unreachable(exchange, send)
         return
-    exchange.status, exchange.reply_headers = head.status, head.headers
+    exchange.status, exchange.response_headers = head.status, head.headers
     if head.status == 200:
         # Providers make a written prefix readable once the response begins; waiting requests may go now.
         on_started()
@@ -244,14 +246,14 @@ async def _relay_response(
     is_complete = False
     while not is_complete:
         try:
-            chunk = await connection.chunk()
+            chunk = await connection.read_chunk()
         except ConnectionCutError:
             # Returning without a final body message makes the server close the client's connection early,
             # so the client sees the same truncation as we did.
             exchange.end = "cancelled" if active.client_left else "cut"
             return
-        exchange.answered(chunk)
-        is_complete = connection.is_whole
+        exchange.add_response_bytes(chunk)
+        is_complete = connection.is_complete
         if is_complete:
             exchange.end = "whole"
             # Release before sending the last byte, so that the client's next request can reuse this connection.
@@ -282,7 +284,9 @@ async def _unreachable(exchange: Exchange, send: Send) -> None:
 async def _refuse(target: Target, error: GatewayRefusedError, send: Send) -> None:
     """Answers in the provider's error format, so that its clients can parse it; a header marks it as ours."""
     kind = _KINDS.get(error.status, "server_error")
-    status, body = get_adapter(target.speaks or target.mount).write_error(kind, error.message, status=error.status)
+    status, body = get_adapter(target.adapter_name or target.mount).encode_error(
+        kind, error.message, status=error.status
+    )
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),

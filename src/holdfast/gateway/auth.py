@@ -51,7 +51,7 @@ class KeyAuthenticator:
         self._improve = improve
         self._cache: dict[bytes | None, tuple[float, KeyHolder | None]] = {}
 
-    async def admit(self, target: Target, headers: Headers) -> AuthenticatedRequest:
+    async def authenticate(self, target: Target, headers: Headers) -> AuthenticatedRequest:
         key, key_header = _our_key(headers)
         holder = await self._holder(key, has_own_credential=key_header is None)
         credential = b"\n".join(value for name, value in headers if name in CREDENTIAL_HEADERS)
@@ -61,12 +61,12 @@ class KeyAuthenticator:
             return AuthenticatedRequest(
                 GatewayCaller(self._account(credential)), headers, self._improve and not is_subscription(headers)
             )
-        self._limits.check(holder.key_id, self._clock())
+        self._limits.check_request(holder.key_id, self._clock())
         if key_header is not None:
-            provider_key = self._limits.provider_key(holder.key_id, target.mount)
+            provider_key = self._limits.get_provider_key(holder.key_id, target.mount)
             headers = _with_provider_key(headers, key_header, provider_key)
             credential = provider_key
-        improve = self._improve or self._limits.row(holder.key_id).improve
+        improve = self._improve or self._limits.get_limits(holder.key_id).improve
         caller = GatewayCaller(
             self._account(credential), holder.key_id, holder.label, user_id=holder.user_id, team_id=holder.team_id
         )

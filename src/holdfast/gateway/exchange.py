@@ -46,43 +46,43 @@ class Exchange:
         self.target = target
         self.caller = caller
         self.headers = drop_credentials(headers)
-        self.asked_at = at
+        self.started_at = at
         self.ended_at = at
         self.status = 0
-        self.reply_headers: Headers = []
+        self.response_headers: Headers = []
         self.end: ExchangeEnd = "cancelled"
         self.changes: tuple[RequestChange, ...] = ()
         self.record: object = None
-        self.waiting = 0
-        self.original: bytes | None = None
+        self.queue_length = 0
+        self.original_body: bytes | None = None
         self._request = BoundedBuffer(is_too_large=exceeds_buffer_limit(headers))
         self._reply = BoundedBuffer()
 
     @property
     def request_body(self) -> bytes | None:
         """None if it was too large to buffer."""
-        return self._request.whole()
+        return self._request.join()
 
     @property
-    def reply_body(self) -> bytes | None:
-        return self._reply.whole()
+    def response_body(self) -> bytes | None:
+        return self._reply.join()
 
     @property
-    def kept_bytes(self) -> int:
-        return self._request.size_bytes + self._reply.size_bytes + len(self.original or b"")
+    def buffered_bytes(self) -> int:
+        return self._request.size_bytes + self._reply.size_bytes + len(self.original_body or b"")
 
-    def asked(self, body: bytes) -> None:
+    def add_request_bytes(self, body: bytes) -> None:
         self._request.add(body)
 
-    def answered(self, body: bytes) -> None:
+    def add_response_bytes(self, body: bytes) -> None:
         self._reply.add(body)
 
-    def request_was_read(self) -> None:
+    def free_request(self) -> None:
         """Frees the buffered request."""
         self._request = BoundedBuffer()
-        self.original = None
+        self.original_body = None
 
-    def reply_was_read(self) -> None:
+    def free_response(self) -> None:
         self._reply = BoundedBuffer()
 
 
@@ -102,7 +102,7 @@ class BoundedBuffer:
         self._parts.append(part)
         self.size_bytes += len(part)
 
-    def whole(self) -> bytes | None:
+    def join(self) -> bytes | None:
         return None if self._parts is None else b"".join(self._parts)
 
 
@@ -121,10 +121,10 @@ def drop_credentials(headers: Headers) -> Headers:
 class ExchangeWatcher(Protocol):
     """Observes exchanges. Must return at once (it only enqueues); whatever it raises is ignored."""
 
-    def asked(self, exchange: Exchange) -> None:
+    def on_request(self, exchange: Exchange) -> None:
         """The request body is complete."""
 
-    def ended(self, exchange: Exchange) -> None:
+    def on_end(self, exchange: Exchange) -> None:
         """The response ended, complete or not."""
 
 
@@ -142,11 +142,11 @@ class ForwardRequest(msgspec.Struct, frozen=True):
 
     headers: Headers
     receive: Receive
-    reading: RequestAnalysis | None = None
+    analysis: RequestAnalysis | None = None
 
     @property
     def changes(self) -> tuple[RequestChange, ...]:
-        return self.reading.improved.changes if self.reading else ()
+        return self.analysis.rewritten.changes if self.analysis else ()
 
 
 async def prepare_request(
@@ -154,22 +154,22 @@ async def prepare_request(
 ) -> ForwardRequest:
     """Never raises: if anything goes wrong, the request is forwarded unchanged."""
     target = exchange.target
-    if exceeds_buffer_limit(headers) or target.speaks is None:
+    if exceeds_buffer_limit(headers) or target.adapter_name is None:
         return ForwardRequest(headers, receive)
     messages, body = await _collect(receive)
     if body is None or get_header_value(headers, b"content-encoding") not in (None, b"identity"):
         return ForwardRequest(headers, _replay(messages, receive))
     reading: RequestAnalysis | None = None
-    analyze = functools.partial(analyze_request, improver, target.speaks, body, path=target.path)
+    analyze = functools.partial(analyze_request, improver, target.adapter_name, body, path=target.path)
     try:
-        reading = await asyncio.to_thread(analyze, account=exchange.caller.account, at=exchange.asked_at)
+        reading = await asyncio.to_thread(analyze, account=exchange.caller.account, at=exchange.started_at)
     except Exception as error:  # noqa: BLE001 - a failing rewrite must not break the client's call
         # Log the type only: the message could quote the prompt.
         logger.info("a request is forwarded unchanged: %s", type(error).__name__)
-    if reading is None or reading.improved.body is None:
+    if reading is None or reading.rewritten.body is None:
         return ForwardRequest(headers, _replay(messages, receive), reading)
-    rewritten = reading.improved.body
-    exchange.original = body
+    rewritten = reading.rewritten.body
+    exchange.original_body = body
     whole: Message = {"type": "http.request", "body": rewritten, "more_body": False}
     return ForwardRequest(_with_content_length(headers, len(rewritten)), _replay([whole], receive), reading)
 

@@ -32,7 +32,7 @@ class _IdleConversation:
         self.exchange = exchange
         self.upstream = upstream
         self.path, self.headers = head
-        self.used_at = exchange.asked_at
+        self.used_at = exchange.started_at
         self.pings_sent = 0
 
 
@@ -53,19 +53,21 @@ class GatewayKeepAlive:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def kept(self) -> int:
+    def conversation_count(self) -> int:
         """Number of conversations currently kept alive."""
         return len(self._idle)
 
-    def went_on(self, digests: frozenset[str]) -> None:
+    def on_request_sent(self, digests: frozenset[str]) -> None:
         """A request was sent: stop pinging the conversations that it continues, because it refreshes their cache."""
         for tail in [tail for tail in self._idle if tail in digests]:
             del self._idle[tail]
 
-    def keep(self, ping: GatewayPing, exchange: Exchange, upstream: Upstream, head: tuple[bytes, Headers]) -> None:
+    def keep_alive(
+        self, ping: GatewayPing, exchange: Exchange, upstream: Upstream, head: tuple[bytes, Headers]
+    ) -> None:
         """`head` is the path and headers the request was sent with."""
-        self._idle[ping.tail] = _IdleConversation(ping, exchange, upstream, head)
-        self._idle.move_to_end(ping.tail)
+        self._idle[ping.prefix_digest] = _IdleConversation(ping, exchange, upstream, head)
+        self._idle.move_to_end(ping.prefix_digest)
         while len(self._idle) > IDLE_CONVERSATIONS_MAX:
             self._idle.popitem(last=False)
         if self._task is None or self._task.done():
@@ -80,9 +82,9 @@ class GatewayKeepAlive:
     async def _run(self) -> None:
         while self._idle:
             await asyncio.sleep(KEEP_ALIVE_CHECK_SECONDS)
-            await self.look()
+            await self.send_due_pings()
 
-    async def look(self) -> int:
+    async def send_due_pings(self) -> int:
         """Sends the pings that are due; returns how many."""
         now, sent = self._clock(), 0
         for tail, idle in list(self._idle.items()):
@@ -91,7 +93,7 @@ class GatewayKeepAlive:
                 continue
             # After expiry a ping would be a cache write, which is the cost it was meant to avoid.
             expired = now >= idle.used_at + idle.ping.ttl_seconds
-            if expired or idle.pings_sent >= idle.ping.times_max or not self._may_spend(idle.ping.cost_usd, now):
+            if expired or idle.pings_sent >= idle.ping.pings_max or not self._may_spend(idle.ping.cost_usd, now):
                 del self._idle[tail]
                 continue
             # The TTL restarts when a request starts, not when it ends (Anthropic prompt caching).
@@ -125,19 +127,19 @@ class GatewayKeepAlive:
         return True
 
     async def _exchange(self, idle: _IdleConversation) -> tuple[int, bytes]:
-        connection = await self._connections.take(idle.upstream)
+        connection = await self._connections.acquire(idle.upstream)
         try:
-            connection.ask("POST", idle.path, _ping_headers(idle.headers, idle.upstream, len(idle.ping.body)))
-            await connection.say(idle.ping.body)
-            connection.said()
-            head = await connection.head()
+            connection.start_request("POST", idle.path, _ping_headers(idle.headers, idle.upstream, len(idle.ping.body)))
+            await connection.write_body(idle.ping.body)
+            connection.end_request()
+            head = await connection.read_head()
             chunks, size = [], 0
-            while not connection.is_whole and size <= GATEWAY_PING_RESPONSE_BYTES_MAX:
-                chunks.append(await connection.chunk())
+            while not connection.is_complete and size <= GATEWAY_PING_RESPONSE_BYTES_MAX:
+                chunks.append(await connection.read_chunk())
                 size += len(chunks[-1])
             return head.status, b"".join(chunks)
         finally:
-            self._connections.give_back(idle.upstream, connection)
+            self._connections.release(idle.upstream, connection)
 
 
 def _ping_headers(headers: Headers, upstream: Upstream, size_bytes: int) -> Headers:

@@ -43,12 +43,12 @@ class KeyLimitTable:
         self._spent: dict[tuple[str, date], float] = {}
         self._request_times: dict[str, deque[float]] = {}
 
-    def row(self, key_id: str) -> KeyLimits:
+    def get_limits(self, key_id: str) -> KeyLimits:
         return self._rows.get(key_id) or self._rows.get(DEFAULT_ROW) or KeyLimits()
 
-    def provider_key(self, key_id: str, mount: str) -> bytes:
+    def get_provider_key(self, key_id: str, mount: str) -> bytes:
         """Raises TurnedAwayError if there is none."""
-        configured: str | None = getattr(self.row(key_id), mount)
+        configured: str | None = getattr(self.get_limits(key_id), mount)
         variable = configured.removeprefix("env:") if configured and configured.startswith("env:") else None
         if configured is None or variable:
             provider_key = self._environ.get(variable or get_key_variable(mount))
@@ -58,7 +58,7 @@ class KeyLimitTable:
             raise GatewayRefusedError(403, f"no {mount} key is configured for this gateway key")
         return provider_key.encode("ascii")
 
-    def spent(self, key_id: str, at: float, dollars: float) -> None:
+    def add_spending(self, key_id: str, at: float, dollars: float) -> None:
         day = (key_id, utc_date(at))
         with self._lock:
             self._spent[day] = self._spent.get(day, 0.0) + dollars
@@ -67,14 +67,14 @@ class KeyLimitTable:
     def has_budgets(self) -> bool:
         return any(row.budget_usd_a_day is not None for row in self._rows.values())
 
-    def spent_today(self, key_id: str, now: float) -> float:
+    def get_spent_today(self, key_id: str, now: float) -> float:
         with self._lock:
             return self._spent.get((key_id, utc_date(now)), 0.0)
 
-    def check(self, key_id: str, now: float) -> None:
+    def check_request(self, key_id: str, now: float) -> None:
         """Counts a request. Raises TurnedAwayError if the key's budget is spent or its request rate is exceeded."""
-        row = self.row(key_id)
-        if row.budget_usd_a_day is not None and self.spent_today(key_id, now) >= row.budget_usd_a_day:
+        row = self.get_limits(key_id)
+        if row.budget_usd_a_day is not None and self.get_spent_today(key_id, now) >= row.budget_usd_a_day:
             # Budgets reset at midnight UTC.
             wait = int(86_400 - now % 86_400) + 1
             raise GatewayRefusedError(429, "this key's budget for today is spent", retry_after_seconds=wait)

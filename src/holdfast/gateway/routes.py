@@ -51,7 +51,7 @@ class Target(msgspec.Struct, frozen=True):
 
     mount: str
     path: str
-    speaks: str | None = None
+    adapter_name: str | None = None
 
 
 class Upstream(msgspec.Struct, frozen=True):

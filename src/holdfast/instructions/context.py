@@ -32,7 +32,7 @@ class InstructionContext:
         self.records = records
         self.settings = settings
         self.key = key
-        self.shelves = InstructionSetCache(records, settings)
+        self.instruction_sets = InstructionSetCache(records, settings)
         self.warn = warn
         self._clock = clock
         self._new_id = new_id
@@ -49,9 +49,9 @@ class InstructionContext:
         deployment = (Signer(DEPLOYMENT_SIGNER, self.key.public_key, 0),) if self.key else ()
         return (*deployment, *self.records.signers(at=self.now()))
 
-    def shelf(self, agent_name: str, agent: Agent | None) -> tuple[Agent, InstructionSet]:
+    def require_instruction_set(self, agent_name: str, agent: Agent | None) -> tuple[Agent, InstructionSet]:
         """Raises InstructionError `manifest_not_found`."""
-        instruction_set = None if agent is None else self.shelves.current(agent)
+        instruction_set = None if agent is None else self.instruction_sets.load_current(agent)
         if agent is None or instruction_set is None:
             raise manifest_not_found_error(agent_name)
         return agent, instruction_set

@@ -47,10 +47,10 @@ class InstructionRecords(Protocol):
     def owners(self) -> tuple[str, ...]:
         """Owners of records: shared ones first, then agents."""
 
-    def records_of(self, owner: str) -> Iterator[OwnedRecord]:
+    def list_owner_records(self, owner: str) -> Iterator[OwnedRecord]:
         """All records that may be exported, the agent first, in the same order in every store."""
 
-    def is_here(self, owner: str) -> bool: ...
+    def has_owner(self, owner: str) -> bool: ...
 
     def add_owner(self, records: Sequence[OwnedRecord]) -> bool:
         """Add all records of one owner. False if the owner exists, or an id, name or URI is taken."""
@@ -68,7 +68,7 @@ class InstructionRecords(Protocol):
 
     def unit(self, uri: str) -> UnitVersion | None: ...
 
-    def versions_of(self, owner: str, name: str) -> tuple[UnitVersion, ...]: ...
+    def list_unit_versions(self, owner: str, name: str) -> tuple[UnitVersion, ...]: ...
 
     def units_at(self, owners: Sequence[str], at: int | None) -> tuple[UnitVersion, ...]:
         """Versions of these owners that were active at a time; for None those that are active now."""
@@ -94,7 +94,7 @@ class InstructionRecords(Protocol):
 
     def manifest_at(self, agent_id: str, at: int) -> Manifest | None: ...
 
-    def manifest_of(self, agent_id: str, version: str) -> Manifest | None:
+    def find_manifest_version(self, agent_id: str, version: str) -> Manifest | None:
         """The manifest of a version, current or superseded."""
 
     def manifests_listing(self, owner: str, name: str) -> tuple[Manifest, ...]:
@@ -125,7 +125,7 @@ class InstructionRecords(Protocol):
 
     def stub(self, agent_id: str, profile: str) -> BootStub | None: ...
 
-    def keep_stub(self, stub: BootStub) -> None:
+    def save_stub(self, stub: BootStub) -> None:
         """Store a stub; the first one with a given cache key wins."""
 
     def add_audit(self, record: AuditRecord) -> None: ...
@@ -135,13 +135,13 @@ class InstructionRecords(Protocol):
     def close_audit(self, token: str, *, used: Sequence[str], missed: Sequence[str], at: int) -> bool:
         """Close a record once; False if it was closed already."""
 
-    def keep_detected(self, token: str, detected: Sequence[DetectedUnit], *, at: int) -> bool:
+    def save_detected_usage(self, token: str, detected: Sequence[DetectedUnit], *, at: int) -> bool:
         """Store detected usage once, whether the record is closed or not; False if a trace was analysed already."""
 
     def audits(self, agent_id: str, *, since: int) -> tuple[AuditRecord, ...]:
         """Oldest first."""
 
-    def audits_of_run(self, agent_id: str, heartbeat_id: str) -> tuple[AuditRecord, ...]:
+    def list_run_audits(self, agent_id: str, heartbeat_id: str) -> tuple[AuditRecord, ...]:
         """Oldest first."""
 
     def heartbeat(self, agent_id: str, heartbeat_id: str) -> AuditRecord | None:
@@ -160,7 +160,7 @@ class InstructionRecords(Protocol):
 
     def put_probe(self, probe: Probe) -> None: ...
 
-    def put_sample(self, probes: Sequence[Probe], *, lease: str, until: int, at: int) -> bool:
+    def save_sampled_probes(self, probes: Sequence[Probe], *, lease: str, until: int, at: int) -> bool:
         """Take the lease and store the probes; False, without any change, if the lease is held."""
 
     def agents_to_sample(self, lease_prefix: str, *, since: int, at: int) -> tuple[str, ...]:
@@ -177,13 +177,13 @@ class InstructionRecords(Protocol):
     def remove_signers(self, signers: Sequence[Signer]) -> None:
         """Stop trusting these keys; existing records keep their signatures and status."""
 
-    def use_wake(self, jti: str, *, expires_at: int, at: int) -> bool:
+    def consume_wake_token(self, jti: str, *, expires_at: int, at: int) -> bool:
         """Consume a wake token; False if it was used before."""
 
     def take_lease(self, name: str, *, until: int, at: int) -> bool:
         """Take the lease until that time; False if it is held."""
 
-    def end_lease(self, name: str, *, until: int) -> None:
+    def release_lease(self, name: str, *, until: int) -> None:
         """Release the lease taken until then; a lease that another process has taken since is kept."""
 
     def encoder(self) -> str | None:

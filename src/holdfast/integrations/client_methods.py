@@ -31,7 +31,7 @@ class ClientCall(NamedTuple):
     """`opens` is true for a method that returns a context manager around a stream."""
 
     dialect: ClientMethod
-    opens: bool = False
+    opens_stream: bool = False
 
 
 ClientCalls = dict[str, ClientCall]
@@ -63,29 +63,31 @@ class CallPreparer:
         self._enabled = True
         self._control_changes: tuple[CacheControlsApplied, ...] = ()
 
-    def prepare(self, dialect: ClientMethod, caller_arguments: Arguments) -> tuple[Arguments, ObservedRequest | None]:
+    def prepare_call(
+        self, dialect: ClientMethod, caller_arguments: Arguments
+    ) -> tuple[Arguments, ObservedRequest | None]:
         """The arguments to send, and what to record; None if the arguments could not be decoded."""
         # Outside of the guard: an error that the caller's own iterator raises has to reach the caller.
         arguments: Arguments = {name: materialize_iterators(value) for name, value in caller_arguments.items()}
-        with self.warnings.harmless(_SENT_UNCHANGED):
+        with self.warnings.suppress_errors(_SENT_UNCHANGED):
             body = client_body(arguments, left_out=dialect.left_out)
-            wire = dialect.adapter.read_request(encode_json(body))
+            wire = dialect.adapter.decode_request(encode_json(body))
             rewritten = RewrittenRequest(arguments, wire)
 
             def rewrite(buffer: RequestBuffer, model: Model) -> WireRequest:
                 nonlocal rewritten
-                suffix = self._observer.tail(dialect.adapter, buffer)
+                suffix = self._observer.previous_tail(dialect.adapter, buffer)
                 request = ClientRequest(body, wire, buffer, model, self._session_of(wire), suffix)
                 rewritten = dialect.rewrite(arguments, request)
-                return rewritten.wire
+                return rewritten.wire_request
 
             # With caching turned off the call is recorded, but not rewritten.
             may_cache = self._may_cache(dialect.adapter)
-            prepared = self._observer.prepared(dialect.adapter, wire, rewrite if may_cache else None)
+            prepared = self._observer.prepare(dialect.adapter, wire, rewrite if may_cache else None)
             return rewritten.arguments, prepared
         return arguments, None
 
-    def news(self) -> tuple[CacheControlsApplied, ...]:
+    def take_control_changes(self) -> tuple[CacheControlsApplied, ...]:
         """Changes of the cache controls since the last call; each is returned once."""
         changes, self._control_changes = self._control_changes, ()
         return changes
@@ -99,14 +101,14 @@ class CallPreparer:
         if enabled != self._enabled:
             self._enabled = enabled
             self._control_changes += (
-                CacheControlsApplied(enabled=enabled, reason="" if enabled else "caching was turned off"),
+                CacheControlsApplied(caching_enabled=enabled, reason="" if enabled else "caching was turned off"),
             )
         return enabled
 
-    def read(self, adapter: Adapter, body: bytes, path: str) -> ObservedRequest | None:
+    def observe_request(self, adapter: Adapter, body: bytes, path: str) -> ObservedRequest | None:
         """What to record of a body that is sent unchanged."""
-        with self.warnings.harmless("a call is not recorded"):
-            return self._observer.prepared(adapter, adapter.read_request(body, {PATH_HEADER: path}))
+        with self.warnings.suppress_errors("a call is not recorded"):
+            return self._observer.prepare(adapter, adapter.decode_request(body, {PATH_HEADER: path}))
         return None
 
     def _session_of(self, wire: WireRequest) -> str:
@@ -167,17 +169,17 @@ def _watched_method(original: Callable[..., object], method: ClientCall, desk: C
         # The SDKs take keyword arguments only; a call with positional ones is left for the SDK to reject.
         if args:
             return original(*args, **caller_arguments)
-        arguments, prepared = desk.prepare(dialect, caller_arguments)
+        arguments, prepared = desk.prepare_call(dialect, caller_arguments)
         start = functools.partial(
             begin_call, dialect, desk, prepared, caller_arguments=caller_arguments, sent_arguments=arguments
         )
-        if method.opens:
+        if method.opens_stream:
             return WatchedStreamManager(original(**arguments), start, desk.warnings)
         watch = start()
         try:
             response = original(**arguments)
         except BaseException as error:
-            watch.failed(error)
+            watch.record_failure(error)
             raise
         streams = bool(caller_arguments.get("stream"))
         return (
@@ -198,7 +200,7 @@ def begin_call(
     sent_arguments: Arguments | None = None,
 ) -> CallWatcher:
     """Start watching a call that is sent now; it is not recorded if it could not be decoded."""
-    call = desk.recorder.begin(prepared, *desk.news()) if prepared is not None else None
+    call = desk.recorder.begin_call(prepared, *desk.take_control_changes()) if prepared is not None else None
     return CallWatcher(
         dialect, desk.recorder, call, warnings=desk.warnings, arguments=(caller_arguments or {}, sent_arguments or {})
     )
@@ -207,7 +209,7 @@ def begin_call(
 def _watch_result(response: object, watch: CallWatcher, streams: bool) -> object:
     if streams:
         return WatchedStream(response, watch)
-    watch.replied(response)
+    watch.record_response(response)
     return response
 
 
@@ -215,7 +217,7 @@ async def _await_and_watch(response: object, watch: CallWatcher, streams: bool) 
     try:
         result = await await_value(response)
     except BaseException as error:
-        watch.failed(error)
+        watch.record_failure(error)
         raise
     return _watch_result(result, watch, streams)
 

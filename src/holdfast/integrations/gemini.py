@@ -17,7 +17,7 @@ from holdfast.providers.sse import encode_event
 from holdfast.types.json_encoding import encode_json
 
 GENERATE_METHOD = ClientMethod(
-    gemini, lambda arguments, request: RewrittenRequest(arguments, request.wire), encode_bare_event
+    gemini, lambda arguments, request: RewrittenRequest(arguments, request.wire_request), encode_bare_event
 )
 
 _GENERATE_PATH = re.compile(r".*(models/[^/:]+:(?:generateContent|streamGenerateContent))(?:\?.*)?")
@@ -35,7 +35,7 @@ def _client_attributes(desk: CallPreparer) -> ReplaceAttribute:
         # `client.aio` is the asynchronous client, with `models` and `chats` of its own.
         if name == "aio":
             return Proxy(value, look)
-        with desk.warnings.harmless("what this client sends is not recorded"):
+        with desk.warnings.suppress_errors("what this client sends is not recorded"):
             if name == "models":
                 return _watched_models(value, desk)
             # A chat sends through the models object that `chats` holds.
@@ -82,8 +82,8 @@ def _connection_attributes(desk: CallPreparer) -> ReplaceAttribute:
 def _watch(desk: CallPreparer, path: str, body: object) -> Callable[[], CallWatcher]:
     def start() -> CallWatcher:
         prepared = None
-        with desk.warnings.harmless("a call is not recorded"):
-            prepared = desk.read(gemini, encode_json(to_json(body)), f"/v1/{path}")
+        with desk.warnings.suppress_errors("a call is not recorded"):
+            prepared = desk.observe_request(gemini, encode_json(to_json(body)), f"/v1/{path}")
         return begin_call(GENERATE_METHOD, desk, prepared)
 
     return start
@@ -94,9 +94,9 @@ def _send(send: Callable[[], object], start: Callable[[], CallWatcher]) -> objec
     try:
         response = send()
     except BaseException as error:
-        watch.failed(error)
+        watch.record_failure(error)
         raise
-    watch.received(_body_of(response))
+    watch.record_body(_body_of(response))
     return response
 
 
@@ -107,12 +107,12 @@ def _stream(send: Callable[[], object], start: Callable[[], CallWatcher]) -> Ite
             watch.feed(encode_event(_body_of(chunk)))
             yield chunk
     except GeneratorExit:
-        watch.dropped()
+        watch.record_drop()
         raise
     except BaseException as error:
-        watch.failed(error)
+        watch.record_failure(error)
         raise
-    watch.ended()
+    watch.record_end()
 
 
 async def _send_async(send: Callable[[], object], start: Callable[[], CallWatcher]) -> object:
@@ -120,9 +120,9 @@ async def _send_async(send: Callable[[], object], start: Callable[[], CallWatche
     try:
         response = await cast("Awaitable[object]", send())  # The client awaits it too.
     except BaseException as error:
-        watch.failed(error)
+        watch.record_failure(error)
         raise
-    watch.received(_body_of(response))
+    watch.record_body(_body_of(response))
     return response
 
 
@@ -131,7 +131,7 @@ async def _stream_async(send: Callable[[], object], start: Callable[[], CallWatc
     try:
         chunks = await cast("Awaitable[AsyncIterator[object]]", send())  # As above.
     except BaseException as error:
-        watch.failed(error)
+        watch.record_failure(error)
         raise
     return _forward_chunks(chunks, watch)
 
@@ -142,12 +142,12 @@ async def _forward_chunks(chunks: AsyncIterator[object], watch: CallWatcher) -> 
             watch.feed(encode_event(_body_of(chunk)))
             yield chunk
     except GeneratorExit:
-        watch.dropped()
+        watch.record_drop()
         raise
     except BaseException as error:
-        watch.failed(error)
+        watch.record_failure(error)
         raise
-    watch.ended()
+    watch.record_end()
 
 
 def _body_of(response: object) -> bytes:

@@ -30,67 +30,67 @@ class CallWatcher:
         self._call = call
         self._arguments = arguments
         self._warnings = warnings
-        self._reader = dialect.adapter.stream_reader()
+        self._reader = dialect.adapter.make_stream_decoder()
 
-    def replied(self, response: object) -> None:
+    def record_response(self, response: object) -> None:
         """Record a complete response, as an object of the client library."""
         body = b""
-        with self._warnings.harmless(_UNREADABLE):
+        with self._warnings.suppress_errors(_UNREADABLE):
             body = encode_json(to_json(response))
-        self.received(body)
+        self.record_body(body)
 
-    def received(self, body: bytes) -> None:
+    def record_body(self, body: bytes) -> None:
         """Record a complete response, as bytes."""
         if self._call is None:
             return
         reply: Reply | None = None
-        with self._warnings.harmless(_UNREADABLE):
-            reply = self._dialect.adapter.read_reply(body)
+        with self._warnings.suppress_errors(_UNREADABLE):
+            reply = self._dialect.adapter.decode_reply(body)
         self._complete_call(reply)
 
-    def saw(self, item: object) -> bool:
+    def record_item(self, item: object) -> bool:
         """Record one item of a streamed response; return whether the caller gets it.
 
         An item that exists only because we added an option to the request, such as usage, is withheld.
         """
-        with self._warnings.harmless(_UNREADABLE):
+        with self._warnings.suppress_errors(_UNREADABLE):
             event = to_json(item)
             if isinstance(event, dict):
                 self.feed(self._dialect.as_event(event))
-                return not self._dialect.is_ours(*self._arguments, event)
+                return not self._dialect.is_added_item(*self._arguments, event)
         return True
 
     def feed(self, chunk: bytes) -> None:
         if self._call is None:
             return
-        with self._warnings.harmless(_UNREADABLE):
+        with self._warnings.suppress_errors(_UNREADABLE):
             try:
                 for delta in self._reader.feed(chunk):
                     if isinstance(delta, ReplyFinished):
                         self._complete_call(delta.reply)
             except ProviderError as error:
-                self.failed(error)
+                self.record_failure(error)
                 raise
 
-    def ended(self) -> None:
+    def record_end(self) -> None:
         """Record the end of the stream."""
         # SDKs consume the event that ends a stream, such as `[DONE]`; our reader needs it to finish the reply.
         if self._dialect.closing:
             self.feed(self._dialect.closing)
         self._fail_call("network", "the reply ended before it was complete")
 
-    def closed(self) -> None:
+    def record_close(self) -> None:
         """Record that the caller closed the stream."""
         self._fail_call("cancelled", "the stream was closed before its end")
 
-    def dropped(self) -> None:
+    def record_drop(self) -> None:
         """Record that the stream was garbage collected; may be called at any time and in any thread."""
         call, self._call = self._call, None
         if call is not None:
-            with self._warnings.harmless(_UNREADABLE):
-                self._recorder.drop(call, self._reader.partial())
+            with self._warnings.suppress_errors(_UNREADABLE):
+                self._recorder.drop_call(call, self._reader.partial())
 
-    def failed(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException) -> None:
         """Record an error that the client raised."""
         kind, message = classify_error(error)
         self._fail_call(kind, message)
@@ -98,16 +98,16 @@ class CallWatcher:
     def _fail_call(self, kind: FailureKind, message: str) -> None:
         call, self._call = self._call, None
         if call is not None:
-            with self._warnings.harmless(_UNREADABLE):
-                self._recorder.fail(call, kind, message, self._reader.partial())
+            with self._warnings.suppress_errors(_UNREADABLE):
+                self._recorder.fail_call(call, kind, message, self._reader.partial())
 
     def _complete_call(self, reply: Reply | None) -> None:
         # Cleared first: of several signs of an end (last event, close, garbage collection) only the first counts.
         call, self._call = self._call, None
         if call is not None and reply is not None:
-            self._recorder.complete(call, reply)
+            self._recorder.complete_call(call, reply)
         elif call is not None:
-            self._recorder.fail(call, "other", "the reply could not be read")
+            self._recorder.fail_call(call, "other", "the reply could not be read")
 
 
 def classify_error(error: BaseException) -> tuple[FailureKind, str]:

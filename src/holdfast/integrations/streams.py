@@ -21,7 +21,7 @@ class WatchedStream(Proxy):
             close = cast("Callable[..., object]", value)  # A stream's `close` is a method, or a coroutine function.
 
             def close_and_record(*args: object, **kwargs: object) -> object:
-                watch.closed()
+                watch.record_close()
                 return close(*args, **kwargs)
 
             return close_and_record
@@ -38,12 +38,12 @@ class WatchedStream(Proxy):
             try:
                 item = next_item(self)
             except StopIteration:
-                watch.ended()
+                watch.record_end()
                 raise
             except BaseException as error:
-                watch.failed(error)
+                watch.record_failure(error)
                 raise
-            if watch.saw(item):
+            if watch.record_item(item):
                 return item
 
     def __aiter__(self) -> "WatchedStream":
@@ -55,25 +55,25 @@ class WatchedStream(Proxy):
             try:
                 item = await next_item_async(self)
             except StopAsyncIteration:
-                watch.ended()
+                watch.record_end()
                 raise
             except BaseException as error:
-                watch.failed(error)
+                watch.record_failure(error)
                 raise
-            if watch.saw(item):
+            if watch.record_item(item):
                 return item
 
     def __exit__(self, *failure: object) -> object:
-        _watch_of(self).closed()
+        _watch_of(self).record_close()
         return super().__exit__(*failure)
 
     async def __aexit__(self, *failure: object) -> object:
-        _watch_of(self).closed()
+        _watch_of(self).record_close()
         return await super().__aexit__(*failure)
 
     # A stream that is neither read to its end nor closed was still billed, and has to be recorded.
     def __del__(self) -> None:
-        _watch_of(self).dropped()
+        _watch_of(self).record_drop()
 
 
 class WatchedStreamManager(Proxy):
@@ -89,13 +89,13 @@ class WatchedStreamManager(Proxy):
         try:
             stream = special_method(self, "__enter__")()
         except BaseException as error:
-            watch.failed(error)
+            watch.record_failure(error)
             raise
         self._attach(stream, watch)
         return stream
 
     def __exit__(self, *failure: object) -> object:
-        _watch_of(self).closed()
+        _watch_of(self).record_close()
         return super().__exit__(*failure)
 
     async def __aenter__(self) -> object:
@@ -103,13 +103,13 @@ class WatchedStreamManager(Proxy):
         try:
             stream = await await_value(special_method(self, "__aenter__")())
         except BaseException as error:
-            watch.failed(error)
+            watch.record_failure(error)
             raise
         self._attach(stream, watch)
         return stream
 
     async def __aexit__(self, *failure: object) -> object:
-        _watch_of(self).closed()
+        _watch_of(self).record_close()
         return await super().__aexit__(*failure)
 
     def _begin(self) -> CallWatcher:
@@ -121,7 +121,7 @@ class WatchedStreamManager(Proxy):
     def _attach(self, stream: object, watch: CallWatcher) -> None:
         warnings = cast("WarningLog", object.__getattribute__(self, "_holdfast_warnings"))  # Set above.
         # A private field of the SDK: if a new version renames it, the stream works and only the record is missing.
-        with warnings.harmless("a stream is not recorded"):
+        with warnings.suppress_errors("a stream is not recorded"):
             raw = getattr(stream, "_raw_stream")  # noqa: B009 - the client's own field, which no type here knows
             setattr(stream, "_raw_stream", WatchedStream(raw, watch))  # noqa: B010 - as above
 

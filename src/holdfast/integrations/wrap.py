@@ -28,7 +28,7 @@ _ANTHROPIC = partial(
     wrap_client,
     methods={
         "messages.create": ClientCall(anthropic.MESSAGES_METHOD),
-        "messages.stream": ClientCall(anthropic.MESSAGES_METHOD, opens=True),
+        "messages.stream": ClientCall(anthropic.MESSAGES_METHOD, opens_stream=True),
     },
 )
 _OPENAI = partial(
@@ -36,7 +36,7 @@ _OPENAI = partial(
     methods={
         "chat.completions.create": ClientCall(openai.CHAT_METHOD),
         "responses.create": ClientCall(openai.RESPONSES_METHOD),
-        "responses.stream": ClientCall(openai.RESPONSES_METHOD, opens=True),
+        "responses.stream": ClientCall(openai.RESPONSES_METHOD, opens_stream=True),
     },
 )
 

@@ -39,7 +39,7 @@ class FilePreset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def list_preset_names(disk: KnowledgeFiles) -> tuple[str, ...]:
-    return tuple(name[:-5] for name in disk.names(".") if name.endswith(".toml") and _NAME.fullmatch(name[:-5]))
+    return tuple(name[:-5] for name in disk.list_names(".") if name.endswith(".toml") and _NAME.fullmatch(name[:-5]))
 
 
 def read_preset(disk: KnowledgeFiles, name: str) -> FilePreset:

@@ -61,7 +61,7 @@ def build_digest(items: Iterable[Item], *, bytes_max: int = DIGEST_BYTES_MAX) ->
     """Empty if no item may be included; never longer than `bytes_max`, however many items there are."""
     lines_by_category: dict[Category, list[str]] = {}
     for item in items:
-        if not item.held_back:
+        if not item.exclusion_reason:
             lines_by_category.setdefault(item.category, []).append(f"- {item.text}\n")
     room = bytes_max - len(DIGEST_PREAMBLE.encode()) - OMISSION_NOTE_BYTES
     parts, item_count, left_out, available = [DIGEST_PREAMBLE], 0, 0, 0.0

@@ -43,7 +43,7 @@ class ExtractedItems(msgspec.Struct, frozen=True):
 
     items: tuple[Item, ...] = ()
     secrets: int = 0
-    over: int = 0
+    over_limit: int = 0
 
 
 class _Statement(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ def _item(statement: _Statement, session: str, day: str) -> Item:
         id=make_item_id(statement.category, text, statement.path),
         category=statement.category,
         text=text,
-        done=statement.done,
+        is_done=statement.done,
         first_seen=day,
         last_seen=day,
         sources=(ItemSource(session, statement.number, statement.origin),),
@@ -96,7 +96,7 @@ def _item(statement: _Statement, session: str, day: str) -> Item:
 
 def _merge_sources(first: Item, second: Item) -> Item:
     sources = tuple(sorted({*first.sources, *second.sources}))
-    return msgspec.structs.replace(first, sources=sources, done=first.done or second.done)
+    return msgspec.structs.replace(first, sources=sources, is_done=first.is_done or second.is_done)
 
 
 def _statements(entries: Sequence[HistoryEntry], facts: ConversationFacts) -> Iterator[_Statement]:
@@ -106,17 +106,17 @@ def _statements(entries: Sequence[HistoryEntry], facts: ConversationFacts) -> It
     for decision in facts.decisions:
         yield _Statement("decisions", decision.text, decision.number, "model")
     for entry in entries:
-        if entry.role == "user" and not entry.injected and not _has_tool_result(entry):
+        if entry.role == "user" and not entry.is_injected and not _has_tool_result(entry):
             for sentence in split_sentences(join_text_blocks(entry.content)):
                 if sentence not in constraints and _is_statement(sentence):
                     yield _Statement("facts", sentence, entry.number, "user")
     for error in facts.errors:
-        if not error.resolved:
+        if not error.resolved_in:
             yield _Statement("facts", f"Unresolved error: {error.line}", error.number, "tool")
     for task, number in facts.tasks:
         yield _Statement("tasks", task.text, number, "model", done=task.status in DONE_STATUSES)
-    for ask in facts.asks:
-        if not ask.answered and ask.text.strip():
+    for ask in facts.requests:
+        if not ask.is_answered and ask.text.strip():
             yield _Statement(
                 "tasks",
                 f"Asked and not answered: {truncate_words(ask.text, REQUEST_CHARACTERS_MAX)}",
@@ -127,7 +127,7 @@ def _statements(entries: Sequence[HistoryEntry], facts: ConversationFacts) -> It
         yield _Statement("questions", question.text, question.number, "model")
     for ran in reversed(facts.commands):
         # A command that was run repeatedly and works is part of how people work on this project.
-        if ran.times >= RUNS_MIN and ran.answered and not ran.failed and "\n" not in ran.command:
+        if ran.times >= RUNS_MIN and ran.has_result and not ran.is_failed and "\n" not in ran.command:
             yield _Statement(
                 "playbooks", f"Run `{truncate_words(ran.command, REQUEST_CHARACTERS_MAX)}`", ran.number, "model"
             )
@@ -148,11 +148,15 @@ def _file_notes(facts: ConversationFacts, workspace: str | None) -> Iterator[_St
     """For each file written in the workspace, the request that it was changed for."""
     for file in facts.files:
         path = relative_project_path(file.path, workspace)
-        if not path or not file.writes or file.deleted:
+        if not path or not file.writes or file.is_deleted:
             continue
         number = file.numbers[-1] if file.numbers else 0
         ask = next(
-            (candidate for candidate in reversed(facts.asks) if candidate.number <= number and candidate.text.strip()),
+            (
+                candidate
+                for candidate in reversed(facts.requests)
+                if candidate.number <= number and candidate.text.strip()
+            ),
             None,
         )
         if ask is not None:

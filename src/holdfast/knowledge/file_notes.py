@@ -30,8 +30,8 @@ FindPathsByDigest = Callable[[frozenset[str]], Mapping[str, str]]
 class ProjectLookup(msgspec.Struct, frozen=True):
     """How notes look up project files; by default there are none."""
 
-    content_of: ContentDigest = lambda path: ""
-    paths_with: FindPathsByDigest = lambda hashes: {}
+    content_digest: ContentDigest = lambda path: ""
+    find_paths: FindPathsByDigest = lambda hashes: {}
 
 
 NO_PROJECT_LOOKUP = ProjectLookup()
@@ -62,7 +62,7 @@ class NotesUpdate(msgspec.Struct, frozen=True):
 def read_notes(disk: KnowledgeFiles) -> tuple[FileNotes, ...]:
     """All pages with a header that names their file; others are ignored."""
     all_notes = []
-    for name in disk.names(NOTES_FOLDER)[:PAGES_MAX]:
+    for name in disk.list_names(NOTES_FOLDER)[:PAGES_MAX]:
         raw = disk.read(f"{NOTES_FOLDER}/{name}") if name.endswith(".md") else None
         if raw is not None and (notes := _parse_notes(name, raw)) is not None:
             all_notes.append(notes)
@@ -97,7 +97,7 @@ def update_notes(
         pages[before.name] = msgspec.structs.replace(before, page=merge_page_items(before.page, keyed))
     written = []
     for notes in pages.values():
-        content = project.content_of(notes.path)
+        content = project.content_digest(notes.path)
         hashes = tuple(dict.fromkeys((content, *notes.hashes)))[:HASHES_MAX] if content else notes.hashes
         written.append(_encode_notes(msgspec.structs.replace(notes, hashes=hashes)))
     return tuple(file for file in written if file.content != file.before)
@@ -105,9 +105,9 @@ def update_notes(
 
 def _follow_moves(existing: tuple[FileNotes, ...], project: ProjectLookup) -> dict[str, FileNotes]:
     """Follow moved files: a missing file whose content is found at another path has moved there."""
-    missing = {notes.name: notes for notes in existing if notes.hashes and not project.content_of(notes.path)}
+    missing = {notes.name: notes for notes in existing if notes.hashes and not project.content_digest(notes.path)}
     found_paths = (
-        project.paths_with(frozenset(value for notes in missing.values() for value in notes.hashes)) if missing else {}
+        project.find_paths(frozenset(value for notes in missing.values() for value in notes.hashes)) if missing else {}
     )
     used_paths = {notes.path for notes in existing if notes.name not in missing}
     pages = {notes.name: notes for notes in existing}

@@ -13,8 +13,8 @@ DIGEST_REFRESHES: tuple[DigestRefresh, ...] = ("auto", "epoch", "next_turn")
 
 
 class FeatureFlag(msgspec.Struct, frozen=True):
-    on: bool
-    by: Literal["flag", "config", "presence"]
+    is_on: bool
+    decided_by: Literal["flag", "config", "presence"]
 
 
 def resolve_flag(flag: bool | None, setting: Setting, *, present: bool) -> FeatureFlag:

@@ -37,7 +37,7 @@ class KnowledgeFiles(Protocol):
     def read(self, name: str) -> bytes | None:
         """The file's content, or None if it does not exist."""
 
-    def names(self, folder: str) -> tuple[str, ...]:
+    def list_names(self, folder: str) -> tuple[str, ...]:
         """The names in a folder that are not hidden, sorted; empty if there is no folder."""
 
     def replace(self, name: str, content: bytes) -> None: ...
@@ -50,7 +50,7 @@ class KnowledgeFiles(Protocol):
     def remove(self, name: str) -> None:
         """Remove the file if it exists."""
 
-    def locked(self) -> contextlib.AbstractContextManager[None]:
+    def lock(self) -> contextlib.AbstractContextManager[None]:
         """Raises UserError if another run holds the lock; it is released when its holder's process ends."""
 
 
@@ -60,7 +60,7 @@ class KnowledgeFolder:
     def __init__(self, root: Path, steps: tuple[str, ...], shown: str = "") -> None:
         self._root = Path(os.path.realpath(root))
         self._steps = steps
-        self.shown = shown or "/".join(steps)
+        self.display_path = shown or "/".join(steps)
 
     @property
     def path(self) -> Path:
@@ -82,7 +82,7 @@ class KnowledgeFolder:
                 return None
             raise UserError(f"knowledge cannot be read: {error}") from None
 
-    def names(self, folder: str) -> tuple[str, ...]:
+    def list_names(self, folder: str) -> tuple[str, ...]:
         try:
             with open_parent(self._locate(folder)) as (parent, name), open_folder(parent, name) as descriptor:
                 names = sorted(os.listdir(descriptor))
@@ -123,7 +123,7 @@ class KnowledgeFolder:
             os.unlink(last, dir_fd=folder)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         with self._open_for_writing(".lock") as (folder, last):
             descriptor = os.open(last, _LOCK_FLAGS, 0o600, dir_fd=folder)
         try:
@@ -131,7 +131,9 @@ class KnowledgeFolder:
                 # Released by the kernel when the process dies, so that a crash leaves no stale lock.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"{self.shown} is being written by another run; try again when it has ended") from None
+                raise UserError(
+                    f"{self.display_path} is being written by another run; try again when it has ended"
+                ) from None
             yield
         finally:
             os.close(descriptor)

@@ -43,7 +43,7 @@ class EndedSession(msgspec.Struct, frozen=True):
     session: str
     events: int
     day: str
-    passages: Callable[[], Sequence[HistoryEntry]]
+    read_entries: Callable[[], Sequence[HistoryEntry]]
     workspace: str | None = None
 
 
@@ -54,25 +54,25 @@ class SourcePlan(msgspec.Struct, frozen=True):
     source: str
     events: int
     day: str
-    said_bytes: int
-    found: ExtractedItems
+    content_bytes: int
+    extracted: ExtractedItems
 
 
 class HarvestPlan(msgspec.Struct, frozen=True):
     """What a run would do. `known` counts sessions that were harvested before and have not changed since."""
 
     sources: tuple[SourcePlan, ...]
-    known: int
+    unchanged: int
     pending: int
     new_items: int
     merged_items: int
     secrets: int
-    said_bytes: int
+    content_bytes: int
 
     @property
     def model_tokens(self) -> int:
         """What a model would have to read if it were called, at about four bytes per token."""
-        return self.said_bytes // 4
+        return self.content_bytes // 4
 
 
 class HarvestResult(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class HarvestResult(msgspec.Struct, frozen=True):
     items: int
     secrets: int
     digest: KnowledgeDigest
-    change: DigestDiff
+    digest_change: DigestDiff
     digest_written: bool
     quarantined: int = 0
     failed: int = 0
@@ -95,16 +95,16 @@ def plan_harvest(disk: KnowledgeFiles, sessions: Iterable[EndedSession]) -> Harv
     planned, unchanged = _plan_sources(ledger, sessions)
     existing_ids = {item.id for page in read_pages(disk) for _, item in page.items}
     existing_ids |= {item.id for notes in read_notes(disk) for _, item in notes.page.items}
-    removed_ids = ledger.told_before - existing_ids
-    found_ids = {item.id for plan in planned for item in plan.found.items} - removed_ids
+    removed_ids = ledger.harvested_ids - existing_ids
+    found_ids = {item.id for plan in planned for item in plan.extracted.items} - removed_ids
     return HarvestPlan(
         sources=planned,
-        known=unchanged,
+        unchanged=unchanged,
         pending=len(ledger.pending),
         new_items=len(found_ids - existing_ids),
         merged_items=len(found_ids & existing_ids),
-        secrets=sum(plan.found.secrets for plan in planned),
-        said_bytes=sum(plan.said_bytes for plan in planned),
+        secrets=sum(plan.extracted.secrets for plan in planned),
+        content_bytes=sum(plan.content_bytes for plan in planned),
     )
 
 
@@ -120,7 +120,7 @@ def apply_harvest(
     With `ask` a model also reads each session. Its reply is in the ledger before the next session is read, so that it
     is paid for once; a session without a usable reply is left as it is.
     """
-    with disk.locked():
+    with disk.lock():
         ledger = read_ledger(disk)
         repair_ledger(disk, ledger)
         if ledger.corrupt:
@@ -133,21 +133,21 @@ def apply_harvest(
             records_read = [
                 _read_with_model(disk, plan, sessions_by_id[plan.session], ask)
                 for plan in planned
-                if plan.source not in ledger.failed
+                if plan.source not in ledger.failed_sources
             ]
         started = tuple(record for record in records_read if record.kind == "started")
         # Interrupted records are applied together with the new ones, so that pages do not depend on the interruption.
         records = (*ledger.pending, *started)
-        _write_items(disk, [item for record in records for item in record.items], ledger.told_before, project)
+        _write_items(disk, [item for record in records for item in record.items], ledger.harvested_ids, project)
         # Only now: a crash before this line leaves the records pending, and the next run applies them again.
         append_ledger_records(disk, [_finished_record(record) for record in records])
         before, rebuilt, written = rebuild_digest(disk)
     return HarvestResult(
         sessions=len(records),
         items=sum(len(record.items) for record in records),
-        secrets=sum(plan.found.secrets for plan in planned),
+        secrets=sum(plan.extracted.secrets for plan in planned),
         digest=rebuilt,
-        change=compare_digests(before, rebuilt.text if written else before),
+        digest_change=compare_digests(before, rebuilt.text if written else before),
         digest_written=written,
         quarantined=len(ledger.corrupt),
         failed=len(records_read) - len(started),
@@ -156,7 +156,7 @@ def apply_harvest(
 
 
 def _start_records(disk: KnowledgeFiles, planned: Sequence[SourcePlan]) -> list[HarvestRecord]:
-    records = [_started_record(plan, plan.found.items) for plan in planned]
+    records = [_started_record(plan, plan.extracted.items) for plan in planned]
     append_ledger_records(disk, records)
     return records
 
@@ -169,7 +169,7 @@ def _read_with_model(disk: KnowledgeFiles, plan: SourcePlan, session: EndedSessi
     """Write to the ledger what the rules and the model find, or that the model's reply is unusable."""
     try:
         finding = extract_items_with_model(
-            ask, session.passages(), session=plan.session, day=plan.day, workspace=session.workspace
+            ask, session.read_entries(), session=plan.session, day=plan.day, workspace=session.workspace
         )
     except HoldfastError as error:
         # The model may be reachable next time, so no record is written for the session.
@@ -180,7 +180,7 @@ def _read_with_model(disk: KnowledgeFiles, plan: SourcePlan, session: EndedSessi
             "failed", plan.source, plan.session, reason=finding.reason, cost_usd=str(finding.cost_usd)
         )
     else:
-        record = _started_record(plan, (*plan.found.items, *finding.items), str(finding.cost_usd))
+        record = _started_record(plan, (*plan.extracted.items, *finding.items), str(finding.cost_usd))
     append_ledger_records(disk, [record])
     return record
 
@@ -211,25 +211,25 @@ def read_pages(disk: KnowledgeFiles) -> tuple[KnowledgePage, ...]:
 
 def digest_source(entries: Sequence[HistoryEntry]) -> str:
     """The SHA-256 of the session's messages, in order, with their roles."""
-    return sha256_hex(canonical_json([(entry.role, entry.content) for entry in entries if not entry.injected]))
+    return sha256_hex(canonical_json([(entry.role, entry.content) for entry in entries if not entry.is_injected]))
 
 
 def _plan_sources(ledger: HarvestLedger, sessions: Iterable[EndedSession]) -> tuple[tuple[SourcePlan, ...], int]:
-    seen, settled = ledger.seen, ledger.settled | {record.source for record in ledger.pending}
+    seen, settled = ledger.harvested_sessions, ledger.settled_sources | {record.source for record in ledger.pending}
     planned, unchanged = [], 0
     for session in sessions:
         # Cheap check first: an unchanged number of events needs no reading of the history.
         if (session.session, session.events) in seen:
             unchanged += 1
             continue
-        entries = session.passages()
+        entries = session.read_entries()
         source = digest_source(entries)
         if source in settled:
             unchanged += 1
             continue
         settled |= {source}
         harvest = extract_items(entries, session=session.session, day=session.day, workspace=session.workspace)
-        content_bytes = sum(len(canonical_json(entry.content)) for entry in entries if not entry.injected)
+        content_bytes = sum(len(canonical_json(entry.content)) for entry in entries if not entry.is_injected)
         planned.append(SourcePlan(session.session, source, session.events, session.day, content_bytes, harvest))
     return tuple(planned), unchanged
 

@@ -40,7 +40,7 @@ def remove_item(disk: KnowledgeFiles, item_id: str) -> None:
 
 
 def _change_item(disk: KnowledgeFiles, item_id: str, changed: Callable[[KnowledgePage], KnowledgePage]) -> None:
-    with disk.locked():
+    with disk.lock():
         pages = [(page_name(page.category), page) for page in read_pages(disk)]
         pages += [(f"{NOTES_FOLDER}/{notes.name}", notes.page) for notes in read_notes(disk)]
         location = next(((name, page) for name, page in pages if item_id in page.by_id), None)

@@ -49,7 +49,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     id: str
     category: Category
     text: str
-    done: bool = False
+    is_done: bool = False
     first_seen: str = ""
     last_seen: str = ""
     sources: tuple[ItemSource, ...] = ()
@@ -57,21 +57,21 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     superseded_by: str = ""
     scope: str = PROJECT_SCOPE
     key: str = ""
-    approved: bool = False
+    is_approved: bool = False
     flagged: str = ""
 
     @property
-    def edited(self) -> bool:
+    def is_edited(self) -> bool:
         """Whether a person has changed the text since it was harvested."""
         return bool(self.sources) and self.id != make_item_id(self.category, self.text, self.key)
 
     @property
-    def vouched(self) -> bool:
+    def is_vouched(self) -> bool:
         """Whether a person approved, wrote or edited it."""
-        return self.approved or not self.sources or self.edited
+        return self.is_approved or not self.sources or self.is_edited
 
     @property
-    def from_tools_alone(self) -> bool:
+    def is_from_tools_only(self) -> bool:
         """Whether its only sources are tool results of a single session."""
         first = self.sources[0] if self.sources else None
         return first is None or (
@@ -80,14 +80,14 @@ class Item(msgspec.Struct, frozen=True, gc=False):
         )
 
     @property
-    def held_back(self) -> str:
+    def exclusion_reason(self) -> str:
         """Why it is not in the digest; empty if it is."""
         if self.status != "active":
             return self.status
-        if self.category == "tasks" and self.done:
+        if self.category == "tasks" and self.is_done:
             return "done"
         # A tool result may be controlled by an attacker; one such source alone is not trusted (decision 0031).
-        if (not self.flagged and not self.from_tools_alone) or self.vouched:
+        if (not self.flagged and not self.is_from_tools_only) or self.is_vouched:
             return ""
         if self.flagged:
             return f"looks like {self.flagged}: needs a person's approval"
@@ -109,10 +109,10 @@ def merge_items(existing: Item, harvested: Item) -> Item:
 
     An open task is done once a session has done it; a task that is done stays done.
     """
-    done = existing.done or harvested.done
+    done = existing.is_done or harvested.is_done
     if not existing.sources:
         # A line written by a person needs no sources.
-        return msgspec.structs.replace(existing, done=done)
+        return msgspec.structs.replace(existing, is_done=done)
     days = sorted(
         day for day in (existing.first_seen, existing.last_seen, harvested.first_seen, harvested.last_seen) if day
     )
@@ -121,7 +121,7 @@ def merge_items(existing: Item, harvested: Item) -> Item:
         sources=limit_sources(tuple(sorted({*existing.sources, *harvested.sources}))),
         first_seen=days[0] if days else "",
         last_seen=days[-1] if days else "",
-        done=done,
+        is_done=done,
         flagged=existing.flagged or harvested.flagged,
     )
 

@@ -34,12 +34,12 @@ class HarvestLedger(msgspec.Struct, frozen=True):
     records: tuple[HarvestRecord, ...] = ()
     lines: tuple[bytes, ...] = ()
     corrupt: tuple[bytes, ...] = ()
-    cut_short: bool = False
+    is_cut_short: bool = False
 
     @property
     def pending(self) -> tuple[HarvestRecord, ...]:
         """Records that were started and not finished, one per source."""
-        finished = self.settled
+        finished = self.settled_sources
         started = {
             record.source: record
             for record in self.records
@@ -48,12 +48,12 @@ class HarvestLedger(msgspec.Struct, frozen=True):
         return tuple(started.values())
 
     @property
-    def settled(self) -> frozenset[str]:
+    def settled_sources(self) -> frozenset[str]:
         """Sources that need not be read again; a source that failed with a model may still be read by the rules."""
         return frozenset(record.source for record in self.records if record.kind == "harvested")
 
     @property
-    def failed(self) -> frozenset[str]:
+    def failed_sources(self) -> frozenset[str]:
         """Sources that are not sent to a model again unless their session continues."""
         harvested = {record.source for record in self.records if record.kind == "harvested"}
         return frozenset(
@@ -61,12 +61,12 @@ class HarvestLedger(msgspec.Struct, frozen=True):
         )
 
     @property
-    def seen(self) -> frozenset[tuple[str, int]]:
+    def harvested_sessions(self) -> frozenset[tuple[str, int]]:
         """Sessions with their number of events at the time of the harvest."""
         return frozenset((record.session, record.events) for record in self.records if record.kind == "harvested")
 
     @property
-    def told_before(self) -> frozenset[str]:
+    def harvested_ids(self) -> frozenset[str]:
         """Ids of all items ever written to a page; those no longer there were removed by a person."""
         return frozenset(item_id for record in self.records if record.kind == "harvested" for item_id in record.ids)
 
@@ -89,7 +89,7 @@ def read_ledger(disk: KnowledgeFiles) -> HarvestLedger:
             parsed_lines.append(line)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             corrupt.append(line)
-    return HarvestLedger(tuple(records), tuple(parsed_lines), tuple(corrupt), cut_short=bool(lines[-1]))
+    return HarvestLedger(tuple(records), tuple(parsed_lines), tuple(corrupt), is_cut_short=bool(lines[-1]))
 
 
 def repair_ledger(disk: KnowledgeFiles, ledger: HarvestLedger) -> None:
@@ -103,7 +103,7 @@ def repair_ledger(disk: KnowledgeFiles, ledger: HarvestLedger) -> None:
                 (b"" if not quarantined or quarantined.endswith(b"\n") else b"\n") + b"\n".join(new_lines) + b"\n",
             )
     # An append after a line that was cut short by a crash would corrupt the new record as well.
-    if ledger.corrupt or ledger.cut_short:
+    if ledger.corrupt or ledger.is_cut_short:
         disk.replace(LEDGER_FILE, b"".join(line + b"\n" for line in ledger.lines))
 
 

@@ -74,7 +74,7 @@ def extract_items_with_model(
     ask: SendPrompt, entries: Sequence[HistoryEntry], *, session: str, day: str, workspace: str | None
 ) -> ModelExtraction:
     """At most two calls: a second one if the first reply cannot be parsed."""
-    spoken_entries = [entry for entry in entries if not entry.injected]
+    spoken_entries = [entry for entry in entries if not entry.is_injected]
     transcript = redact_secrets(
         "\n\n".join(f"[{entry.role}] {extract_plain_text(entry.content)}" for entry in spoken_entries)
     )
@@ -134,7 +134,7 @@ def _items(
             id=make_item_id(category, sanitized, relative_path),
             category=category,
             text=sanitized,
-            done=done,
+            is_done=done,
             first_seen=day,
             last_seen=day,
             sources=(msgspec.structs.replace(source, origin=origin),),

@@ -138,13 +138,13 @@ def remove_page_item(page: KnowledgePage, wanted_id: str) -> KnowledgePage:
 
 def encode_item(item: Item) -> str:
     """The line of an item; an item written by a person gets a comment only once it has metadata."""
-    box = ("[x] " if item.done else "[ ] ") if item.category == "tasks" else ""
+    box = ("[x] " if item.is_done else "[ ] ") if item.category == "tasks" else ""
     metadata = _metadata(item)
     return f"- {box}{item.text}" + (f" <!-- k {metadata} -->" if metadata else "")
 
 
 def _metadata(item: Item) -> str:
-    has_no_metadata = not item.sources and not item.approved and item.status == "active"
+    has_no_metadata = not item.sources and not item.is_approved and item.status == "active"
     if has_no_metadata and item.id == make_item_id(item.category, item.text, item.key):
         return ""
     parts = [item.id]
@@ -152,7 +152,7 @@ def _metadata(item: Item) -> str:
         parts.append(item.first_seen if item.first_seen == item.last_seen else f"{item.first_seen}..{item.last_seen}")
     if item.status != "active":
         parts.append(f"superseded-by:{item.superseded_by}" if item.status == "superseded" else item.status)
-    if item.approved:
+    if item.is_approved:
         parts.append("approved")
     if item.flagged:
         parts.append(f"flagged:{_SAFE.sub('_', item.flagged)}")

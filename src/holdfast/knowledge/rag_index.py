@@ -34,8 +34,8 @@ RAG_PREAMBLE = "Passages of project files that may fit the question; the files t
 class FileChunk(msgspec.Struct, frozen=True):
     """A chunk of a file: first and last line, both inclusive and counted from 1."""
 
-    first: int
-    last: int
+    first_line: int
+    last_line: int
     text: str
 
 
@@ -43,7 +43,7 @@ class IndexedFile(msgspec.Struct, frozen=True):
     path: str
     sha256: str
     stamp: FileStamp
-    passages: tuple[FileChunk, ...]
+    chunks: tuple[FileChunk, ...]
 
 
 class _StoredIndex(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class IndexUpdate(msgspec.Struct, frozen=True):
     """What an index update did; `left_out` chunks may contain a secret."""
 
     files: int
-    passages: int
+    chunks: int
     read: int
     unchanged: int
     removed: int
@@ -64,8 +64,8 @@ class IndexUpdate(msgspec.Struct, frozen=True):
 
 class RetrievedChunk(msgspec.Struct, frozen=True):
     path: str
-    first: int
-    last: int
+    first_line: int
+    last_line: int
     sha256: str
     score: float
     text: str
@@ -77,7 +77,7 @@ class RagIndex:
     def __init__(self, files: Iterable[IndexedFile]) -> None:
         self.files = {file.path: file for file in files}
         self._chunks = {
-            f"{file.path}:{lines.first}": (file, lines) for file in self.files.values() for lines in file.passages
+            f"{file.path}:{lines.first_line}": (file, lines) for file in self.files.values() for lines in file.chunks
         }
         self._index = SearchIndex(
             SearchUnit(name, name=file.path, content=lines.text) for name, (file, lines) in self._chunks.items()
@@ -88,19 +88,21 @@ class RagIndex:
         chunks: list[RetrievedChunk] = []
         fresh: dict[str, bool] = {}
         # Ask for more than needed, because chunks of changed files are skipped.
-        for hit in self._index.search(question, limit=limit * 3).found:
+        for hit in self._index.search(question, limit=limit * 3).hits:
             file, lines = self._chunks[hit.id]
             if file.path not in fresh:
                 current = read_project_file(root, file.path, FILE_BYTES_MAX)
                 fresh[file.path] = current is not None and current.sha256 == file.sha256
             if fresh[file.path] and len(chunks) < limit:
-                chunks.append(RetrievedChunk(file.path, lines.first, lines.last, file.sha256, hit.score, lines.text))
+                chunks.append(
+                    RetrievedChunk(file.path, lines.first_line, lines.last_line, file.sha256, hit.score, lines.text)
+                )
         return tuple(chunks)
 
 
 def update_rag_index(disk: KnowledgeFiles, root: Path) -> IndexUpdate:
     """Read new and changed files, drop deleted ones, and replace the stored index atomically."""
-    with disk.locked():
+    with disk.lock():
         before = {file.path: file for file in read_rag_index(disk) or ()}
         files: list[IndexedFile] = []
         read = unchanged = left_out = size = 0
@@ -114,14 +116,14 @@ def update_rag_index(disk: KnowledgeFiles, root: Path) -> IndexUpdate:
                 read += 1
             if indexed is None:
                 continue
-            size += sum(len(chunk.text) for chunk in indexed.passages)
+            size += sum(len(chunk.text) for chunk in indexed.chunks)
             if size > TEXT_BYTES_MAX:
                 logger.warning("the index is full: files after the first %d are left out", len(files))
                 break
             files.append(indexed)
         removed = len(before.keys() - {file.path for file in files})
         disk.replace(INDEX_FILE, canonical_json(_StoredIndex(_VERSION, tuple(files))))
-    return IndexUpdate(len(files), sum(len(file.passages) for file in files), read, unchanged, removed, left_out)
+    return IndexUpdate(len(files), sum(len(file.chunks) for file in files), read, unchanged, removed, left_out)
 
 
 def read_rag_index(disk: KnowledgeFiles) -> tuple[IndexedFile, ...] | None:
@@ -141,7 +143,7 @@ def render_chunks(chunks: Sequence[RetrievedChunk], *, bytes_max: int = RAG_BYTE
     """Each chunk with its path, lines and file digest; a chunk that does not fit is left out whole."""
     parts, size = [RAG_PREAMBLE], len(RAG_PREAMBLE)
     for chunk in chunks:
-        part = f"## {chunk.path} lines {chunk.first}-{chunk.last} (sha256 {chunk.sha256[:12]})\n{chunk.text}"
+        part = f"## {chunk.path} lines {chunk.first_line}-{chunk.last_line} (sha256 {chunk.sha256[:12]})\n{chunk.text}"
         size += len(part.encode()) + 2
         if size <= bytes_max:
             parts.append(part)

@@ -49,5 +49,5 @@ class EncodedPrompt(msgspec.Struct, frozen=True):
     """The cacheable bytes of a prompt, with its blocks and their prefix digests."""
 
     cacheable: bytes
-    pieces: tuple[EncodedBlock, ...]
-    links: tuple[PrefixDigest, ...]
+    blocks: tuple[EncodedBlock, ...]
+    digests: tuple[PrefixDigest, ...]

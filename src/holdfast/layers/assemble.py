@@ -45,7 +45,7 @@ def with_nonce(prefix: tuple[Segment, ...], nonce: str) -> tuple[Segment, ...]:
     segments = tuple(segment for segment in prefix if segment.name != NONCE)
     if not nonce:
         return segments
-    first = next((index for index, segment in enumerate(segments) if segment.place == "system"), len(segments))
+    first = next((index for index, segment in enumerate(segments) if segment.section == "system"), len(segments))
     nonce_segment = Segment(NONCE, Stability.FROZEN, "system", system=(Text(nonce),))
     return (*segments[:first], nonce_segment, *segments[first:])
 
@@ -63,9 +63,9 @@ def changed_volatile_texts(view: View) -> tuple[LayerText, ...]:
 def check_layer_order(segments: Sequence[Segment]) -> None:
     """Raises OrderError if the segments are not in wire order, or a changing one comes before a stable one."""
     for before, after in pairwise(segments):
-        if _WIRE_ORDER[before.place] > _WIRE_ORDER[after.place]:
+        if _WIRE_ORDER[before.section] > _WIRE_ORDER[after.section]:
             raise OrderError(
-                f"layer {after.name!r} belongs to {after.place}, which come before the {before.place} of layer "
+                f"layer {after.name!r} belongs to {after.section}, which come before the {before.section} of layer "
                 f"{before.name!r} in a request: move {after.name!r} before {before.name!r}"
             )
         if before.stability > after.stability:

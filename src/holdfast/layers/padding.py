@@ -38,7 +38,7 @@ class PaddingText(msgspec.Struct, frozen=True):
     """Padding for the end of the stable prefix, the names of the skills in it, and the tokens of the whole prefix."""
 
     text: str
-    names: tuple[str, ...]
+    skill_names: tuple[str, ...]
     prefix_tokens: int
 
 
@@ -71,12 +71,12 @@ def select_padding(
         if filling.prefix_tokens >= bounds.tokens_min:
             break
         text = _append(filling.text, f"# Skill: {name}\n\n{body}")
-        tokens = prefix_tokens + note_tokens * (len(filling.names) + 1) + count(text)
+        tokens = prefix_tokens + note_tokens * (len(filling.skill_names) + 1) + count(text)
         if tokens <= bounds.tokens_max:
-            filling = PaddingText(text, (*filling.names, name), tokens)
+            filling = PaddingText(text, (*filling.skill_names, name), tokens)
     if filling.prefix_tokens >= bounds.tokens_min:
         return filling
-    return _with_guide(filling, prefix_tokens + note_tokens * len(filling.names), bounds, count)
+    return _with_guide(filling, prefix_tokens + note_tokens * len(filling.skill_names), bounds, count)
 
 
 def _with_guide(
@@ -86,7 +86,7 @@ def _with_guide(
 
     def with_parts(parts: int) -> PaddingText:
         text = _append(filling.text, "".join(GUIDE_PARTS[:parts]))
-        return PaddingText(text, filling.names, prefix_tokens + count(text))
+        return PaddingText(text, filling.skill_names, prefix_tokens + count(text))
 
     # Binary search for the smallest number of parts: the token count grows with every part.
     low, high = 1, len(GUIDE_PARTS)
@@ -105,12 +105,12 @@ class DetectedPadding(msgspec.Struct, frozen=True):
     """The padding of a text: the text before it, the skills in it, and whether it has the operating guide."""
 
     before: str
-    names: tuple[str, ...]
+    skill_names: tuple[str, ...]
     has_guide: bool
 
     @property
-    def told(self) -> str:
-        parts = [f"the skill {name}" for name in self.names] + ["the operating guide"] * self.has_guide
+    def description(self) -> str:
+        parts = [f"the skill {name}" for name in self.skill_names] + ["the operating guide"] * self.has_guide
         return " and ".join(parts)
 
 

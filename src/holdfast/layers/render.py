@@ -72,7 +72,7 @@ def render_instructions(instructions: InstructionFiles) -> str:
     """Every file below its path, then the number of files left out for size; empty if there are none."""
     paragraphs = []
     for file in instructions.files:
-        paragraphs.append(f"## {file.path}\n\n{_with_truncation_note(file.text, file.truncated)}")
+        paragraphs.append(f"## {file.path}\n\n{_with_truncation_note(file.text, file.is_truncated)}")
     if instructions.omitted:
         files = "file" if instructions.omitted == 1 else "files"
         paragraphs.append(f"[{instructions.omitted} more instruction {files} omitted]")

@@ -77,13 +77,13 @@ def history_layer(view: View) -> Segment | None:
         return None
     # In the seed layout volatile text comes before the history, so any change of it invalidates the history too.
     stability = Stability.GROWING if view.layout == "default" else Stability.VOLATILE
-    return Segment("history", stability, "messages", passages=view.history)
+    return Segment("history", stability, "messages", entries=view.history)
 
 
 def tool_results_layer(view: View) -> Segment | None:
     """The results of the last message's tool calls. Providers require them directly after the calls."""
     entries = tuple(entry for entry in view.newest if _has_tool_results(entry))
-    return Segment("tool_results", Stability.VOLATILE, "messages", passages=entries) if entries else None
+    return Segment("tool_results", Stability.VOLATILE, "messages", entries=entries) if entries else None
 
 
 def volatile_layer(name: str) -> Layer:
@@ -101,7 +101,7 @@ def volatile_layer(name: str) -> Layer:
 
 def user_message_layer(view: View) -> Segment | None:
     entries = tuple(entry for entry in view.newest if not _has_tool_results(entry))
-    return Segment("user_message", Stability.VOLATILE, "messages", passages=entries) if entries else None
+    return Segment("user_message", Stability.VOLATILE, "messages", entries=entries) if entries else None
 
 
 def ephemeral_layer(name: str) -> Layer:
@@ -175,7 +175,7 @@ def _injection(emission: LayerText) -> Segment:
         stability=Stability.VOLATILE,
         ephemeral=emission.ephemeral,
     )
-    return Segment(emission.layer, Stability.VOLATILE, "messages", passages=(entry,))
+    return Segment(emission.layer, Stability.VOLATILE, "messages", entries=(entry,))
 
 
 def _has_tool_results(entry: HistoryEntry) -> bool:

@@ -144,7 +144,7 @@ def _segment(part: _Section) -> Segment:
     content = (Text(part.text),)
     if part.stability is Stability.VOLATILE:
         entry = HistoryEntry("user", content, layer=part.name, stability=part.stability)
-        return Segment(part.name, part.stability, "messages", passages=(entry,))
+        return Segment(part.name, part.stability, "messages", entries=(entry,))
     return Segment(part.name, part.stability, "system", system=content)
 
 

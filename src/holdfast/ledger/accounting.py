@@ -78,11 +78,11 @@ class CallRecord(msgspec.Struct, frozen=True):
     completed: bool
     blocks_shared: int
     blocks_before: int
-    moved_layer: str | None
-    moved_byte: int | None
+    changed_layer: str | None
+    changed_byte: int | None
 
     @property
-    def prefix_held(self) -> bool:
+    def is_prefix_unchanged(self) -> bool:
         return self.blocks_shared >= self.blocks_before
 
 
@@ -105,12 +105,12 @@ class LedgerEntry(msgspec.Struct, frozen=True):
     stop_reason: str = ""
     retries: int = 0
     plan: Plan = Plan()
-    chain: str = ""
+    prompt_digest: str = ""
     verdict: Verdict | None = None
     source: ReplySource = "provider"
     completion_key: str = ""
-    completion_kept: bool = False
-    stable_written: int = 0
+    is_completion_cached: bool = False
+    stable_write_tokens: int = 0
     payer: Payer = Payer()
 
 
@@ -122,18 +122,18 @@ class AccountingState(msgspec.Struct, frozen=True):
     provider had accepted before it. A `is_simulated` session costs no real money.
     """
 
-    number: int = 0
+    call_count: int = 0
     blocks: int = 0
-    chain: str = ""
-    answered: int = 0
-    images: bool = False
-    planned: tuple[str, str] | None = None
-    newest: PreparedRequest | None = None
-    under_way: tuple[tuple[str, PreparedRequest], ...] = ()
-    left: CachedPrefix | None = None
-    refused: PreparedRequest | None = None
-    simulated: bool = False
-    head: StablePrefix = StablePrefix()
+    prompt_digest: str = ""
+    answered_blocks: int = 0
+    has_images: bool = False
+    planned_change: tuple[str, str] | None = None
+    latest_request: PreparedRequest | None = None
+    in_progress: tuple[tuple[str, PreparedRequest], ...] = ()
+    cached_prefix: CachedPrefix | None = None
+    refused_request: PreparedRequest | None = None
+    is_simulated: bool = False
+    stable_prefix: StablePrefix = StablePrefix()
     payer: Payer = Payer()
 
 
@@ -145,9 +145,9 @@ def record_event(
     match event.payload:
         case RequestPrepared() as payload:
             return _record_request(state, payload, event.at), None
-        case LlmCallStarted(request_id=request_id) if state.newest is not None:
-            under_way = (*state.under_way, (request_id, state.newest))[-REQUESTS_IN_PROGRESS_MAX:]
-            return msgspec.structs.replace(state, under_way=under_way), None
+        case LlmCallStarted(request_id=request_id) if state.latest_request is not None:
+            under_way = (*state.in_progress, (request_id, state.latest_request))[-REQUESTS_IN_PROGRESS_MAX:]
+            return msgspec.structs.replace(state, in_progress=under_way), None
         case LlmCallCompleted(source="completion-cache" | "summary") as payload:
             return _record_side_call(state, event, payload, models)
         case LlmCallCompleted() | LlmCallFailed() as payload:
@@ -176,80 +176,110 @@ def _record_other(state: AccountingState, payload: AnyPayload) -> AccountingStat
     match payload:
         case SessionStarted(simulated=simulated, user_id=user_id, team_id=team_id):
             account = build_payer(user_id=user_id, team_id=team_id)
-            return replace(state, simulated=state.simulated or simulated, payer=account)
+            return replace(state, is_simulated=state.is_simulated or simulated, payer=account)
         case GatewayForwarded(key_id=key_id, user_id=user_id, team_id=team_id):
             return replace(state, payer=build_payer(key_id=key_id, user_id=user_id, team_id=team_id))
         case EpochOpened(epoch=epoch) if epoch > 1:
-            return replace(state, planned=("epoch", f"epoch {epoch} was opened"))
+            return replace(state, planned_change=("epoch", f"epoch {epoch} was opened"))
         case ModelSwitched(after=after):
             # Caches are per model: the new one has no earlier prefix to compare with.
             planned = ("model", f"the model was switched to {after}")
-            return replace(state, planned=planned, blocks=0, chain="", head=StablePrefix(), refused=None)
+            return replace(
+                state,
+                planned_change=planned,
+                blocks=0,
+                prompt_digest="",
+                stable_prefix=StablePrefix(),
+                refused_request=None,
+            )
         case CacheControlsApplied(reason=reason, new_prefix=new_prefix):
-            updated = replace(state, planned=("settings", reason) if reason else state.planned)
+            updated = replace(state, planned_change=("settings", reason) if reason else state.planned_change)
             # A new prefix was requested, so there is no earlier one to compare with.
-            return replace(updated, blocks=0, chain="", head=StablePrefix(), refused=None) if new_prefix else updated
+            return (
+                replace(updated, blocks=0, prompt_digest="", stable_prefix=StablePrefix(), refused_request=None)
+                if new_prefix
+                else updated
+            )
         case ContextCompacted() as compacted:
             planned = (
                 "compaction",
                 f"messages {compacted.first} to {compacted.last} were compacted ({compacted.trigger})",
             )
-            blocks, answered = min(state.blocks, compacted.kept_blocks), min(state.answered, compacted.kept_blocks)
-            return replace(state, planned=planned, blocks=blocks, answered=answered, refused=None)
-        case MessagesWithdrawn() if state.blocks > state.answered:
+            blocks, answered = (
+                min(state.blocks, compacted.unchanged_blocks),
+                min(state.answered_blocks, compacted.unchanged_blocks),
+            )
+            return replace(state, planned_change=planned, blocks=blocks, answered_blocks=answered, refused_request=None)
+        case MessagesWithdrawn() if state.blocks > state.answered_blocks:
             # The provider accepted no part of the refused request.
-            return replace(state, blocks=state.answered)
+            return replace(state, blocks=state.answered_blocks)
         case ViewRepair(reason=reason):
             planned = ("recovery", f"the request was repaired: {reason}")
-            return replace(state, planned=planned, blocks=min(state.blocks, state.answered), refused=None)
-        case ProviderLimited(reason=reason) as limits if limits.marks_max is not None or limits.short_lifetimes:
-            return replace(state, planned=("recovery", f"breakpoints were changed: {reason}"))
-        case MessageAppended(message=message) if not state.images and any(map(has_image, message.content)):
-            return replace(state, images=True)
-        case CachePinged() as ping if ping.piece is not None and state.left and ping.sent_at >= state.left.used_at:
+            return replace(
+                state, planned_change=planned, blocks=min(state.blocks, state.answered_blocks), refused_request=None
+            )
+        case ProviderLimited(reason=reason) as limits if limits.breakpoints_max is not None or limits.shortest_ttl_only:
+            return replace(state, planned_change=("recovery", f"breakpoints were changed: {reason}"))
+        case MessageAppended(message=message) if not state.has_images and any(map(has_image, message.content)):
+            return replace(state, has_images=True)
+        case CachePinged() as ping if (
+            ping.breakpoint_block is not None and state.cached_prefix and ping.sent_at >= state.cached_prefix.used_at
+        ):
             # Every request that reads or writes an entry restarts its TTL, so a ping replaces what the last call left.
             cached_tokens = ping.usage.cache_read + ping.usage.cache_write
-            cached = replace(state.left, used_at=ping.sent_at, tokens=cached_tokens, ttl=ping.ttl, mark=ping.piece)
-            return replace(state, left=cached)
+            cached = replace(
+                state.cached_prefix,
+                used_at=ping.sent_at,
+                tokens=cached_tokens,
+                ttl=ping.ttl,
+                breakpoint_block=ping.breakpoint_block,
+            )
+            return replace(state, cached_prefix=cached)
         case _:
             return state
 
 
 def _record_request(state: AccountingState, prepared: RequestPrepared, at: float) -> AccountingState:
-    digests = prepared.links
+    digests = prepared.digests
     first_changed = digests[0] if digests and prepared.shared_blocks < state.blocks else None
-    chain = digests[-1].digest if digests else state.chain
-    stable_prefix = extend_stable_prefix(state.head, prepared.shared_blocks, digests)
+    chain = digests[-1].digest if digests else state.prompt_digest
+    stable_prefix = extend_stable_prefix(state.stable_prefix, prepared.shared_blocks, digests)
     request = PreparedRequest(
         at=at,
         plan=prepared.plan,
-        chain=chain,
+        prompt_digest=chain,
         settings=dict(prepared.settings),
         blocks_before=state.blocks,
         blocks_shared=prepared.shared_blocks,
-        moved_layer=first_changed.layer if first_changed else None,
-        move=prepared.moved or (PrefixChange(first_changed.start) if first_changed else None),
-        planned=state.planned,
-        images=state.images,
+        changed_layer=first_changed.layer if first_changed else None,
+        prefix_change=prepared.prefix_change or (PrefixChange(first_changed.start) if first_changed else None),
+        planned_change=state.planned_change,
+        has_images=state.has_images,
         stable_share=stable_prefix.share,
         payer=state.payer,
     )
-    if state.refused is not None:
-        request = _compare_past_refusal(state.refused, request)
+    if state.refused_request is not None:
+        request = _compare_past_refusal(state.refused_request, request)
     blocks = prepared.shared_blocks + len(digests)
     return msgspec.structs.replace(
-        state, newest=request, planned=None, blocks=blocks, chain=chain, head=stable_prefix, refused=None
+        state,
+        latest_request=request,
+        planned_change=None,
+        blocks=blocks,
+        prompt_digest=chain,
+        stable_prefix=stable_prefix,
+        refused_request=None,
     )
 
 
 def _compare_past_refusal(refused: PreparedRequest, request: PreparedRequest) -> PreparedRequest:
     """The request compared with the one before the refused one: a change made by the refused request still counts."""
-    if refused.moved and refused.blocks_shared <= request.blocks_shared:
-        layer, change, shared = refused.moved_layer, refused.move, refused.blocks_shared
+    if refused.is_prefix_changed and refused.blocks_shared <= request.blocks_shared:
+        layer, change, shared = refused.changed_layer, refused.prefix_change, refused.blocks_shared
     else:
-        layer, change, shared = request.moved_layer, request.move, request.blocks_shared
+        layer, change, shared = request.changed_layer, request.prefix_change, request.blocks_shared
     return msgspec.structs.replace(
-        request, blocks_before=refused.blocks_before, blocks_shared=shared, moved_layer=layer, move=change
+        request, blocks_before=refused.blocks_before, blocks_shared=shared, changed_layer=layer, prefix_change=change
     )
 
 
@@ -262,49 +292,57 @@ def _record_call_end(
     drop_tokens_min: int,
 ) -> tuple[AccountingState, LedgerEntry | None]:
     request = next(
-        (candidate for request_id, candidate in reversed(state.under_way) if request_id == payload.request_id),
-        state.newest,
+        (candidate for request_id, candidate in reversed(state.in_progress) if request_id == payload.request_id),
+        state.latest_request,
     )
-    under_way = tuple(pair for pair in state.under_way if pair[0] != payload.request_id)
+    under_way = tuple(pair for pair in state.in_progress if pair[0] != payload.request_id)
     completed = isinstance(payload, LlmCallCompleted)
     if not completed and payload.usage == Usage():
         # A change planned before a request that failed without usage applies to the next one.
-        planned = state.planned or (request.planned if request else None)
-        refused = request if request is state.newest else state.refused
-        return msgspec.structs.replace(state, under_way=under_way, planned=planned, refused=refused), None
+        planned = state.planned_change or (request.planned_change if request else None)
+        refused = request if request is state.latest_request else state.refused_request
+        return msgspec.structs.replace(
+            state, in_progress=under_way, planned_change=planned, refused_request=refused
+        ), None
     model = _find_priced_model(models, payload.model)
-    verdict, cached = None, state.left
+    verdict, cached = None, state.cached_prefix
     if request is not None and model is not None and payload.usage.tokens_sent and not is_externally_cached(model):
         if isinstance(payload, LlmCallCompleted):
             verdict = judge_call(
                 cached, request, payload.usage, model, diagnosis=payload.diagnosis, drop_tokens_min=drop_tokens_min
             )
         cached = derive_cached_prefix(
-            request, payload.answering if isinstance(payload, LlmCallCompleted) else payload.usage, model
+            request, payload.answer_usage if isinstance(payload, LlmCallCompleted) else payload.usage, model
         )
     elif request is not None and cached is not None and not payload.usage.tokens_sent:
         # No usage was reported: the cached prefix is still there, unless the prompt no longer begins with it.
-        cached = None if request.moved else msgspec.structs.replace(cached, used_at=max(cached.used_at, request.at))
+        cached = (
+            None
+            if request.is_prefix_changed
+            else msgspec.structs.replace(cached, used_at=max(cached.used_at, request.at))
+        )
     entry = LedgerEntry(
         event_id=event.id,
         turn_id=event.turn_id,
         provider=payload.provider,
-        record=_build_call_record(state.number + 1, event.at, payload, request),
+        record=_build_call_record(state.call_count + 1, event.at, payload, request),
         uncached_usd=round_usd(_uncached_usd(event, payload, model)),
         pricing_version=payload.pricing_version if isinstance(payload, LlmCallCompleted) else "",
         stop_reason=payload.stop_reason if isinstance(payload, LlmCallCompleted) else payload.error_class,
         retries=payload.retry_count,
         plan=request.plan if request else Plan(),
-        chain=request.chain if request else "",
+        prompt_digest=request.prompt_digest if request else "",
         verdict=verdict,
         completion_key=payload.completion_key if isinstance(payload, LlmCallCompleted) else "",
-        completion_kept=isinstance(payload, LlmCallCompleted) and payload.completion_kept,
-        stable_written=estimate_stable_writes(request.stable_share, payload.usage) if request else 0,
+        is_completion_cached=isinstance(payload, LlmCallCompleted) and payload.is_completion_cached,
+        stable_write_tokens=estimate_stable_writes(request.stable_share, payload.usage) if request else 0,
         payer=request.payer if request else state.payer,
     )
-    answered = state.blocks if completed else state.answered
-    number = state.number + 1
-    return msgspec.structs.replace(state, number=number, under_way=under_way, answered=answered, left=cached), entry
+    answered = state.blocks if completed else state.answered_blocks
+    number = state.call_count + 1
+    return msgspec.structs.replace(
+        state, call_count=number, in_progress=under_way, answered_blocks=answered, cached_prefix=cached
+    ), entry
 
 
 def _record_side_call(
@@ -318,7 +356,7 @@ def _record_side_call(
         event_id=event.id,
         turn_id=event.turn_id,
         provider=payload.provider,
-        record=_build_call_record(state.number + 1, event.at, payload, None),
+        record=_build_call_record(state.call_count + 1, event.at, payload, None),
         uncached_usd=round_usd(_uncached_usd(event, payload, _find_priced_model(models, payload.model))),
         pricing_version=payload.pricing_version,
         stop_reason=payload.stop_reason,
@@ -326,7 +364,7 @@ def _record_side_call(
         completion_key=payload.completion_key,
         payer=state.payer,
     )
-    return msgspec.structs.replace(state, number=state.number + 1), entry
+    return msgspec.structs.replace(state, call_count=state.call_count + 1), entry
 
 
 def _find_priced_model(models: Models, name: str) -> Model | None:
@@ -355,8 +393,10 @@ def _build_call_record(
         completed=isinstance(payload, LlmCallCompleted),
         blocks_shared=clamp_integer(request.blocks_shared) if request else 0,
         blocks_before=clamp_integer(request.blocks_before) if request else 0,
-        moved_layer=request.moved_layer if request else None,
-        moved_byte=clamp_integer(request.move.byte) if request and request.move and request.moved else None,
+        changed_layer=request.changed_layer if request else None,
+        changed_byte=clamp_integer(request.prefix_change.byte)
+        if request and request.prefix_change and request.is_prefix_changed
+        else None,
     )
 
 

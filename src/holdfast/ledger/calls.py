@@ -65,7 +65,7 @@ class Bill(msgspec.Struct, frozen=True):
     usage: Usage
     cost_usd: Decimal
     uncached_cost_usd: Decimal
-    keeping_cost_usd: Decimal = Decimal(0)
+    explicit_cache_cost_usd: Decimal = Decimal(0)
 
     @property
     def saved_usd(self) -> Decimal:

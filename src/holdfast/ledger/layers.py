@@ -25,30 +25,30 @@ class LayerSize(msgspec.Struct, frozen=True):
 class PlacedBreakpoint(msgspec.Struct, frozen=True):
     """A cache breakpoint, the layer it is in, and the bytes of the prompt up to and including its block."""
 
-    mark: Breakpoint
+    breakpoint: Breakpoint
     layer: str
-    bytes: int
+    prefix_bytes: int
 
 
 class RequestLayers(msgspec.Struct, frozen=True):
     """A request by its layers, in the order of first appearance. `ordinal` is its number within the session, from 1."""
 
     ordinal: int
-    bands: tuple[LayerSize, ...]
-    marks: tuple[PlacedBreakpoint, ...]
+    layers: tuple[LayerSize, ...]
+    breakpoints: tuple[PlacedBreakpoint, ...]
     blocks: int
     body_bytes: int
 
     @property
-    def bytes(self) -> int:
-        return sum(band.bytes for band in self.bands)
+    def cacheable_bytes(self) -> int:
+        return sum(band.bytes for band in self.layers)
 
 
 class CallLayers(msgspec.Struct, frozen=True):
     """A call that was charged, and its request; None where the completion cache answered it."""
 
     entry: LedgerEntry
-    sent: RequestLayers | None
+    request: RequestLayers | None
 
 
 class TimelineEvent(msgspec.Struct, frozen=True):
@@ -68,10 +68,10 @@ class CallTimeline:
         self._models = models
         self.name: str | None = None
         self.model = ""
-        self.simulated = False
+        self.is_simulated = False
         self.last_event_id: str | None = None
         self.calls: list[CallLayers] = []
-        self.happenings: list[TimelineEvent] = []
+        self.timeline_events: list[TimelineEvent] = []
         self._accounting = AccountingState()
         self._chain: list[PrefixDigest] = []
         self._sizes: dict[str, int] = {}
@@ -79,7 +79,7 @@ class CallTimeline:
         self._newest: RequestLayers | None = None
         self._under_way: dict[str, RequestLayers] = {}
 
-    def take(self, events: Iterable[Event]) -> None:
+    def apply_events(self, events: Iterable[Event]) -> None:
         for event in events:
             self._apply(event)
             self.last_event_id = event.id
@@ -88,7 +88,7 @@ class CallTimeline:
         self._track(event.payload)
         description = _describe_event(event.payload)
         if description is not None:
-            self.happenings.append(TimelineEvent(event.at, len(self.calls), *description))
+            self.timeline_events.append(TimelineEvent(event.at, len(self.calls), *description))
         if not isinstance(event.payload, ACCOUNTED_PAYLOADS):
             return
         self._accounting, entry = record_event(self._accounting, event, self._models)
@@ -99,7 +99,7 @@ class CallTimeline:
     def _track(self, payload: AnyPayload) -> None:
         match payload:
             case SessionStarted() as payload:
-                self.name, self.model, self.simulated = payload.name, payload.model, payload.simulated
+                self.name, self.model, self.is_simulated = payload.name, payload.model, payload.simulated
             case RequestPrepared() as payload:
                 self._apply_request(payload)
             case LlmCallStarted(request_id=request_id) if self._newest is not None:
@@ -114,17 +114,19 @@ class CallTimeline:
 
     def _apply_request(self, prepared: RequestPrepared) -> None:
         self._truncate(prepared.shared_blocks)
-        for digest in prepared.links:
+        for digest in prepared.digests:
             self._chain.append(digest)
             self._sizes[digest.layer] = self._sizes.get(digest.layer, 0) + digest.end - digest.start
         self._requests += 1
         self._newest = RequestLayers(
             ordinal=self._requests,
-            bands=tuple(LayerSize(layer, size) for layer, size in self._sizes.items()),
-            marks=tuple(
-                PlacedBreakpoint(breakpoint_, self._chain[breakpoint_.piece].layer, self._chain[breakpoint_.piece].end)
-                for breakpoint_ in prepared.plan.marks
-                if 0 <= breakpoint_.piece < len(self._chain)
+            layers=tuple(LayerSize(layer, size) for layer, size in self._sizes.items()),
+            breakpoints=tuple(
+                PlacedBreakpoint(
+                    breakpoint_, self._chain[breakpoint_.block_index].layer, self._chain[breakpoint_.block_index].end
+                )
+                for breakpoint_ in prepared.plan.breakpoints
+                if 0 <= breakpoint_.block_index < len(self._chain)
             ),
             blocks=len(self._chain),
             body_bytes=prepared.body_bytes,
@@ -171,7 +173,7 @@ def compute_layer_runs(events: Iterable[Event]) -> dict[str, tuple[LayerRun, ...
         match event.payload:
             case RequestPrepared() as prepared:
                 del chain[prepared.shared_blocks :]
-                chain += prepared.links
+                chain += prepared.digests
             case ModelSwitched():
                 chain.clear()
             case LlmCallStarted(request_id=request_id):

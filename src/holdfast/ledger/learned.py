@@ -18,7 +18,7 @@ class LearnedCacheSummary(msgspec.Struct, frozen=True):
 
     model: str
     route: str
-    upgrade: float
+    upgrade_probability: float
     anchors_read: int
     anchors_lost: int
     floor_tokens: int | None
@@ -31,18 +31,18 @@ class IdleTimeSummary(msgspec.Struct, frozen=True):
     workspace: str | None
     sessions: int
     calls: int
-    tool_gaps: float
-    person_gaps: float
-    pause: float
+    tool_idle_times: float
+    person_idle_times: float
+    pause_share: float
 
 
 class LearnedSummary(msgspec.Struct, frozen=True):
     caches: tuple[LearnedCacheSummary, ...]
-    rhythms: tuple[IdleTimeSummary, ...]
+    idle_times: tuple[IdleTimeSummary, ...]
 
 
 def summarize_learned(log: EventLog, models: Models | None = None) -> LearnedSummary:
-    events = log.lessons(limit=LEARNED_RECORDS_MAX)
+    events = log.learned_events(limit=LEARNED_RECORDS_MAX)
     catalog = shipped_models() if models is None else models
     events_by_scene: dict[tuple[str, str], list[Event]] = {}
     latest_by_workspace: dict[str | None, Event] = {}
@@ -63,13 +63,13 @@ def summarize_learned(log: EventLog, models: Models | None = None) -> LearnedSum
 def _summarize_cache(scene: LearningScope, events: list[Event], models: Models) -> LearnedCacheSummary:
     learned = combine_learned(events, scene)
     model = find_model_or_none(scene.model, models)
-    floor = learned.floor.corrected(model.cache.tokens_min) if model is not None else None
+    floor = learned.floor.corrected_floor(model.cache.tokens_min) if model is not None else None
     return LearnedCacheSummary(
         model=scene.model,
         route=scene.route,
-        upgrade=learned.belief.chance,
-        anchors_read=learned.belief.read,
-        anchors_lost=learned.belief.lost,
+        upgrade_probability=learned.upgrade_belief.probability,
+        anchors_read=learned.upgrade_belief.read,
+        anchors_lost=learned.upgrade_belief.lost,
         floor_tokens=floor if model is not None and floor != model.cache.tokens_min else None,
         sessions=tuple(dict.fromkeys(event.session_id for event in events)),
     )
@@ -86,14 +86,14 @@ def _summarize_idle_times(
     # Planning counts the end of each session as one endless idle time; a reader does not. With n = idle_times.total,
     # e = ends and k = idle times between 5 minutes and 1 hour, `chance` is k / n and the share wanted is k / (n - e):
     # pause = (k / n) * (n / (n - e)), so the correction is n / (n - e).
-    idle_times, ends = learned.gaps.all, learned.sessions
-    pause_probability = idle_times.chance(TTL_SECONDS["5m"], TTL_SECONDS["1h"]) if idle_times.total > ends else 0.0
+    idle_times, ends = learned.idle_times.all, learned.sessions
+    pause_probability = idle_times.probability(TTL_SECONDS["5m"], TTL_SECONDS["1h"]) if idle_times.total > ends else 0.0
     correction = idle_times.total / (idle_times.total - ends) if idle_times.total > ends else 0.0
     return IdleTimeSummary(
         workspace=path,
         sessions=round(learned.sessions),
         calls=round(learned.calls),
-        tool_gaps=learned.gaps.tool.total,
-        person_gaps=max(0.0, learned.gaps.person.total - ends),
-        pause=pause_probability * correction,
+        tool_idle_times=learned.idle_times.tool.total,
+        person_idle_times=max(0.0, learned.idle_times.person.total - ends),
+        pause_share=pause_probability * correction,
     )

@@ -82,7 +82,7 @@ class Posting(msgspec.Struct, frozen=True):
     outcome: str | None = None
     latency_ms: int = 0
     retries: int = 0
-    simulated: bool = False
+    is_simulated: bool = False
     payer: Payer = Payer()
 
 
@@ -124,9 +124,9 @@ def iter_postings(events: Iterable[Event], models: Models) -> Iterator[Posting]:
 
 
 def _post_call(state: AccountingState, event: Event, entry: LedgerEntry) -> Posting:
-    if entry.completion_key or entry.completion_kept:
+    if entry.completion_key or entry.is_completion_cached:
         # The tables hold amounts only, not whether the reply was stored in the completion cache.
-        entry = msgspec.structs.replace(entry, completion_key="", completion_kept=False)
+        entry = msgspec.structs.replace(entry, completion_key="", is_completion_cached=False)
     call = entry.record
     usage = call.usage
     sums = Sums(
@@ -143,7 +143,7 @@ def _post_call(state: AccountingState, event: Event, entry: LedgerEntry) -> Post
         uncached=to_picodollars(entry.uncached_usd),
         lost=to_picodollars(entry.verdict.lost_usd) if entry.verdict and entry.verdict.lost_usd else 0,
         latency_ms=call.latency_ms,
-        stable_written=entry.stable_written,
+        stable_written=entry.stable_write_tokens,
     )
     return Posting(
         event_id=event.id,
@@ -158,7 +158,7 @@ def _post_call(state: AccountingState, event: Event, entry: LedgerEntry) -> Post
         outcome="completed" if call.completed else entry.stop_reason,
         latency_ms=call.latency_ms,
         retries=entry.retries,
-        simulated=state.simulated,
+        is_simulated=state.is_simulated,
         payer=entry.payer,
     )
 
@@ -174,7 +174,7 @@ def _post_charge(state: AccountingState, event: Event, model: str, spent: int) -
         model=model,
         type=event_type_of(event.payload),
         sums=Sums(entries=1, spent=spent),
-        simulated=state.simulated,
+        is_simulated=state.is_simulated,
         payer=state.payer,
     )
 
@@ -192,7 +192,7 @@ def _post_failure(state: AccountingState, event: Event, failure: LlmCallFailed) 
         outcome=failure.error_class,
         latency_ms=failure.latency_ms,
         retries=failure.retry_count,
-        simulated=state.simulated,
+        is_simulated=state.is_simulated,
     )
 
 
@@ -262,7 +262,7 @@ PENDING_ADDITIONS_MAX = 1_000
 
 
 def iter_additions(posting: Posting) -> Iterator[Addition]:
-    day, simulated = posting.day, int(posting.simulated)
+    day, simulated = posting.day, int(posting.is_simulated)
     if posting.sums.entries:
         sums = struct_values(posting.sums)
         yield DAYS.name, (day, posting.provider, posting.model, simulated), sums

@@ -54,7 +54,7 @@ def make_mcp_server(toolbox: McpToolbox, authorize: McpAuthorizer, *, stdio_key:
             except UserError as error:
                 return _error_result("refused", str(error))
             return types.CallToolResult(
-                content=[types.TextContent(type="text", text=result.text)], structured_content=result.told
+                content=[types.TextContent(type="text", text=result.text)], structured_content=result.structured
             )
 
         # The store blocks: run the tool outside the event loop.

@@ -32,7 +32,7 @@ class McpToolResult(msgspec.Struct, frozen=True):
     """`text` is for the model, `told` is the structured content for programs."""
 
     text: str
-    told: dict[str, object]
+    structured: dict[str, object]
 
 
 class McpTool(msgspec.Struct, frozen=True):
@@ -102,7 +102,7 @@ class McpToolbox:
         agent_id = caller.agent_name or self._agent
         agent = self._library.records.agent(agent_id)
         check_recall_access(caller, agent_id, agent)
-        agent, instruction_set = self._library.shelf(agent_id, agent)
+        agent, instruction_set = self._library.require_instruction_set(agent_id, agent)
         question = RecallQuery(
             intent=request.intent,
             max_chunks=request.max_chunks,
@@ -117,7 +117,7 @@ class McpToolbox:
         agent_id = caller.agent_name or self._agent
         agent = self._library.records.agent(agent_id)
         check_recall_access(caller, agent_id, agent)
-        _, instruction_set = self._library.shelf(agent_id, agent)
+        _, instruction_set = self._library.require_instruction_set(agent_id, agent)
         manifest = instruction_set.manifest
         entries = manifest.body
         if request.name is not None:
@@ -174,7 +174,7 @@ def _make_tool(
 
 
 def _recall_json(result: RecallAnswer) -> dict[str, object]:
-    recalled = result.recalled
+    recalled = result.result
     return {
         "chunks": [
             {

@@ -48,20 +48,20 @@ def plan_adaptive_call(
     `plan.plan` adds the expected savings. `keep_small` keeps breakpoints below the floor, for prompts whose size no
     provider has confirmed yet: they cost nothing, and one left out because of a wrong estimate costs a whole prompt.
     """
-    buffer, rules = moment.scroll, moment.rules
+    buffer, rules = moment.buffer, moment.rules
     anchor = live_anchor(memory, moment.at)
-    idle_times = expected_idle_times(memory.gaps.all, learned.gaps.all)
+    idle_times = expected_idle_times(memory.idle_times.all, learned.idle_times.all)
     probabilities = _probabilities(idle_times, memory, learned)
     stakes = _stakes(moment, memory, anchor, upgrades=probabilities.upgrade > 0.5)
     choice = choose_ttl(
         stakes,
         probabilities,
         price_multipliers(moment.price),
-        hour_chain=anchor is not None and anchor.sound and anchor.tokens >= memory.tail_tokens,
+        hour_chain=anchor is not None and anchor.is_sound and anchor.tokens >= memory.tail_tokens,
     )
     ttl: Ttl = "5m" if choice.reach == "short" else "1h"
     blocks = _breakpoint_blocks(moment, memory, anchor)
-    floor = (learned.floor + memory.floor).corrected(rules.tokens_min)
+    floor = (learned.floor + memory.floor).corrected_floor(rules.tokens_min)
     # The floor counts the provider's tokens, the buffer our estimates; `scale` converts one into the other.
     scale = stakes.prompt / buffer.tokens_total if buffer.tokens_total and stakes.prompt else 1.0
     first_block = 0 if keep_small else first_block_above(buffer.tokens, floor * FLOOR_SHARE / scale)
@@ -85,11 +85,11 @@ def _notes(breakpoints: tuple[Breakpoint, ...], floor: int, table_tokens: int) -
 
 
 def _stakes(moment: PlanningMoment, memory: CacheMemory, anchor: Anchor | None, *, upgrades: bool) -> TtlStakes:
-    buffer = moment.scroll
-    new_tokens = sum(buffer.tokens[memory.pieces :]) if memory.pieces <= len(buffer.tokens) else buffer.tokens_total
-    prompt_tokens = memory.tail_tokens + new_tokens if memory.pieces else buffer.tokens_total
+    buffer = moment.buffer
+    new_tokens = sum(buffer.tokens[memory.blocks :]) if memory.blocks <= len(buffer.tokens) else buffer.tokens_total
+    prompt_tokens = memory.tail_tokens + new_tokens if memory.blocks else buffer.tokens_total
     is_warm = memory.used_at is not None and moment.at - memory.used_at < TTL_SECONDS["5m"]
-    anchored_hit = anchor.tokens if anchor is not None and (anchor.sound or upgrades) else 0
+    anchored_hit = anchor.tokens if anchor is not None and (anchor.is_sound or upgrades) else 0
     hit_tokens = memory.tail_tokens if is_warm else anchored_hit
     # If anchors survive pauses at all, the last one does: a new one is worth only the tokens added since.
     anchored_tokens = anchor.tokens if anchor is not None else 0
@@ -103,10 +103,12 @@ def _stakes(moment: PlanningMoment, memory: CacheMemory, anchor: Anchor | None, 
 def _probabilities(idle_times: IdleTimes, memory: CacheMemory, learned: LearnedParameters) -> PlanProbabilities:
     # A pause is an idle time of 5 to 60 minutes: it loses a 5-minute entry and not a 1-hour one. Each remaining call is
     # followed by one with probability `pause`. A session that has outlived the average is taken to be half over.
-    pause = idle_times.chance(TTL_SECONDS["5m"], TTL_SECONDS["1h"])
+    pause = idle_times.probability(TTL_SECONDS["5m"], TTL_SECONDS["1h"])
     calls_left = max(learned.calls_expected - memory.calls, memory.calls, 1)
     return PlanProbabilities(
-        pause=pause, pauses_left=pause * calls_left, upgrade=(learned.belief + memory.belief).chance
+        pause=pause,
+        pauses_left=pause * calls_left,
+        upgrade=(learned.upgrade_belief + memory.upgrade_belief).probability,
     )
 
 
@@ -115,28 +117,28 @@ def _breakpoint_blocks(moment: PlanningMoment, memory: CacheMemory, anchor: Anch
 
     Candidates by importance: the end of the conversation, then what makes sure that the previous end is found.
     """
-    buffer, rules = moment.scroll, moment.rules
+    buffer, rules = moment.buffer, moment.rules
     stable = buffer.stable_count
-    end = last_breakpoint_block(buffer.pieces, stable, len(buffer.pieces), place="messages")
+    end = last_breakpoint_block(buffer.blocks, stable, len(buffer.blocks), place="messages")
     candidates: list[tuple[int | None, str]] = [(end, "end of the conversation so far")]
     if buffer.first_ephemeral is not None:
         candidates.append(
             (
-                last_breakpoint_block(buffer.pieces, stable, buffer.first_ephemeral, place="messages"),
+                last_breakpoint_block(buffer.blocks, stable, buffer.first_ephemeral, place="messages"),
                 "before ephemeral text",
             )
         )
-    if memory.tail_piece is not None and end is not None and end - memory.tail_piece >= rules.lookback_positions:
-        candidates.append((memory.tail_piece, "end of the previous call, beyond the lookback"))
+    if memory.tail_block is not None and end is not None and end - memory.tail_block >= rules.lookback_positions:
+        candidates.append((memory.tail_block, "end of the previous call, beyond the lookback"))
     if anchor is not None:
-        candidates.append((anchor.piece, "the entry that survives a pause"))
+        candidates.append((anchor.block, "the entry that survives a pause"))
     candidates.append(
-        (last_breakpoint_block(buffer.pieces, 0, stable, place="system"), "end of the stable system prompt")
+        (last_breakpoint_block(buffer.blocks, 0, stable, place="system"), "end of the stable system prompt")
     )
-    candidates.append((last_breakpoint_block(buffer.pieces, 0, stable, place="tools"), "end of the tools"))
+    candidates.append((last_breakpoint_block(buffer.blocks, 0, stable, place="tools"), "end of the tools"))
     chosen: dict[int, str] = {}
     for block, reason in candidates:
-        if block is not None and len(chosen) < rules.marks_max and can_carry_breakpoint(buffer.pieces, block):
+        if block is not None and len(chosen) < rules.breakpoints_max and can_carry_breakpoint(buffer.blocks, block):
             chosen.setdefault(block, reason)
     return sorted(chosen.items())
 
@@ -155,14 +157,16 @@ def plan_session_ping(
     memory: CacheMemory, learned: LearnedParameters, moment: PlanningMoment, waits_for: WaitsFor
 ) -> Ping | None:
     """The ping that keeps the newest cache entry warm, if one is worth it."""
-    idle_times = expected_idle_times(memory.gaps.of(waits_for), learned.gaps.of(waits_for))
+    idle_times = expected_idle_times(
+        memory.idle_times.waiting_for(waits_for), learned.idle_times.waiting_for(waits_for)
+    )
     return plan_ping(_idle(memory, learned), idle_times, price_multipliers(moment.price))
 
 
 def _idle(memory: CacheMemory, learned: LearnedParameters) -> IdleSession:
     """The idle session after its last call or ping."""
-    anchor, upgrade = memory.anchor, (learned.belief + memory.belief).chance
-    is_trusted = anchor is not None and (anchor.sound or upgrade >= 0.5)
+    anchor, upgrade = memory.anchor, (learned.upgrade_belief + memory.upgrade_belief).probability
+    is_trusted = anchor is not None and (anchor.is_sound or upgrade >= 0.5)
     held_tokens = anchor.tokens if anchor is not None and is_trusted else 0
     idle_before_use = 0.0 if memory.used_at is None or memory.last_at is None else memory.used_at - memory.last_at
     ttl: Ttl = "1h" if is_trusted and held_tokens >= memory.tail_tokens else "5m"
@@ -180,26 +184,26 @@ class AdaptivePolicy:
         self._memory = CacheMemory()
         self._planned: AdaptivePlan | None = None
 
-    def marks(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
+    def choose_breakpoints(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
         self._planned = plan_adaptive_call(moment, self._memory, self._learned)
-        return self._planned.plan.marks
+        return self._planned.plan.breakpoints
 
-    def heard(self, moment: PlanningMoment, usage: Usage) -> None:
-        breakpoints = self._planned.plan.marks if self._planned else ()
+    def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
+        breakpoints = self._planned.plan.breakpoints if self._planned else ()
         floor = self._planned.plan.floor_tokens if self._planned else None
-        sent = RequestRecord(moment.at, breakpoints, len(moment.scroll.pieces), moment.waited_for, floor)
+        sent = RequestRecord(moment.at, breakpoints, len(moment.buffer.blocks), moment.waited_for, floor)
         self._memory = memory_after_call(self._memory, sent, usage)
 
     def forget_prefix(self) -> None:
         """The next prompt does not extend the last one, so nothing cached can be read."""
         self._memory = forget_cached(self._memory)
 
-    def ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
+    def next_ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
         return plan_session_ping(self._memory, self._learned, moment, waits_for) if self._keep_alive else None
 
-    def pinged(self, ping: PingResult) -> None:
+    def record_ping(self, ping: PingResult) -> None:
         self._memory = memory_after_ping(self._memory, ping)
 
-    def learned(self) -> LearnedParameters:
+    def learned_parameters(self) -> LearnedParameters:
         """The parameters that the next session starts with, once this one has ended."""
         return learned_after_session(self._learned, self._memory)

@@ -28,7 +28,7 @@ def place_breakpoints(buffer: RequestBuffer, rules: CacheRules, *, profile: Cach
 
 
 def _candidates(buffer: RequestBuffer, profile: CacheProfile, *, rolling: bool) -> list[tuple[int | None, str]]:
-    blocks, stable = buffer.pieces, buffer.stable_count
+    blocks, stable = buffer.blocks, buffer.stable_count
     candidates: list[tuple[int | None, str]] = [
         (last_breakpoint_block(blocks, 0, stable, place="tools"), "end of the tools"),
         (last_breakpoint_block(blocks, 0, stable, place="system"), "end of the stable system prompt"),
@@ -49,14 +49,14 @@ def _plan_of(candidates: Sequence[tuple[int | None, str]], rules: CacheRules, *,
     for block, reason in candidates:
         if block is not None and block not in breakpoints:
             breakpoints[block] = Breakpoint(block, ttl, reason)
-    in_order = sorted(breakpoints.values(), key=lambda breakpoint: breakpoint.piece)
-    return Plan(tuple(in_order[-rules.marks_max :]))
+    in_order = sorted(breakpoints.values(), key=lambda breakpoint: breakpoint.block_index)
+    return Plan(tuple(in_order[-rules.breakpoints_max :]))
 
 
 def last_breakpoint_block(blocks: Sequence[EncodedBlock], start: int, stop: int, *, place: PromptSection) -> int | None:
     """The last block in [start, stop) of that section that may carry a breakpoint."""
     for index in range(stop - 1, start - 1, -1):
-        if blocks[index].place == place and can_carry_breakpoint(blocks, index):
+        if blocks[index].section == place and can_carry_breakpoint(blocks, index):
             return index
     return None
 
@@ -66,4 +66,4 @@ def can_carry_breakpoint(blocks: Sequence[EncodedBlock], index: int) -> bool:
     if not 0 <= index < len(blocks):
         return False
     block = blocks[index]
-    return block.markable and block.stability < Stability.VOLATILE and not block.ephemeral
+    return block.accepts_breakpoint and block.stability < Stability.VOLATILE and not block.ephemeral

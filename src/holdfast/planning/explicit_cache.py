@@ -46,16 +46,16 @@ class SkipCache(msgspec.Struct, frozen=True):
 
 class CreateCache(msgspec.Struct, frozen=True):
     reason: str
-    instead_of: ExplicitCacheState | None = None
+    replaces: ExplicitCacheState | None = None
 
 
 class ExtendCache(msgspec.Struct, frozen=True):
-    kept: ExplicitCacheState
+    cache: ExplicitCacheState
     reason: str
 
 
 class UseCache(msgspec.Struct, frozen=True):
-    kept: ExplicitCacheState
+    cache: ExplicitCacheState
 
 
 ExplicitCacheStep = SkipCache | CreateCache | ExtendCache | UseCache
@@ -90,7 +90,7 @@ def plan_explicit_cache(
     reads = estimate_reads(uncached_calls, uncached_seconds, keeping.ttl_seconds)
     if alive is None or not fits:
         if explicit_cache_pays(price, reads_expected=reads, hours=hours) or keeping.always:
-            return CreateCache(_creation_reason(wanted, keeping, price, uncached_calls), instead_of=alive)
+            return CreateCache(_creation_reason(wanted, keeping, price, uncached_calls), replaces=alive)
         return SkipCache(f"too few reads expected to pay for it: {uncached_calls} uncached calls so far", delete=alive)
     expires_soon = alive.expires_at - at < keeping.ttl_seconds / EXTEND_BELOW_TTL_SHARE
     extending_pays = explicit_cache_pays(price, reads_expected=reads, hours=hours, made=True)

@@ -45,7 +45,7 @@ class IdleTimes(msgspec.Struct, frozen=True):
         bucket = bisect.bisect_right(EDGES_SECONDS, seconds)
         return IdleTimes((*self.counts[:bucket], self.counts[bucket] + 1, *self.counts[bucket + 1 :]))
 
-    def scaled(self, total_max: float) -> "IdleTimes":
+    def scaled_to(self, total_max: float) -> "IdleTimes":
         """The same distribution, scaled down to at most `total_max` samples."""
         if self.total <= total_max:
             return self
@@ -54,7 +54,7 @@ class IdleTimes(msgspec.Struct, frozen=True):
     def __add__(self, other: "IdleTimes") -> "IdleTimes":
         return IdleTimes(tuple(map(operator.add, self.counts, other.counts)))
 
-    def chance(self, above_seconds: float, upto_seconds: float, *, given_seconds: float = 0.0) -> float:
+    def probability(self, above_seconds: float, upto_seconds: float, *, given_seconds: float = 0.0) -> float:
         """Probability that an idle time ends in (above, upto], given that it has lasted `given_seconds` already."""
         # P(a < G <= b | G > c) = weight(max(a, c), b) / weight(c, inf).
         remaining = self._weight(given_seconds, float("inf")) if given_seconds > 0 else self.total
@@ -86,7 +86,7 @@ def expected_idle_times(own: IdleTimes, others: IdleTimes) -> IdleTimes:
 @functools.lru_cache(maxsize=64)
 def _seed(others: IdleTimes) -> IdleTimes:
     """What a session starts with; cached because it is the same for all of the session's calls."""
-    return others.scaled(HISTORY_CALLS_MAX) + prior_idle_times()
+    return others.scaled_to(HISTORY_CALLS_MAX) + prior_idle_times()
 
 
 class IdleTimesByCause(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class IdleTimesByCause(msgspec.Struct, frozen=True):
     def all(self) -> IdleTimes:
         return self.tool + self.person
 
-    def of(self, waits_for: WaitsFor) -> IdleTimes:
+    def waiting_for(self, waits_for: WaitsFor) -> IdleTimes:
         return self.tool if waits_for == "tool" else self.person
 
     def add(self, seconds: float, waited_for: WaitsFor) -> "IdleTimesByCause":
@@ -107,13 +107,13 @@ class IdleTimesByCause(msgspec.Struct, frozen=True):
             return IdleTimesByCause(self.tool.add(seconds), self.person)
         return IdleTimesByCause(self.tool, self.person.add(seconds))
 
-    def scaled(self, total_max: float) -> "IdleTimesByCause":
+    def scaled_to(self, total_max: float) -> "IdleTimesByCause":
         """The same distributions, scaled down to at most `total_max` samples in both together."""
         total = self.tool.total + self.person.total
         if total <= total_max:
             return self
         return IdleTimesByCause(
-            *(idle_times.scaled(idle_times.total * total_max / total) for idle_times in (self.tool, self.person))
+            *(idle_times.scaled_to(idle_times.total * total_max / total) for idle_times in (self.tool, self.person))
         )
 
     def __add__(self, other: "IdleTimesByCause") -> "IdleTimesByCause":

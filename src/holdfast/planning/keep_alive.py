@@ -39,15 +39,15 @@ class IdleSession(msgspec.Struct, frozen=True):
 
     prompt_tokens: int
     held_tokens: int
-    lifetime: Ttl
+    ttl: Ttl
     idle_seconds: float
-    upgrade: float
+    upgrade_probability: float
     reply_tokens: int = 0
 
 
 def plan_ping(idle: IdleSession, idle_times: IdleTimes, times: PriceMultipliers) -> Ping | None:
     """The next ping, if keeping the cache warm is expected to be cheaper than letting it expire."""
-    if idle.lifetime == "1h":
+    if idle.ttl == "1h":
         gain = _refresh_gain(idle, idle_times, times, ttl="1h")
         return _ping("1h", "1h", gain) if gain > 0 else None
     refresh_gain = _refresh_gain(idle, idle_times, times, ttl="5m")
@@ -80,7 +80,7 @@ def _refresh_gain(idle: IdleSession, idle_times: IdleTimes, times: PriceMultipli
     starts = [first_at + number * step + PING_MARGIN_SECONDS for number in range(PINGS_AHEAD_MAX[ttl])]
     return float(
         best_ping_count(
-            [idle_times.chance(start, start + step, given_seconds=first_at) for start in starts],
+            [idle_times.probability(start, start + step, given_seconds=first_at) for start in starts],
             read=times.read,
             write=times.write_5m,
             prompt_tokens=idle.prompt_tokens,
@@ -92,7 +92,7 @@ def _refresh_gain(idle: IdleSession, idle_times: IdleTimes, times: PriceMultipli
 def _upgrade_gain(idle: IdleSession, idle_times: IdleTimes, times: PriceMultipliers) -> float:
     """What one ping with a 1-hour breakpoint saves if the session returns within that hour."""
     first_at = idle.idle_seconds + TTL_SECONDS["5m"] - PING_MARGIN_SECONDS
-    return_probability = idle_times.chance(
+    return_probability = idle_times.probability(
         first_at + PING_MARGIN_SECONDS, first_at + TTL_SECONDS["1h"], given_seconds=first_at
     )
     return float(
@@ -100,7 +100,7 @@ def _upgrade_gain(idle: IdleSession, idle_times: IdleTimes, times: PriceMultipli
             idle.prompt_tokens,
             idle.reply_tokens,
             return_probability,
-            upgrade_probability=idle.upgrade,
+            upgrade_probability=idle.upgrade_probability,
             times=times,
             closing_tokens=CLOSING_TOKENS,
             held_tokens=idle.held_tokens,

@@ -51,34 +51,42 @@ class ObservedFloor(msgspec.Struct, frozen=True):
     """Observations: the largest prompt with a breakpoint of which nothing was cached, how many such prompts there
     were, and the smallest of which something was cached. New evidence replaces what it contradicts."""
 
-    above_tokens: int = 0
+    uncached_tokens_max: int = 0
     misses: int = 0
-    upto_tokens: int | None = None
+    cached_tokens_min: int | None = None
 
-    def seen(self, tokens: int, *, cached: bool) -> "ObservedFloor":
+    def with_outcome(self, tokens: int, *, cached: bool) -> "ObservedFloor":
         """Add the outcome of one prompt with a breakpoint at its end."""
         if not cached:
-            smallest = None if self.upto_tokens is not None and self.upto_tokens <= tokens else self.upto_tokens
-            return ObservedFloor(max(self.above_tokens, tokens), self.misses + 1, smallest)
-        smallest = tokens if self.upto_tokens is None else min(tokens, self.upto_tokens)
-        if tokens <= self.above_tokens:
-            return ObservedFloor(upto_tokens=smallest)
-        return ObservedFloor(self.above_tokens, self.misses, smallest)
+            smallest = (
+                None
+                if self.cached_tokens_min is not None and self.cached_tokens_min <= tokens
+                else self.cached_tokens_min
+            )
+            return ObservedFloor(max(self.uncached_tokens_max, tokens), self.misses + 1, smallest)
+        smallest = tokens if self.cached_tokens_min is None else min(tokens, self.cached_tokens_min)
+        if tokens <= self.uncached_tokens_max:
+            return ObservedFloor(cached_tokens_min=smallest)
+        return ObservedFloor(self.uncached_tokens_max, self.misses, smallest)
 
     def __add__(self, later: "ObservedFloor") -> "ObservedFloor":
         """Both observations, `later` after this one."""
         combined = self
         if later.misses:
-            combined = combined.seen(later.above_tokens, cached=False)
+            combined = combined.with_outcome(later.uncached_tokens_max, cached=False)
             combined = msgspec.structs.replace(combined, misses=self.misses + later.misses)
-        return combined.seen(later.upto_tokens, cached=True) if later.upto_tokens is not None else combined
+        return (
+            combined.with_outcome(later.cached_tokens_min, cached=True)
+            if later.cached_tokens_min is not None
+            else combined
+        )
 
-    def corrected(self, table_tokens: int) -> int:
+    def corrected_floor(self, table_tokens: int) -> int:
         """The floor to plan with."""
-        if self.upto_tokens is not None and self.upto_tokens < table_tokens:
-            return self.upto_tokens
-        if self.misses >= MISSES_MIN and table_tokens <= self.above_tokens < table_tokens * FLOOR_FACTOR_MAX:
-            return self.above_tokens + 1
+        if self.cached_tokens_min is not None and self.cached_tokens_min < table_tokens:
+            return self.cached_tokens_min
+        if self.misses >= MISSES_MIN and table_tokens <= self.uncached_tokens_max < table_tokens * FLOOR_FACTOR_MAX:
+            return self.uncached_tokens_max + 1
         return table_tokens
 
 
@@ -93,11 +101,11 @@ class UpgradeBelief(msgspec.Struct, frozen=True):
     lost: int = 0
 
     @property
-    def chance(self) -> float:
+    def probability(self) -> float:
         """Probability that TTLs upgrade: the logistic function of the log odds."""
         return 1 / (1 + math.exp(-self.log_odds))
 
-    def seen(self, *, read: bool) -> "UpgradeBelief":
+    def with_observation(self, *, read: bool) -> "UpgradeBelief":
         """Add one pause that was longer than the short TTL and shorter than the long one."""
         # Bayes' rule in log odds: add ln(P(observation | upgrades) / P(observation | no upgrades)).
         if_true, if_false = (
@@ -118,10 +126,10 @@ def _bounded(log_odds: float) -> float:
 class LearnedParameters(msgspec.Struct, frozen=True):
     """Parameters learned from earlier sessions: idle times, session length, and observed provider behaviour."""
 
-    gaps: IdleTimesByCause = IdleTimesByCause()
+    idle_times: IdleTimesByCause = IdleTimesByCause()
     sessions: float = 0.0
     calls: float = 0.0
-    belief: UpgradeBelief = UpgradeBelief()
+    upgrade_belief: UpgradeBelief = UpgradeBelief()
     floor: ObservedFloor = ObservedFloor()
 
     @property
@@ -139,11 +147,11 @@ class Anchor(msgspec.Struct, frozen=True):
     It is `sound` if it was written with the 1-hour TTL from its first token on. It is `telling` if this session wrote
     everything before it with the 5-minute TTL: then whether it survives a pause shows whether TTLs upgrade."""
 
-    piece: int
+    block: int
     tokens: int
     used_at: float
-    sound: bool
-    telling: bool = False
+    is_sound: bool
+    is_evidence: bool = False
 
 
 BaseTtl = Literal["none", "short", "long", "unknown"]
@@ -161,18 +169,18 @@ class CacheMemory(msgspec.Struct, frozen=True):
     """
 
     calls: int = 0
-    gaps: IdleTimesByCause = IdleTimesByCause()
+    idle_times: IdleTimesByCause = IdleTimesByCause()
     last_at: float | None = None
     used_at: float | None = None
     waited_for: WaitedFor = "start"
-    tail_piece: int | None = None
+    tail_block: int | None = None
     tail_tokens: int = 0
-    kept_tokens: int = 0
-    pieces: int = 0
+    cached_tokens: int = 0
+    blocks: int = 0
     reply_tokens: int = 0
-    base: BaseTtl = "none"
+    base_ttl: BaseTtl = "none"
     anchor: Anchor | None = None
-    belief: UpgradeBelief = UpgradeBelief()
+    upgrade_belief: UpgradeBelief = UpgradeBelief()
     floor: ObservedFloor = ObservedFloor()
 
 
@@ -180,10 +188,10 @@ def forget_cached(memory: CacheMemory) -> CacheMemory:
     """The memory after the prefix changed: idle times and learned behaviour stay, everything cached is forgotten."""
     return CacheMemory(
         calls=memory.calls,
-        gaps=memory.gaps,
+        idle_times=memory.idle_times,
         last_at=memory.last_at,
         waited_for=memory.waited_for,
-        belief=memory.belief,
+        upgrade_belief=memory.upgrade_belief,
         floor=memory.floor,
     )
 
@@ -195,16 +203,20 @@ def keep_leading_blocks(
 
     That entry has `tokens`; entries that reach further can no longer be read.
     """
-    surviving = [breakpoint for breakpoint in request.marks if breakpoint.piece < blocks] if request is not None else []
+    surviving = (
+        [breakpoint for breakpoint in request.breakpoints if breakpoint.block_index < blocks]
+        if request is not None
+        else []
+    )
     if not surviving or not tokens or memory.used_at is None:
         return forget_cached(memory)
-    anchor = memory.anchor if memory.anchor is not None and memory.anchor.piece < blocks else None
+    anchor = memory.anchor if memory.anchor is not None and memory.anchor.block < blocks else None
     return msgspec.structs.replace(
         memory,
-        tail_piece=surviving[-1].piece,
+        tail_block=surviving[-1].block_index,
         tail_tokens=tokens,
-        kept_tokens=tokens,
-        pieces=surviving[-1].piece + 1,
+        cached_tokens=tokens,
+        blocks=surviving[-1].block_index + 1,
         reply_tokens=0,
         anchor=anchor,
     )
@@ -215,7 +227,7 @@ def distrust_anchor(memory: CacheMemory) -> CacheMemory:
     read next is no evidence about TTL upgrades."""
     if memory.anchor is None:
         return memory
-    return msgspec.structs.replace(memory, anchor=msgspec.structs.replace(memory.anchor, telling=False))
+    return msgspec.structs.replace(memory, anchor=msgspec.structs.replace(memory.anchor, is_evidence=False))
 
 
 def live_anchor(memory: CacheMemory, at: float) -> Anchor | None:
@@ -231,9 +243,9 @@ def guaranteed_read_tokens(memory: CacheMemory, at: float) -> int:
     its first token.
     """
     if memory.used_at is not None and at - memory.used_at < TTL_SECONDS["5m"]:
-        return memory.kept_tokens
+        return memory.cached_tokens
     anchor = live_anchor(memory, at)
-    return anchor.tokens if anchor is not None and anchor.sound else 0
+    return anchor.tokens if anchor is not None and anchor.is_sound else 0
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -243,43 +255,43 @@ class RequestRecord(msgspec.Struct, frozen=True):
     """
 
     at: float
-    marks: tuple[Breakpoint, ...]
-    pieces: int
+    breakpoints: tuple[Breakpoint, ...]
+    blocks: int
     waited_for: WaitedFor = "start"
     floor_tokens: int | None = None
 
 
 def memory_after_call(memory: CacheMemory, sent: RequestRecord, usage: Usage) -> CacheMemory:
     """The memory after a call, with the usage that the provider reported."""
-    tail = sent.marks[-1] if sent.marks else None
+    tail = sent.breakpoints[-1] if sent.breakpoints else None
     anchor, belief = _anchor_after_request(memory, sent.at, usage)
     base = _base_ttl(memory, anchor, sent.at, usage)
     floor = memory.floor
-    if tail is not None and tail.piece == sent.pieces - 1 and sent.floor_tokens is not None:
+    if tail is not None and tail.block_index == sent.blocks - 1 and sent.floor_tokens is not None:
         cached = usage.cache_read + usage.cache_write > 0
         if cached != (usage.tokens_sent >= sent.floor_tokens):
             # Only surprises are evidence about the floor: expected outcomes would only grow the counts.
-            floor = floor.seen(usage.tokens_sent, cached=cached)
+            floor = floor.with_outcome(usage.tokens_sent, cached=cached)
     if tail is not None and tail.ttl == "1h":
-        fresh = Anchor(tail.piece, usage.tokens_sent, sent.at, sound=False)
+        fresh = Anchor(tail.block_index, usage.tokens_sent, sent.at, is_sound=False)
         anchor = _new_anchor(anchor, fresh, base, read=usage.cache_read)
-    idle_times = memory.gaps
+    idle_times = memory.idle_times
     if memory.last_at is not None:
         idle_times = idle_times.add(sent.at - memory.last_at, "tool" if sent.waited_for == "tool" else "person")
     return CacheMemory(
         calls=memory.calls + 1,
-        gaps=idle_times,
+        idle_times=idle_times,
         last_at=sent.at,
         used_at=sent.at,
         waited_for=sent.waited_for,
-        tail_piece=tail.piece if tail else None,
+        tail_block=tail.block_index if tail else None,
         tail_tokens=usage.tokens_sent,
-        kept_tokens=usage.cache_read + usage.cache_write,
-        pieces=sent.pieces,
+        cached_tokens=usage.cache_read + usage.cache_write,
+        blocks=sent.blocks,
         reply_tokens=usage.output,
-        base=base,
+        base_ttl=base,
         anchor=anchor,
-        belief=belief,
+        upgrade_belief=belief,
         floor=floor,
     )
 
@@ -289,19 +301,19 @@ def memory_after_ping(memory: CacheMemory, ping: PingResult) -> CacheMemory:
     anchor, belief = _anchor_after_request(memory, ping.at, ping.usage)
     base = _base_ttl(memory, anchor, ping.at, ping.usage)
     if ping.ttl == "1h":
-        fresh = Anchor(ping.piece, ping.marked_tokens, ping.at, sound=False)
+        fresh = Anchor(ping.block, ping.prefix_tokens, ping.at, is_sound=False)
         anchor = _new_anchor(anchor, fresh, base, read=ping.usage.cache_read)
     return msgspec.structs.replace(
         memory,
         used_at=ping.at,
-        tail_piece=ping.piece,
-        tail_tokens=ping.marked_tokens,
-        kept_tokens=ping.usage.cache_read + ping.usage.cache_write,
-        pieces=ping.pieces,
-        reply_tokens=memory.reply_tokens if ping.pieces == memory.pieces else 0,
-        base=base,
+        tail_block=ping.block,
+        tail_tokens=ping.prefix_tokens,
+        cached_tokens=ping.usage.cache_read + ping.usage.cache_write,
+        blocks=ping.blocks,
+        reply_tokens=memory.reply_tokens if ping.blocks == memory.blocks else 0,
+        base_ttl=base,
         anchor=anchor,
-        belief=belief,
+        upgrade_belief=belief,
     )
 
 
@@ -310,12 +322,12 @@ def _anchor_after_request(memory: CacheMemory, at: float, usage: Usage) -> tuple
 
     Only a request after the short TTL is evidence: before that, every entry can be read.
     """
-    anchor, belief = live_anchor(memory, at), memory.belief
+    anchor, belief = live_anchor(memory, at), memory.upgrade_belief
     if anchor is None:
         return None, belief
     if memory.used_at is not None and at - memory.used_at >= TTL_SECONDS["5m"]:
         held = usage.cache_read >= anchor.tokens * READ_SHARE_MIN
-        belief = belief.seen(read=held) if anchor.telling else belief
+        belief = belief.with_observation(read=held) if anchor.is_evidence else belief
         if not held:
             return None, belief
     return msgspec.structs.replace(anchor, used_at=at), belief
@@ -327,14 +339,14 @@ def _base_ttl(memory: CacheMemory, anchor: Anchor | None, at: float, usage: Usag
         # Nothing was read, so this request wrote everything that is cached now; the TTL is that of most of it.
         return "long" if usage.cache_write_1h > usage.cache_write_5m else "short" if usage.cache_write else "none"
     in_time = memory.used_at is not None and at - memory.used_at < TTL_SECONDS["5m"]
-    return memory.base if memory.pieces and (in_time or anchor is not None) else "unknown"
+    return memory.base_ttl if memory.blocks and (in_time or anchor is not None) else "unknown"
 
 
 def _new_anchor(previous: Anchor | None, fresh: Anchor, base: BaseTtl, *, read: int) -> Anchor:
     """The new anchor: sound if nothing of it was read, or nothing beyond what a sound anchor held."""
-    covered = previous is not None and previous.sound and read <= previous.tokens / READ_SHARE_MIN
+    covered = previous is not None and previous.is_sound and read <= previous.tokens / READ_SHARE_MIN
     sound = read == 0 or covered
-    return msgspec.structs.replace(fresh, sound=sound, telling=not sound and base == "short")
+    return msgspec.structs.replace(fresh, is_sound=sound, is_evidence=not sound and base == "short")
 
 
 def learned_after_session(learned: LearnedParameters, memory: CacheMemory) -> LearnedParameters:
@@ -342,12 +354,12 @@ def learned_after_session(learned: LearnedParameters, memory: CacheMemory) -> Le
     if not memory.calls:
         return learned
     # The session's end counts as an infinite idle time: pings are also paid for people who never return.
-    with_end = memory.gaps.add(math.inf, "person")
+    with_end = memory.idle_times.add(math.inf, "person")
     return LearnedParameters(
-        gaps=(learned.gaps + with_end).scaled(LEARNED_IDLE_TIMES_MAX),
+        idle_times=(learned.idle_times + with_end).scaled_to(LEARNED_IDLE_TIMES_MAX),
         sessions=learned.sessions + 1,
         calls=learned.calls + memory.calls,
-        belief=learned.belief + memory.belief,
+        upgrade_belief=learned.upgrade_belief + memory.upgrade_belief,
         floor=learned.floor + memory.floor,
     )
 
@@ -388,14 +400,14 @@ def make_learned_record(memory: CacheMemory, scene: LearningScope) -> CacheLearn
         route=scene.route,
         workspace_hash=scene.workspace_hash,
         calls=memory.calls,
-        tool_gaps=memory.gaps.tool.counts,
-        person_gaps=memory.gaps.person.counts,
-        anchors_read=memory.belief.read,
-        anchors_lost=memory.belief.lost,
-        upgrade_log_odds=memory.belief.log_odds,
-        floor_above_tokens=memory.floor.above_tokens,
+        tool_idle_times=memory.idle_times.tool.counts,
+        person_idle_times=memory.idle_times.person.counts,
+        anchors_read=memory.upgrade_belief.read,
+        anchors_lost=memory.upgrade_belief.lost,
+        upgrade_log_odds=memory.upgrade_belief.log_odds,
+        floor_above_tokens=memory.floor.uncached_tokens_max,
         floor_misses=memory.floor.misses,
-        floor_upto_tokens=memory.floor.upto_tokens,
+        floor_at_most_tokens=memory.floor.cached_tokens_min,
     )
 
 
@@ -419,16 +431,16 @@ def combine_learned(events: Iterable[Event], scene: LearningScope, *, session_id
     learned = NOTHING_LEARNED
     for (session, model, route), record in newest.items():
         if idle_times.get(session) is record:
-            learned = learned_after_session(learned, CacheMemory(calls=record.calls, gaps=_rhythm(record)))
+            learned = learned_after_session(learned, CacheMemory(calls=record.calls, idle_times=_rhythm(record)))
         if (model, route) == (scene.model, scene.route):
             learned = msgspec.structs.replace(
-                learned, belief=learned.belief + _belief(record), floor=learned.floor + _floor(record)
+                learned, upgrade_belief=learned.upgrade_belief + _belief(record), floor=learned.floor + _floor(record)
             )
     return learned
 
 
 def _rhythm(record: CacheLearned) -> IdleTimesByCause:
-    return IdleTimesByCause(_gaps(record.tool_gaps), _gaps(record.person_gaps))
+    return IdleTimesByCause(_gaps(record.tool_idle_times), _gaps(record.person_idle_times))
 
 
 def _gaps(counts: tuple[float, ...]) -> IdleTimes:
@@ -443,4 +455,4 @@ def _belief(record: CacheLearned) -> UpgradeBelief:
 
 
 def _floor(record: CacheLearned) -> ObservedFloor:
-    return ObservedFloor(record.floor_above_tokens, record.floor_misses, record.floor_upto_tokens)
+    return ObservedFloor(record.floor_above_tokens, record.floor_misses, record.floor_at_most_tokens)

@@ -29,8 +29,8 @@ class CallStep(msgspec.Struct, frozen=True):
 
     prompt_tokens: int
     shared_tokens: int
-    gap_seconds: float | None
-    replied_tokens: int = 0
+    idle_seconds: float | None
+    reply_tokens: int = 0
 
 
 class TokenRates(msgspec.Struct, frozen=True):
@@ -74,10 +74,10 @@ def _one_ttl_cost(steps: Sequence[CallStep], read: float, write: float, seconds:
     previous_tokens = 0
     for step in steps:
         rewrite_cost = write * step.prompt_tokens
-        if step.gap_seconds is None:
+        if step.idle_seconds is None:
             total += rewrite_cost
         else:
-            pings = math.floor(step.gap_seconds / seconds)
+            pings = math.floor(step.idle_seconds / seconds)
             warm_cost = read * step.shared_tokens + write * (step.prompt_tokens - step.shared_tokens)
             total += warm_cost if not pings else min(rewrite_cost, pings * read * previous_tokens + warm_cost)
         previous_tokens = step.prompt_tokens
@@ -123,15 +123,15 @@ def optimal_cost(steps: Sequence[CallStep], rates: TokenRates, *, upgrades: bool
 
 
 def _may_send_uncached(step: CallStep, next_step: CallStep | None, rates: TokenRates) -> bool:
-    if next_step is None or next_step.gap_seconds is None:
+    if next_step is None or next_step.idle_seconds is None:
         return True
-    is_read_next = next_step.gap_seconds < rates.short_seconds and next_step.shared_tokens >= step.prompt_tokens
+    is_read_next = next_step.idle_seconds < rates.short_seconds and next_step.shared_tokens >= step.prompt_tokens
     return not is_read_next or rates.short + rates.read > 2 * rates.plain
 
 
 def _after_gap(state: _State, step: CallStep, rates: TokenRates, *, upgrades: bool) -> Iterator[_State]:
     """The possible cache states when the call begins, with the pings paid for; letting everything expire is one."""
-    gap = step.gap_seconds
+    gap = step.idle_seconds
     if gap is None:
         yield _State(state.cost, 0, 0)
         return
@@ -156,19 +156,19 @@ def _after_upgrade_ping(state: _State, step: CallStep, gap: float, rates: TokenR
 
     Minutes left over are bridged by plain pings at the start, where there is no reply to read yet.
     """
-    held_tokens = state.short + step.replied_tokens
+    held_tokens = state.short + step.reply_tokens
     hourly_max = math.floor(max(0.0, gap - rates.short_seconds) / rates.long_seconds)
     for hourly_pings in {hourly_max, max(0, hourly_max - 1)}:
         remaining_seconds = gap - (hourly_pings + 1) * rates.long_seconds
         plain_pings = max(0, math.floor(remaining_seconds / rates.short_seconds))
         ping_cost = (plain_pings + 1) * rates.read * state.short + hourly_pings * rates.read * held_tokens
-        yield _State(state.cost + ping_cost + rates.long * step.replied_tokens, held_tokens, held_tokens)
+        yield _State(state.cost + ping_cost + rates.long * step.reply_tokens, held_tokens, held_tokens)
 
 
 def _after_call(
     state: _State, step: CallStep, rates: TokenRates, *, upgrades: bool, uncached_allowed: bool
 ) -> Iterator[_State]:
-    readable = step.shared_tokens + step.replied_tokens
+    readable = step.shared_tokens + step.reply_tokens
     read, long = min(state.short, readable), min(state.long, readable)
     rest_tokens, prompt_tokens = step.prompt_tokens - read, step.prompt_tokens
     cost = state.cost + rates.read * read

@@ -29,7 +29,7 @@ def plan_cache(
     A provider with an implicit cache gets none: there the session's cache key and an unchanged prefix are the plan.
     `keep_small` is explained in `plan_call`. A `ttl` that the provider supports overrides that of every breakpoint.
     """
-    rules, buffer = moment.rules, moment.scroll
+    rules, buffer = moment.rules, moment.buffer
     if rules.kind == "marks" and profile == "default" and {"5m", "1h"} <= rules.ttls_seconds.keys():
         planned = plan_adaptive_call(moment, memory, learned, keep_small=keep_small)
         base_plan, stakes = planned.plan, planned.stakes
@@ -37,16 +37,16 @@ def plan_cache(
     else:
         base_plan = place_breakpoints(buffer, rules, profile=profile)
         # The size of the last prompt as reported, plus our estimate for the blocks added since.
-        continues = bool(memory.pieces) and memory.pieces <= len(buffer.tokens)
-        prompt = memory.tail_tokens + sum(buffer.tokens[memory.pieces :]) if continues else buffer.tokens_total
+        continues = bool(memory.blocks) and memory.blocks <= len(buffer.tokens)
+        prompt = memory.tail_tokens + sum(buffer.tokens[memory.blocks :]) if continues else buffer.tokens_total
         warmth = PromptWarmth(prompt, min(memory.tail_tokens, prompt) if continues else 0)
     if ttl is not None and ttl in rules.ttls_seconds:
-        forced = tuple(_with_ttl(ttl, breakpoint) for breakpoint in base_plan.marks)
-        base_plan = msgspec.structs.replace(base_plan, marks=forced)
-    idle_times = expected_idle_times(memory.gaps.all, learned.gaps.all)
-    priced = add_savings(base_plan.marks, buffer, warmth, idle_times, rules=rules, price=moment.price)
+        forced = tuple(_with_ttl(ttl, breakpoint) for breakpoint in base_plan.breakpoints)
+        base_plan = msgspec.structs.replace(base_plan, breakpoints=forced)
+    idle_times = expected_idle_times(memory.idle_times.all, learned.idle_times.all)
+    priced = add_savings(base_plan.breakpoints, buffer, warmth, idle_times, rules=rules, price=moment.price)
     return msgspec.structs.replace(
-        base_plan, marks=priced, expected_read_tokens=guaranteed_read_tokens(memory, moment.at)
+        base_plan, breakpoints=priced, expected_read_tokens=guaranteed_read_tokens(memory, moment.at)
     )
 
 
@@ -85,7 +85,7 @@ def add_savings(
         # then reads the tokens between the previous breakpoint and this one instead of paying the input price:
         #   q (i - r) (tokens_upto - tokens_before).
         # Those not cached yet cost w - i more now. The sum over all breakpoints is the saving of the plan.
-        return_probability = idle_times.chance(0.0, float(rules.ttls_seconds.get(breakpoint.ttl, 0)))
+        return_probability = idle_times.probability(0.0, float(rules.ttls_seconds.get(breakpoint.ttl, 0)))
         written_tokens = max(0, tokens_upto - max(tokens_before, warmth.hit_tokens))
         gain = Decimal(return_probability) * (price.input - price.cache_read) * (tokens_upto - tokens_before)
         write_premium = (cache_write_rate(breakpoint.ttl, price) - price.input) * written_tokens
@@ -115,10 +115,10 @@ def _tokens_upto(breakpoints: Sequence[Breakpoint], buffer: RequestBuffer, promp
     all_tokens: list[int] = []
     last_block, last_tokens = -1, 0
     for breakpoint in breakpoints:
-        if breakpoint.piece - last_block <= len(buffer.tokens) - breakpoint.piece:
-            last_tokens += sum(buffer.tokens[last_block + 1 : breakpoint.piece + 1])
+        if breakpoint.block_index - last_block <= len(buffer.tokens) - breakpoint.block_index:
+            last_tokens += sum(buffer.tokens[last_block + 1 : breakpoint.block_index + 1])
         else:
-            last_tokens = estimated_total - sum(buffer.tokens[breakpoint.piece + 1 :])
-        last_block = breakpoint.piece
+            last_tokens = estimated_total - sum(buffer.tokens[breakpoint.block_index + 1 :])
+        last_block = breakpoint.block_index
         all_tokens.append(min(prompt_tokens, round(last_tokens * scale)))
     return all_tokens

@@ -21,7 +21,7 @@ class PlanningMoment(msgspec.Struct, frozen=True):
     call started, None for the first call.
     """
 
-    scroll: RequestBuffer
+    buffer: RequestBuffer
     rules: CacheRules
     price: Price
     at: float
@@ -39,9 +39,9 @@ class PingResult(msgspec.Struct, frozen=True):
     at: float
     ttl: Ttl
     usage: Usage
-    piece: int
-    pieces: int
-    marked_tokens: int
+    block: int
+    blocks: int
+    prefix_tokens: int
 
 
 class Ping(msgspec.Struct, frozen=True):
@@ -59,14 +59,14 @@ class CachePolicy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def marks(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
+    def choose_breakpoints(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
         """The breakpoints of this request; legal for the provider."""
 
-    def heard(self, moment: PlanningMoment, usage: Usage) -> None:
+    def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
         """Take the usage that the provider reported for the call made at this moment."""
 
-    def ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
+    def next_ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
         """The next ping, if one is worth it; called after every call and every ping."""
 
-    def pinged(self, ping: PingResult) -> None:
+    def record_ping(self, ping: PingResult) -> None:
         """Take the result of a ping."""

@@ -49,20 +49,20 @@ class Adapter(WireEncoder, Protocol):
     @property
     def name(self) -> str: ...
 
-    def lower(self, entry: HistoryEntry) -> HistoryEntry | None:
+    def lower_entry(self, entry: HistoryEntry) -> HistoryEntry | None:
         """The entry reduced to what this provider can represent: other blocks are dropped or replaced by text.
 
         Encoding an entry and encoding its lowered form give the same bytes. None if nothing is left. Opaque blocks are
         assumed to be the provider's own.
         """
 
-    def spell(self, segment: Segment) -> tuple[EncodedBlock, ...]:
+    def encode_segment(self, segment: Segment) -> tuple[EncodedBlock, ...]:
         """One encoded block per tool, system text or message block; a function of the segment alone."""
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
         """Fields, as (name, JSON text), that keep a session on one cache: cache keys, TTLs, sticky routing."""
 
-    def opening(self, parameters: Parameters) -> bytes:
+    def request_head(self, parameters: Parameters) -> bytes:
         """The body's JSON object up to the prompt, without the closing brace: everything that is not cacheable."""
 
     def endpoint(self, parameters: Parameters) -> Endpoint: ...
@@ -70,27 +70,27 @@ class Adapter(WireEncoder, Protocol):
     def credentials(self, api_key: str) -> Mapping[str, str]:
         """The headers that carry the API key."""
 
-    def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes: ...
+    def encode_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes: ...
 
-    def read_request(self, body: bytes, headers: Mapping[str, str] = ...) -> WireRequest:
+    def decode_request(self, body: bytes, headers: Mapping[str, str] = ...) -> WireRequest:
         """The inverse of `encode_request`; `ProviderError("invalid_request")` if the body cannot be decoded.
 
         `headers` include the request's path under `PATH_HEADER`, because Gemini names the model in the path.
         """
 
-    def write_reply(self, reply: Reply) -> bytes: ...
+    def encode_reply(self, reply: Reply) -> bytes: ...
 
-    def read_reply(self, body: bytes) -> Reply: ...
+    def decode_reply(self, body: bytes) -> Reply: ...
 
-    def write_stream(self, reply: Reply) -> Iterable[bytes]:
+    def encode_stream(self, reply: Reply) -> Iterable[bytes]:
         """The response as the provider would stream it, one server-sent event per chunk."""
 
-    def stream_reader(self) -> StreamDecoder: ...
+    def make_stream_decoder(self) -> StreamDecoder: ...
 
-    def write_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
+    def encode_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
         """Status and body with which the provider reports such a failure."""
 
-    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError: ...
+    def decode_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError: ...
 
 
 CachingKind = Literal["marks", "prefix", "none"]
@@ -140,22 +140,22 @@ T = TypeVar("T")
 class CacheDiagnosticsAdapter(Protocol):
     """Implemented in addition to `Adapter`. Asking for a diagnosis does not change what is cached."""
 
-    def asked_to_diagnose(self, parameters: Parameters, previous_response_id: str | None) -> Parameters:
+    def request_diagnosis(self, parameters: Parameters, previous_response_id: str | None) -> Parameters:
         """The parameters with a request to compare with an earlier response, if there was one.
 
         Parameters in which the caller already asks for a diagnosis are returned unchanged.
         """
 
-    def compares(self, parameters: Parameters) -> bool:
+    def requests_comparison(self, parameters: Parameters) -> bool:
         """Whether the parameters name an earlier response; without one the response has no diagnosis."""
 
-    def refuses_diagnosis(self, error: ProviderError) -> bool:
+    def is_diagnosis_refusal(self, error: ProviderError) -> bool:
         """Whether a request failed because it asked for a diagnosis."""
 
 
 def expects_diagnosis(adapter: Adapter, parameters: Parameters) -> bool:
     """Whether the response to these parameters can hold a diagnosis; in any other the field is meaningless."""
-    return isinstance(adapter, CacheDiagnosticsAdapter) and adapter.compares(parameters)
+    return isinstance(adapter, CacheDiagnosticsAdapter) and adapter.requests_comparison(parameters)
 
 
 def decode_or_none(decode: Callable[[bytes], T], raw: bytes) -> T | None:
@@ -170,10 +170,10 @@ def decode_or_none(decode: Callable[[bytes], T], raw: bytes) -> T | None:
 class PingAdapter(Protocol):
     """Implemented in addition to `Adapter`. Such a ping refreshes what it reads and writes at its breakpoints."""
 
-    def emptied(self, parameters: Parameters) -> Parameters:
+    def ping_parameters(self, parameters: Parameters) -> Parameters:
         """The parameters for a ping: no output, not streamed. What the cache key depends on stays."""
 
-    def conflict_with_empty(self, parameters: Parameters) -> str | None:
+    def find_ping_conflict(self, parameters: Parameters) -> str | None:
         """The parameter that makes the provider refuse such a ping, or None."""
 
 
@@ -191,18 +191,18 @@ class ExplicitCacheEntry(msgspec.Struct, frozen=True):
 class ExplicitCacheAdapter(Protocol):
     """Implemented in addition to `Adapter`; each request is an endpoint and a body."""
 
-    def create_cache(self, parameters: Parameters, head: bytes, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
+    def encode_create_cache(self, parameters: Parameters, head: bytes, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
         """`head` holds the cacheable bytes of the request's stable prefix."""
 
-    def extend_cache(self, name: str, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
+    def encode_extend_cache(self, name: str, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
         """Set the remaining TTL, counted from now."""
 
-    def delete_cache(self, name: str) -> tuple[Endpoint, bytes]: ...
+    def encode_delete_cache(self, name: str) -> tuple[Endpoint, bytes]: ...
 
-    def read_cache(self, body: bytes) -> ExplicitCacheEntry: ...
+    def decode_cache(self, body: bytes) -> ExplicitCacheEntry: ...
 
-    def refer_to(self, parameters: Parameters, name: str) -> Parameters:
+    def reference_cache(self, parameters: Parameters, name: str) -> Parameters:
         """The parameters of a request that names a cache instead of sending the stable prefix."""
 
-    def is_lost(self, error: ProviderError) -> bool:
+    def is_cache_missing(self, error: ProviderError) -> bool:
         """Whether a request failed because the cache it named no longer exists."""

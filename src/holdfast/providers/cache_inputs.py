@@ -104,11 +104,11 @@ def automatic_breakpoint(
 ) -> tuple[Breakpoint, ...]:
     """The breakpoint after all others; none if it was not asked for, is not supported, or is already there."""
     cache_control = extra_field(parameters, "cache_control")
-    if cache_control is None or not rules.takes_automatic_mark:
+    if cache_control is None or not rules.accepts_automatic_breakpoint:
         return ()
     # On the last cacheable block: an ineligible one makes the provider walk back (Anthropic, "Prompt caching").
-    last = next((index for index in reversed(range(len(blocks))) if blocks[index].markable), None)
-    if last is None or any(point.piece == last for point in breakpoints):
+    last = next((index for index in reversed(range(len(blocks))) if blocks[index].accepts_breakpoint), None)
+    if last is None or any(point.block_index == last for point in breakpoints):
         return ()
     return (Breakpoint(last, "1h" if nested_field(cache_control, "ttl") == "1h" else "5m", "automatic"),)
 

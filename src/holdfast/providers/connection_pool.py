@@ -16,23 +16,23 @@ class RequestQueue:
     """A queue that limits concurrent requests, first come, first served."""
 
     def __init__(self) -> None:
-        self.under_way = 0
+        self.in_progress = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
-    async def place(self, requests_max: int) -> AsyncIterator[None]:
+    async def slot(self, requests_max: int) -> AsyncIterator[None]:
         """Hold a slot while a request is in progress; waits while `requests_max` others are."""
         await self._enter(requests_max)
         try:
             yield
         finally:
-            self.under_way -= 1
+            self.in_progress -= 1
             self._admit()
 
     async def _enter(self, requests_max: int) -> None:
         # Waiting requests go first: a new one must not overtake them.
-        if self.under_way < requests_max and not self._waiting:
-            self.under_way += 1
+        if self.in_progress < requests_max and not self._waiting:
+            self.in_progress += 1
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append((requests_max, turn))
@@ -40,18 +40,18 @@ class RequestQueue:
             await turn
         except asyncio.CancelledError:
             # Cancelled in the moment in which the slot was granted: return it.
-            self.under_way -= turn.done() and not turn.cancelled()
+            self.in_progress -= turn.done() and not turn.cancelled()
             self._admit()
             raise
 
     def _admit(self) -> None:
         while self._waiting:
             requests_max, turn = self._waiting[0]
-            if not turn.done() and self.under_way >= requests_max:
+            if not turn.done() and self.in_progress >= requests_max:
                 return
             self._waiting.popleft()
             if not turn.done():
-                self.under_way += 1
+                self.in_progress += 1
                 turn.set_result(None)
 
 
@@ -59,8 +59,8 @@ class PooledHost:
     """One host's connections, opened by the first request and closed with the last transport."""
 
     def __init__(self) -> None:
-        self.lane = RequestQueue()
-        self.wires = 0
+        self.queue = RequestQueue()
+        self.transports = 0
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -85,7 +85,7 @@ _hosts: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, PooledHost]] = We
 def acquire_host(url: str) -> PooledHost:
     """The host of this URL, shared by all transports of the running loop. Each call needs a `release_host`."""
     host = _hosts.setdefault(asyncio.get_running_loop(), {}).setdefault(_origin(url), PooledHost())
-    host.wires += 1
+    host.transports += 1
     return host
 
 
@@ -94,8 +94,8 @@ async def release_host(url: str) -> None:
     host = hosts.get(_origin(url))
     if host is None:
         return
-    host.wires -= 1
-    if host.wires <= 0:
+    host.transports -= 1
+    if host.transports <= 0:
         del hosts[_origin(url)]
         await host.aclose()
 

@@ -19,14 +19,14 @@ class Provider(msgspec.Struct, frozen=True):
     """
 
     name: str
-    home: str
+    package: str
     base_url: str = ""
     base_url_variable: str = ""
     key_variable: str = ""
 
     @property
     def adapter(self) -> Adapter:
-        return _adapter_in(self.home)
+        return _adapter_in(self.package)
 
     @property
     def is_command(self) -> bool:
@@ -94,7 +94,7 @@ class DetectedApi(msgspec.Struct, frozen=True):
 
     provider: str
     model: str
-    because: str
+    reason: str
 
 
 def detect_api(body: Mapping[str, object], *, model: str | None = None, models: Models | None = None) -> DetectedApi:

@@ -88,7 +88,7 @@ class EventFold(Protocol):
     """Folds one provider's events into a response."""
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the response is complete; events after its end are ignored."""
 
     def take_event(self, event: ServerSentEvent) -> tuple[Delta, ...]:
@@ -132,7 +132,7 @@ class EventStreamDecoder:
 
     def _deltas(self) -> Iterator[Delta]:
         for event in self._events.events():
-            if not self._fold.finished:
+            if not self._fold.is_finished:
                 yield from self._fold.take_event(event)
 
 

@@ -180,7 +180,7 @@ class HttpTransport:
             attempt += 1
             host = self._open()
             response = stream_response(host.connections, request, timeouts=self._timeouts, refusal=self._refusal)
-            async with host.lane.place(self._requests_max), aclosing(response) as chunks:
+            async with host.queue.slot(self._requests_max), aclosing(response) as chunks:
                 try:
                     first = await anext(chunks)
                 except ProviderError as error:
@@ -216,7 +216,7 @@ class HttpTransport:
         key = self._api_key.encode()
         if len(key) >= REDACTED_KEY_CHARS_MIN:
             body = body.replace(key, b"[removed]")
-        return self._adapter.read_error(status, headers, body)
+        return self._adapter.decode_error(status, headers, body)
 
 
 def _validate_url(base_url: str) -> str:

@@ -62,9 +62,9 @@ _ORDER: tuple[PromptSection, ...] = ("tools", "system", "messages")
 
 
 def check_section_order(before: EncodedBlock | None, block: EncodedBlock) -> None:
-    if before is not None and _ORDER.index(before.place) > _ORDER.index(block.place):
+    if before is not None and _ORDER.index(before.section) > _ORDER.index(block.section):
         raise OrderError(
-            f"layer {block.layer!r} ({block.place}) comes after layer {before.layer!r} ({before.place}); "
+            f"layer {block.layer!r} ({block.section}) comes after layer {before.layer!r} ({before.section}); "
             f"the order is {', '.join(_ORDER)}"
         )
 
@@ -87,9 +87,9 @@ def build_prompt(tools: tuple[ToolSpec, ...], system: tuple[Text, ...], entries:
     segments = (
         Segment("tools", Stability.FROZEN, "tools", tools=tools),
         Segment("system", Stability.EPOCH, "system", system=system),
-        Segment("history", Stability.GROWING, "messages", passages=entries),
+        Segment("history", Stability.GROWING, "messages", entries=entries),
     )
-    return Prompt(tuple(segment for segment in segments if segment.tools or segment.system or segment.passages))
+    return Prompt(tuple(segment for segment in segments if segment.tools or segment.system or segment.entries))
 
 
 def build_wire_request(prompt: Prompt, ttls: Sequence[Ttl | None], parameters: Parameters) -> WireRequest:
@@ -101,11 +101,11 @@ def build_wire_request(prompt: Prompt, ttls: Sequence[Ttl | None], parameters: P
 def encode_whole_request(adapter: Adapter, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
     buffer = RequestBuffer(adapter, count=len)
     for segment in prompt.segments:
-        buffer.extend(adapter.spell(segment))
-    indexes = [point.piece for point in plan.marks]
+        buffer.extend(adapter.encode_segment(segment))
+    indexes = [point.block_index for point in plan.breakpoints]
     if len(set(indexes)) < len(indexes):
         raise UserError("two cache breakpoints on one block; keep one of them")
     for index in indexes:
-        if not 0 <= index < len(buffer.pieces):
-            raise UserError(f"a cache breakpoint on block {index}, but the prompt has {len(buffer.pieces)} blocks")
-    return buffer.render(adapter.opening(parameters), plan.marks)
+        if not 0 <= index < len(buffer.blocks):
+            raise UserError(f"a cache breakpoint on block {index}, but the prompt has {len(buffer.blocks)} blocks")
+    return buffer.render(adapter.request_head(parameters), plan.breakpoints)

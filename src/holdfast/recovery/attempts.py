@@ -38,7 +38,7 @@ class Incident(msgspec.Struct, frozen=True):
     attempts_max: int | None = None
     steps: tuple[str, ...] = ()
     first_step: int = 0
-    recovered: bool = False
+    has_recovered: bool = False
     results: tuple[StepResult, ...] = ()
     trigger: RecoveryTrigger | None = None
     follow_up: FollowUp | None = None
@@ -50,7 +50,7 @@ class Incident(msgspec.Struct, frozen=True):
     ended_at: float | None = None
 
     @property
-    def remaining(self) -> tuple[str, ...]:
+    def remaining_steps(self) -> tuple[str, ...]:
         return () if self.state == "succeeded" else self.steps[self.first_step :]
 
 
@@ -104,7 +104,7 @@ def _effective_attempts(
 ) -> tuple[int, int]:
     if incident is None:
         return 0, 0
-    if incident.recovered:
+    if incident.has_recovered:
         return (0 if rules.success_resets else incident.attempts), 0
     last_update_at = incident.ended_at if incident.ended_at is not None else incident.started_at
     if (
@@ -133,14 +133,14 @@ def _apply_event(incident: Incident, payload: RecoveryPayload, at: float) -> Inc
                 attempts_max=attempted.attempts_max,
                 steps=attempted.steps,
                 first_step=attempted.first_step,
-                recovered=False,
+                has_recovered=False,
                 results=(),
                 trigger=attempted.trigger,
                 started_at=at,
                 ended_at=None,
             )
         case RecoverySucceeded(results=results):
-            return change(incident, state="succeeded", results=results, first_step=0, recovered=True, ended_at=at)
+            return change(incident, state="succeeded", results=results, first_step=0, has_recovered=True, ended_at=at)
         case RecoveryFailed(results=results, remaining=remaining, reason=reason):
             first = len(incident.steps) - len(remaining)
             return change(incident, state="failed", results=results, first_step=first, last_failure=reason, ended_at=at)

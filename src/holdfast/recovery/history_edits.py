@@ -14,9 +14,9 @@ HistoryEntries = tuple[HistoryEntry, ...]
 class RepairedView(msgspec.Struct, frozen=True):
     """The entries, how many of them were sent, and whether an entry changed that a model has already replied to."""
 
-    passages: HistoryEntries
-    sent: int
-    moved: bool
+    entries: HistoryEntries
+    sent_count: int
+    has_prefix_changed: bool
 
 
 def filter_entries(
@@ -44,7 +44,7 @@ def apply_repair(entries: HistoryEntries, sent: int, repair: ViewRepair) -> Repa
     match repair:
         case ContextRepaired(splices=splices):
             repaired, repaired_sent = _apply_splices(entries, sent, splices)
-        case ThinkingDropped(passages=count):
+        case ThinkingDropped(entry_count=count):
             kept, kept_sent = filter_entries(entries[:count], min(sent, count), drop_thinking)
             repaired, repaired_sent = kept + entries[count:], kept_sent + max(0, sent - count)
         case _:
@@ -64,7 +64,7 @@ def find_last_user_message(entries: Sequence[HistoryEntry]) -> int:
         entry = entries[index]
         if (
             entry.role == "user"
-            and not entry.injected
+            and not entry.is_injected
             and any(get_result_call_id(block) is None for block in entry.content)
         ):
             return index
@@ -77,8 +77,8 @@ def _apply_splices(entries: HistoryEntries, sent: int, splices: Sequence[Splice]
     for splice in splices:
         # A damaged log may have splices out of order; clamping makes sure that no entry is repeated.
         start = min(max(splice.at, done), len(entries))
-        result += (*entries[done:start], *splice.passages)
+        result += (*entries[done:start], *splice.entries)
         done = min(start + max(0, splice.removed), len(entries))
     result += entries[done:]
-    growth = sum(len(splice.passages) - splice.removed for splice in splices if splice.at < sent)
+    growth = sum(len(splice.entries) - splice.removed for splice in splices if splice.at < sent)
     return tuple(result), min(max(0, sent + growth), len(result))

@@ -43,7 +43,7 @@ class AuditedModel(msgspec.Struct, frozen=True):
     calls: int
     usage: Usage
     spent_usd: float | None
-    judged: bool
+    takes_breakpoints: bool
 
 
 class AuditedSession(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class AuditedSession(msgspec.Struct, frozen=True):
     started_at: float
     model: str
     calls: int
-    cold_calls: int
+    cache_misses: int
     subagents: int
     compactions: int
     usage: Usage
@@ -75,7 +75,7 @@ class AuditReport(msgspec.Struct, frozen=True):
     sessions: tuple[AuditedSession, ...]
     conversations: int
     calls: int
-    cold_calls: int
+    cache_misses: int
     compactions: int
     from_at: float
     to_at: float
@@ -88,7 +88,7 @@ class AuditReport(msgspec.Struct, frozen=True):
     models: tuple[AuditedModel, ...]
     broken_lines: int
     broken: tuple[BrokenLine, ...]
-    rivals: tuple[PolicyRow, ...] = ()
+    other_policies: tuple[PolicyRow, ...] = ()
 
 
 class _AuditedCall(msgspec.Struct, frozen=True):
@@ -151,7 +151,7 @@ class _Totals:
 
     def count(self, call: _AuditedCall) -> None:
         self.calls += 1
-        self.compactions += call.call.kept == 0
+        self.compactions += call.call.kept_entries == 0
         self.usage += call.usage
         self.spent_usd += call.spent_usd
         if call.loss is not None:
@@ -186,7 +186,7 @@ class _Session:
             started_at=self.started_at,
             model=max(self.models, key=self.models.__getitem__, default=""),
             calls=total.calls,
-            cold_calls=total.cold_calls,
+            cache_misses=total.cold_calls,
             subagents=self.subagents,
             compactions=total.compactions,
             usage=total.usage,
@@ -217,7 +217,7 @@ class Audit:
         self._broken_count = 0
         self._span: tuple[float, float] | None = None
 
-    def row_of(self, name: str) -> Model | None:
+    def find_priced_model(self, name: str) -> Model | None:
         """The catalog row of a model, or None if the catalog does not know or price it."""
         if name not in self._rows:
             try:
@@ -227,14 +227,14 @@ class Audit:
                 self._rows[name] = None
         return self._rows[name]
 
-    def pass_over(self, line: BrokenLine) -> None:
+    def skip_line(self, line: BrokenLine) -> None:
         self._broken_count += 1
         if len(self._broken) < BROKEN_LINES_REPORTED_MAX:
             self._broken.append(line)
 
-    def add(self, transcript: Transcript) -> None:
+    def add_transcript(self, transcript: Transcript) -> None:
         session = self._sessions.setdefault(transcript.session, _Session(transcript))
-        session.subagents += transcript.subagent
+        session.subagents += transcript.is_subagent
         self._conversations += 1
         calls = transcript.recording.calls
         first, last = self._span or (calls[0].at, calls[-1].at)
@@ -247,8 +247,8 @@ class Audit:
                 total.count(audited)
         # Storage of explicit caches is paid under any plan.
         for total in (self._total, session.total):
-            total.spent_usd += transcript.keeping_usd
-            total.plan(_Plan.of(transcript.keeping_usd))
+            total.spent_usd += transcript.cache_storage_usd
+            total.plan(_Plan.of(transcript.cache_storage_usd))
         # Every model has its own cache, so the calls of each model are planned separately.
         for name, model_calls in calls_by_model.items():
             plan = self._plan(name, model_calls)
@@ -256,13 +256,13 @@ class Audit:
                 total.plan(plan)
 
     def _audit_calls(self, transcript: Transcript) -> Iterator[_AuditedCall]:
-        calls, before = transcript.recording.calls, transcript.before
+        calls, before = transcript.recording.calls, transcript.previous_call
         all_calls = calls if before is None else (before, *calls)
         ttls = infer_ttls_or_default(all_calls)
         for index, call in enumerate(all_calls):
             if call is before:
                 continue
-            row, usage = self.row_of(call.model or ""), call.usage or Usage()
+            row, usage = self.find_priced_model(call.model or ""), call.usage or Usage()
             if row is None:
                 yield _AuditedCall(call, usage, ttls[index])
                 continue
@@ -277,7 +277,7 @@ class Audit:
 
     def _plan(self, name: str, model_calls: Sequence[_AuditedCall]) -> _Plan:
         """What our plan and the best plan cost; what was really paid if the model takes no breakpoints."""
-        row = self.row_of(name)
+        row = self.find_priced_model(name)
         if row is None or not has_plannable_cache(row):
             return _Plan.of(sum((audited.spent_usd for audited in model_calls), _ZERO))
         rule_sets = tuple(msgspec.structs.replace(row.cache, ttl_upgrade=upgrade) for upgrade in (True, False))
@@ -287,19 +287,19 @@ class Audit:
             (PaidCall(audited.call, audited.price, audited.ttl) for audited in model_calls if audited.price), row.cache
         )
         costs = price_plans(prompts, row, zip(rule_sets, policies, strict=True))
-        self._learned[name] = policies[0].learned(), policies[1].learned()
+        self._learned[name] = policies[0].learned_parameters(), policies[1].learned_parameters()
         replies = sum((audited.reply_usd for audited in model_calls), _ZERO)
         optimum = price_optimum(prompts, row, rule_sets[0]) + float(replies)
         return _Plan(costs[0] + replies, costs[1] + replies, optimum)
 
-    def report(self) -> AuditReport:
+    def build_report(self) -> AuditReport:
         total = self._total
         sessions = (session.row(id) for id, session in self._sessions.items())
         return AuditReport(
             sessions=tuple(sorted(sessions, key=lambda row: (-row.lost_usd, -row.spent_usd, row.session))),
             conversations=self._conversations,
             calls=total.calls,
-            cold_calls=total.cold_calls,
+            cache_misses=total.cold_calls,
             compactions=total.compactions,
             from_at=self._span[0] if self._span else 0.0,
             to_at=self._span[1] if self._span else 0.0,
@@ -315,9 +315,11 @@ class Audit:
         )
 
     def _model_row(self, name: str, total: _Totals) -> AuditedModel:
-        row = self.row_of(name)
+        row = self.find_priced_model(name)
         spent = float(total.spent_usd) if row is not None else None
-        return AuditedModel(name, total.calls, total.usage, spent, judged=row is not None and has_plannable_cache(row))
+        return AuditedModel(
+            name, total.calls, total.usage, spent, takes_breakpoints=row is not None and has_plannable_cache(row)
+        )
 
 
 def has_plannable_cache(row: Model) -> bool:
@@ -329,4 +331,6 @@ def _around(calls: Sequence[RecordedCall], index: int) -> CallContext:
     """The sizes of the other calls that help to explain this one."""
     first = calls[0].usage
     following = calls[index + 1].usage if index + 1 < len(calls) else None
-    return CallContext(first.tokens_sent if first else None, read_next=following.cache_read if following else None)
+    return CallContext(
+        first.tokens_sent if first else None, next_cache_read=following.cache_read if following else None
+    )

@@ -77,9 +77,9 @@ class CallContext(msgspec.Struct, frozen=True):
     """
 
     first_prompt_tokens: int | None = None
-    head_tokens: int = 0
-    read_next: int | None = None
-    turning: SettingsSwitch | None = None
+    stable_prefix_tokens: int = 0
+    next_cache_read: int | None = None
+    settings_switch: SettingsSwitch | None = None
 
 
 NO_CONTEXT = CallContext()
@@ -108,7 +108,7 @@ def explain_miss(
     # Caches are per model.
     if has_model_changed(before, call):
         return CacheMiss("model changed", f"previous call used {before.model}, this one {call.model}")
-    if call.kept is not None:
+    if call.kept_entries is not None:
         return CacheMiss("compacted", "the recording contains a compaction")
     idle, ttl_seconds = call.at - before.at, rules.ttls_seconds[ttl]
     if idle >= ttl_seconds:
@@ -120,13 +120,14 @@ def explain_miss(
 
 def _cause_within_ttl(before: Usage, call: Usage, around: CallContext) -> CacheMiss:
     read, cached = call.cache_read, before.cache_read + before.cache_write
-    if around.turning is not None:
-        return CacheMiss("head changed", around.turning)
-    if 0 < read < around.head_tokens:
+    if around.settings_switch is not None:
+        return CacheMiss("head changed", around.settings_switch)
+    if 0 < read < around.stable_prefix_tokens:
         return CacheMiss(
-            "head changed", f"{read} tokens of the stable prefix were read, {around.head_tokens} by an earlier call"
+            "head changed",
+            f"{read} tokens of the stable prefix were read, {around.stable_prefix_tokens} by an earlier call",
         )
-    if around.read_next == cached != call.cache_read + call.cache_write:
+    if around.next_cache_read == cached != call.cache_read + call.cache_write:
         # The next call reads exactly the entry that this call skipped: the entry existed, so this prompt differed.
         return CacheMiss("head changed", f"the next call still read the {cached} tokens of the previous one")
     if around.first_prompt_tokens is None or read <= around.first_prompt_tokens:
@@ -272,10 +273,10 @@ def classify_miss(
     # A prefix below the model's minimum is never cached, so missing it is no loss.
     if shared < rules.tokens_min or not is_cache_miss(call.usage, shared):
         return None
-    if before.model != call.model and call.kept != 0:
+    if before.model != call.model and call.kept_entries != 0:
         return MODEL_CHANGED
     # The client replaced or cut the history on purpose.
-    if call.kept is not None:
+    if call.kept_entries is not None:
         return None
     if not before.usage.cache_read + before.usage.cache_write:
         return UNCACHED
@@ -303,30 +304,30 @@ class LossCounts(msgspec.Struct, frozen=True):
     Calls at which the client is known to switch settings are not counted, nor are losses with another known reason.
     """
 
-    person: int = 0
-    person_lost: int = 0
-    tool: int = 0
-    tool_lost: int = 0
+    after_user: int = 0
+    lost_after_user: int = 0
+    after_tool: int = 0
+    lost_after_tool: int = 0
 
     @property
-    def times(self) -> float:
+    def loss_ratio(self) -> float:
         """The loss rate after user messages divided by the loss rate after tool results."""
-        if not self.person:
+        if not self.after_user:
             return 0.0
         # One more lost call after a tool result is assumed: no division by zero, and few calls prove little.
-        return (self.person_lost / self.person) / ((self.tool_lost + 1) / (self.tool + 1))
+        return (self.lost_after_user / self.after_user) / ((self.lost_after_tool + 1) / (self.after_tool + 1))
 
     @property
-    def tell(self) -> bool:
+    def is_likely_client(self) -> bool:
         """Whether the losses after user messages are likely caused by the client."""
-        return self.person_lost >= LOSSES_MIN and self.times >= LOSS_RATIO_MIN
+        return self.lost_after_user >= LOSSES_MIN and self.loss_ratio >= LOSS_RATIO_MIN
 
     def __add__(self, other: "LossCounts") -> "LossCounts":
         return LossCounts(
-            self.person + other.person,
-            self.person_lost + other.person_lost,
-            self.tool + other.tool,
-            self.tool_lost + other.tool_lost,
+            self.after_user + other.after_user,
+            self.lost_after_user + other.lost_after_user,
+            self.after_tool + other.after_tool,
+            self.lost_after_tool + other.lost_after_tool,
         )
 
 
@@ -350,7 +351,7 @@ def should_hit(before: RecordedCall, call: RecordedCall, seconds: float) -> bool
         and call.usage is not None
         and call.at - before.at < seconds
         and not has_model_changed(before, call)
-        and call.kept is None
+        and call.kept_entries is None
         and call.usage.tokens_sent >= before.usage.tokens_sent
     )
 
@@ -359,4 +360,8 @@ def _count_call(call: RecordedCall, cold: CacheMiss | None) -> LossCounts:
     if cold is not None and cold.reason != "lost":
         return LossCounts()
     lost = int(cold is not None)
-    return LossCounts(person=1, person_lost=lost) if call.waited_for == "person" else LossCounts(tool=1, tool_lost=lost)
+    return (
+        LossCounts(after_user=1, lost_after_user=lost)
+        if call.waited_for == "person"
+        else LossCounts(after_tool=1, lost_after_tool=lost)
+    )

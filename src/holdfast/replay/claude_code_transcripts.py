@@ -262,8 +262,8 @@ class _ConversationFile:
                 self._session,
                 self._project,
                 tuple(conversation.calls),
-                subagent=bool(agent),
-                spelled=self._with_text,
+                is_subagent=bool(agent),
+                has_text=self._with_text,
             )
 
 

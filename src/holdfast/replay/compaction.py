@@ -90,9 +90,9 @@ class _Fold:
         """The call as it would have been sent, after a compaction if one is due."""
         unsent = len(self._view)
         added = tuple(self._enter(entry) for entry in call.added)
-        compacted_call = msgspec.structs.replace(call, added=added, kept=None)
+        compacted_call = msgspec.structs.replace(call, added=added, kept_entries=None)
         if self._is_due(call.at) and self._compact(unsent):
-            compacted_call = msgspec.structs.replace(call, added=tuple(self._view), kept=0)
+            compacted_call = msgspec.structs.replace(call, added=tuple(self._view), kept_entries=0)
         self._watch = observe_call(self._watch, Usage(input=self._head_size + sum(self._view_sizes())))
         self._last_at, self._calls = call.at, self._calls + 1
         if call.reply is not None:
@@ -114,12 +114,12 @@ class _Fold:
         ttl_seconds = self._model.cache.ttls_seconds.get(SHORT_TTL, 0)
         return CompactionOutlook(
             prompt_tokens=self._head_size + sum(self._view_sizes()),
-            head_tokens=self._head_size,
+            stable_prefix_tokens=self._head_size,
             window_tokens=self._model.context_tokens_max,
             output_tokens_max=self._model.output_tokens_max,
             # The prior minus the calls so far, but at least as many again as were made.
-            calls_expected=max(CALLS_EXPECTED - self._calls, self._calls, 1.0),
-            cold=self._last_at is not None and at - self._last_at >= ttl_seconds,
+            expected_calls=max(CALLS_EXPECTED - self._calls, self._calls, 1.0),
+            is_cache_cold=self._last_at is not None and at - self._last_at >= ttl_seconds,
             rates=CacheRates(price.cache_read / unit, price.cache_write_5m / unit),
             calls=self._watch.calls,
             sent_tokens=self._watch.sent_tokens,
@@ -142,7 +142,7 @@ class _Fold:
             self._facts.facts(),
             tokens_max=record_max,
             count=count,
-            kept=KeptMessages(text, len(extract_facts(recent).asks)),
+            kept=KeptMessages(text, len(extract_facts(recent).requests)),
         )
         content = (Text(render_summary(record, recall=False)), Text(render_resume_note(recent=bool(recent))))
         self._sizes[0] = sum(self._tokens(part.text) for part in content)

@@ -18,7 +18,7 @@ class PolicyComparison(msgspec.Struct, frozen=True):
     """`bound_usd` and `optimum_usd` are for the conversation as recorded, whatever layout a policy uses."""
 
     recording: str
-    played: tuple[ReplayResult, ...]
+    results: tuple[ReplayResult, ...]
     bound_usd: float
     optimum_usd: float
 
@@ -30,10 +30,10 @@ def compare_policies(
     ordered = tuple(policies)
     plain = [policy for policy in ordered if policy.name not in LAYOUTS]
     player = Replayer(recording, setting, on_request)
-    results = dict(zip((id(policy) for policy in plain), player.play(plain), strict=True))
+    results = dict(zip((id(policy) for policy in plain), player.replay(plain), strict=True))
     for policy in ordered:
         if policy.name in LAYOUTS:
-            (results[id(policy)],) = Replayer(LAYOUTS[policy.name](recording), setting, on_request).play((policy,))
+            (results[id(policy)],) = Replayer(LAYOUTS[policy.name](recording), setting, on_request).replay((policy,))
     bound_cost, optimum_cost = compute_lowest_costs(player.steps, setting)
     return PolicyComparison(recording.id, tuple(results[id(policy)] for policy in ordered), bound_cost, optimum_cost)
 
@@ -41,8 +41,8 @@ def compare_policies(
 def compute_lowest_costs(steps: list[CallStep], setting: ReplaySetting) -> tuple[float, float]:
     """The bound and the optimum in dollars, at the price tier of the longest prompt."""
     longest = max((step.prompt_tokens for step in steps), default=0)
-    rates = token_rates(find_newest_price(setting.model, longest), setting.truth)
-    return one_ttl_bound(steps, rates), optimal_cost(steps, rates, upgrades=setting.truth.ttl_upgrade)
+    rates = token_rates(find_newest_price(setting.model, longest), setting.provider_rules)
+    return one_ttl_bound(steps, rates), optimal_cost(steps, rates, upgrades=setting.provider_rules.ttl_upgrade)
 
 
 class PolicyRow(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class PolicyRow(msgspec.Struct, frozen=True):
     to_bound: float
     to_optimum: float
     pings: int
-    cold_calls: int
+    cache_misses: int
 
 
 class ReplayReport(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class ReplayReport(msgspec.Struct, frozen=True):
     bound_usd: float
     optimum_usd: float
     policies: tuple[PolicyRow, ...]
-    likeness: ModelFit | None = None
+    model_fit: ModelFit | None = None
     compactions: int = 0
 
 
@@ -77,27 +77,27 @@ class ReplayTotals:
         self.compactions = 0
         self.bound_usd = 0.0
         self.optimum_usd = 0.0
-        self.likeness: ModelFit | None = None
+        self.model_fit: ModelFit | None = None
         self.cost_usd: dict[str, Decimal] = {}
         self._usage: dict[str, Usage] = {}
         self._pings: dict[str, int] = {}
         self._cold: dict[str, int] = {}
 
-    def add(self, comparison: PolicyComparison, likeness: ModelFit | None, calls: int) -> None:
+    def add_comparison(self, comparison: PolicyComparison, likeness: ModelFit | None, calls: int) -> None:
         self.recordings += 1
         self.calls += calls
         self.bound_usd += comparison.bound_usd
         self.optimum_usd += comparison.optimum_usd
         if likeness is not None:
-            self.likeness = likeness if self.likeness is None else self.likeness + likeness
-        for played in comparison.played:
+            self.model_fit = likeness if self.model_fit is None else self.model_fit + likeness
+        for played in comparison.results:
             name = played.policy
             self.cost_usd[name] = self.cost_usd.get(name, Decimal(0)) + played.cost_usd
             self._usage[name] = self._usage.get(name, Usage()) + played.usage
-            self._pings[name] = self._pings.get(name, 0) + sum(call.ping for call in played.calls)
-            self._cold[name] = self._cold.get(name, 0) + sum(call.cold for call in played.calls)
+            self._pings[name] = self._pings.get(name, 0) + sum(call.is_ping for call in played.calls)
+            self._cold[name] = self._cold.get(name, 0) + sum(call.is_miss for call in played.calls)
 
-    def report(self) -> ReplayReport:
+    def build_report(self) -> ReplayReport:
         best = min(self.cost_usd.values(), default=Decimal(0))
         rows = tuple(
             PolicyRow(
@@ -108,7 +108,7 @@ class ReplayTotals:
                 to_bound=_ratio(float(cost), self.bound_usd),
                 to_optimum=_ratio(float(cost), self.optimum_usd),
                 pings=self._pings[name],
-                cold_calls=self._cold[name],
+                cache_misses=self._cold[name],
             )
             for name, cost in self.cost_usd.items()
         )
@@ -119,7 +119,7 @@ class ReplayTotals:
             self.bound_usd,
             self.optimum_usd,
             rows,
-            self.likeness,
+            self.model_fit,
             self.compactions,
         )
 

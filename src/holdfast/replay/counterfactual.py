@@ -45,9 +45,9 @@ _PLACE_OF_LETTER: dict[str, PromptSection] = {"t": "tools", "s": "system"}
 class AntiPatternCost(msgspec.Struct, frozen=True):
     """What keeping one anti-pattern costs if all others are fixed, and in how many calls it occurred."""
 
-    habit: str
+    anti_pattern: str
     calls: int
-    mended: bool
+    is_fixed: bool
     usd: float
 
 
@@ -70,7 +70,7 @@ class Counterfactual(msgspec.Struct, frozen=True):
     improved_usd: float
     optimum_usd: float | None
     improved_optimum_usd: float | None
-    habits: tuple[AntiPatternCost, ...]
+    anti_patterns: tuple[AntiPatternCost, ...]
     policies: tuple[PolicyCost, ...]
 
 
@@ -98,13 +98,13 @@ def list_paid_calls(events: Iterable[Event]) -> tuple[GatewayForwarded, ...]:
 def estimate_counterfactual(events: Iterable[Event], models: Models) -> Counterfactual | None:
     """None if no call of the session went through a gateway, was answered and was priced."""
     logged = list(events)
-    calls = [call for call in _forwarded_calls(logged) if call.forwarded.priced is not None]
+    calls = [call for call in _forwarded_calls(logged) if call.forwarded.prompt_price is not None]
     answered = [call for call in calls if not call.failed]
     if not answered:
         return None
     spent = sum((call.cost_usd for call in answered), ping_cost_usd(logged))
     lowest, lowest_improved, policies = _price_policies(calls, models)
-    priced = [call.forwarded.priced for call in answered if call.forwarded.priced is not None]
+    priced = [call.forwarded.prompt_price for call in answered if call.forwarded.prompt_price is not None]
     as_sent = sum(estimate.as_sent_usd for estimate in priced)
     improved = sum(estimate.improved_usd for estimate in priced)
     paid = (as_sent, *(row.usd for row in policies))
@@ -116,7 +116,7 @@ def estimate_counterfactual(events: Iterable[Event], models: Models) -> Counterf
         # Token counts are rounded slightly differently in the two models; no reached cost may be below the optimum.
         optimum_usd=None if lowest is None else min(lowest, *paid),
         improved_optimum_usd=None if lowest_improved is None else min(lowest_improved, improved),
-        habits=_price_habits(answered),
+        anti_patterns=_price_habits(answered),
         policies=policies,
     )
 
@@ -134,8 +134,8 @@ def _forwarded_calls(events: Iterable[Event]) -> Iterator[_ForwardedCall]:
                 prepared = payload
             case LlmCallStarted() as payload:
                 if forwarded is not None and prepared is not None:
-                    size = forwarded.priced.tokens if forwarded.priced else 0
-                    shared_blocks, digests = prepared.shared_blocks, prepared.links
+                    size = forwarded.prompt_price.tokens if forwarded.prompt_price else 0
+                    shared_blocks, digests = prepared.shared_blocks, prepared.digests
                     call = _ForwardedCall(event.at, payload.model, forwarded, shared_blocks, digests, size)
                     in_progress[payload.request_id] = call
                     calls.append(call)
@@ -154,10 +154,10 @@ def _price_habits(forwarded_calls: Iterable[_ForwardedCall]) -> tuple[AntiPatter
     totals: dict[tuple[str, bool], tuple[int, float]] = {}
     for call in forwarded_calls:
         for change in call.forwarded.changes:
-            calls, usd = totals.get((change.habit, change.done), (0, 0.0))
-            totals[change.habit, change.done] = calls + 1, usd + (change.usd or 0.0)
+            calls, usd = totals.get((change.anti_pattern, change.is_applied), (0, 0.0))
+            totals[change.anti_pattern, change.is_applied] = calls + 1, usd + (change.cost_usd or 0.0)
     rows = (AntiPatternCost(habit, calls, done, usd) for (habit, done), (calls, usd) in totals.items())
-    return tuple(sorted(rows, key=lambda row: (-row.usd, row.habit)))
+    return tuple(sorted(rows, key=lambda row: (-row.usd, row.anti_pattern)))
 
 
 def _price_policies(
@@ -189,8 +189,8 @@ def _price_policies(
         for track in tracks:
             track.send(moment, tuple(prompt.prefixes))
         as_sent.append(CallStep(prompt.prefixes[-1].tokens if prompt.prefixes else 0, shared, gap))
-        if call.forwarded.priced is not None:
-            size = call.forwarded.priced
+        if call.forwarded.prompt_price is not None:
+            size = call.forwarded.prompt_price
             improved.append(CallStep(size.improved_tokens, size.improved_shared_tokens, gap))
         previous = call
     newest = price_at(row, utc_date(calls[-1].at), max(step.prompt_tokens for step in as_sent))
@@ -210,7 +210,7 @@ def _lowest_cost(steps: list[CallStep], price: Price, row: Model) -> float:
     for current, following in zip(steps, (*steps[1:], None), strict=True):
         reusable = max(current.shared_tokens, following.shared_tokens if following else 0)
         plain_tokens += current.prompt_tokens - reusable
-        cacheable.append(CallStep(reusable, current.shared_tokens, current.gap_seconds))
+        cacheable.append(CallStep(reusable, current.shared_tokens, current.idle_seconds))
     return optimal_cost(cacheable, rates, upgrades=row.cache.ttl_upgrade) + rates.plain * plain_tokens
 
 
@@ -224,9 +224,9 @@ class _Track:
         self._entries = CacheEntries()
 
     def send(self, moment: PlanningMoment, prefixes: tuple[PromptPrefix, ...]) -> None:
-        call = CacheCall(CacheScope("", self._row.name), prefixes, self.policy.marks(moment), moment.at)
+        call = CacheCall(CacheScope("", self._row.name), prefixes, self.policy.choose_breakpoints(moment), moment.at)
         outcome, self._entries = run_call(self._row.cache, self._entries, call)
-        self.policy.heard(moment, outcome.usage)
+        self.policy.record_usage(moment, outcome.usage)
         self.cost_usd += cost_usd(outcome.usage, moment.price)
 
 
@@ -242,7 +242,7 @@ class _Prompt:
     def enter(self, call: _ForwardedCall) -> int:
         """Switch to the prompt of a call; returns how many leading tokens it shares with the previous prompt."""
         shared_blocks = min(call.shared_blocks, len(self.prefixes))
-        self.scroll.cut(shared_blocks)
+        self.scroll.truncate(shared_blocks)
         del self.prefixes[shared_blocks:]
         total_bytes = call.links[-1].end if call.links else 0
         # The provider's count of the whole prompt is spread over the blocks by their size in bytes.
@@ -251,8 +251,8 @@ class _Prompt:
             self._sizes.append(round((digest.end - digest.start) * tokens_per_byte))
             self.scroll.extend((_block_of(digest, letter),))
             total = (self.prefixes[-1].tokens if self.prefixes else 0) + self._sizes[-1]
-            place = self.scroll.pieces[-1].place
-            self.prefixes.append(PromptPrefix(place, self.scroll.links[-1].digest, total, _kind_of(letter)))
+            place = self.scroll.blocks[-1].section
+            self.prefixes.append(PromptPrefix(place, self.scroll.digests[-1].digest, total, _kind_of(letter)))
         return self.prefixes[shared_blocks - 1].tokens if shared_blocks else 0
 
 
@@ -262,7 +262,7 @@ def _block_of(digest: PrefixDigest, letter: str) -> EncodedBlock:
     start = TEXT_BLOCK_START if letter.lower() in "ua" else b'{"type":"other"'
     stability = Stability.GROWING if place == "messages" else Stability.FROZEN
     data = start + b',"digest":"%s"}' % digest.digest.encode()
-    return EncodedBlock(place, place, stability, data, markable=letter.isupper(), role=role)
+    return EncodedBlock(place, place, stability, data, accepts_breakpoint=letter.isupper(), role=role)
 
 
 def _kind_of(letter: str) -> BlockKind:

@@ -58,42 +58,44 @@ class ModelFit(msgspec.Struct, frozen=True):
     recorded: Usage = Usage()
     modelled: Usage = Usage()
     calls: int = 0
-    cold: Mapping[MissReason, int] = msgspec.field(default_factory=_count_reason)
-    cold_foreseen: Mapping[MissReason, int] = msgspec.field(default_factory=_count_reason)
-    cold_imagined: int = 0
+    misses: Mapping[MissReason, int] = msgspec.field(default_factory=_count_reason)
+    misses_predicted: Mapping[MissReason, int] = msgspec.field(default_factory=_count_reason)
+    misses_mispredicted: int = 0
     """Predicted misses that were hits; for the call after a compaction nothing is predicted."""
-    in_time: Mapping[CallPlace, int] = msgspec.field(default_factory=_count_place)
-    in_time_cold: Mapping[CallPlace, int] = msgspec.field(default_factory=_count_place)
-    habits: LossCounts = LossCounts()
+    hits_expected: Mapping[CallPlace, int] = msgspec.field(default_factory=_count_place)
+    hits_missed: Mapping[CallPlace, int] = msgspec.field(default_factory=_count_place)
+    loss_counts: LossCounts = LossCounts()
 
     @property
-    def cold_calls(self) -> int:
-        return sum(self.cold.values())
+    def miss_count(self) -> int:
+        return sum(self.misses.values())
 
     @property
-    def foreseen(self) -> int:
-        return sum(self.cold_foreseen.values())
+    def predicted_count(self) -> int:
+        return sum(self.misses_predicted.values())
 
     @property
-    def named_alone(self) -> int:
+    def explained_alone_count(self) -> int:
         """Misses whose reason has evidence near the call itself, the foreseen ones included."""
-        return sum(self.cold[reason] for reason in EXPLAINED_REASONS)
+        return sum(self.misses[reason] for reason in EXPLAINED_REASONS)
 
     @property
-    def named(self) -> int:
-        return self.named_alone + (self.habits.person_lost if self.habits.tell else 0)
+    def explained_count(self) -> int:
+        return self.explained_alone_count + (
+            self.loss_counts.lost_after_user if self.loss_counts.is_likely_client else 0
+        )
 
     def __add__(self, other: "ModelFit") -> "ModelFit":
         return ModelFit(
             self.recorded + other.recorded,
             self.modelled + other.modelled,
             self.calls + other.calls,
-            _add_counts(self.cold, other.cold),
-            _add_counts(self.cold_foreseen, other.cold_foreseen),
-            self.cold_imagined + other.cold_imagined,
-            _add_counts(self.in_time, other.in_time),
-            _add_counts(self.in_time_cold, other.in_time_cold),
-            self.habits + other.habits,
+            _add_counts(self.misses, other.misses),
+            _add_counts(self.misses_predicted, other.misses_predicted),
+            self.misses_mispredicted + other.misses_mispredicted,
+            _add_counts(self.hits_expected, other.hits_expected),
+            _add_counts(self.hits_missed, other.hits_missed),
+            self.loss_counts + other.loss_counts,
         )
 
 
@@ -112,28 +114,28 @@ def measure_model_fit(recording: Recording, setting: ReplaySetting) -> ModelFit 
 
     # Simulated pings would change the cache that the recorded client had.
     without_pings = msgspec.structs.replace(setting, keep_alive=False)
-    (played,) = Replayer(recording, without_pings).play((FixedPolicy("recorded", as_recorded),))
-    causes, switches = explain_misses(recording, setting.told), find_settings_switches(recording)
-    total = ModelFit(habits=count_losses(recording, setting.told))
+    (played,) = Replayer(recording, without_pings).replay((FixedPolicy("recorded", as_recorded),))
+    causes, switches = explain_misses(recording, setting.assumed_rules), find_settings_switches(recording)
+    total = ModelFit(loss_counts=count_losses(recording, setting.assumed_rules))
     for index in range(1, len(recording.calls)):
         before, call = recording.calls[index - 1], recording.calls[index]
         if call.usage is not None and before.usage is not None:
-            should_hit = in_time(before, call, setting.told.ttls_seconds[ttls[index - 1]])
+            should_hit = in_time(before, call, setting.assumed_rules.ttls_seconds[ttls[index - 1]])
             foreseen = (
-                played.calls[index].cold or has_model_changed(before, call) or switches[index] in PREDICTED_SWITCHES
+                played.calls[index].is_miss or has_model_changed(before, call) or switches[index] in PREDICTED_SWITCHES
             )
             place: CallPlace = "turnings" if switches[index] is not None else "elsewhere"
             counts = _compare_call(call, played.calls[index], causes[index], foreseen=foreseen)
             cold_place = place if should_hit and causes[index] is not None else None
             total += msgspec.structs.replace(
-                counts, in_time=_count_place(place if should_hit else None), in_time_cold=_count_place(cold_place)
+                counts, hits_expected=_count_place(place if should_hit else None), hits_missed=_count_place(cold_place)
             )
     return total
 
 
 def _compare_call(call: RecordedCall, modelled: ReplayedCall, cold: CacheMiss | None, *, foreseen: bool) -> ModelFit:
     reason = cold.reason if cold is not None else None
-    compacted = call.kept is not None
+    compacted = call.kept_entries is not None
     return ModelFit(
         call.usage or Usage(),
         modelled.usage,
@@ -150,29 +152,29 @@ def format_model_fit(near: ModelFit) -> Iterator[tuple[str, str]]:
         f"read share of {near.calls} recorded calls",
         f"{near.recorded.read_share:.2%} reported, {near.modelled.read_share:.2%} modelled",
     )
-    cold = near.cold_calls
+    cold = near.miss_count
     yield "recorded cache misses", _share(cold, near.calls)
     yield (
         "  predicted from times and bytes",
-        f"{_share(near.foreseen, cold)}; {near.cold_imagined} predicted misses were hits",
+        f"{_share(near.predicted_count, cold)}; {near.misses_mispredicted} predicted misses were hits",
     )
-    yield "  explained by the reported usage", _share(near.named_alone, cold)
-    if near.habits.tell:
-        yield "  likely caused by the client, by when they happen", _format_habits(near.habits)
-        yield "  explained in total", _share(near.named, cold)
-    lost = near.cold["lost"] - (near.named - near.named_alone)
+    yield "  explained by the reported usage", _share(near.explained_alone_count, cold)
+    if near.loss_counts.is_likely_client:
+        yield "  likely caused by the client, by when they happen", _format_habits(near.loss_counts)
+        yield "  explained in total", _share(near.explained_count, cold)
+    lost = near.misses["lost"] - (near.explained_count - near.explained_alone_count)
     yield "  lost within the TTL, by the provider or an unrecorded change", _share(lost, cold)
-    yield "  unexplained", _share(near.cold["unnamed"], cold)
+    yield "  unexplained", _share(near.misses["unnamed"], cold)
     for reason in MISS_REASONS:
-        if near.cold[reason]:
-            yield f"  {reason}", f"{near.cold[reason]}, predicted {near.cold_foreseen[reason]}"
-    missed_in = [f"{_share(near.in_time_cold[place], near.in_time[place])} {place}" for place in _PLACES]
+        if near.misses[reason]:
+            yield f"  {reason}", f"{near.misses[reason]}, predicted {near.misses_predicted[reason]}"
+    missed_in = [f"{_share(near.hits_missed[place], near.hits_expected[place])} {place}" for place in _PLACES]
     yield "  missed within the TTL with a prompt that was not shorter", ", ".join(missed_in)
 
 
 def _format_habits(counts: LossCounts) -> str:
-    after_user = f"lost after {counts.person_lost} of {counts.person} user messages"
-    return f"{after_user}, {counts.tool_lost} of {counts.tool} tool results: {counts.times:.0f} times as often"
+    after_user = f"lost after {counts.lost_after_user} of {counts.after_user} user messages"
+    return f"{after_user}, {counts.lost_after_tool} of {counts.after_tool} tool results: {counts.loss_ratio:.0f} times as often"
 
 
 def _share(part: int, whole: int) -> str:

@@ -34,8 +34,8 @@ class ReplaySetting(msgspec.Struct, frozen=True):
     """
 
     model: Model
-    truth: CacheRules
-    told: CacheRules
+    provider_rules: CacheRules
+    assumed_rules: CacheRules
     keep_alive: bool = False
     open_after_seconds: float = 86_400.0
 
@@ -47,8 +47,8 @@ class ReplayedCall(msgspec.Struct, frozen=True):
     usage: Usage
     cost_usd: Decimal
     shared_tokens: int = 0
-    cold: bool = False
-    ping: bool = False
+    is_miss: bool = False
+    is_ping: bool = False
 
 
 class ReplayResult(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ class _Track:
         self, prefixes: tuple[PromptPrefix, ...], breakpoints: tuple[Breakpoint, ...], at: float, *, shared: int | None
     ) -> Usage:
         call = CacheCall(self.scope, prefixes, breakpoints, at)
-        outcome, self.entries = run_call(self.setting.truth, self.entries, call)
+        outcome, self.entries = run_call(self.setting.provider_rules, self.entries, call)
         self.last = call
         price = find_newest_price(self.setting.model, call.tokens)
         self.calls.append(
@@ -113,8 +113,8 @@ class _Track:
                 outcome.usage,
                 cost_usd(outcome.usage, price),
                 shared or 0,
-                cold=is_cache_miss(outcome.usage, shared or 0),
-                ping=shared is None,
+                is_miss=is_cache_miss(outcome.usage, shared or 0),
+                is_ping=shared is None,
             )
         )
         return outcome.usage
@@ -132,13 +132,13 @@ class Replayer:
         self.steps: list[CallStep] = []
         """Sizes and idle times, the input of the bound and the optimum; complete once the recording was replayed."""
 
-    def play(self, policies: Sequence[CachePolicy]) -> tuple[ReplayResult, ...]:
+    def replay(self, policies: Sequence[CachePolicy]) -> tuple[ReplayResult, ...]:
         recording = self._recording
         tracks = [
             _Track(policy, self._setting, CacheScope(recording.id, self._setting.model.name)) for policy in policies
         ]
         previous: RecordedCall | None = None
-        for index, call in enumerate(self._prompt.calls(recording)):
+        for index, call in enumerate(self._prompt.iterate_calls(recording)):
             idle = call.at - previous.at if previous else None
             self._add_step(idle)
             next_at = recording.calls[index + 1].at if index + 1 < len(recording.calls) else None
@@ -152,8 +152,8 @@ class Replayer:
             CallStep(
                 prompt_tokens=self._prompt.prefixes[-1].tokens,
                 shared_tokens=self._prompt.shared_tokens,
-                replied_tokens=self._prompt.replied_tokens,
-                gap_seconds=idle_seconds,
+                reply_tokens=self._prompt.reply_tokens,
+                idle_seconds=idle_seconds,
             )
         )
 
@@ -161,25 +161,25 @@ class Replayer:
         prompt, setting = self._prompt, self._setting
         prefixes = tuple(prompt.prefixes)
         price = find_newest_price(setting.model, prefixes[-1].tokens)
-        moment = PlanningMoment(prompt.scroll, setting.told, price, call.at, idle, call.waited_for)
+        moment = PlanningMoment(prompt.buffer, setting.assumed_rules, price, call.at, idle, call.waited_for)
         for track in tracks:
-            breakpoints = track.policy.marks(moment)
+            breakpoints = track.policy.choose_breakpoints(moment)
             if self._on_request is not None:
-                track.body = prompt.scroll.render(b"", breakpoints)
+                track.body = prompt.buffer.render(b"", breakpoints)
                 self._report_request(track, call.at, OUTPUT_TOKENS_MAX)
             usage = track.send(prefixes, breakpoints, call.at, shared=prompt.shared_tokens)
             track.pieces = len(prefixes)
-            track.policy.heard(moment, usage)
+            track.policy.record_usage(moment, usage)
         # Pings after this call may contain its reply.
-        prompt.enter_reply()
+        prompt.append_reply()
         for track in tracks if setting.keep_alive else ():
             self._keep_warm(track, moment, call, until=until)
 
     def _keep_warm(self, track: _Track, moment: PlanningMoment, call: RecordedCall, *, until: float) -> None:
         """Pings are sent only while the session is idle: after the reply has arrived and before the next call."""
-        waits_for = call.waits_for
+        waits_for = call.next_waits_for
         for count in range(PINGS_MAX):
-            ping = track.policy.ping(moment, count, waits_for)
+            ping = track.policy.next_ping(moment, count, waits_for)
             due = track.calls[-1].at + ping.after_seconds if ping is not None else until
             if ping is None or due >= until or due < call.replied_at:
                 return
@@ -189,36 +189,38 @@ class Replayer:
         """Repeat the last request if its last breakpoint has that TTL; else add the reply with a breakpoint on it."""
         last = track.last
         assert last is not None
-        newest = max(last.marks, key=lambda breakpoint: breakpoint.piece) if last.marks else None
+        newest = max(last.breakpoints, key=lambda breakpoint: breakpoint.block_index) if last.breakpoints else None
         if newest is not None and (newest.ttl == ttl or ttl == "5m"):
             self._report_request(track, at, 0)
-            usage = track.send(last.prefixes, last.marks, at, shared=None)
+            usage = track.send(last.prefixes, last.breakpoints, at, shared=None)
             tokens = last.prefixes[track.pieces - 1].tokens
-            track.policy.pinged(PingResult(at, newest.ttl, usage, newest.piece, track.pieces, tokens))
+            track.policy.record_ping(PingResult(at, newest.ttl, usage, newest.block_index, track.pieces, tokens))
             return
         prefixes = self._prompt.prefixes
         last_block = next((index for index in range(len(prefixes) - 1, -1, -1) if self._takes_breakpoint(index)), None)
         if last_block is None:
             return
         # The newest breakpoint takes one of the provider's slots; the deepest of the earlier ones keep the rest.
-        earlier = sorted({breakpoint.piece for breakpoint in last.marks if breakpoint.piece < last_block})
-        earlier = earlier[-(self._setting.truth.marks_max - 1) :]
+        earlier = sorted(
+            {breakpoint.block_index for breakpoint in last.breakpoints if breakpoint.block_index < last_block}
+        )
+        earlier = earlier[-(self._setting.provider_rules.breakpoints_max - 1) :]
         breakpoints = tuple(Breakpoint(block, ttl, "kept warm") for block in (*earlier, last_block))
-        closing = PromptPrefix("messages", "", prefixes[-1].tokens + self._prompt.closing_tokens())
+        closing = PromptPrefix("messages", "", prefixes[-1].tokens + self._prompt.count_closing_tokens())
         if self._on_request is not None:
-            track.body = self._prompt.closed(breakpoints)
+            track.body = self._prompt.render_closed(breakpoints)
             self._report_request(track, at, 0)
         usage = track.send((*prefixes, closing), breakpoints, at, shared=None)
         track.pieces = len(prefixes)
-        track.policy.pinged(PingResult(at, ttl, usage, last_block, len(prefixes), prefixes[-1].tokens))
+        track.policy.record_ping(PingResult(at, ttl, usage, last_block, len(prefixes), prefixes[-1].tokens))
 
     def _takes_breakpoint(self, index: int) -> bool:
-        block = self._prompt.scroll.pieces[index]
-        return block.markable and not block.ephemeral
+        block = self._prompt.buffer.blocks[index]
+        return block.accepts_breakpoint and not block.ephemeral
 
     def _report_request(self, track: _Track, at: float, output_tokens_max: int) -> None:
         if self._on_request is not None:
-            request_head = self._adapter.opening(Parameters(self._setting.model.name, output_tokens_max))
+            request_head = self._adapter.request_head(Parameters(self._setting.model.name, output_tokens_max))
             self._on_request(track.policy.name, at, request_head + track.body)
 
 

@@ -33,7 +33,7 @@ def append_volatile_to_system(recording: Recording, texts_of: VolatileTexts = re
     turns = 0
     for call in recording.calls:
         turns += call.waited_for != "tool"
-        calls.append(msgspec.structs.replace(call, system_tail="\n".join(texts_of(turns))))
+        calls.append(msgspec.structs.replace(call, system_suffix="\n".join(texts_of(turns))))
     return msgspec.structs.replace(recording, calls=tuple(calls))
 
 
@@ -47,7 +47,7 @@ def insert_volatile_messages(recording: Recording, texts_of: VolatileTexts, toke
     last: tuple[str | None, ...] = ()
     turns = first_tokens = 0
     for call in recording.calls:
-        last = () if call.kept is not None else last
+        last = () if call.kept_entries is not None else last
         if call.waited_for != "tool":
             turns += 1
             now = texts_of(turns)
@@ -79,8 +79,8 @@ def clear_old_results(recording: Recording) -> Recording:
     cleared_entries: dict[HistoryEntry, HistoryEntry] = {}
     calls: list[RecordedCall] = []
     for call in recording.calls:
-        if call.kept is not None:
-            del history[call.kept :]
+        if call.kept_entries is not None:
+            del history[call.kept_entries :]
         history += call.added
         current = list(history)
         if sum(map(_count_characters, history)) > CLEARING_CHARACTERS_MIN:
@@ -89,7 +89,9 @@ def clear_old_results(recording: Recording) -> Recording:
             (at for at, (old, new) in enumerate(zip(sent, current, strict=False)) if old is not new), len(sent)
         )
         extends = shared == len(sent) and len(current) >= shared
-        calls.append(msgspec.structs.replace(call, added=tuple(current[shared:]), kept=None if extends else shared))
+        calls.append(
+            msgspec.structs.replace(call, added=tuple(current[shared:]), kept_entries=None if extends else shared)
+        )
         reply = [call.reply] if call.reply is not None else []
         sent = current + reply
         history += reply

@@ -35,11 +35,11 @@ class RecordedCall(msgspec.Struct, frozen=True):
     reply: HistoryEntry | None = None
     usage: Usage | None = None
     model: str | None = None
-    kept: int | None = None
-    system_tail: str = ""
+    kept_entries: int | None = None
+    system_suffix: str = ""
 
     @property
-    def waits_for(self) -> WaitsFor:
+    def next_waits_for(self) -> WaitsFor:
         """What the next call waits for: the tools that the reply calls, or the user who reads it."""
         calls_tools = self.reply is not None and any(isinstance(block, ToolUse) for block in self.reply.content)
         return "tool" if calls_tools else "person"
@@ -71,10 +71,10 @@ class Transcript(msgspec.Struct, frozen=True):
     session: str
     project: str
     call_ids: tuple[str, ...]
-    subagent: bool = False
-    spelled: bool = False
-    before: RecordedCall | None = None
-    keeping_usd: Decimal = Decimal(0)
+    is_subagent: bool = False
+    has_text: bool = False
+    previous_call: RecordedCall | None = None
+    cache_storage_usd: Decimal = Decimal(0)
 
 
 def deduplicate_transcripts(transcripts: Iterable[Transcript], *, since: float = 0.0) -> list[Transcript]:
@@ -98,10 +98,10 @@ def deduplicate_transcripts(transcripts: Iterable[Transcript], *, since: float =
         fresh = [at for at, (id, call) in enumerate(calls) if id not in seen and call.at >= since]
         seen.update(transcript.call_ids)
         if fresh:
-            before = calls[fresh[0] - 1][1] if fresh[0] else transcript.before
+            before = calls[fresh[0] - 1][1] if fresh[0] else transcript.previous_call
             ids, kept_calls = zip(*(calls[at] for at in fresh), strict=True)
             recording = msgspec.structs.replace(transcript.recording, calls=kept_calls)
-            unique.append(msgspec.structs.replace(transcript, recording=recording, call_ids=ids, before=before))
+            unique.append(msgspec.structs.replace(transcript, recording=recording, call_ids=ids, previous_call=before))
     return sorted(unique, key=lambda transcript: (transcript.recording.started_at, transcript.recording.id))
 
 
@@ -116,24 +116,24 @@ class ReplayPrompt:
         self._counts: dict[bytes, int] = {}
         self._factor = tokens_factor
         self._encoded: dict[HistoryEntry, tuple[EncodedBlock, ...]] = {}
-        self.scroll = RequestBuffer(adapter, self._count)
+        self.buffer = RequestBuffer(adapter, self._count)
         self.prefixes: list[PromptPrefix] = []
-        self.passages: list[HistoryEntry] = []
+        self.entries: list[HistoryEntry] = []
         self._starts: list[int] = []
         self._system_tail = ""
         self._reply: HistoryEntry | None = None
         self._sent_blocks = 0
         self.shared_tokens = 0
-        self.replied_tokens = 0
+        self.reply_tokens = 0
         self._add_head(recording)
-        self._head_blocks = len(self.scroll.pieces)
+        self._head_blocks = len(self.buffer.blocks)
 
     def _add_head(self, recording: Recording) -> None:
         first_entries = recording.calls[0].added if recording.calls else ()
         head = stable_segments(View(tools=recording.tools, pinned=(LayerText("preset", recording.system),)))
-        blocks = [block for segment in head for block in self._adapter.spell(segment)]
+        blocks = [block for segment in head for block in self._adapter.encode_segment(segment)]
         encoded = [*blocks, *(block for entry in first_entries for block in self._encode_entry(entry))]
-        estimated = sum(self._count(block.opens + block.data) for block in encoded)
+        estimated = sum(self._count(block.container_start + block.data) for block in encoded)
         missing = (recording.first_prompt_tokens or estimated) - estimated
         # The reported size is exact: if the estimate is too high, scale it down; if it is too low, the recording lacks
         # part of the system prompt, and a placeholder takes its tokens.
@@ -142,13 +142,15 @@ class ReplayPrompt:
             self._counts.clear()
         elif missing > 0:
             text = f"[{missing} tokens of the system prompt were not recorded]"
-            placeholder = self._adapter.spell(Segment("role", Stability.FROZEN, "system", system=(Text(text),)))
+            placeholder = self._adapter.encode_segment(
+                Segment("role", Stability.FROZEN, "system", system=(Text(text),))
+            )
             self._counts[placeholder[0].data] = missing
-            tools = sum(block.place == "tools" for block in blocks)
+            tools = sum(block.section == "tools" for block in blocks)
             blocks[tools:tools] = placeholder
         self._extend(blocks)
 
-    def calls(self, recording: Recording) -> Iterator[RecordedCall]:
+    def iterate_calls(self, recording: Recording) -> Iterator[RecordedCall]:
         """Each call, with the buffer in the state in which its request was sent."""
         for call in recording.calls:
             self._enter(call)
@@ -156,16 +158,16 @@ class ReplayPrompt:
 
     def _enter(self, call: RecordedCall) -> None:
         shared = self._sent_blocks
-        self.enter_reply()
-        self.replied_tokens = self._tokens_at(len(self.prefixes)) - self._tokens_at(shared)
-        if call.system_tail != self._system_tail:
+        self.append_reply()
+        self.reply_tokens = self._tokens_at(len(self.prefixes)) - self._tokens_at(shared)
+        if call.system_suffix != self._system_tail:
             shared = min(shared, self._head_blocks)
-            self._change_tail(call.system_tail)
-        if call.kept is not None and call.kept < len(self.passages):
-            shared = min(shared, self._starts[call.kept])
-            self._cut(call.kept)
+            self._change_tail(call.system_suffix)
+        if call.kept_entries is not None and call.kept_entries < len(self.entries):
+            shared = min(shared, self._starts[call.kept_entries])
+            self._cut(call.kept_entries)
         if shared < self._sent_blocks:
-            self.replied_tokens = 0
+            self.reply_tokens = 0
         self.shared_tokens = self._tokens_at(shared) if self._sent_blocks else 0
         for entry in call.added:
             self._add(entry)
@@ -173,56 +175,58 @@ class ReplayPrompt:
         self._sent_blocks = len(self.prefixes)
 
     @property
-    def starts(self) -> tuple[int, ...]:
+    def entry_starts(self) -> tuple[int, ...]:
         """The index of the block at which each history entry starts."""
         return tuple(self._starts)
 
     def _tokens_at(self, block_count: int) -> int:
         return self.prefixes[block_count - 1].tokens if block_count else 0
 
-    def enter_reply(self) -> None:
+    def append_reply(self) -> None:
         """Append the reply to the last call, unless that was already done."""
         if self._reply is not None:
             self._add(self._reply)
             self._reply = None
 
     def _change_tail(self, text: str) -> None:
-        entries = list(self.passages)
+        entries = list(self.entries)
         self._system_tail = text
         self._cut(0)
         self._cut_blocks(self._head_blocks)
         if text:
-            self._extend(self._adapter.spell(Segment("volatile", Stability.VOLATILE, "system", system=(Text(text),))))
+            self._extend(
+                self._adapter.encode_segment(Segment("volatile", Stability.VOLATILE, "system", system=(Text(text),)))
+            )
         for entry in entries:
             self._add(entry)
 
     def _cut(self, entry_count: int) -> None:
         if entry_count < len(self._starts):
             self._cut_blocks(self._starts[entry_count])
-        del self.passages[entry_count:], self._starts[entry_count:]
+        del self.entries[entry_count:], self._starts[entry_count:]
 
     def _cut_blocks(self, block_count: int) -> None:
-        self.scroll.cut(block_count)
+        self.buffer.truncate(block_count)
         del self.prefixes[block_count:]
 
     def _add(self, entry: HistoryEntry) -> None:
-        self.passages.append(entry)
-        self._starts.append(len(self.scroll.pieces))
+        self.entries.append(entry)
+        self._starts.append(len(self.buffer.blocks))
         self._extend(self._encode_entry(entry), tuple(_kind_of(block) for block in entry.content))
 
     def _extend(self, blocks: Sequence[EncodedBlock], kinds: tuple[BlockKind, ...] = ()) -> None:
-        before = len(self.scroll.pieces)
-        self.scroll.extend(blocks)
+        before = len(self.buffer.blocks)
+        self.buffer.extend(blocks)
         tokens = self.prefixes[-1].tokens if self.prefixes else 0
         for index, block in enumerate(blocks):
-            tokens += self.scroll.tokens[before + index]
+            tokens += self.buffer.tokens[before + index]
             kind: BlockKind = kinds[index] if index < len(kinds) else "plain"
-            self.prefixes.append(PromptPrefix(block.place, self.scroll.links[before + index].digest, tokens, kind))
+            self.prefixes.append(PromptPrefix(block.section, self.buffer.digests[before + index].digest, tokens, kind))
 
     def _encode_entry(self, entry: HistoryEntry) -> tuple[EncodedBlock, ...]:
         if entry not in self._encoded:
-            segment = Segment("history", Stability.GROWING, "messages", passages=(entry,))
-            self._encoded[entry] = self._adapter.spell(segment)
+            segment = Segment("history", Stability.GROWING, "messages", entries=(entry,))
+            self._encoded[entry] = self._adapter.encode_segment(segment)
         return self._encoded[entry]
 
     def _count(self, data: bytes) -> int:
@@ -230,20 +234,22 @@ class ReplayPrompt:
             self._counts[data] = math.ceil(count_block_tokens(data) * self._factor)
         return self._counts[data]
 
-    def closing(self) -> HistoryEntry:
+    def make_closing_message(self) -> HistoryEntry:
         """The message that must follow the reply in a request: a short text, or a result for every open tool call."""
-        return closing_entry(self.passages[-1] if self.passages else None)
+        return closing_entry(self.entries[-1] if self.entries else None)
 
-    def closed(self, breakpoints: Sequence[Breakpoint]) -> bytes:
+    def render_closed(self, breakpoints: Sequence[Breakpoint]) -> bytes:
         """The body of a ping request after its head: the prompt with the closing message at its end."""
-        keep = len(self.scroll.pieces)
-        self.scroll.extend(self._encode_entry(self.closing()))
-        body = self.scroll.render(b"", breakpoints)
-        self.scroll.cut(keep)
+        keep = len(self.buffer.blocks)
+        self.buffer.extend(self._encode_entry(self.make_closing_message()))
+        body = self.buffer.render(b"", breakpoints)
+        self.buffer.truncate(keep)
         return body
 
-    def closing_tokens(self) -> int:
-        return sum(self._count(block.opens + block.data) for block in self._encode_entry(self.closing()))
+    def count_closing_tokens(self) -> int:
+        return sum(
+            self._count(block.container_start + block.data) for block in self._encode_entry(self.make_closing_message())
+        )
 
 
 def _kind_of(block: object) -> BlockKind:

@@ -36,7 +36,7 @@ class SizedCall(msgspec.Struct, frozen=True):
     tokens: int
     price: Price
     waited_for: WaitedFor = "start"
-    found_tokens: int | None = None
+    cached_tokens: int | None = None
     ttl: Ttl = SHORT_TTL_NAME
 
 
@@ -63,7 +63,12 @@ def reduce_to_sizes(calls: Iterable[PaidCall], rules: CacheRules) -> tuple[Sized
 
 def _extends_previous(before: RecordedCall, call: RecordedCall, ttl_seconds: float) -> bool:
     """Whether the prompt starts with the previous one, as far as usage can tell."""
-    if call.kept is not None or call.system_tail != before.system_tail or call.usage is None or before.usage is None:
+    if (
+        call.kept_entries is not None
+        or call.system_suffix != before.system_suffix
+        or call.usage is None
+        or before.usage is None
+    ):
         return False
     sent = before.usage.tokens_sent
     was_read = call.usage.cache_read >= sent * READ_SHARE_MIN
@@ -82,25 +87,25 @@ class _Prompt:
         self._block_count = 0
 
     def enter(self, call: SizedCall) -> None:
-        if call.found_tokens is None:
+        if call.cached_tokens is None:
             self._add(call.tokens - self.prefixes[-1].tokens)
             return
-        self.scroll.cut(0)
+        self.scroll.truncate(0)
         self.prefixes.clear()
-        if call.found_tokens:
-            self._add(call.found_tokens, head=True)
-        self._add(call.tokens - call.found_tokens)
+        if call.cached_tokens:
+            self._add(call.cached_tokens, head=True)
+        self._add(call.tokens - call.cached_tokens)
 
     def _add(self, tokens: int, *, head: bool = False) -> None:
         self._added = tokens
         self._block_count += 1
         data = b'{"piece":%d}' % self._block_count
         if head:
-            block = EncodedBlock("role", "system", Stability.FROZEN, data, markable=True)
+            block = EncodedBlock("role", "system", Stability.FROZEN, data, accepts_breakpoint=True)
         else:
-            block = EncodedBlock("history", "messages", Stability.GROWING, data, markable=True, role="user")
+            block = EncodedBlock("history", "messages", Stability.GROWING, data, accepts_breakpoint=True, role="user")
         self.scroll.extend((block,))
-        self.prefixes.append(PromptPrefix(block.place, self.scroll.links[-1].digest, self.scroll.tokens_total))
+        self.prefixes.append(PromptPrefix(block.section, self.scroll.digests[-1].digest, self.scroll.tokens_total))
 
 
 class _Track:
@@ -115,12 +120,12 @@ class _Track:
         """Start a changed prompt: our cache entries no longer match it, those that the recorded client found do."""
         self._policy.forget_prefix()
         entry = CacheEntry(scope, head.digest, head.tokens, call.ttl, expires_at=call.at + 1)
-        self._entries = CacheEntries({(scope, head.digest): entry} if call.found_tokens else {})
+        self._entries = CacheEntries({(scope, head.digest): entry} if call.cached_tokens else {})
 
     def send(self, moment: PlanningMoment, scope: CacheScope, prefixes: tuple[PromptPrefix, ...]) -> None:
-        call = CacheCall(scope, prefixes, self._policy.marks(moment), moment.at)
+        call = CacheCall(scope, prefixes, self._policy.choose_breakpoints(moment), moment.at)
         outcome, self._entries = run_call(self._rules, self._entries, call)
-        self._policy.heard(moment, outcome.usage)
+        self._policy.record_usage(moment, outcome.usage)
         self.cost_usd += cost_usd(outcome.usage, moment.price)
 
 
@@ -137,7 +142,7 @@ def price_plans(
         idle = call.at - previous.at if previous else None
         moment = PlanningMoment(prompt.scroll, model.cache, call.price, call.at, idle, call.waited_for)
         for track in tracks:
-            if call.found_tokens is not None:
+            if call.cached_tokens is not None:
                 track.start_anew(scope, prefixes[0], call)
             track.send(moment, scope, prefixes)
         previous = call
@@ -151,7 +156,7 @@ def price_optimum(calls: Sequence[SizedCall], model: Model, rules: CacheRules) -
         first = stretch[0]
         price = price_at(model, utc_date(first.at), max(call.tokens for call in stretch))
         rates = token_rates(price, rules)
-        found_tokens = first.found_tokens or 0
+        found_tokens = first.cached_tokens or 0
         # The found tokens are free: modelled as a write just before, whose cost (rates.short * found) is subtracted.
         steps = [CallStep(found_tokens, 0, None)] if found_tokens else []
         size, at = found_tokens, first.at
@@ -165,7 +170,7 @@ def price_optimum(calls: Sequence[SizedCall], model: Model, rules: CacheRules) -
 def _stretches(calls: Sequence[SizedCall]) -> list[list[SizedCall]]:
     stretches: list[list[SizedCall]] = []
     for call in calls:
-        if call.found_tokens is not None or not stretches:
+        if call.cached_tokens is not None or not stretches:
             stretches.append([])
         stretches[-1].append(call)
     return stretches

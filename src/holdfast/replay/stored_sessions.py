@@ -47,8 +47,8 @@ def build_stored_transcript(events: Iterable[Event], session_id: str) -> Transcr
         session_id,
         fold.project,
         tuple(paid),
-        spelled=any(call.added for call in calls),
-        keeping_usd=explicit_cache_cost_usd(logged),
+        has_text=any(call.added for call in calls),
+        cache_storage_usd=explicit_cache_cost_usd(logged),
     )
 
 
@@ -135,7 +135,7 @@ class _Fold:
                 replies = [at for at, entry in enumerate(self._entries) if entry.role == "assistant"]
                 del self._entries[replies[-1] + 1 if replies else count_leading_summaries(self._entries) :]
             case ViewRepair() as payload:
-                self._entries[:] = apply_repair(tuple(self._entries), 0, payload).passages
+                self._entries[:] = apply_repair(tuple(self._entries), 0, payload).entries
             case ContextCompacted() as payload:
                 self._entries = list(apply_compaction(self._entries, payload))
             case ContextInjected() as payload:
@@ -163,7 +163,7 @@ class _Fold:
             self._last.reply = entry
 
     def _inject(self, injected: ContextInjected) -> None:
-        if injected.place == "system":
+        if injected.section == "system":
             # Thinking blocks are signed over the text before them, so a changed text drops them.
             if injected.text != self._tail:
                 self._filter_entries(drop_thinking)

@@ -33,8 +33,8 @@ class StageContribution(msgspec.Struct, frozen=True):
     """The contribution of one stage: its own score (0 to 1 among the units), and what that adds to the total."""
 
     stage: str
-    fit: float
-    added: float
+    score: float
+    contribution: float
 
 
 class SearchHit(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class SearchHit(msgspec.Struct, frozen=True):
     id: str
     score: float
     relevance: float
-    shares: tuple[StageContribution, ...] = ()
+    stages: tuple[StageContribution, ...] = ()
     matched_terms: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
 
@@ -63,13 +63,13 @@ class StageWeights(msgspec.Struct, frozen=True):
         if abs(sum(values) - 1) > SUM_TOLERANCE:
             raise UserError(f"the weights lexical, semantic and graph must sum to 1, not to {sum(values):.3f}")
 
-    def with_words_at(self, share: float) -> "StageWeights":
+    def scale_lexical(self, share: float) -> "StageWeights":
         """The lexical stage keeps a share of its weight, the semantic one gets the rest; no change if either is 0."""
         if not (self.lexical and self.semantic):
             return self
         return StageWeights(self.lexical * share, self.semantic + self.lexical * (1 - share), self.graph)
 
-    def without_semantic(self) -> "StageWeights":
+    def drop_semantic(self) -> "StageWeights":
         """The other two in the same proportion; lexical alone if both are 0."""
         rest = self.lexical + self.graph
         return StageWeights(self.lexical / rest, 0.0, self.graph / rest) if rest > 0 else StageWeights(1.0, 0.0, 0.0)
@@ -78,7 +78,7 @@ class StageWeights(msgspec.Struct, frozen=True):
 class SearchResult(msgspec.Struct, frozen=True):
     """The best units, best first; `dropped` would be among them if they were not below the floor."""
 
-    found: tuple[SearchHit, ...]
+    hits: tuple[SearchHit, ...]
     dropped: tuple[SearchHit, ...]
     floor: float
     weights: StageWeights
@@ -96,8 +96,8 @@ class RankedUnit(msgspec.Struct, frozen=True):
 class Ranking(msgspec.Struct, frozen=True):
     """All units, best first; `explain` computes the explanation of one unit on request."""
 
-    places: tuple[RankedUnit, ...]
-    why: Callable[[str], SearchHit]
+    units: tuple[RankedUnit, ...]
+    explain: Callable[[str], SearchHit]
 
 
 class _QueryScores(msgspec.Struct, frozen=True):
@@ -217,9 +217,9 @@ class SearchIndex:
     def _score_units(self, query: str, weights: StageWeights | None) -> _QueryScores:
         weights = weights if weights is not None else StageWeights()
         if self._meaning is None:
-            weights = weights.without_semantic()
+            weights = weights.drop_semantic()
         else:
-            weights = weights.with_words_at(self._meaning.words_share)
+            weights = weights.scale_lexical(self._meaning.words_share)
         query = query[:QUERY_CHARACTERS_MAX]
         slots = list(self._slots.values())
         terms = count_terms(query)
@@ -266,7 +266,7 @@ class SearchIndex:
             return [0.0] * len(slots)
         rest = weights.lexical + weights.semantic
         lexical_share, semantic_share = (weights.lexical / rest, weights.semantic / rest) if rest > 0 else (0.5, 0.5)
-        reached = self._graph.reach(
+        reached = self._graph.score_neighbours(
             {
                 slot: lexical_share * word_score + semantic_share * similarity
                 for slot, word_score, similarity in zip(slots, lexical, semantic, strict=True)
@@ -356,7 +356,7 @@ class GraphStage:
                 if not table[name]:
                     del table[name]
 
-    def reach(self, fits: Mapping[int, float]) -> dict[int, float]:
+    def score_neighbours(self, fits: Mapping[int, float]) -> dict[int, float]:
         """For each unit with neighbours, the score of the best one, damped by how many there are."""
         reached: dict[int, float] = {}
         for members in self._by_trigger.values():

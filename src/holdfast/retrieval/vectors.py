@@ -88,7 +88,7 @@ class VectorStage:
         self._owners[freed] = _NO_SLOT
         self._free += freed
 
-    def near(self, query: str, *, slots: int) -> Sums:
+    def compute_similarities(self, query: str, *, slots: int) -> Sums:
         query_vector = quantize(self._query_encoder.encode([query[:QUERY_CHARACTERS_MAX]]))[0]
         products = self._rows @ query_vector
         best_by_slot = np.zeros(slots + 1, np.float32)

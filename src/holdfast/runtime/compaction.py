@@ -37,8 +37,8 @@ async def compact_conversation(
     conversation: Conversation, config: CompactionConfig | None, *, seed: bool = False
 ) -> CompactionResult:
     """Compact the conversation now; if that would not help, the result has the reason and nothing changes."""
-    outcome = await compact_on_request(conversation, config or conversation.parts.compaction, seed=seed)
-    messages = merge_into_messages(conversation.state.passages)
+    outcome = await compact_on_request(conversation, config or conversation.deps.compaction, seed=seed)
+    messages = merge_into_messages(conversation.state.entries)
     if isinstance(outcome, NoCompaction):
         tokens = outcome.numbers.prompt_tokens
         return CompactionResult(messages, tokens_before=tokens, tokens_after=tokens, reason=outcome.reason)

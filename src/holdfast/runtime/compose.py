@@ -89,16 +89,16 @@ _LOOPBACK_URLS = ("http://127.0.0.1", "http://localhost", "http://[::1]")
 class Composition(msgspec.Struct, frozen=True):
     """The composed session: its dependencies, the pinned layers of its first epoch, and what it has to close."""
 
-    parts: Dependencies
+    deps: Dependencies
     config: Config
     pinned: tuple[LayerText, ...]
     padding: str | None
     skills: tuple[str, ...]
     preloaded: tuple[SkillLoaded, ...]
-    volatile_for: Callable[[Model], VolatileSource]
-    owns_wire: bool
+    volatile_source_for: Callable[[Model], VolatileSource]
+    owns_transport: bool
     owns_log: bool
-    dimensions: KnowledgeLayers
+    knowledge_layers: KnowledgeLayers
     delegation: Delegation | None = None
 
 
@@ -147,7 +147,7 @@ def compose_session(
     wire, owns_wire = _choose_wire(options, config, models, provider)
     parts = Dependencies(
         log=log,
-        wire=wire,
+        transport=wire,
         adapter=provider.adapter,
         model=model,
         pricing_version=pricing_version(models),
@@ -158,22 +158,22 @@ def compose_session(
         new_id=options.get("new_id", new_ulid),
         bus=bus,
         steps_max=config.steps_max,
-        keeping=ExplicitCacheConfig(
+        explicit_cache=ExplicitCacheConfig(
             config.cache_ttl_seconds, always=(state.profile if state.model else config.profile) == "seed"
         ),
         spend_max_usd=_spend_max(options, config, state),
         learned=learned,
-        scene=scene,
+        learning_scope=scene,
         keep_alive=_keep_alive(options, config),
-        gate=single_flight_of(options),
+        single_flight=single_flight_of(options),
         account=account_name(wire),
-        asks_for_diagnosis=config.diagnostics == "auto",
-        completions=response_cache_of(options),
+        diagnoses_misses=config.diagnostics == "auto",
+        response_cache=response_cache_of(options),
         simulated=state.simulated if state.model else options.get("simulated", False),
         controls=controls_reader(log),
         compaction=compaction_config(options),
         overflow_steps=overflow_steps(options),
-        adopting=knowledge_refresh(options, config, state, workspace=workspace),
+        prefix_refresh=knowledge_refresh(options, config, state, workspace=workspace),
     )
     # A stored session keeps the layers that its epoch pinned: rendering them again could change the cached prefix.
     pinned, padding = (
@@ -185,11 +185,11 @@ def compose_session(
         pinned,
         padding=padding.reason if padding else None,
         skills=tuple(skill.name for skill in skills.skills),
-        preloaded=skills.preloaded_events(padding.names) if padding else (),
-        volatile_for=volatile_for,
-        owns_wire=owns_wire,
+        preloaded=skills.preloaded_events(padding.skill_names) if padding else (),
+        volatile_source_for=volatile_for,
+        owns_transport=owns_wire,
         owns_log=owns_log,
-        dimensions=dimensions,
+        knowledge_layers=dimensions,
         delegation=delegation,
     )
 
@@ -214,7 +214,9 @@ def _choose_wire(options: Options, config: Config, models: Models, provider: Pro
     wire = options.get("wire")
     if wire is None:
         return open_transport(options, config, provider), True
-    return (wire.wire(models, provider=provider.adapter.name) if isinstance(wire, TransportProvider) else wire), False
+    return (
+        wire.create_transport(models, provider=provider.adapter.name) if isinstance(wire, TransportProvider) else wire
+    ), False
 
 
 def _checked_toolbox(
@@ -244,12 +246,12 @@ def _checked_model(options: Options, state: SessionState, model: Model) -> Model
 
 def first_events(options: Options, composition: Composition) -> tuple[AnyPayload, ...]:
     """The events with which the log of a new session starts."""
-    config, parts = composition.config, composition.parts
+    config, parts = composition.config, composition.deps
     workspace = options.get("workspace")
     started = SessionStarted(
         model=parts.model.id,
         workspace_path=str(Path(workspace).resolve()) if workspace else None,
-        workspace_hash=parts.scene.workspace_hash,
+        workspace_hash=parts.learning_scope.workspace_hash,
         name=clean_text(options["name"]) if "name" in options else None,
         profile=config.profile,
         # The seed profile implies the seed layout.
@@ -380,7 +382,7 @@ def _first_epoch(
     folder = options.get("workspace")
     pinned = _pinned_layers(options, stable, Path(folder) if folder else None, config)
     padding = _padding(options, config, parts, pinned=pinned, skills=skills)
-    return pinned + skills.index(padding.names) + padding.added, padding
+    return pinned + skills.index(padding.skill_names) + padding.layers, padding
 
 
 def _padding(
@@ -392,11 +394,11 @@ def _padding(
     growth_tokens = 0 if config.profile == "seed" else GROWTH_TOKENS_EXPECTED
     occasion = PaddingInputs(
         models=(parts.model, *(model for model in other_models if model.id != parts.model.id)),
-        ahead=PaddingOutlook(options.get("calls_expected", CALLS_EXPECTED), growth_tokens),
+        outlook=PaddingOutlook(options.get("calls_expected", CALLS_EXPECTED), growth_tokens),
         at=parts.clock(),
     )
     view = View(tools=parts.toolbox.specs, pinned=pinned + skills.index())
-    return decide_padding(config.padding_rule, view, occasion, adapter=parts.adapter, bodies=skills.bodies)
+    return decide_padding(config.effective_padding, view, occasion, adapter=parts.adapter, bodies=skills.bodies)
 
 
 def _keep_alive(options: Options, config: Config) -> KeepAlive | None:

@@ -75,7 +75,7 @@ class Config(msgspec.Struct, frozen=True):
         return self.db or str(Path(self.home) / "holdfast.db")
 
     @property
-    def padding_rule(self) -> Padding:
+    def effective_padding(self) -> Padding:
         """The padding setting; if it was not set, the default of the profile."""
         return "always" if self.profile == "seed" and "padding" not in self.origins else self.padding
 

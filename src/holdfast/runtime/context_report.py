@@ -29,7 +29,7 @@ def prompt_stack(context: View | Prompt, *, model: str = CONTRACT_MODEL) -> Aggr
     """The byte offset at which each stable layer of this prompt ends."""
     prompt = assemble_prompt(context) if isinstance(context, View) else context
     encoded = encode_prompt(prompt, model=model)
-    return measure_stack(encoded.pieces, encoded.links)
+    return measure_stack(encoded.blocks, encoded.digests)
 
 
 def encode_prompt(prompt: Prompt, *, model: str = CONTRACT_MODEL) -> EncodedPrompt:
@@ -37,8 +37,8 @@ def encode_prompt(prompt: Prompt, *, model: str = CONTRACT_MODEL) -> EncodedProm
     adapter = get_adapter(find_model(model).provider)
     buffer = RequestBuffer(adapter, len)
     for segment in prompt.segments:
-        buffer.extend(adapter.spell(segment))
-    return EncodedPrompt(buffer.cacheable_bytes(), tuple(buffer.pieces), tuple(buffer.links))
+        buffer.extend(adapter.encode_segment(segment))
+    return EncodedPrompt(buffer.cacheable_bytes(), tuple(buffer.blocks), tuple(buffer.digests))
 
 
 def with_user_message(view: View, text: str) -> View:
@@ -68,8 +68,8 @@ def measure_context(conversation: Conversation) -> ContextUse:
     draft = conversation.new_draft()
     draft.update(assemble_prompt(build_sent_view(conversation.state)))
     by_layer: dict[str, int] = {}
-    for block, tokens in zip(draft.scroll.pieces, draft.scroll.tokens, strict=True):
+    for block, tokens in zip(draft.buffer.blocks, draft.buffer.tokens, strict=True):
         by_layer[block.layer] = by_layer.get(block.layer, 0) + tokens
-    corrected = conversation.state.calibration.corrected
+    corrected = conversation.state.calibration.correct_estimate
     layers = tuple(LayerUse(layer, corrected(tokens)) for layer, tokens in by_layer.items())
-    return ContextUse(layers, conversation.parts.model.context_tokens_max)
+    return ContextUse(layers, conversation.deps.model.context_tokens_max)

@@ -120,7 +120,7 @@ def knowledge_layer(options: Options, config: Config, *, workspace: Path | None)
         logger.warning("%s", error)
         text = ""
     switch = resolve_flag(options.get("knowledge"), config.knowledge, present=bool(text))
-    return (LayerText(KNOWLEDGE_LAYER, text),) if switch.on and text else ()
+    return (LayerText(KNOWLEDGE_LAYER, text),) if switch.is_on and text else ()
 
 
 def knowledge_refresh(

@@ -34,12 +34,12 @@ def provider_route(options: Options, config: Config, provider: Provider) -> str:
 
 def load_learned(log: EventLog, scene: LearningScope, *, session_id: str) -> LearnedParameters:
     """The parameters that other sessions learned in this scene."""
-    return combine_learned(log.lessons(limit=LEARNED_RECORDS_MAX), scene, session_id=session_id)
+    return combine_learned(log.learned_events(limit=LEARNED_RECORDS_MAX), scene, session_id=session_id)
 
 
 def with_learned_floor(model: Model, learned: LearnedParameters) -> Model:
     """The model with the observed cache floor, so that padding, breakpoints and warnings all use the same one."""
-    floor = learned.floor.corrected(model.cache.tokens_min)
+    floor = learned.floor.corrected_floor(model.cache.tokens_min)
     if floor == model.cache.tokens_min:
         return model
     logger.info(

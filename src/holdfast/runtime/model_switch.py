@@ -51,34 +51,34 @@ async def switch_session(
     quoted = quote_switch(conversation, new_model, provider.adapter)
     if not quoted.supports_prompt_caching and not allow_uncached:
         raise UserError(f"{quoted}; pass allow_uncached=True to switch anyway")
-    before = conversation.given
+    before = conversation.base_deps
     parameters = _transfer_parameters(before.parameters, composition.config, before.model, new_model)
     # Raises for parameters that the provider does not support now, and not in the middle of a turn.
-    provider.adapter.opening(parameters)
+    provider.adapter.request_head(parameters)
     wire, owns_wire = _choose_wire(options, composition, provider)
-    route = provider_route(options, composition.config, provider) if wire else before.scene.route
+    route = provider_route(options, composition.config, provider) if wire else before.learning_scope.route
     # What was learned (cache floor, idle times) belongs to a model and route, so it is loaded again.
-    scene = LearningScope(new_model.id, route, before.scene.workspace_hash)
+    scene = LearningScope(new_model.id, route, before.learning_scope.workspace_hash)
     learned = load_learned(before.log, scene, session_id=conversation.state.session_id)
     parts: Dependencies = msgspec.structs.replace(
         before,
         adapter=provider.adapter,
         model=with_learned_floor(new_model, learned),
         learned=learned,
-        scene=scene,
+        learning_scope=scene,
         parameters=parameters,
-        wire=wire or before.wire,
+        transport=wire or before.transport,
         account=account_name(wire) if wire else before.account,
-        volatile=composition.volatile_for(new_model),
+        volatile=composition.volatile_source_for(new_model),
     )
     switched = ModelSwitched(
         before=before.model.id,
         after=new_model.id,
         parameters=parameters,
         prompt_tokens=quoted.prompt_tokens,
-        cold_cost_usd=quoted.cold_usd,
+        cache_miss_cost_usd=quoted.cold_usd,
         dropped=quoted.dropped,
-        reworded_passages=quoted.reworded,
+        reworded_entries=quoted.reworded,
     )
     # Everything that can fail comes before the conversation changes: on an error it continues with the old model.
     try:
@@ -89,11 +89,11 @@ async def switch_session(
         if wire is not None and owns_wire:
             await wire.aclose()
         raise
-    conversation.speak_through(parts)
-    if wire is not None and composition.owns_wire:
-        await before.wire.aclose()
+    conversation.switch_deps(parts)
+    if wire is not None and composition.owns_transport:
+        await before.transport.aclose()
     return msgspec.structs.replace(
-        composition, parts=parts, owns_wire=owns_wire if wire is not None else composition.owns_wire
+        composition, deps=parts, owns_transport=owns_wire if wire is not None else composition.owns_transport
     )
 
 
@@ -104,7 +104,7 @@ def _transfer_parameters(before: Parameters, config: Config, old: Model, new: Mo
         before,
         model=new.name,
         output_tokens_max=min(max(before.output_tokens_max, 1), new.output_tokens_max),
-        thinking_json=before.thinking_json if same and new.reasons else None,
+        thinking_json=before.thinking_json if same and new.has_reasoning else None,
         betas=before.betas if same else (),
         extra=before.extra if same else (),
     )
@@ -115,15 +115,15 @@ def _choose_wire(options: Options, composition: Composition, provider: Provider)
     wire = options.get("wire")
     if isinstance(wire, TransportProvider):
         models = apply_model_overrides(shipped_models(), composition.config.models)
-        return wire.wire(models, provider=provider.adapter.name), True
+        return wire.create_transport(models, provider=provider.adapter.name), True
     if wire is not None:
         return wire, False
     has_endpoint = bool(options.get("base_url") or options.get("api_key"))
-    if provider.adapter is composition.parts.adapter and not has_endpoint:
+    if provider.adapter is composition.deps.adapter and not has_endpoint:
         return None, False
-    if not composition.owns_wire and not has_endpoint:
+    if not composition.owns_transport and not has_endpoint:
         raise UserError(
-            f"this session was created with a wire to {composition.parts.adapter.name}; pass one to "
+            f"this session was created with a wire to {composition.deps.adapter.name}; pass one to "
             f"{provider.adapter.name} too: switch_model(..., wire=...)"
         )
     return open_transport(options, composition.config, provider), True

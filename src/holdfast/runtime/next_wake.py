@@ -16,19 +16,19 @@ class SessionCacheState(msgspec.Struct, frozen=True):
     """What the last call left in the cache: its tokens, their TTL since the last use, and when they expire."""
 
     tokens: int
-    lifetime_seconds: float
+    ttl_seconds: float
     expires_at: float
 
 
 def session_cache_state(conversation: Conversation) -> SessionCacheState:
     """Zero tokens if nothing was sent yet, or if the model does not cache."""
-    state, model, now = conversation.state, conversation.parts.model, conversation.parts.clock()
+    state, model, now = conversation.state, conversation.deps.model, conversation.deps.clock()
     last = state.last_call or CompletedCall(now, None)
     ttl_seconds = _ttl_seconds(conversation, last)
     tokens, expires_at = cached_tokens_after(last.usage, model.cache), last.at + ttl_seconds
-    if state.kept is not None and state.kept.expires_at > now:
+    if state.explicit_cache is not None and state.explicit_cache.expires_at > now:
         # An explicit cache has an expiry of its own, which a call does not extend.
-        tokens, expires_at = state.kept.tokens, state.kept.expires_at
+        tokens, expires_at = state.explicit_cache.tokens, state.explicit_cache.expires_at
     if not model_capabilities(model).supports_prompt_caching:
         tokens = 0
     return SessionCacheState(tokens, ttl_seconds, expires_at)
@@ -36,7 +36,7 @@ def session_cache_state(conversation: Conversation) -> SessionCacheState:
 
 def plan_next_wake(conversation: Conversation) -> NextWake:
     """The two times to continue at, from what the last call left in the cache."""
-    state, model, now = conversation.state, conversation.parts.model, conversation.parts.clock()
+    state, model, now = conversation.state, conversation.deps.model, conversation.deps.clock()
     last = state.last_call or CompletedCall(now, None)
     prompt_tokens = last.usage.tokens_sent + last.usage.output
     price = conversation.price(prompt_tokens)
@@ -52,7 +52,7 @@ def plan_next_wake(conversation: Conversation) -> NextWake:
 
 def _ttl_seconds(conversation: Conversation, last: CompletedCall) -> float:
     """The TTL of the last breakpoint, else the one in the session's requests, else the provider's default."""
-    ttls = conversation.parts.model.cache.ttls_seconds
+    ttls = conversation.deps.model.cache.ttls_seconds
     requested = dict(conversation.parameters.extra).get(_RETENTION_FIELD, "").strip('"')
     name = last.ttl or requested or next(iter(ttls), "")
     return ttls.get(name, 0)

@@ -43,7 +43,7 @@ VolatileLayers = Sequence[LayerText] | Callable[[], Sequence[LayerText] | Awaita
 class TransportProvider(Protocol):
     """A substitute for any provider, such as the simulator."""
 
-    def wire(self, models: Models, *, provider: str) -> Transport: ...
+    def create_transport(self, models: Models, *, provider: str) -> Transport: ...
 
 
 class Options(TypedDict, total=False):
@@ -341,7 +341,7 @@ def request_parameters(
     parameters: Parameters = msgspec.structs.replace(base, **changes)
     if changes:
         # Encoding them once here raises for a parameter that the provider does not support.
-        adapter.opening(parameters)
+        adapter.request_head(parameters)
     return parameters
 
 

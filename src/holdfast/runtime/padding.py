@@ -49,7 +49,7 @@ class PaddingInputs(msgspec.Struct, frozen=True):
     """The models that a session may use, its own first; its expected calls and growth; and its start time."""
 
     models: tuple[Model, ...]
-    ahead: PaddingOutlook
+    outlook: PaddingOutlook
     at: float
 
 
@@ -57,8 +57,8 @@ class PaddingDecision(msgspec.Struct, frozen=True):
     """The added padding layer, the skills in it by name, and the reason for the decision."""
 
     reason: str
-    added: tuple[LayerText, ...] = ()
-    names: tuple[str, ...] = ()
+    layers: tuple[LayerText, ...] = ()
+    skill_names: tuple[str, ...] = ()
 
 
 def decide_padding(
@@ -97,7 +97,7 @@ def _pad_if_worthwhile(
     floor = f"the floor of {highest.cache.tokens_min} tokens of {highest.id}"
     if natural >= target:
         return PaddingDecision(f"not padded: about {_model_tokens(highest, natural)} tokens reach {floor}")
-    calls = f"{occasion.ahead.calls} calls"
+    calls = f"{occasion.outlook.calls} calls"
     # First for the shortest padding that would do: if that does not pay, no real text will.
     cost_at_target = _compare_cost(natural, target, caching, occasion)
     if not cost_at_target:
@@ -122,14 +122,14 @@ def _pad_if_worthwhile(
 
 
 def _padded(filling: PaddingText, reason: str) -> PaddingDecision:
-    return PaddingDecision(reason, (LayerText(PADDING_LAYER, filling.text),), filling.names)
+    return PaddingDecision(reason, (LayerText(PADDING_LAYER, filling.text),), filling.skill_names)
 
 
 def count_prefix_tokens(head: View, adapter: Adapter) -> int:
     """Tokens of the encoded stable prefix, before a model's `tokens_factor` is applied."""
     buffer = RequestBuffer(adapter, count_block_tokens)
     for segment in stable_segments(head):
-        buffer.extend(adapter.spell(segment))
+        buffer.extend(adapter.encode_segment(segment))
     return buffer.tokens_total
 
 
@@ -157,7 +157,7 @@ def _compare_cost(natural: int, padded: int, models: Sequence[Model], occasion: 
             _model_tokens(model, natural),
             _model_tokens(model, padded),
             floor_tokens=model.cache.tokens_min,
-            ahead=occasion.ahead,
+            ahead=occasion.outlook,
             read=price.cache_read / price.input,
             write=first_send_rate(model, price) / price.input,
         )
@@ -179,16 +179,16 @@ def explain_padding(request: ParsedRequest, *, at: float) -> str | None:
         return None
     texts = _stable_texts(request)
     padding = detect_padding("\n\n".join(texts))
-    adapter = get_adapter(request.told.provider)
+    adapter = get_adapter(request.recognised.provider)
     natural = _view(request, (padding.before,) if padding else texts)
     occasion = PaddingInputs((row,), PaddingOutlook(CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED), at)
     reason = decide_padding("auto", natural, occasion, adapter=adapter).reason
-    tokens, floor = request.tokens_before(request.scroll.stable_count), row.cache.tokens_min
+    tokens, floor = request.tokens_before(request.buffer.stable_count), row.cache.tokens_min
     relation = f"{'below' if tokens < floor else 'not below'} the floor of {floor}"
     text = f"tools and stable system prompt have about {tokens} tokens, {relation}"
     if padding is not None:
         natural_tokens = math.ceil(count_prefix_tokens(natural, adapter) * row.tokens_factor)
-        text += f"; {padding.told} is padding, without it they have about {natural_tokens}"
+        text += f"; {padding.description} is padding, without it they have about {natural_tokens}"
     return f'{text}; padding="auto" decides: {reason}'
 
 

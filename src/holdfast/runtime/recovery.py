@@ -19,7 +19,7 @@ def session_recoverer(conversation: Conversation, steps: StepFunctions, options:
     return RecoveryRunner(
         ConversationAttempts(conversation),
         {**ContextRecoverySteps(conversation).steps, **steps},
-        clock=conversation.parts.clock,
+        clock=conversation.deps.clock,
         sleep=options.get("sleep", asyncio.sleep),
         rules=select_rules(conversation.state.profile),
     )

@@ -92,10 +92,10 @@ class Session:
         try:
             state = self._load(log)
             composition = compose_session(self._options, state, log=log, bus=self._bus, owns_log=owns_log)
-            conversation = Conversation(composition.parts, state)
+            conversation = Conversation(composition.deps, state)
             steps = host_steps(self._options)
             if composition.delegation is not None:
-                composition.delegation.work_for(conversation)
+                composition.delegation.set_parent(conversation)
             if self._resume is None:
                 await conversation.record("system", *first_events(self._options, composition))
             self._recoverer = session_recoverer(conversation, steps, self._options)
@@ -104,8 +104,8 @@ class Session:
                 log.close()
             raise
         self._composition, self._conversation = composition, conversation
-        if composition.parts.keep_alive is not None:
-            self._keeper = SessionKeepAlive(conversation, composition.parts.keep_alive)
+        if composition.deps.keep_alive is not None:
+            self._keeper = SessionKeepAlive(conversation, composition.deps.keep_alive)
         if self._options.get("prewarm"):
             await self._prewarm_or_close()
         return self
@@ -116,7 +116,7 @@ class Session:
         except BaseException:
             await self.aclose()
             raise
-        if not outcome.sent:
+        if not outcome.is_sent:
             logger.warning("the stable prefix was not prewarmed: %s", outcome.reason)
 
     async def __aexit__(
@@ -141,10 +141,10 @@ class Session:
             self._state = self._conversation.state if self._conversation is not None else self._state
             self._conversation, self._composition = None, None
             if composition is not None:
-                if composition.owns_wire:
-                    await composition.parts.wire.aclose()
+                if composition.owns_transport:
+                    await composition.deps.transport.aclose()
                 if composition.owns_log:
-                    composition.parts.log.close()
+                    composition.deps.log.close()
 
     async def send(self, message: str | Block | Sequence[Block]) -> TurnResult:
         """Send a message and return the answer once the turn is complete, including all tool calls."""
@@ -199,7 +199,7 @@ class Session:
         return dict(self._update_tally().tokens)
 
     def _update_tally(self) -> CacheStatsState:
-        newer = self._open_conversation.parts.log.read(self.id, after=self._tally.last_event_id)
+        newer = self._open_conversation.deps.log.read(self.id, after=self._tally.last_event_id)
         self._tally = fold_cache_stats(self._tally, newer, load_models(self._open_composition.config))
         return self._tally
 
@@ -241,7 +241,7 @@ class Session:
     def hand_off(self) -> str:
         """A summary of this session, as the first message of a new session that continues the work."""
         conversation = self._idle_conversation
-        return handoff_summary(snapshot_conversation(conversation), conversation.parts.compaction)
+        return handoff_summary(snapshot_conversation(conversation), conversation.deps.compaction)
 
     @property
     def _idle_conversation(self) -> Conversation:
@@ -253,7 +253,7 @@ class Session:
     async def end(self) -> None:
         """Record the end of this session; it can still be read and resumed."""
         await delete_explicit_cache(self._open_conversation, "the session is over")
-        state, clock = self._open_conversation.state, self._open_conversation.parts.clock
+        state, clock = self._open_conversation.state, self._open_conversation.deps.clock
         await record_learned(self._open_conversation)
         ended = SessionEnded("completed", state.turn_count, state.cost_usd, clock() - state.started_at)
         await self._open_conversation.record("system", ended)
@@ -307,7 +307,7 @@ class Session:
     @property
     def history(self) -> tuple[Message, ...]:
         """The conversation as the provider sees it, volatile text included."""
-        return merge_into_messages(self._current_state.passages)
+        return merge_into_messages(self._current_state.entries)
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -360,7 +360,7 @@ class Session:
         if self._turn is not None and not self._turn.done():
             raise UserError(TURN_IN_PROGRESS)
         content = message_content(message)
-        self._open_composition.dimensions.hear(content)
+        self._open_composition.knowledge_layers.set_query(content)
         self._turn = asyncio.ensure_future(run_turn(conversation, content, emit))
         return self._turn
 

@@ -40,9 +40,9 @@ class SessionSkills(msgspec.Struct, frozen=True):
     """`store` is None if skills are not configured; the skill tools are in the prompt if they are `offered`."""
 
     store: SkillStore | None = None
-    offered: bool = False
+    has_tools: bool = False
     limits: ActivationLimits = ActivationLimits()
-    enforced: bool = False
+    enforce_allowed_tools: bool = False
 
     @property
     def skills(self) -> list[Skill]:
@@ -55,7 +55,9 @@ class SessionSkills(msgspec.Struct, frozen=True):
         A skill whose allowed tools are enforced is left out, because its rules apply only once it is loaded.
         """
         preloadable = (
-            skill for skill in self.skills if skill.body.strip() and not (self.enforced and skill.allowed_tools)
+            skill
+            for skill in self.skills
+            if skill.body.strip() and not (self.enforce_allowed_tools and skill.allowed_tools)
         )
         return [(skill.name, clean_text(skill.body)) for skill in preloadable]
 
@@ -104,7 +106,7 @@ def _load_store(
 
 def _read_cached(roots: tuple[SkillRoot, ...], mode: SkillMode) -> SkillStore:
     cached = _libraries.get((roots, mode))
-    library = cached.reloaded() if cached is not None else read_skill_library(roots, mode)
+    library = cached.reload() if cached is not None else read_skill_library(roots, mode)
     if cached is None and len(_libraries) >= LIBRARIES_MAX:
         _libraries.clear()
     _libraries[roots, mode] = library

@@ -79,7 +79,7 @@ def build_toolbox(
             *(options["instructions"].tools if "instructions" in options else ()),
             *built_in,
             *remembering,
-            *(skill_tools(skills.store) if skills.offered else ()),
+            *(skill_tools(skills.store) if skills.has_tools else ()),
             *extra,
         ),
         clock=options.get("clock", system_clock),
@@ -90,7 +90,7 @@ def build_toolbox(
             output_folder,
             skills=skills.store,
             activation_limits=skills.limits,
-            enforce_allowed_tools=skills.enforced,
+            enforce_allowed_tools=skills.enforce_allowed_tools,
         ),
     )
 

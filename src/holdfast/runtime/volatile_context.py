@@ -46,12 +46,12 @@ class KnowledgeLayers:
         self._stamp: FileStamp | None = None
         self._index: RagIndex | None = None
         self._emitted_layers: set[str] = set()
-        self.asked = ""
+        self.query = ""
 
-    def hear(self, content: tuple[Block, ...]) -> None:
-        self.asked = join_text_blocks(content)
+    def set_query(self, content: tuple[Block, ...]) -> None:
+        self.query = join_text_blocks(content)
 
-    def texts(self) -> list[LayerText]:
+    def render(self) -> list[LayerText]:
         """Render the layers from files; a layer whose files are invalid is logged and left out."""
         if self._workspace is None:
             return []
@@ -80,16 +80,16 @@ class KnowledgeLayers:
         paths = {os.path.normpath(slice_.path).replace(os.sep, "/") for slice_ in slices}
         sections = []
         for notes in read_notes(open_knowledge_folder(workspace, workspace)):
-            lines = [f"- {item.text}" for _, item in notes.page.items if not item.held_back]
+            lines = [f"- {item.text}" for _, item in notes.page.items if not item.exclusion_reason]
             if notes.path in paths and lines:
                 sections.append("\n".join((f"## Notes on {notes.path}", *lines)))
         return "\n\n".join(sections)
 
     def _retrieved(self, workspace: Path) -> list[LayerText]:
         stamp = _stamp(rag_folder(workspace))
-        if stamp is None or not self.asked.strip():
+        if stamp is None or not self.query.strip():
             return []
-        if not resolve_flag(self._flag, self._config.rag, present=True).on:
+        if not resolve_flag(self._flag, self._config.rag, present=True).is_on:
             return []
         if stamp != self._stamp:
             files = read_rag_index(rag_folder(workspace))
@@ -97,7 +97,7 @@ class KnowledgeLayers:
             self._index, self._stamp = RagIndex(files) if files is not None else None, stamp
         if self._index is None:
             return []
-        text = render_chunks(self._index.query(workspace, self.asked))
+        text = render_chunks(self._index.query(workspace, self.query))
         return [LayerText("rag-context", text)] if text else []
 
 
@@ -148,7 +148,7 @@ def volatile_source(
         if memory:
             texts += await asyncio.to_thread(_memory, memory)
         if knowledge is not None:
-            texts += await asyncio.to_thread(knowledge.texts)
+            texts += await asyncio.to_thread(knowledge.render)
         own_layers = await _own_layers(options)
         # The caller's own metadata layer replaces ours.
         if name and not any(layer.layer == "metadata" for layer in own_layers):

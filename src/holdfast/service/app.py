@@ -129,7 +129,7 @@ def _endpoint(context: AppContext, routes: Mapping[str, Route]) -> Callable[[Req
         started = time.monotonic()
         response = await _respond(context, route, request)
         seconds = time.monotonic() - started
-        context.counted.request(route.method, route.path, status=response.status_code, seconds=seconds)
+        context.request_metrics.count_request(route.method, route.path, status=response.status_code, seconds=seconds)
         return response
 
     return endpoint
@@ -137,8 +137,8 @@ def _endpoint(context: AppContext, routes: Mapping[str, Route]) -> Callable[[Req
 
 async def _respond(context: AppContext, route: Route, request: Request) -> Response:
     try:
-        if route.check_served is not None:
-            route.check_served(context)
+        if route.check_enabled is not None:
+            route.check_enabled(context)
         # Authenticate before decoding, so that a caller without access learns nothing about what exists.
         admitted = await _authenticate(context, route, request)
         try:
@@ -199,7 +199,7 @@ async def _authenticate(context: AppContext, route: Route, request: Request) -> 
     scope = key.scope if key else None
     if scope is None and route.keyless and not await context.needs_keys():
         scope = "admin"
-    check_allowed(route.rule, scope, request.path_params, denied=route.denied)
+    check_allowed(route.rule, scope, request.path_params, denied=route.denied_code)
     return _Admitted(scope, key, None if credential is None else credential.partition(" ")[2].strip())
 
 
@@ -252,7 +252,7 @@ def _date(seconds: int) -> str:
 
 def _refusal(refused: ApiError, headers_extra: Mapping[str, str] | None = None) -> Response:
     headers = {"www-authenticate": "Bearer"} if refused.status == 401 else {}
-    return _response(refused.status, _encode(refused.reply), headers_extra={**headers, **(headers_extra or {})})
+    return _response(refused.status, _encode(refused.response), headers_extra={**headers, **(headers_extra or {})})
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:

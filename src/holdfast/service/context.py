@@ -33,7 +33,7 @@ class Sample(Protocol):
     """Sample sessions played on demand, so that a new user's dashboard is not empty."""
 
     @property
-    def playing(self) -> bool: ...
+    def is_playing(self) -> bool: ...
 
     def start(self) -> None:
         """Starts playing in the background; does nothing if it is already playing."""
@@ -61,15 +61,15 @@ class AppContext:
         self.clock = clock
         self.new_id = new_id
         self.require_keys = require_keys
-        self.library = library
-        self.counted = RequestMetrics()
+        self.instructions = library
+        self.request_metrics = RequestMetrics()
         self.simulated = simulated
         self.cache_states = CacheStateStore(log, models)
-        self.watched = PromptViews(log, models)
+        self.prompt_views = PromptViews(log, models)
         self.hub = EventHub(records, clock)
         self.sample: Sample | None = None
         # Sample instructions are readable without a key on this machine; instructions of real agents are not.
-        self.keeps_sample_only = False
+        self.has_sample_only = False
         self.workspace: Path | None = None
         self.skill_roots: tuple[SkillRoot, ...] = ()
         self._has_keys = False
@@ -91,7 +91,7 @@ class SessionCache(msgspec.Struct, frozen=True):
     """A session's cache state, the accounting state for its next call, and the verdict on its last one."""
 
     state: CacheState
-    books: AccountingState = AccountingState()
+    accounting: AccountingState = AccountingState()
     verdict: Verdict | None = None
 
 
@@ -104,15 +104,15 @@ class CacheStateStore:
         self._lock = Lock()
         self._caches: OrderedDict[str, SessionCache] = OrderedDict()
 
-    def newest(self, *, limit: int, skip: int = 0) -> tuple[SessionCache, ...]:
+    def list_newest(self, *, limit: int, skip: int = 0) -> tuple[SessionCache, ...]:
         """Newest activity first."""
-        return tuple(self.known(row.id) for row in self._log.sessions(limit=skip + limit)[skip:])
+        return tuple(self.get_cache(row.id) for row in self._log.sessions(limit=skip + limit)[skip:])
 
-    def of(self, session_id: str) -> CacheState:
+    def get_state(self, session_id: str) -> CacheState:
         """A session without events has no model."""
-        return self.known(session_id).state
+        return self.get_cache(session_id).state
 
-    def known(self, session_id: str) -> SessionCache:
+    def get_cache(self, session_id: str) -> SessionCache:
         with self._lock:
             # Pop and reinsert: the dict's order is the order of use.
             before = self._caches.pop(session_id, SessionCache(CacheState(session_id)))
@@ -128,7 +128,7 @@ class CacheStateStore:
             return cache
 
     def _advance(self, before: SessionCache, events: Iterable[Event]) -> SessionCache:
-        state, books, verdict = before.state, before.books, before.verdict
+        state, books, verdict = before.state, before.accounting, before.verdict
         for event in events:
             state = fold_cache_state(state, (event,), self._models)
             if isinstance(event.payload, ACCOUNTED_PAYLOADS):

@@ -79,7 +79,7 @@ async def serve(
     running = asyncio.ensure_future(server.serve(sockets=[bound]))
     stopping = asyncio.ensure_future(stop.wait())
     exporting = asyncio.ensure_future(exporter.run()) if exporter else None
-    measuring = asyncio.ensure_future(measure_when_due(context.library, stop)) if context.library else None
+    measuring = asyncio.ensure_future(measure_when_due(context.instructions, stop)) if context.instructions else None
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         # Live feeds never end by themselves and would use up the graceful shutdown time.

@@ -32,7 +32,7 @@ class DiagnosisFingerprint(msgspec.Struct, frozen=True):
 
     digests: tuple[tuple[str, str], ...]
     prompt_reason: str
-    hits_are_read: bool = False
+    hit_requires_read: bool = False
 
 
 class DiagnosisRequest(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class AnsweredRequest(msgspec.Struct, frozen=True):
 
     fingerprint: DiagnosisFingerprint
     prefixes: tuple[PromptPrefix, ...]
-    kept_tokens: int
+    cached_tokens: int
 
 
 class AnsweredRequests:
@@ -81,7 +81,7 @@ class AnsweredRequests:
 def diagnose_difference(earlier: AnsweredRequest, current: AnsweredRequest) -> CacheDiagnosis:
     """The first difference decides. `current.cached_tokens` are the tokens that it read."""
     # Missed tokens: what the earlier request had cached beyond the shared prefix.
-    tokens = max(0, earlier.kept_tokens - _shared_tokens(earlier.prefixes, current.prefixes))
+    tokens = max(0, earlier.cached_tokens - _shared_tokens(earlier.prefixes, current.prefixes))
     for (reason, old_digest), (_, new_digest) in zip(
         earlier.fingerprint.digests, current.fingerprint.digests, strict=True
     ):
@@ -90,7 +90,7 @@ def diagnose_difference(earlier: AnsweredRequest, current: AnsweredRequest) -> C
     end = len(earlier.prefixes)
     if current.prefixes[end - 1 : end] != earlier.prefixes[end - 1 : end]:
         return make_miss_diagnosis(current.fingerprint.prompt_reason, tokens)
-    if current.fingerprint.hits_are_read and current.kept_tokens == 0:
+    if current.fingerprint.hit_requires_read and current.cached_tokens == 0:
         # Nothing differs and nothing was read: the entry has expired, and the provider has no reason code for that.
         return CacheDiagnosis("unavailable")
     return CacheDiagnosis("hit")
@@ -105,8 +105,8 @@ def digest_section(blocks: Iterable[SentBlock], place: PromptSection) -> str:
     """The digest of all blocks in one section of the prompt."""
     digest_so_far = ""
     for sent in blocks:
-        if sent.piece.place == place:
-            digest_so_far = extend_digest(digest_so_far, sent.piece.data)
+        if sent.encoded.section == place:
+            digest_so_far = extend_digest(digest_so_far, sent.encoded.data)
     return digest_so_far
 
 

@@ -38,7 +38,7 @@ class RequestContext(msgspec.Struct, frozen=True):
     workspace: str
     at: float
     count: TokenCounts
-    named: SimulatedExplicitCaches
+    explicit_caches: SimulatedExplicitCaches
 
 
 class DroppedBlock(msgspec.Struct, frozen=True):
@@ -64,12 +64,12 @@ class AcceptedRequest(msgspec.Struct, frozen=True):
     conversations: tuple[str, ...]
     prefix: str
     dropped: tuple[DroppedBlock, ...] = ()
-    prewarmed: StopReason | None = None
+    prewarm_stop_reason: StopReason | None = None
     fingerprint: DiagnosisFingerprint | None = None
-    wish: DiagnosisRequest | None = None
+    diagnosis_request: DiagnosisRequest | None = None
 
     @property
-    def turn(self) -> int:
+    def assistant_turns(self) -> int:
         """The number of assistant messages so far; a prefilled one at the end does not count."""
         assistant_messages = sum(message.role == "assistant" for message in self.messages)
         return assistant_messages - (self.messages[-1].role == "assistant")
@@ -99,33 +99,33 @@ class ProviderApi(Protocol):
     @property
     def call_id_prefix(self) -> str: ...
 
-    def takes(self, http_request: SimulatedRequest) -> bool:
+    def accepts(self, http_request: SimulatedRequest) -> bool:
         """Whether the request belongs to this API: by method and path, and by headers where two APIs share a path."""
 
-    def understand(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+    def parse_request(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
         """The parsed request, or the response body if no model is needed for it.
 
         Raises `ProviderError` for what the provider refuses.
         """
 
-    def sealed(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
+    def sign_thinking(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
         """The blocks of a reply with their thinking signed as the provider does it."""
 
-    def spell(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
+    def encode_reply(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
         """The reply in wire format: one body, or one event per chunk if the request asked for a stream."""
 
-    def refusal(self, error: ProviderError) -> tuple[int, bytes]:
+    def encode_error(self, error: ProviderError) -> tuple[int, bytes]:
         """Status and body of the provider's error response."""
 
 
 def encode_reply_with(adapter: Adapter, reply: Reply, *, stream: bool) -> bytes | Iterable[bytes]:
     """Implements `ProviderApi.encode_reply` for a provider whose adapter already writes the complete reply."""
-    return adapter.write_stream(reply) if stream else adapter.write_reply(reply)
+    return adapter.encode_stream(reply) if stream else adapter.encode_reply(reply)
 
 
 def encode_error_with(adapter: Adapter, error: ProviderError) -> tuple[int, bytes]:
     """Implements `ProviderApi.encode_error`."""
-    return adapter.write_error(error.kind, str(error), status=error.status)
+    return adapter.encode_error(error.kind, str(error), status=error.status)
 
 
 def parse_model_name(path: str, models_path: str) -> str:

@@ -33,7 +33,7 @@ class SimulatedResponse(msgspec.Struct, frozen=True):
     model: str = ""
     reply: Reply | None = None
 
-    def body(self) -> bytes:
+    def read_body(self) -> bytes:
         """All bytes that are sent, without the pauses."""
         return b"".join(chunk for chunk in self.chunks if isinstance(chunk, bytes))
 
@@ -75,6 +75,6 @@ class RequestRing:
         while len(self._requests) > 1 and (len(self._requests) > self._requests_max or self._bytes > self._bytes_max):
             self._bytes -= len(self._requests.popleft().body)
 
-    def newest(self) -> tuple[RecordedRequest, ...]:
+    def list_requests(self) -> tuple[RecordedRequest, ...]:
         """All recorded requests, oldest first."""
         return tuple(self._requests)

@@ -21,7 +21,7 @@ class CachedContent(msgspec.Struct, frozen=True):
     members: Mapping[str, bytes]
 
     @property
-    def bytes_held(self) -> int:
+    def size_bytes(self) -> int:
         return sum(map(len, self.members.values()))
 
 
@@ -37,12 +37,12 @@ class SimulatedExplicitCaches:
     def new_id(self, at: float) -> str:
         return self._ids(at)
 
-    def keep(self, added: CachedContent, *, at: float) -> None:
+    def store(self, added: CachedContent, *, at: float) -> None:
         """Add a cache or replace the one with the same name; raises `ProviderError` if there is no room."""
         live = {name: content for name, content in self._by_name.items() if _is_live(content, at)} | {
             added.cache.name: added
         }
-        if len(live) > self._caches_max or sum(content.bytes_held for content in live.values()) > self._bytes_max:
+        if len(live) > self._caches_max or sum(content.size_bytes for content in live.values()) > self._bytes_max:
             raise ProviderError("rate_limit", "there is no room for another cache; delete some first", status=429)
         self._by_name = live
 
@@ -53,7 +53,7 @@ class SimulatedExplicitCaches:
     def remove(self, name: str) -> None:
         self._by_name.pop(name, None)
 
-    def live(self, *, at: float) -> tuple[CachedContent, ...]:
+    def list_live(self, *, at: float) -> tuple[CachedContent, ...]:
         """All live caches, in order of creation."""
         return tuple(content for content in self._by_name.values() if _is_live(content, at))
 

@@ -41,8 +41,8 @@ class DeliveryFault(msgspec.Struct, frozen=True):
     `cut` closes the connection and `malformed` sends an unreadable chunk. `content-type` sends an HTML page.
     """
 
-    trouble: DeliveryProblem
-    after: int = 1
+    problem: DeliveryProblem
+    after_chunks: int = 1
     seconds: float = 1.0
 
 
@@ -57,7 +57,7 @@ class RefusalFault(msgspec.Struct, frozen=True):
     """
 
     objection: Objection
-    most: int = 0
+    limit: int = 0
 
 
 Fault = StatusFault | DeliveryFault | RefusalFault
@@ -77,7 +77,7 @@ def parse_fault(text: str) -> Fault:
         if not after.is_integer() or after > AFTER_CHUNKS_MAX:
             raise _unknown_fault(text)
         trouble: DeliveryProblem = "stall" if kind == "stall" else "cut" if kind == "cut" else "malformed"
-        fault = DeliveryFault(trouble, after=int(after))
+        fault = DeliveryFault(trouble, after_chunks=int(after))
     elif kind == "content-type":
         fault = DeliveryFault("content-type")
     elif kind in _LIMITS:
@@ -97,7 +97,7 @@ def parse_fault(text: str) -> Fault:
 
 def apply_delivery_fault(response: SimulatedResponse, fault: DeliveryFault, *, streamed: bool) -> SimulatedResponse:
     """The response as it arrives when its delivery fails."""
-    if fault.trouble == "content-type":
+    if fault.problem == "content-type":
         headers = {**response.headers, "content-type": "text/html"}
         page = b"<html><body>Please sign in.</body></html>"
         return msgspec.structs.replace(response, headers=headers, chunks=_replace_body(response.chunks, page))
@@ -106,20 +106,20 @@ def apply_delivery_fault(response: SimulatedResponse, fault: DeliveryFault, *, s
 
 
 def _spoil_chunks(chunks: Iterable[Chunk], fault: DeliveryFault, *, streamed: bool) -> Iterator[Chunk]:
-    if fault.trouble == "slow":
+    if fault.problem == "slow":
         yield Pause(fault.seconds)
         yield from chunks
         return
-    if fault.trouble == "drip":
+    if fault.problem == "drip":
         for chunk in chunks:
             yield Pause(fault.seconds)
             yield chunk
         return
     remaining = iter(chunks)
-    yield from islice(remaining, fault.after)
-    if fault.trouble == "stall":
+    yield from islice(remaining, fault.after_chunks)
+    if fault.problem == "stall":
         yield Pause(STALL_SECONDS)
-    if fault.trouble == "malformed":
+    if fault.problem == "malformed":
         # A reply that is not streamed is already unreadable when it ends early.
         if streamed:
             yield from (_truncate_event(chunk) if isinstance(chunk, bytes) else chunk for chunk in islice(remaining, 1))

@@ -68,7 +68,7 @@ class RequestHandler(Protocol):
     @property
     def account(self) -> str: ...
 
-    def answer(
+    def handle(
         self, method: str, path: str, *, headers: Mapping[str, str], body: bytes, query: Mapping[str, str]
     ) -> SimulatedResponse: ...
 
@@ -98,9 +98,9 @@ class SimulatedTransport:
         address = urlsplit(self._prefix + endpoint.path)
         query = dict(parse_qsl(address.query))
         while (
-            response := self._simulator.answer(endpoint.method, address.path, headers=headers, body=body, query=query)
+            response := self._simulator.handle(endpoint.method, address.path, headers=headers, body=body, query=query)
         ).status >= 400:
-            failure = self._adapter.read_error(response.status, response.headers, response.body())
+            failure = self._adapter.decode_error(response.status, response.headers, response.read_body())
             # The delay is not waited for; a fixed jitter keeps the transport deterministic.
             if retry_delay(attempt, failure, 0.5) is None:
                 raise failure
@@ -149,7 +149,7 @@ class SimulatedProvider:
         self._request_ids = CountingIds("req_sim")
         self.account = f"simulator {next(_numbers)}"
 
-    def wire(self, models: Models | None = None, *, provider: str = anthropic.name) -> SimulatedTransport:
+    def create_transport(self, models: Models | None = None, *, provider: str = anthropic.name) -> SimulatedTransport:
         """An in-process transport to this provider; `models` applies unless the provider was created with its own."""
         if self._models is None:
             self._models = models
@@ -171,19 +171,19 @@ class SimulatedProvider:
     @property
     def requests(self) -> tuple[RecordedRequest, ...]:
         """The latest requests, oldest first."""
-        return self._requests.newest()
+        return self._requests.list_requests()
 
     @property
     def cache(self) -> tuple[CacheEntry, ...]:
         """The cache entries that can be read now."""
-        return self._entries.live(at=self.now())
+        return self._entries.live_entries(at=self.now())
 
     @property
-    def named_caches(self) -> tuple[ExplicitCacheEntry, ...]:
+    def explicit_caches(self) -> tuple[ExplicitCacheEntry, ...]:
         """The live explicit caches of all API keys."""
-        return tuple(content.cache for content in self._explicit_caches.live(at=self.now()))
+        return tuple(content.cache for content in self._explicit_caches.list_live(at=self.now()))
 
-    def answer(
+    def handle(
         self,
         method: str,
         path: str,
@@ -207,7 +207,7 @@ class SimulatedProvider:
     def _refuse(self, request: SimulatedRequest, error: ProviderError) -> SimulatedResponse:
         """An error response in the dialect that the request uses."""
         dialect = find_error_api(request, self._dialects)
-        status, body = dialect.refusal(error)
+        status, body = dialect.encode_error(error)
         return self._respond_json(dialect, body, status=status)
 
     def _answer(self, http_request: SimulatedRequest) -> SimulatedResponse:
@@ -226,7 +226,7 @@ class SimulatedProvider:
         fault = None if fault_header is None else _parse_fault_header(fault_header)
         if isinstance(fault, StatusFault):
             return self._fail(dialect, fault)
-        request = dialect.understand(
+        request = dialect.parse_request(
             http_request, RequestContext(self._known(), workspace, self.now(), self._count, self._explicit_caches)
         )
         if isinstance(request, bytes):
@@ -237,7 +237,7 @@ class SimulatedProvider:
         self, dialect: ProviderApi, request: AcceptedRequest, requested_fault: DeliveryFault | RefusalFault | None
     ) -> SimulatedResponse:
         scripted = self._next_scripted(request)
-        fault = requested_fault or (None if request.prewarmed else self._next_fault(request, scripted))
+        fault = requested_fault or (None if request.prewarm_stop_reason else self._next_fault(request, scripted))
         if isinstance(fault, StatusFault):
             return self._fail(dialect, fault)
         if isinstance(fault, RefusalFault):
@@ -246,7 +246,7 @@ class SimulatedProvider:
             fault = None
         outcome, self._entries = begin_cache_call(request.model.cache, self._entries, request.call)
         reply = self._reply(dialect, request, scripted, outcome)
-        encoded = dialect.spell(reply, request)
+        encoded = dialect.encode_reply(reply, request)
         if isinstance(encoded, bytes):
             response = self._respond_json(dialect, encoded, begins=outcome)
         else:
@@ -260,18 +260,18 @@ class SimulatedProvider:
 
     def _next_scripted(self, request: AcceptedRequest) -> ScriptedReply:
         script = self._script
-        return script.reply_to(request.turn) if isinstance(script, Script) else script(request.messages)
+        return script.find_reply(request.assistant_turns) if isinstance(script, Script) else script(request.messages)
 
     def _reply(
         self, dialect: ProviderApi, request: AcceptedRequest, scripted: ScriptedReply, outcome: CacheOutcome
     ) -> Reply:
         content: tuple[Block, ...] = ()
-        if not request.prewarmed:
+        if not request.prewarm_stop_reason:
             written = build_reply_content(
                 scripted, request.messages, prefix=request.prefix, call_id_prefix=dialect.call_id_prefix
             )
-            content = dialect.sealed(written, request)
-        stop_reason = request.prewarmed or choose_stop_reason(scripted, content)
+            content = dialect.sign_thinking(written, request)
+        stop_reason = request.prewarm_stop_reason or choose_stop_reason(scripted, content)
         stops = request.parameters.stop_sequences
         id = self._reply_ids[dialect.reply_id_prefix](request.call.at)
         return Reply(
@@ -286,7 +286,7 @@ class SimulatedProvider:
 
     def _diagnose(self, request: AcceptedRequest, outcome: CacheOutcome, reply_id: str) -> CacheDiagnosis | None:
         """The cache diagnosis, if the request asks for one; the request is remembered for later comparisons."""
-        fingerprint, wish = request.fingerprint, request.wish
+        fingerprint, wish = request.fingerprint, request.diagnosis_request
         if fingerprint is None:
             return None
         diagnosis = self._past_requests.diagnose(wish, fingerprint, request.call, outcome.usage) if wish else None
@@ -307,7 +307,7 @@ class SimulatedProvider:
 
         A refusal repeats until the request no longer contains what the provider objects to.
         """
-        keys = [(conversation, request.turn) for conversation in request.conversations]
+        keys = [(conversation, request.assistant_turns) for conversation in request.conversations]
         key = next((candidate for candidate in keys if candidate in self._failures), keys[0])
         for index in range(self._failures.get(key, 0), len(scripted.faults)):
             fault = scripted.faults[index]
@@ -323,7 +323,7 @@ class SimulatedProvider:
 
     def _fail(self, dialect: ProviderApi, fault: StatusFault) -> SimulatedResponse:
         failure = ProviderError(classify_status(fault.status, ""), "this failure was ordered", status=fault.status)
-        status, body = dialect.refusal(failure)
+        status, body = dialect.encode_error(failure)
         pause = fault.retry_after_seconds
         headers = {} if pause is None else {"retry-after": f"{pause:g}"}
         return self._respond_json(dialect, body, status=status, headers=headers)
@@ -381,7 +381,7 @@ def create_apis() -> tuple[ProviderApi, ...]:
 
 
 def find_api(http_request: SimulatedRequest, dialects: Iterable[ProviderApi]) -> ProviderApi | None:
-    return next((dialect for dialect in dialects if dialect.takes(http_request)), None)
+    return next((dialect for dialect in dialects if dialect.accepts(http_request)), None)
 
 
 def find_error_api(http_request: SimulatedRequest, dialects: Sequence[ProviderApi]) -> ProviderApi:

@@ -34,13 +34,13 @@ _OPENAI_TEXTS = {
 def is_refusal_due(fault: RefusalFault, request: AcceptedRequest) -> bool:
     match fault.objection:
         case "window":
-            return request.call.tokens > fault.most
+            return request.call.tokens > fault.limit
         case "marks":
-            return len(request.call.marks) > fault.most
+            return len(request.call.breakpoints) > fault.limit
         case "lifetimes":
             ttls = request.model.cache.ttls_seconds
             shortest = min(ttls.values(), default=0)
-            return any(ttls.get(breakpoint.ttl, 0) > shortest for breakpoint in request.call.marks)
+            return any(ttls.get(breakpoint.ttl, 0) > shortest for breakpoint in request.call.breakpoints)
         case "thinking":
             return any(is_thinking(block) for message in request.messages for block in message.content)
         case "unpaired":
@@ -51,15 +51,15 @@ def make_refusal(request: AcceptedRequest, fault: RefusalFault, provider: str) -
     """The provider's error for a request that it objects to."""
     match fault.objection:
         case "window":
-            smaller = msgspec.structs.replace(request.model, context_tokens_max=fault.most)
+            smaller = msgspec.structs.replace(request.model, context_tokens_max=fault.limit)
             try:
                 _WINDOW_CHECKS.get(provider, check_openai_window)(request.call.tokens, smaller)
             except ProviderError as error:
                 return error
             return refuse("prompt is too long")
         case "marks" if provider == "anthropic":
-            count = len(request.call.marks)
-            return refuse(f"A maximum of {fault.most} blocks with cache_control may be provided. Found {count}.")
+            count = len(request.call.breakpoints)
+            return refuse(f"A maximum of {fault.limit} blocks with cache_control may be provided. Found {count}.")
         case "marks":
             return refuse("Unsupported parameter: 'prompt_cache_breakpoint' is not supported with this model.")
         case objection:

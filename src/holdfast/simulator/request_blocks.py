@@ -26,7 +26,7 @@ class SentBlock(msgspec.Struct, frozen=True):
 
     path: str
     block: Block | ToolSpec
-    piece: EncodedBlock
+    encoded: EncodedBlock
     ttl: Ttl | None = None
 
     @property
@@ -35,8 +35,8 @@ class SentBlock(msgspec.Struct, frozen=True):
 
 
 def list_sent_blocks(adapter: Adapter, request: WireRequest) -> tuple[SentBlock, ...]:
-    ttls = {breakpoint.piece: breakpoint.ttl for breakpoint in request.plan.marks}
-    encoded_blocks = chained.from_iterable(adapter.spell(segment) for segment in request.prompt.segments)
+    ttls = {breakpoint.block_index: breakpoint.ttl for breakpoint in request.plan.breakpoints}
+    encoded_blocks = chained.from_iterable(adapter.encode_segment(segment) for segment in request.prompt.segments)
     paths = chained.from_iterable(_iter_paths(segment) for segment in request.prompt.segments)
     return tuple(
         SentBlock(path, block, encoded, ttls.get(index))
@@ -49,7 +49,7 @@ def _iter_paths(segment: Segment) -> Iterator[tuple[str, Block | ToolSpec]]:
         yield f"tools.{index}", tool
     for index, text in enumerate(segment.system):
         yield f"system.{index}", text
-    for index, entry in enumerate(segment.passages):
+    for index, entry in enumerate(segment.entries):
         for position, block in enumerate(entry.content):
             yield f"messages.{index}.content.{position}", block
 
@@ -80,11 +80,11 @@ def digest_conversation_starts(workspace: str, blocks: Sequence[SentBlock]) -> t
     """
     digests, candidates = [workspace], []
     for sent in blocks:
-        if sent.piece.place == "messages" and sent.piece.role != "user":
+        if sent.encoded.section == "messages" and sent.encoded.role != "user":
             break
-        if sent.piece.place != "tools":
-            digests.append(sha256_hex(sent.piece.data))
-        if sent.piece.place == "messages":
+        if sent.encoded.section != "tools":
+            digests.append(sha256_hex(sent.encoded.data))
+        if sent.encoded.section == "messages":
             candidates.append(sha256_hex(canonical_json(digests)))
     return tuple(reversed(candidates)) or (sha256_hex(canonical_json(digests)),)
 
@@ -93,7 +93,7 @@ def digest_conversation(blocks: Sequence[SentBlock]) -> str:
     """A digest of everything that was sent, without workspace or parameters."""
     digest_so_far = ""
     for sent in blocks:
-        digest_so_far = extend_digest(digest_so_far, sent.piece.opens + sent.piece.data)
+        digest_so_far = extend_digest(digest_so_far, sent.encoded.container_start + sent.encoded.data)
     return digest_so_far
 
 
@@ -101,8 +101,8 @@ def make_cache_block(
     sent: SentBlock, place: PromptSection, *, model: Model, count: TokenCounts, ending: bool = False
 ) -> ChainBlock:
     """The block as the cache sees it: its role, and its bytes without breakpoints."""
-    encoded = sent.piece.opens + sent.piece.data
-    role = (sent.piece.role or "").encode() + b"\n"
+    encoded = sent.encoded.container_start + sent.encoded.data
+    role = (sent.encoded.role or "").encode() + b"\n"
     return ChainBlock(place, role + encoded, count(encoded, model.tokens_factor), _block_kind(sent.kind), ending)
 
 

@@ -47,7 +47,7 @@ ReplyFunction = Callable[[Sequence[Message]], ScriptedReply]
 class Script(msgspec.Struct, frozen=True):
     replies: tuple[ScriptedReply, ...] = ()
 
-    def reply_to(self, assistant_messages: int) -> ScriptedReply:
+    def find_reply(self, assistant_messages: int) -> ScriptedReply:
         """The reply to a request that already contains so many assistant messages."""
         return self.replies[assistant_messages] if assistant_messages < len(self.replies) else _END_OF_SCRIPT
 

@@ -69,7 +69,7 @@ async def _respond(request: web.Request) -> web.StreamResponse:
         return web.Response(status=400)
     if request.path.startswith("/_sim/"):
         return _handle_control(provider, request, body)
-    simulated = provider.answer(request.method, request.path, headers=request.headers, body=body, query=request.query)
+    simulated = provider.handle(request.method, request.path, headers=request.headers, body=body, query=request.query)
     response = web.StreamResponse(status=simulated.status, headers=simulated.headers)
     # The client disconnected, or a fault closed the connection on purpose: no one is left to report to.
     with suppress(ConnectionError):
@@ -117,7 +117,7 @@ def _handle_control(provider: SimulatedProvider, request: web.Request, body: byt
         case "GET /_sim/requests":
             return _json_response({"requests": [_request_view(recorded) for recorded in provider.requests]})
         case "GET /_sim/cache":
-            return _json_response({"now": provider.now(), "entries": provider.cache, "named": provider.named_caches})
+            return _json_response({"now": provider.now(), "entries": provider.cache, "named": provider.explicit_caches})
         case _:
             endpoints = "POST /_sim/clock, GET /_sim/requests, GET /_sim/cache"
             return _error_response(request, refuse(f"no such endpoint; there are {endpoints}", status=404))
@@ -140,5 +140,5 @@ def _json_response(value: object) -> web.Response:
 
 def _error_response(request: web.Request, error: ProviderError) -> web.Response:
     http_request = SimulatedRequest(request.method, request.path, request.headers)
-    status, body = find_error_api(http_request, create_apis()).refusal(error)
+    status, body = find_error_api(http_request, create_apis()).encode_error(error)
     return web.Response(status=status, body=body, content_type="application/json")

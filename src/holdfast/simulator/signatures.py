@@ -18,7 +18,7 @@ class ThinkingSeal(msgspec.Struct, frozen=True, array_like=True):
     maker: str
     model: str
     prefix: str
-    thought: str
+    thought_digest: str
 
 
 def write_seal(model: str, prefix: str, thought: str) -> str:

@@ -24,7 +24,7 @@ class BoundedOutput(msgspec.Struct, frozen=True):
     """Standard output up to the limit. `cut`: there was more, and the exit code is unknown."""
 
     output: bytes
-    ended: CommandEnd
+    end: CommandEnd
     exit_code: int | None = None
 
 

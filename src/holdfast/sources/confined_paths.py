@@ -42,7 +42,7 @@ class Roots(msgspec.Struct, frozen=True):
 
     workspace: Path
     read_only: tuple[Path, ...] = ()
-    spellings: tuple[tuple[Path, Path], ...] = ()
+    aliases: tuple[tuple[Path, Path], ...] = ()
 
 
 class LocatedPath(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class LocatedPath(msgspec.Struct, frozen=True):
     root: Path
     steps: tuple[str, ...]
     shown: str
-    closed: tuple[Path, ...] = ()
+    forbidden: tuple[Path, ...] = ()
 
 
 def resolve_roots(workspace: Path, read_only: Sequence[Path] = ()) -> Roots:
@@ -82,7 +82,7 @@ def locate_path(roots: Roots, path: str, *, writing: bool = False) -> LocatedPat
     if not os.path.isabs(path):
         return LocatedPath(roots.workspace, _split_inside(path, shown), shown, closed)
     resolved_roots = (roots.workspace, *roots.read_only)
-    for prefix, root in (*zip(resolved_roots, resolved_roots, strict=True), *roots.spellings):
+    for prefix, root in (*zip(resolved_roots, resolved_roots, strict=True), *roots.aliases):
         relative = _relative_to_root(path, prefix)
         if relative is not None:
             if writing and root != roots.workspace:
@@ -240,7 +240,7 @@ class _Walk:
                 os.mkdir(step, dir_fd=self.folder)
         self._open_folders.append(os.open(step, _FOLDER_FLAGS, dir_fd=self.folder))
         # By device and inode, because a read-only folder can be reached under another name.
-        if any(_is_folder(self.folder, closed) for closed in self._located.closed):
+        if any(_is_folder(self.folder, closed) for closed in self._located.forbidden):
             raise EscapeError(f"{self._located.shown!r} may be read but not written")
 
 

@@ -112,7 +112,7 @@ def _read_status(git: "_Git", lines_max: int) -> tuple[tuple[str, ...] | None, b
     if result is None:
         return None, False
     lines = result.output.split(b"\n")[:-1]  # The last element has no newline: it is empty or was cut.
-    return tuple(to_one_line(line) for line in lines[:lines_max]), result.ended == "cut" or len(lines) > lines_max
+    return tuple(to_one_line(line) for line in lines[:lines_max]), result.end == "cut" or len(lines) > lines_max
 
 
 def _read_diff(git: "_Git", has_commits: bool, bytes_max: int) -> tuple[str | None, bool]:
@@ -217,7 +217,7 @@ class _Git:
 
 
 def _failure_reason(result: BoundedOutput, exit_codes: Sequence[int], may_be_cut: bool) -> str | None:
-    match result.ended:
+    match result.end:
         case "timed_out":
             return "git took too long"
         case "not_started":

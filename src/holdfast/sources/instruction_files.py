@@ -40,7 +40,7 @@ class InstructionFile(msgspec.Struct, frozen=True):
 
     path: str
     text: str
-    truncated: bool = False
+    is_truncated: bool = False
 
 
 class InstructionFiles(msgspec.Struct, frozen=True):

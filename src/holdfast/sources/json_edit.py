@@ -26,7 +26,7 @@ class JsonContainer(msgspec.Struct, frozen=True):
     end: int
     parts: tuple[JsonPart, ...]
 
-    def last(self, name: str) -> JsonPart | None:
+    def find_last(self, name: str) -> JsonPart | None:
         """The last member with this name, which is the one that JSON parsers use."""
         return next((part for part in reversed(self.parts) if part.name == name), None)
 

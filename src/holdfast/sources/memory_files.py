@@ -44,10 +44,10 @@ class MemoryFile(msgspec.Struct, frozen=True):
 
     name: str
     heading: str
-    located: LocatedPath
+    path: LocatedPath
     soft_bytes_max: int
     hard_bytes_max: int
-    makes_root: bool = False
+    creates_folder: bool = False
 
 
 class MemoryEdit(msgspec.Struct, frozen=True):
@@ -74,13 +74,13 @@ def user_memory(home: Path) -> MemoryFile:
     """The user's own folder is trusted: symlinks in it are followed."""
     real = Path(os.path.realpath(home / "USER.md"))
     located = LocatedPath(real.parent, (real.name,), "USER.md")
-    return MemoryFile("USER.md", "## User context (USER.md)", located, 1536, 3072, makes_root=True)
+    return MemoryFile("USER.md", "## User context (USER.md)", located, 1536, 3072, creates_folder=True)
 
 
 def render_memory(file: MemoryFile) -> str:
     """The file under its heading; empty if the file is empty, missing or unreadable."""
     try:
-        with open_parent(file.located) as (folder, name):
+        with open_parent(file.path) as (folder, name):
             raw = read_regular_at(folder, name, _READ_BYTES_MAX)
     except (EscapeError, PathError):
         return ""
@@ -130,9 +130,9 @@ def consolidate(file: MemoryFile, text: str) -> MemoryEdit:
 def _edit(file: MemoryFile, operation: Operation, change: Callable[[str], str]) -> MemoryEdit:
     """Read, change and write under the lock; a change that would exceed the hard limit is refused."""
     try:
-        if file.makes_root:
+        if file.creates_folder:
             _make_root(file)
-        with open_parent(file.located, make_folders=True) as (folder, name), _hold_lock(folder, f"{name}.lock", file):
+        with open_parent(file.path, make_folders=True) as (folder, name), _hold_lock(folder, f"{name}.lock", file):
             before = _read_raw(folder, name)
             text = change(before.decode("utf-8", "surrogateescape").replace("\r\n", "\n"))
             after = text.encode("utf-8", "surrogateescape")
@@ -153,7 +153,7 @@ def _edit(file: MemoryFile, operation: Operation, change: Callable[[str], str]) 
 def _make_root(file: MemoryFile) -> None:
     """Create the user's folder, which is missing before the first use."""
     try:
-        file.located.root.mkdir(parents=True, exist_ok=True)
+        file.path.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PathError(f"its folder {describe_os_error(error)}") from None
 

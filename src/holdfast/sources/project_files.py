@@ -91,8 +91,8 @@ class IgnoreRule(msgspec.Struct, frozen=True):
     """`folder` is that of the ignore file, relative to the root; an `is_negated` rule (`!pattern`) un-ignores paths."""
 
     folder: str
-    shape: re.Pattern[str]
-    kept: bool = False
+    expression: re.Pattern[str]
+    is_negated: bool = False
     only_folders: bool = False
 
 
@@ -137,8 +137,8 @@ def is_ignored(path: str, rules: Sequence[IgnoreRule], *, is_folder: bool) -> bo
             continue
         if rule.folder and not path.startswith(f"{rule.folder}/"):
             continue
-        if rule.shape.fullmatch(path[len(rule.folder) + 1 if rule.folder else 0 :]):
-            return not rule.kept
+        if rule.expression.fullmatch(path[len(rule.folder) + 1 if rule.folder else 0 :]):
+            return not rule.is_negated
     return False
 
 

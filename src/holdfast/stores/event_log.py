@@ -64,7 +64,7 @@ class StoreFacts(msgspec.Struct, frozen=True, array_like=True):
     oldest_at: float | None
     newest_at: float | None
     calls: int
-    to_enter: int
+    pending_sessions: int
 
 
 class DatabaseEventLog:
@@ -140,7 +140,7 @@ class DatabaseEventLog:
         return self._read_from(session_id, 0 if after is None else self._find_seq(session_id, after))
 
     def _find_seq(self, session_id: str, event_id: str) -> int:
-        for (seq,) in self._fetch(self._queries.place, (event_id, session_id)):
+        for (seq,) in self._fetch(self._queries.event_position, (event_id, session_id)):
             assert isinstance(seq, int)
             return seq
         if self._fetch(self._queries.session, (session_id,)):
@@ -148,7 +148,7 @@ class DatabaseEventLog:
         return 0
 
     def _read_from(self, session_id: str, seq: int) -> Iterator[Event]:
-        while batch := self._fetch(self._queries.page, (session_id, seq, READ_BATCH_EVENTS)):
+        while batch := self._fetch(self._queries.events_page, (session_id, seq, READ_BATCH_EVENTS)):
             for row_seq, *columns in batch:
                 assert isinstance(row_seq, int)
                 seq = row_seq
@@ -160,9 +160,9 @@ class DatabaseEventLog:
         rows_max = _ROWS_MAX if limit is None else min(limit, _ROWS_MAX)
         return tuple(map(decode_session_row, self._fetch(self._queries.sessions, (rows_max,))))
 
-    def lessons(self, *, limit: int) -> tuple[Event, ...]:
+    def learned_events(self, *, limit: int) -> tuple[Event, ...]:
         events = []
-        for columns in reversed(self._fetch(self._queries.lessons, (min(max(limit, 0), _ROWS_MAX),))):
+        for columns in reversed(self._fetch(self._queries.learned_events, (min(max(limit, 0), _ROWS_MAX),))):
             # Skip events of a newer version: this one cannot use them.
             with suppress(StoreError):
                 events.append(decode_event_row(columns))
@@ -172,7 +172,7 @@ class DatabaseEventLog:
         if not is_storable_text(session_id):
             return 0
         deleted = self._run_job(DeleteJob(session_id, Future()))
-        self.records.forget(session_id)
+        self.records.delete_controls(session_id)
         return deleted
 
     def prune(self, session_id: str, kept_types: Sequence[str], *, before: float) -> int:
@@ -183,49 +183,49 @@ class DatabaseEventLog:
             else 0
         )
 
-    def prunable(self, kept_types: Sequence[str], *, before: float) -> tuple[tuple[str, int], ...]:
+    def list_prunable(self, kept_types: Sequence[str], *, before: float) -> tuple[tuple[str, int], ...]:
         """Sessions whose last event is older than `before`, with the number of events that pruning would delete."""
-        query = self._queries.prunable.format(retained=", ".join([self._queries.mark] * len(kept_types)))
+        query = self._queries.prunable.format(retained=", ".join([self._queries.param] * len(kept_types)))
         return tuple((str(id), int(str(count))) for id, count in self._fetch(query, (before, *kept_types)))
 
-    def facts(self) -> StoreFacts:
+    def read_facts(self) -> StoreFacts:
         ((version,),) = self._fetch(self._sql.version, ())
         ((size_bytes,),) = self._fetch(self._sql.size_bytes, ())
         (totals,) = self._fetch(self._queries.totals, ())
         return msgspec.convert((self._name, version, size_bytes, *totals), StoreFacts)
 
-    def tables(self) -> CostQueries:
+    def cost_queries(self) -> CostQueries:
         """Cost queries over all sessions; sessions missing from the tables are processed first."""
-        return RollUpCostQueries(SqlRollUpSource(self._fetch, self._table_queries, self.catch_up))
+        return RollUpCostQueries(SqlRollUpSource(self._fetch, self._table_queries, self.roll_up_pending))
 
-    def figures(self) -> AnalyticsQueries:
+    def analytics_queries(self) -> AnalyticsQueries:
         """Analytics queries over the same tables."""
-        return SqlAnalyticsQueries(self._fetch, self._table_queries, self.catch_up)
+        return SqlAnalyticsQueries(self._fetch, self._table_queries, self.roll_up_pending)
 
-    def rebuild(self) -> None:
+    def clear_tables(self) -> None:
         """Empties the tables; `roll_up_pending` fills them from the log."""
-        self._run_job(RollUpJob((), Future(), afresh=True))
+        self._run_job(RollUpJob((), Future(), clear_first=True))
 
-    def to_enter(self) -> Iterator[str]:
+    def iter_pending_sessions(self) -> Iterator[str]:
         """Sessions whose events are not all in the tables."""
         first_id = ""
-        while rows := self._fetch(self._table_queries.to_enter, (first_id, SESSIONS_AT_ONCE)):
+        while rows := self._fetch(self._table_queries.pending_sessions, (first_id, SESSIONS_AT_ONCE)):
             for (session_id,) in rows:
                 first_id = f"{session_id}\0"  # The smallest string after it.
                 yield str(session_id)
 
-    def enter(self, session_id: str) -> None:
+    def roll_up_session(self, session_id: str) -> None:
         """Processes all events of a session that is not completely in the tables."""
         self._run_job(RollUpJob((session_id,), Future()))
 
-    def catch_up(self) -> None:
-        if self._fetch(self._table_queries.is_to_enter, ()):
-            for session_id in self.to_enter():
-                self.enter(session_id)
+    def roll_up_pending(self) -> None:
+        if self._fetch(self._table_queries.any_pending_session, ()):
+            for session_id in self.iter_pending_sessions():
+                self.roll_up_session(session_id)
 
     def table_rows(self, table: str, columns: Sequence[str], session_id: str | None = None) -> list[tuple[object, ...]]:
         """The raw rows of a table, of one session or of all."""
-        query = self._table_queries.rows_of(table, columns, session=session_id is not None)
+        query = self._table_queries.select_rows(table, columns, session=session_id is not None)
         return self._fetch(query, () if session_id is None else (session_id,))
 
     def _run_job(self, job: DeleteJob | PruneJob | RollUpJob) -> int:

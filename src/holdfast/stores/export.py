@@ -45,7 +45,7 @@ class ImportedSession(msgspec.Struct, frozen=True):
 
     session_id: str
     added: int
-    known: int
+    existing: int
 
 
 _encode = msgspec.json.Encoder().encode
@@ -148,7 +148,7 @@ def _import_owner(
         raise UserError(
             f"{name}, line {first_line}: there are instructions, but the file names no deployment: export it again"
         )
-    return intake.take(records, name, first_line)
+    return intake.import_owner(records, name, first_line)
 
 
 def _describe_miscount(end: ExportEnd, line_number: int, name: str) -> str:

@@ -37,7 +37,7 @@ RETAINED_EVENT_TYPES = tuple(str(kind.__struct_config__.tag) for kind in RETAINE
 
 def find_differences(log: DatabaseEventLog, models: Models) -> Iterator[str]:
     """Each table that differs from the events; tables with rows per session are checked session by session."""
-    log.catch_up()
+    log.roll_up_pending()
     totals = RollUpTotals()
     for session in log.sessions():
         rows: dict[type[TableRow], list[tuple[object, ...]]] = {kind: [] for kind in TABLE_NAMES}

@@ -104,7 +104,7 @@ class MemoryStore:
             newest_first = sorted(self._rows.values(), key=lambda row: (row.last_event_at, row.id), reverse=True)
             return tuple(newest_first[:limit])
 
-    def lessons(self, *, limit: int) -> tuple[Event, ...]:
+    def learned_events(self, *, limit: int) -> tuple[Event, ...]:
         with self._lock:
             self._check_open()
             return tuple(self._learned.values())[-limit:] if limit > 0 else ()
@@ -119,7 +119,7 @@ class MemoryStore:
                 self._learned.pop(event.id, None)
             self._continued.difference_update(map(_continuation, events))
             self._by_seq = {seq: event for seq, event in self._by_seq.items() if event.session_id != session_id}
-            self.records.forget(session_id)
+            self.records.delete_controls(session_id)
             return len(events)
 
     def _events_by_seq(self) -> dict[int, Event]:
@@ -137,10 +137,10 @@ class MemoryStore:
         self._store(retained)
         return len(events) - len(retained)
 
-    def tables(self) -> CostQueries:
+    def cost_queries(self) -> CostQueries:
         return build_event_cost_queries(self, self._models)
 
-    def figures(self) -> AnalyticsQueries:
+    def analytics_queries(self) -> AnalyticsQueries:
         return EventAnalyticsQueries(self, self._models)
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class MemoryRecords:
     def set_settings(self, settings: CacheSettings) -> None:
         self._settings = settings
 
-    def enable(self, session_id: str, *, enabled: bool) -> SessionControl:
+    def set_caching_enabled(self, session_id: str, *, enabled: bool) -> SessionControl:
         with self._lock:
             before = self._controls.get(session_id, SessionControl())
             self._controls[session_id] = replace(before, caching_enabled=enabled)
@@ -213,19 +213,19 @@ class MemoryRecords:
             self._controls[session_id] = replace(before, generation=before.generation + 1, invalidated_at=at)
             return self._controls[session_id]
 
-    def adopt(self, session_id: str) -> SessionControl:
+    def request_refresh(self, session_id: str) -> SessionControl:
         with self._lock:
             before = self._controls.get(session_id, SessionControl())
-            self._controls[session_id] = replace(before, adoptions=before.adoptions + 1)
+            self._controls[session_id] = replace(before, refreshes=before.refreshes + 1)
             return self._controls[session_id]
 
-    def forget(self, session_id: str) -> None:
+    def delete_controls(self, session_id: str) -> None:
         """Deletes the controls of a session."""
         self._controls.pop(session_id, None)
 
-    def newest_place(self) -> int:
+    def newest_position(self) -> int:
         return max(self._events_by_seq(), default=0)
 
-    def behind(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:
+    def events_after(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:
         placed = [PositionedEvent(seq, event) for seq, event in self._events_by_seq().items() if seq > position]
         return tuple(placed[:limit])

@@ -29,14 +29,14 @@ class ConnectionPool(Generic[Connection]):
                 return self._idle.pop()
         return self._connect()
 
-    def give_back(self, connection: Connection) -> None:
+    def release(self, connection: Connection) -> None:
         with self._lock:
             if len(self._idle) < self._idle_max:
                 self._idle.append(connection)
                 return
         connection.close()
 
-    def empty(self) -> None:
+    def close_idle(self) -> None:
         """Closes the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
@@ -47,4 +47,4 @@ class ConnectionPool(Generic[Connection]):
         """Closes the idle connections, and from now on every connection that is given back."""
         with self._lock:
             self._idle_max = 0
-        self.empty()
+        self.close_idle()

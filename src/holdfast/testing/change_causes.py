@@ -25,10 +25,10 @@ _WORDS = re.compile(rb"[\w-]+")
 
 def guess_cause(before: ParsedRequest, after: ParsedRequest, moved: PrefixDifference) -> str | None:
     """The likely cause of the change, with advice; None if the bytes give no hint."""
-    if moved.place == "tools" and (tool_cause := _tool_list_cause(before, after)):
+    if moved.section == "tools" and (tool_cause := _tool_list_cause(before, after)):
         return tool_cause
     if moved.change == "changed":
-        old, new = before.scroll.pieces[moved.block].data, after.scroll.pieces[moved.block].data
+        old, new = before.buffer.blocks[moved.block].data, after.buffer.blocks[moved.block].data
         # Volatile text explains most changes; the other guesses are tried only if there is none.
         kind = _volatile_kind(after, moved) or _volatile_kind(before, moved) or _inserted_kind(old, new)
         if kind in _CAUSES:
@@ -39,9 +39,9 @@ def guess_cause(before: ParsedRequest, after: ParsedRequest, moved: PrefixDiffer
             return _with_advice("unsorted JSON keys")
         if _same_words(old, new) or _same_blocks(before, after, moved):
             return _with_advice("set order")
-    if moved.place == "messages":
+    if moved.section == "messages":
         return _history_cause(before, after, moved)
-    return "tool schema: the description or schema of a tool changed" if moved.place == "tools" else None
+    return "tool schema: the description or schema of a tool changed" if moved.section == "tools" else None
 
 
 def is_time_difference(before: ParsedRequest, after: ParsedRequest, moved: PrefixDifference) -> bool:
@@ -52,7 +52,7 @@ def is_time_difference(before: ParsedRequest, after: ParsedRequest, moved: Prefi
 
 
 def _volatile_kind(request: ParsedRequest, moved: PrefixDifference) -> str | None:
-    piece, link = request.scroll.pieces[moved.block], request.scroll.links[moved.block]
+    piece, link = request.buffer.blocks[moved.block], request.buffer.digests[moved.block]
     # moved.byte counts from the start of the prompt, link.end is where this block ends in it: their difference gives
     # the offset in the block. It is negative if the change is in the separator before the block.
     return classify_volatile_at(piece.data, max(0, moved.byte - (link.end - len(piece.data))))
@@ -68,7 +68,7 @@ def _inserted_kind(old: bytes, new: bytes) -> str | None:
 def _tool_list_cause(before: ParsedRequest, after: ParsedRequest) -> str | None:
     """Names the tools that were added or removed."""
     old, new = (
-        [parse_tool_name(piece.data) or "?" for piece in request.scroll.pieces if piece.place == "tools"]
+        [parse_tool_name(piece.data) or "?" for piece in request.buffer.blocks if piece.section == "tools"]
         for request in (before, after)
     )
     differences = [
@@ -92,10 +92,10 @@ def _list_names(names: Sequence[str]) -> str:
 
 
 def _history_cause(before: ParsedRequest, after: ParsedRequest, moved: PrefixDifference) -> str:
-    followers = before.scroll.pieces[moved.block + 1 :]
+    followers = before.buffer.blocks[moved.block + 1 :]
     if moved.change == "removed":
         return "history: messages at the end were removed; only append to what was sent"
-    new = after.scroll.pieces[moved.block]
+    new = after.buffer.blocks[moved.block]
     # If the block now in this position came later before, the blocks between were removed.
     if any((piece.role, piece.data) == (new.role, new.data) for piece in followers):
         return "history: older messages were removed here; compact rarely, and remove much at a time"
@@ -120,7 +120,7 @@ def _same_words(old: bytes, new: bytes) -> bool:
 def _same_blocks(before: ParsedRequest, after: ParsedRequest, moved: PrefixDifference) -> bool:
     """Whether the section (for example the tools) holds the same blocks in another order."""
     old, new = (
-        Counter(piece.data for piece in request.scroll.pieces if piece.place == moved.place)
+        Counter(piece.data for piece in request.buffer.blocks if piece.section == moved.section)
         for request in (before, after)
     )
-    return moved.place != "messages" and old == new
+    return moved.section != "messages" and old == new

@@ -42,10 +42,10 @@ def simulated_provider(request: pytest.FixtureRequest) -> Iterator["ServedProvid
     from holdfast.testing.spending import sum_spending
 
     # Not the `monkeypatch` fixture: a test may call its undo().
-    with ServedProvider().serving() as provider, pytest.MonkeyPatch.context() as environment:
+    with ServedProvider().serve_on_port() as provider, pytest.MonkeyPatch.context() as environment:
         for name in BYPASSING_VARIABLES:
             environment.delenv(name, raising=False)
-        for name, value in provider.environment().items():
+        for name, value in provider.client_environment().items():
             environment.setenv(name, value)
         # A proxy configured in the environment must not receive the requests for the local port.
         for name in ("NO_PROXY", "no_proxy"):
@@ -99,7 +99,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         _add_breaks_to_report(item)
         raise
     if (guard := item.stash.get(_guard, None)) is not None:
-        guard.close()
+        guard.check_at_end()
     if (provider := item.stash.get(_provider, None)) is not None and get_mark_reason(item) is None:
         from holdfast.testing.cache_report import check_read_share
         from holdfast.testing.spending import sum_spending

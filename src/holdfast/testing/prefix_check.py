@@ -32,12 +32,12 @@ class PrefixBreak(msgspec.Struct, frozen=True):
     call_before: int
     comparison: RequestComparison
     cause: str | None
-    opens: bool = False
+    is_first_call: bool = False
 
 
 def find_prefix_breaks(calls: Iterable[ModelCall], models: Models) -> tuple[PrefixBreak, ...]:
     requests = RequestHistory(models)
-    return tuple(prefix_break for call in calls if (prefix_break := requests.add(call)) is not None)
+    return tuple(prefix_break for call in calls if (prefix_break := requests.add_call(call)) is not None)
 
 
 class RequestHistory:
@@ -48,7 +48,7 @@ class RequestHistory:
         self._earlier: dict[str, list[_Request]] = {}
         self._tips: dict[str, list[_Request]] = {}
 
-    def add(self, call: ModelCall) -> PrefixBreak | None:
+    def add_call(self, call: ModelCall) -> PrefixBreak | None:
         """Record the call; returns the break if it does not extend the call that it continues."""
         try:
             request = _Request(call, parse_request(call.body, model=call.model, models=self._models))
@@ -74,9 +74,9 @@ class RequestHistory:
         if before is None or request.branches_off(before):
             return None
         comparison = self._compare(before, request)
-        if comparison.held:
+        if comparison.is_prefix_unchanged:
             return None
-        cause = guess_cause(before.sent, request.sent, comparison.moved) if comparison.moved else None
+        cause = guess_cause(before.sent, request.sent, comparison.difference) if comparison.difference else None
         return PrefixBreak(request.call.number, before.call.number, comparison, cause)
 
     def _find_head_break(self, request: "_Request", earlier: Sequence["_Request"]) -> PrefixBreak | None:
@@ -86,14 +86,14 @@ class RequestHistory:
             return None
         for before in reversed(heads.values()):
             comparison = self._compare(before, request)
-            moved = comparison.moved
-            if moved and moved.place != "messages" and is_time_difference(before.sent, request.sent, moved):
+            moved = comparison.difference
+            if moved and moved.section != "messages" and is_time_difference(before.sent, request.sent, moved):
                 cause = guess_cause(before.sent, request.sent, moved)
-                return PrefixBreak(request.call.number, before.call.number, comparison, cause, opens=True)
+                return PrefixBreak(request.call.number, before.call.number, comparison, cause, is_first_call=True)
         return None
 
     def _compare(self, before: "_Request", request: "_Request") -> RequestComparison:
-        tokens = before.sent.scroll.tokens_total
+        tokens = before.sent.buffer.tokens_total
         price = find_price(request.call.model, self._models, at=request.call.at, tokens=tokens)
         return compare_requests(before.sent, request.sent, price)
 
@@ -108,12 +108,12 @@ class _Request:
     @cached_property
     def blocks(self) -> Counter[tuple[str | None, bytes]]:
         """The message blocks with their roles, regardless of order."""
-        pieces = self.sent.scroll.pieces
-        return Counter((piece.role, piece.data) for piece in pieces if piece.place == "messages")
+        pieces = self.sent.buffer.blocks
+        return Counter((piece.role, piece.data) for piece in pieces if piece.section == "messages")
 
     @cached_property
     def roles(self) -> tuple[str | None, ...]:
-        return tuple(piece.role for piece in self.sent.scroll.pieces)
+        return tuple(piece.role for piece in self.sent.buffer.blocks)
 
     @cached_property
     def assistant_turns(self) -> int:
@@ -125,7 +125,7 @@ class _Request:
     def head(self) -> str:
         """A digest of the tools and the system prompt."""
         end = find_section_start(self.sent, "messages")
-        return self.sent.scroll.links[end - 1].digest if end else ""
+        return self.sent.buffer.digests[end - 1].digest if end else ""
 
     @cached_property
     def assistant_keys(self) -> frozenset[str]:
@@ -139,10 +139,10 @@ class _Request:
         )
 
     def extends(self, before: "_Request") -> bool:
-        return self.count_shared_blocks(before) == len(before.sent.scroll.links)
+        return self.count_shared_blocks(before) == len(before.sent.buffer.digests)
 
     def count_shared_blocks(self, before: "_Request") -> int:
-        return count_shared_blocks(before.sent.scroll.links, self.sent.scroll.links)
+        return count_shared_blocks(before.sent.buffer.digests, self.sent.buffer.digests)
 
     def count_common_blocks(self, before: "_Request") -> int:
         """How many blocks of the earlier request and of its reply also occur here."""

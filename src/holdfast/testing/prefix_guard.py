@@ -31,7 +31,7 @@ class PrefixGuard:
         breaks = self.breaks
         enforce_prefix_mark(self._node, describe_breaks(breaks) if breaks else None, ended=False)
 
-    def close(self) -> None:
+    def check_at_end(self) -> None:
         """As `check`, and warn if the prefix was allowed to change but did not."""
         breaks = self.breaks
         enforce_prefix_mark(self._node, describe_breaks(breaks) if breaks else None)
@@ -41,13 +41,13 @@ def describe_breaks(breaks: Sequence[PrefixBreak]) -> str:
     """Describe the first break in full and list the calls of the others."""
     first = breaks[0]
     comparison = first.comparison
-    relation = "starts a conversation and could have read the prefix of" if first.opens else "does not extend"
+    relation = "starts a conversation and could have read the prefix of" if first.is_first_call else "does not extend"
     lines = [f"the cached prefix changed: call {first.call} {relation} call {first.call_before} ({comparison.model})"]
-    if comparison.moved:
-        lines.append(f"  {format_difference(comparison.moved, after=f'call {first.call}')}")
-        lines += _diff_lines(comparison.moved.diff)
+    if comparison.difference:
+        lines.append(f"  {format_difference(comparison.difference, after=f'call {first.call}')}")
+        lines += _diff_lines(comparison.difference.diff)
     for changed in comparison.parameters:
-        lines.append(f"  {changed.name} changed: {changed.first_lost} and everything after it is lost")
+        lines.append(f"  {changed.name} changed: {changed.first_lost_section} and everything after it is lost")
     if first.cause:
         lines.append(f"  likely cause: {hide_keys(strip_control_characters(first.cause))}")
     lines.append(

@@ -52,7 +52,7 @@ class ServedProvider(SimulatedProvider):
     def models(self) -> Models:
         return self._known()
 
-    def answer(
+    def handle(
         self,
         method: str,
         path: str,
@@ -63,15 +63,15 @@ class ServedProvider(SimulatedProvider):
     ) -> SimulatedResponse:
         # A session in the test calls from the test's thread; HTTP requests arrive on the server's thread.
         with self._answering:
-            return super().answer(method, path, headers=headers, body=body, query=query)
+            return super().handle(method, path, headers=headers, body=body, query=query)
 
     @contextmanager
-    def serving(self) -> Iterator["ServedProvider"]:
+    def serve_on_port(self) -> Iterator["ServedProvider"]:
         with serve_provider(self) as url:
             self.url = url
             yield self
 
-    def environment(self) -> dict[str, str]:
+    def client_environment(self) -> dict[str, str]:
         """The environment variables from which the official clients read a base URL and a key."""
         variables: dict[str, str] = {}
         for provider in PROVIDERS.values():

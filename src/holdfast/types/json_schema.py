@@ -194,7 +194,7 @@ def _text_violations(schema: JsonSchema, text: str, path: str, budget: StepBudge
     yield from _size_violations(schema, len(text), path, ("minLength", "maxLength", "characters"))
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
-        matches = compile_schema_pattern(pattern).found_in(text, budget)
+        matches = compile_schema_pattern(pattern).search(text, budget)
         if matches is None:
             yield f"{path}: too long to be checked against its pattern"
         elif not matches:

@@ -38,7 +38,7 @@ class HistoryEntry(msgspec.Struct, frozen=True):
     number: int = 0
 
     @property
-    def injected(self) -> bool:
+    def is_injected(self) -> bool:
         """Whether a volatile layer added this, as opposed to the user, the model or a tool."""
         return self.layer != "history"
 
@@ -56,10 +56,10 @@ class Segment(msgspec.Struct, frozen=True):
 
     name: str
     stability: Stability
-    place: PromptSection
+    section: PromptSection
     tools: tuple[ToolSpec, ...] = ()
     system: tuple[Text, ...] = ()
-    passages: tuple[HistoryEntry, ...] = ()
+    entries: tuple[HistoryEntry, ...] = ()
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -75,9 +75,9 @@ class Prompt(msgspec.Struct, frozen=True):
     def passages(self) -> tuple[HistoryEntry, ...]:
         entries: tuple[HistoryEntry, ...] = ()
         for segment in self.segments:
-            if segment.passages:
+            if segment.entries:
                 # The history is by far the longest and comes first, so that it is copied at most once.
-                entries += segment.passages
+                entries += segment.entries
         return entries
 
 
@@ -94,7 +94,7 @@ class Breakpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     only pays off later.
     """
 
-    piece: int
+    block_index: int
     ttl: Ttl = "5m"
     reason: str = ""
     saving_usd: Decimal = Decimal(0)
@@ -120,8 +120,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     must read from entries that earlier requests wrote.
     """
 
-    marks: tuple[Breakpoint, ...] = ()
-    odds: PlanProbabilities | None = None
+    breakpoints: tuple[Breakpoint, ...] = ()
+    probabilities: PlanProbabilities | None = None
     notes: tuple[str, ...] = ()
     floor_tokens: int | None = None
     expected_read_tokens: int = 0
@@ -157,7 +157,7 @@ class PrefixChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     byte: int
-    place: PromptSection | None = None
+    section: PromptSection | None = None
     cause: PrefixChangeCause = "unknown"
     detail: str = ""
     diff: tuple[str, ...] = ()

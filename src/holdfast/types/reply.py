@@ -37,12 +37,14 @@ class Reply(msgspec.Struct, frozen=True):
     id: str = ""
     stop_sequence: str | None = None
     diagnosis: CacheDiagnosis | None = None
-    compacting: Usage | msgspec.UnsetType = msgspec.UNSET
+    compaction_usage: Usage | msgspec.UnsetType = msgspec.UNSET
 
     @property
-    def answering(self) -> Usage:
+    def response_usage(self) -> Usage:
         """Usage of the response itself, without a compaction by the provider."""
-        return self.usage if self.compacting is msgspec.UNSET else exclude_usage(self.usage, self.compacting)
+        return (
+            self.usage if self.compaction_usage is msgspec.UNSET else exclude_usage(self.usage, self.compaction_usage)
+        )
 
 
 class ReplyStarted(msgspec.Struct, frozen=True, tag_field="type", tag="message.start"):

@@ -19,25 +19,25 @@ class EncodedBlock(msgspec.Struct, frozen=True):
     """
 
     layer: str
-    place: PromptSection
+    section: PromptSection
     stability: Stability
     data: bytes
-    markable: bool
+    accepts_breakpoint: bool
     role: Role | None = None
     ephemeral: bool = False
-    opens: bytes = b""
+    container_start: bytes = b""
 
 
 class WireEncoder(Protocol):
     """What the buffer needs to know about a provider's JSON."""
 
-    def lead(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
+    def separator(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
         """The separator between two adjacent blocks, or the bytes before the first."""
 
-    def close(self, last: EncodedBlock | None) -> bytes:
+    def suffix(self, last: EncodedBlock | None) -> bytes:
         """The suffix that closes the body after the last block."""
 
-    def mark(self, ttl: Ttl) -> bytes:
+    def encode_breakpoint(self, ttl: Ttl) -> bytes:
         """A breakpoint as the last member of a block's JSON object, leading comma included."""
 
 
@@ -48,8 +48,8 @@ class RequestBuffer:
         self._encoder = encoder
         self._count = count
         self._bytes = bytearray()
-        self.pieces: list[EncodedBlock] = []
-        self.links: list[PrefixDigest] = []
+        self.blocks: list[EncodedBlock] = []
+        self.digests: list[PrefixDigest] = []
         self.tokens: list[int] = []
         self.tokens_total = 0
         self.first_ephemeral: int | None = None
@@ -58,24 +58,24 @@ class RequestBuffer:
 
     def extend(self, blocks: Iterable[EncodedBlock]) -> None:
         for block in blocks:
-            before = self.pieces[-1] if self.pieces else None
-            data = self._encoder.lead(before, block) + block.data
-            self.links.append(extend_digest_chain(self.links[-1] if self.links else None, block.layer, data))
+            before = self.blocks[-1] if self.blocks else None
+            data = self._encoder.separator(before, block) + block.data
+            self.digests.append(extend_digest_chain(self.digests[-1] if self.digests else None, block.layer, data))
             self._bytes += data
             if block.ephemeral and self.first_ephemeral is None:
-                self.first_ephemeral = len(self.pieces)
-            if block.stability <= Stability.EPOCH and self.stable_count == len(self.pieces):
+                self.first_ephemeral = len(self.blocks)
+            if block.stability <= Stability.EPOCH and self.stable_count == len(self.blocks):
                 self.stable_count += 1
-            self.pieces.append(block)
+            self.blocks.append(block)
             # Without the separator, whose brackets and commas are not part of the block.
-            self.tokens.append(self._count(block.opens + block.data))
+            self.tokens.append(self._count(block.container_start + block.data))
             self.tokens_total += self.tokens[-1]
 
-    def cut(self, keep: int) -> None:
+    def truncate(self, keep: int) -> None:
         """Drop every block after the first `keep`, because the prefix changed there or ephemeral text was removed."""
         self.tokens_total -= sum(self.tokens[keep:])
-        del self.pieces[keep:], self.links[keep:], self.tokens[keep:]
-        del self._bytes[self.links[-1].end if self.links else 0 :]
+        del self.blocks[keep:], self.digests[keep:], self.tokens[keep:]
+        del self._bytes[self.digests[-1].end if self.digests else 0 :]
         self.stable_count = min(self.stable_count, keep)
         if self.first_ephemeral is not None and self.first_ephemeral >= keep:
             self.first_ephemeral = None
@@ -86,7 +86,7 @@ class RequestBuffer:
     @property
     def stable_prefix_length(self) -> int:
         """Length in cacheable bytes of the layers that do not change within an epoch."""
-        return self.links[self.stable_count - 1].end if self.stable_count else 0
+        return self.digests[self.stable_count - 1].end if self.stable_count else 0
 
     def render(self, request_head: bytes, breakpoints: Sequence[Breakpoint] = (), *, start: int = 0) -> bytes:
         """The whole body: `request_head` is the request's JSON object up to the prompt, without the closing brace.
@@ -94,19 +94,23 @@ class RequestBuffer:
         Blocks before `start` are left out: they are in an explicit cache that `request_head` refers to. Such a cache
         holds all tools and all system text, so only messages may follow.
         """
-        if start and start < len(self.pieces) and self.pieces[start].place != "messages":
+        if start and start < len(self.blocks) and self.blocks[start].section != "messages":
             raise OrderError(
-                f"layer {self.pieces[start].layer!r} ({self.pieces[start].place}) comes after the prefix in the "
+                f"layer {self.blocks[start].layer!r} ({self.blocks[start].section}) comes after the prefix in the "
                 "explicit cache; only messages may follow it"
             )
         # Everything that can raise comes before the memoryview: one that outlives an exception would lock the
         # bytearray, and the next `extend` would fail with BufferError.
-        ordered = sorted((point for point in breakpoints if point.piece >= start), key=lambda point: point.piece)
+        ordered = sorted(
+            (point for point in breakpoints if point.block_index >= start), key=lambda point: point.block_index
+        )
         # A block is a JSON object, so the breakpoint goes before its closing brace and becomes its last member.
-        splices = [(self.links[point.piece].end - 1, self._encoder.mark(point.ttl)) for point in ordered]
-        last = self.pieces[-1] if len(self.pieces) > start else None
-        suffix = self._encoder.close(last)
-        separator = self._encoder.lead(None, self.pieces[start]) if start and last else b""
+        splices = [
+            (self.digests[point.block_index].end - 1, self._encoder.encode_breakpoint(point.ttl)) for point in ordered
+        ]
+        last = self.blocks[-1] if len(self.blocks) > start else None
+        suffix = self._encoder.suffix(last)
+        separator = self._encoder.separator(None, self.blocks[start]) if start and last else b""
         done = self._start_of(start) if start else 0
         parts: list[bytes | memoryview] = [request_head, separator]
         with memoryview(self._bytes) as buffer:
@@ -122,7 +126,7 @@ class RequestBuffer:
 
     def _start_of(self, index: int) -> int:
         """Where a block's own bytes start, after the separator between it and the previous block."""
-        return self.links[index].end - len(self.pieces[index].data) if index < len(self.pieces) else len(self._bytes)
+        return self.digests[index].end - len(self.blocks[index].data) if index < len(self.blocks) else len(self._bytes)
 
 
 class PrefixDigest(msgspec.Struct, frozen=True, array_like=True):

@@ -34,7 +34,7 @@ class StepBudget:
     """How many matching steps are left, shared by all texts of one check."""
 
     def __init__(self, steps: int) -> None:
-        self.steps = steps
+        self.steps_left = steps
 
 
 class _Chars(msgspec.Struct, frozen=True):
@@ -75,15 +75,15 @@ class Pattern:
     def __init__(self, steps: tuple[_Step, ...]) -> None:
         self._steps = steps
 
-    def found_in(self, text: str, budget: StepBudget) -> bool | None:
+    def search(self, text: str, budget: StepBudget) -> bool | None:
         """Whether the text contains a match; None if the budget ran out first."""
         active: set[int] = set()
         for position in range(len(text) + 1):
             reached = self._follow(active | {0}, text, position)
-            budget.steps -= len(reached)
+            budget.steps_left -= len(reached)
             if len(self._steps) in reached:
                 return True
-            if budget.steps < 0:
+            if budget.steps_left < 0:
                 return None
             active = self._consume(reached, ord(text[position])) if position < len(text) else set()
         return False

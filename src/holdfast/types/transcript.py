@@ -47,7 +47,7 @@ class TranscriptRules(msgspec.Struct, frozen=True):
     first_role_user: bool = True
     ends_on_user: bool = False  # Claude Opus 4.6 and later refuse prefill.
     results_first: bool = True  # Anthropic wants tool results before a message's other content.
-    takes_blank_text: bool = False
+    accepts_blank_text: bool = False
     # Anthropic, "Mid-conversation system messages": after a user message, last or followed by the assistant's.
     system_messages: SystemMessages = "refused"
 
@@ -171,7 +171,7 @@ def _content_violations(new: Message, rules: TranscriptRules) -> Iterator[_Viola
     for position, block in enumerate(new.content):
         if not is_allowed_in_role(block, new.role):
             yield "block_of_another_role", f"block {position}: {block_kind(block)} in a {new.role} message"
-        if not rules.takes_blank_text and is_blank_block(block):
+        if not rules.accepts_blank_text and is_blank_block(block):
             yield "blank_text", f"block {position}: text without a visible character"
         if block_kind(block) != "tool_result":
             other_content_seen = True

@@ -177,7 +177,7 @@ def test_the_cache_is_warm_lapsed_or_empty() -> None:
     wake = plan_wake(
         prompt_tokens=2_000, cached_tokens=1_000, warm_seconds=100, read_usd=Decimal(1), write_usd=Decimal(2)
     )
-    plan = Plan(marks=(Breakpoint(3, "1h", "end of the tools"), Breakpoint(5)), notes=("too short",))
+    plan = Plan(breakpoints=(Breakpoint(3, "1h", "end of the tools"), Breakpoint(5)), notes=("too short",))
     broken = Verdict("prefix_changed", 900, 200, Decimal("0.5"), "tools", detail="a tool came")
     warm = format_cache_lines(SessionCacheState(1_000, 300, 1_100), wake, plan, broken, at=1_000)
     assert warm == [
@@ -239,7 +239,7 @@ def test_the_simulated_model_answers_what_was_said_behind_the_results_of_a_cance
 def test_the_simulated_model_counts_slowly_and_not_for_ever() -> None:
     reply = simulate_chat_reply([make_user_message("count to 999999")])
     assert isinstance(reply.faults[0], DeliveryFault)
-    assert reply.faults[0].trouble == "drip"
+    assert reply.faults[0].problem == "drip"
     assert reply.content is not None
     assert isinstance(reply.content[0], Text)
     assert reply.content[0].text.endswith(f" {COUNT_MAX}")

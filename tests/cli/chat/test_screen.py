@@ -32,10 +32,10 @@ class Watched:
 
     def happen(self, *payloads: AnyPayload) -> None:
         for payload in payloads:
-            self.view.show(Event("e", 0.0, "s", "tool", payload))
+            self.view.show_item(Event("e", 0.0, "s", "tool", payload))
 
     def reply(self, *content: Block) -> None:
-        self.view.show(ReplyFinished(Reply(content, "tool_use", Usage())))
+        self.view.show_item(ReplyFinished(Reply(content, "tool_use", Usage())))
 
     @property
     def notes(self) -> list[str]:
@@ -59,9 +59,9 @@ def completed(stop_reason: StopReason) -> LlmCallCompleted:
 
 def test_words_go_to_the_output_as_they_come_and_end_with_a_line() -> None:
     one = Watched()
-    one.view.show(TextDelta(0, "Hel"))
-    one.view.show(TextDelta(0, ""))
-    one.view.show(TextDelta(0, "lo"))
+    one.view.show_item(TextDelta(0, "Hel"))
+    one.view.show_item(TextDelta(0, ""))
+    one.view.show_item(TextDelta(0, "lo"))
     assert one.out.getvalue() == "Hello"
     one.reply(Text("Hello"))
     one.reply(Text("Hello"))
@@ -71,8 +71,8 @@ def test_words_go_to_the_output_as_they_come_and_end_with_a_line() -> None:
 def test_thinking_is_shown_only_where_it_is_asked_for_and_apart_from_words() -> None:
     hidden, shown = Watched(), Watched(colours=True, thinking=True)
     for one in (hidden, shown):
-        one.view.show(ThinkingDelta(0, "hm"))
-        one.view.show(TextDelta(1, "Yes."))
+        one.view.show_item(ThinkingDelta(0, "hm"))
+        one.view.show_item(TextDelta(1, "Yes."))
     assert hidden.out.getvalue() == "Yes."
     assert shown.out.getvalue() == "\033[2mhm\033[0m\nYes."
 
@@ -119,10 +119,10 @@ def test_the_plan_of_the_last_request_is_kept() -> None:
 
 def test_where_somebody_sits_all_is_shown_in_one_place() -> None:
     one = Watched(interactive=True, colours=True)
-    one.screen.stream("Hi")
-    one.screen.note("aside")
-    one.screen.complain("bad")
-    one.screen.change(["+new", "-old", " same"], whole=True)
+    one.screen.stream_text("Hi")
+    one.screen.show_note("aside")
+    one.screen.show_error("bad")
+    one.screen.show_change(["+new", "-old", " same"], whole=True)
     assert one.beside.getvalue() == ""
     assert one.out.getvalue() == (
         "Hi\n\033[2m  aside\033[0m\n\033[31mbad\033[0m\n\033[32m  +new\033[0m\n\033[31m  -old\033[0m\n   same\n"
@@ -131,16 +131,16 @@ def test_where_somebody_sits_all_is_shown_in_one_place() -> None:
 
 def test_where_nobody_sits_nobody_is_asked() -> None:
     one = Watched()
-    one.screen.stream("Hi")
-    assert one.screen.ask("Sure? ") is None
+    one.screen.stream_text("Hi")
+    assert one.screen.read_answer("Sure? ") is None
     assert one.out.getvalue() == "Hi\n"
 
 
 def test_a_long_change_is_shown_in_part_until_all_of_it_is_asked_for() -> None:
     one = Watched()
-    one.screen.change(["+x"] * 50, whole=False)
+    one.screen.show_change(["+x"] * 50, whole=False)
     assert one.notes[-1] == "  ... 10 more lines"
-    one.screen.change(["+x"] * 50, whole=True)
+    one.screen.show_change(["+x"] * 50, whole=True)
     assert one.beside.getvalue().count("+x") == 90
 
 
@@ -170,5 +170,5 @@ def test_ctrl_c_without_a_terminal_cancels_and_ends_with_130(tmp_path: Path) -> 
 @pytest.mark.parametrize("text", ["\x1b]0;title\x07", "\u202eevil", "\x9b31m"])
 def test_control_characters_of_a_model_reach_no_terminal(text: str) -> None:
     one = Watched(interactive=True)
-    one.screen.stream(f"a{text}b")
+    one.screen.stream_text(f"a{text}b")
     assert one.out.getvalue().isprintable()

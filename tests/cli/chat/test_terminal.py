@@ -132,7 +132,7 @@ def test_a_resumed_chat_has_its_history_and_its_bytes(tmp_path: Path, events_db:
     with SqliteStore(events_db) as log:
         (row,) = log.sessions()
         events = list(log.read(row.id))
-    assert [call.prefix_held for call in iter_calls(events)] == [True, True]
+    assert [call.is_prefix_unchanged for call in iter_calls(events)] == [True, True]
     assert fold_events(events, row.id).turn_count == 2
 
 
@@ -151,8 +151,8 @@ def test_an_end_in_the_middle_of_a_turn_loses_nothing(tmp_path: Path, events_db:
     with SqliteStore(events_db) as log:
         (row,) = log.sessions()
         state = fold_events(log.read(row.id), row.id)
-    assert (state.turn_count, state.turn, state.call_open) == (1, None, None)
-    assert "7 8 9" in str(state.passages[-1].content)
+    assert (state.turn_count, state.turn, state.open_call) == (1, None, None)
+    assert "7 8 9" in str(state.entries[-1].content)
 
 
 def test_without_colours_nothing_is_coloured(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_version_can_be_compared_with_what_became_of_its_texts(shop: Shop) -> 
     given = SubmittedUnit("instruction:local/main/security-posture/v2", text)
     write_unit(shop.library._context, given, InstructionCaller("admin", "embedded", "acme:user/ann"))
     (change,) = (one for one in shop.library.coverage_diff("v1").units if one.verdict != "same")
-    assert (change.unit, change.found) == ("security-posture", ("what am I not allwoed to do",))
+    assert (change.unit, change.newly_found) == ("security-posture", ("what am I not allwoed to do",))
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_texts_may_be_written_as_units_at_once_and_still_nothing_is_published(pr
     for _ in range(2):
         assert run(project, str(project / "AGENTS.md"), "--write", "--db", str(path)).exit_code == 0
     with SqliteStore(path) as store:
-        (unit,) = store.instructions.versions_of("main", "testing")
+        (unit,) = store.instructions.list_unit_versions("main", "testing")
         assert (unit.version, unit.status) == ("v1", "active")
         assert "make test" in unit.content
         assert store.instructions.manifest("main") is None

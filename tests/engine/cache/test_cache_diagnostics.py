@@ -212,10 +212,10 @@ async def test_a_log_from_before_there_were_diagnoses_is_read() -> None:
 
 @pytest.mark.parametrize("refused", [True, False])
 def test_a_refused_diagnosis_leaves_what_is_known_of_the_cache_as_it_was(refused: bool) -> None:
-    anchor = Anchor(piece=0, tokens=9_000, used_at=1.0, sound=True, telling=True)
-    before = SessionState("s", model=SONNET, memory=CacheMemory(anchor=anchor))
-    failed = LlmCallFailed(SONNET, "anthropic", "invalid_request", "no", 0, 1, "r", refused_diagnosis=refused)
+    anchor = Anchor(block=0, tokens=9_000, used_at=1.0, is_sound=True, is_evidence=True)
+    before = SessionState("s", model=SONNET, cache_memory=CacheMemory(anchor=anchor))
+    failed = LlmCallFailed(SONNET, "anthropic", "invalid_request", "no", 0, 1, "r", is_diagnosis_refused=refused)
     after = apply_event(before, Event("e", 2.0, "s", "agent", failed))
-    assert after.memory.anchor is not None
-    assert after.memory.anchor.telling is refused
-    assert after.comparison.refused_by == (frozenset({"anthropic"}) if refused else frozenset())
+    assert after.cache_memory.anchor is not None
+    assert after.cache_memory.anchor.is_evidence is refused
+    assert after.diagnosis_baseline.refused_by == (frozenset({"anthropic"}) if refused else frozenset())

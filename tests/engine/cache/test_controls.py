@@ -129,7 +129,7 @@ def unmarked(body: bytes) -> bytes:
 
 
 def disable(records: StoreRecords, session_id: str) -> object:
-    return records.enable(session_id, enabled=False)
+    return records.set_caching_enabled(session_id, enabled=False)
 
 
 def turn_provider_off(records: StoreRecords, session_id: str) -> None:
@@ -155,7 +155,7 @@ async def test_turned_off_means_no_mark_and_no_key_and_no_other_byte_is_moved(mo
     assert changed.bodies[0] == plain.bodies[0]
     assert changed.bodies[1:] == [unmarked(body) for body in plain.bodies[1:]]
     assert (changed.bodies[1:] == plain.bodies[1:]) == model.startswith("gemini")
-    assert [one.enabled for one in changed.controlled] == [False]
+    assert [one.caching_enabled for one in changed.controlled] == [False]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -179,14 +179,14 @@ async def test_enabled_again_a_session_caches_as_before(model: str) -> None:
             await session.send(question)
     async with play.session as session:
         await session.send("One.")
-        play.store.records.enable(session.id, enabled=False)
+        play.store.records.set_caching_enabled(session.id, enabled=False)
         await session.send("Two.")
-        play.store.records.enable(session.id, enabled=True)
+        play.store.records.set_caching_enabled(session.id, enabled=True)
         await session.send("Three.")
     assert MARK.sub(b"", play.bodies[-1]) == MARK.sub(b"", plain.bodies[-1])
     # Where nothing is kept any more, no mark can help to find it.
     assert bool(MARK.search(play.bodies[-1])) == bool(MARK.search(plain.bodies[-1]))
-    assert [one.enabled for one in play.controlled] == [False, True]
+    assert [one.caching_enabled for one in play.controlled] == [False, True]
 
 
 @pytest.mark.parametrize("ttl", ["5m", "1h"])
@@ -204,8 +204,8 @@ async def test_a_fixed_lifetime_is_that_of_every_mark_and_changes_nothing_else(m
 async def test_a_fixed_lifetime_is_told_in_the_plan_with_what_it_saves() -> None:
     play = await played("anthropic:claude-sonnet-5-5", settle(CacheSettings(ttl="1h")))
     plans = [event.payload.plan for event in play.events if isinstance(event.payload, RequestPrepared)]
-    assert all("; the TTL is set to 1h" in mark.reason for plan in plans[1:] for mark in plan.marks)
-    assert all(plan.marks for plan in plans)
+    assert all("; the TTL is set to 1h" in mark.reason for plan in plans[1:] for mark in plan.breakpoints)
+    assert all(plan.breakpoints for plan in plans)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -240,7 +240,7 @@ async def test_what_is_given_up_is_planned_and_moves_no_prefix_unforeseen() -> N
     judged = [one.verdict for one in iter_entries(play.events, shipped_models()) if one.verdict]
     assert [one.kind for one in judged] == ["first_use", "planned", "held"]
     assert (judged[1].component, judged[1].detail) == ("settings", "the cache was invalidated")
-    assert all(call.prefix_held for call in iter_calls(play.events))
+    assert all(call.is_prefix_unchanged for call in iter_calls(play.events))
     assert [one.violation for one in certify(play.events, play.session.id, shipped_models())] == [None] * 3
 
 
@@ -253,8 +253,8 @@ async def test_a_replay_has_the_head_that_was_sent_after_a_cache_was_given_up() 
     assert before is not None
     assert after is not None
     assert after.recording.system == f"{cache_nonce(changed.session.id, 1)}\n\n{before.recording.system}"
-    assert [call.kept for call in before.recording.calls] == [None, None, None]
-    assert [call.kept for call in after.recording.calls] == [None, 0, None]
+    assert [call.kept_entries for call in before.recording.calls] == [None, None, None]
+    assert [call.kept_entries for call in after.recording.calls] == [None, 0, None]
 
 
 async def test_turning_caching_off_is_planned_too() -> None:
@@ -307,7 +307,7 @@ async def test_where_caching_is_off_nobody_is_asked_why_it_did_not_hold() -> Non
     play = Play("anthropic:claude-sonnet-5-5", diagnostics="auto")
     async with play.session as session:
         await session.send("One.")
-        play.store.records.enable(session.id, enabled=False)
+        play.store.records.set_caching_enabled(session.id, enabled=False)
         await session.send("Two.")
     asked = [b'"diagnostics"' in body for body in play.bodies]
     assert asked == [True] + [False] * (len(asked) - 1)
@@ -320,11 +320,11 @@ async def test_a_named_cache_is_deleted_and_no_longer_named_once_caching_is_off(
         for _ in range(3):
             await session.send("Again.")
             play.clock.advance(600)
-        assert len(play.provider.named_caches) == 1
+        assert len(play.provider.explicit_caches) == 1
         assert b'"cachedContent":"' in play.bodies[-1]
-        play.store.records.enable(session.id, enabled=False)
+        play.store.records.set_caching_enabled(session.id, enabled=False)
         await session.send("Off.")
-        assert len(play.provider.named_caches) == 0
+        assert len(play.provider.explicit_caches) == 0
         assert b"cachedContent" not in play.bodies[-1]
     kept = [event.payload.action for event in play.events if isinstance(event.payload, ExplicitCacheChanged)]
     assert kept == ["created", "deleted"]
@@ -374,7 +374,7 @@ async def test_a_named_cache_is_deleted_before_the_next_turns_first_call_once_it
             play.clock.advance(600)
         assert b'"cachedContent":"' in play.bodies[-1]
         play.store.records.invalidate(session.id, at=5.0)
-        assert len(play.provider.named_caches) == 1
+        assert len(play.provider.explicit_caches) == 1
         count = len(play.provider.requests)
         await session.send("Given up.")
         since = [(one.method, one.path.rpartition("/")[2]) for one in play.provider.requests[count:]]
@@ -438,7 +438,7 @@ async def test_a_cache_is_not_kept_alive_once_caching_is_off() -> None:
         woken = await asyncio.wait_for(waits.get(), 5)
         heeded = asyncio.Event()
         session.subscribe(lambda event: heeded.set())
-        play.store.records.enable(session.id, enabled=False)
+        play.store.records.set_caching_enabled(session.id, enabled=False)
         woken.set()
         await asyncio.wait_for(heeded.wait(), 5)
         for _ in range(20):
@@ -479,9 +479,9 @@ asyncio.run(main())
 
         session = other.stdout.readline().strip()
         assert say("One.") == "True"
-        store.records.enable(session, enabled=False)
+        store.records.set_caching_enabled(session, enabled=False)
         assert say("Two.") == "False"
-        store.records.enable(session, enabled=True)
+        store.records.set_caching_enabled(session, enabled=True)
         assert say("Three.") == "True"
         other.stdin.close()
 
@@ -492,8 +492,8 @@ async def test_another_epoch_begins_with_the_same_nonce() -> None:
     assert isinstance(opened.payload, EpochOpened)
     again = msgspec.structs.replace(opened, payload=msgspec.structs.replace(opened.payload, epoch=2))
     before = fold_events(play.events, play.session.id)
-    assert apply_event(before, again).head == before.head
-    assert [segment.name for segment in before.head][:2] == ["tools", "nonce"]
+    assert apply_event(before, again).stable_prefix == before.stable_prefix
+    assert [segment.name for segment in before.stable_prefix][:2] == ["tools", "nonce"]
 
 
 def test_thinking_does_not_outlive_the_prefix_it_was_bound_to() -> None:
@@ -504,9 +504,9 @@ def test_thinking_does_not_outlive_the_prefix_it_was_bound_to() -> None:
         event("e3", CacheControlsApplied(ttl="1h")),
     ]
     state = fold_events(events, "s")
-    assert len(state.passages[0].content) == 2
+    assert len(state.entries[0].content) == 2
     moved = event("e4", CacheControlsApplied(nonce="[1]", generation=1, reason="x", new_prefix=True))
-    assert apply_event(state, moved).passages[0].content == (Text("Yes."),)
+    assert apply_event(state, moved).entries[0].content == (Text("Yes."),)
 
 
 async def test_a_head_is_not_warmed_where_caching_is_off() -> None:
@@ -514,7 +514,7 @@ async def test_a_head_is_not_warmed_where_caching_is_off() -> None:
     play.store.records.set_settings(CacheSettings({"anthropic": False}))
     async with play.session:
         assert play.provider.requests == ()
-        assert [one.enabled for one in play.controlled] == [False]
+        assert [one.caching_enabled for one in play.controlled] == [False]
 
 
 async def test_what_was_set_for_one_model_does_not_stick_to_the_next() -> None:
@@ -527,7 +527,7 @@ async def test_what_was_set_for_one_model_does_not_stick_to_the_next() -> None:
         for _ in range(4):
             play.clock.advance(600)
             await session.send("Again.")
-        assert [cache.model for cache in play.provider.named_caches] == ["gemini-3.6-flash"]
+        assert [cache.model for cache in play.provider.explicit_caches] == ["gemini-3.6-flash"]
 
 
 async def test_a_session_on_postgres_heeds_what_another_server_sets(postgres: str) -> None:
@@ -537,9 +537,9 @@ async def test_a_session_on_postgres_heeds_what_another_server_sets(postgres: st
             model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=postgres, wire=provider
         ) as session:
             await session.send("One.")
-            elsewhere.records.enable(session.id, enabled=False)
+            elsewhere.records.set_caching_enabled(session.id, enabled=False)
             await session.send("Two.")
-            elsewhere.records.enable(session.id, enabled=True)
+            elsewhere.records.set_caching_enabled(session.id, enabled=True)
             elsewhere.records.invalidate(session.id, at=5.0)
             await session.send("Three.")
             nonce = cache_nonce(session.id, 1).encode()

@@ -98,7 +98,7 @@ class Play:
     @property
     def cached_models(self) -> list[str]:
         """Whose caches the provider keeps now."""
-        return [cache.model for cache in self.provider.named_caches]
+        return [cache.model for cache in self.provider.explicit_caches]
 
     @property
     def about_caches(self) -> list[tuple[str, int]]:
@@ -201,7 +201,7 @@ async def test_a_cache_goes_when_the_end_of_the_prompt_begins_to_change() -> Non
         await play.say(session, times=2)
         assert play.named == [True, False]
         assert play.actions == ["created", "deleted"]
-        assert play.provider.named_caches == ()
+        assert play.provider.explicit_caches == ()
 
 
 async def test_a_model_without_named_caches_and_a_short_prompt_have_none() -> None:
@@ -224,7 +224,7 @@ async def test_a_cache_is_extended_when_less_than_a_quarter_of_its_time_is_left(
         await play.say(session)
         assert play.actions == ["created", "extended"]
         assert play.steps[1].expires_at == play.steps[0].expires_at + 2_701
-        assert play.provider.named_caches[0].expires_at == play.steps[1].expires_at
+        assert play.provider.explicit_caches[0].expires_at == play.steps[1].expires_at
     assert play.about_caches == [("POST", 200), ("PATCH", 200), ("DELETE", 200)]
 
 
@@ -260,8 +260,8 @@ async def test_a_cache_is_deleted_once_when_the_session_is_over(ends: bool) -> N
         await play.say(session)
         if ends:
             await session.end()
-            assert play.provider.named_caches == ()
-    assert play.provider.named_caches == ()
+            assert play.provider.explicit_caches == ()
+    assert play.provider.explicit_caches == ()
     assert play.about_caches == [("POST", 200), ("DELETE", 200)]
     assert play.steps[-1].reason == ("the session is over" if ends else "the session is closed")
 
@@ -345,9 +345,9 @@ async def test_a_cache_that_is_gone_before_it_is_deleted_is_let_go_all_the_same(
 
 
 def _delete_behind(play: Play) -> None:
-    name = play.provider.named_caches[0].name
+    name = play.provider.explicit_caches[0].name
     headers = {"x-goog-api-key": "simulated"}
-    assert play.provider.answer("DELETE", f"/v1/{name}", headers=headers).status == 200
+    assert play.provider.handle("DELETE", f"/v1/{name}", headers=headers).status == 200
 
 
 async def test_a_refused_cache_is_recorded_and_not_asked_for_again() -> None:
@@ -385,7 +385,7 @@ class Unwilling(SimulatedProvider):
         if fails and (self._path != ":streamGenerateContent" or b"cachedContent" in body):
             self._times -= 1
             headers = {**headers, "x-holdfast-fault": self._fault}
-        return super().answer(method, path, headers=headers, body=body, query=query)
+        return super().handle(method, path, headers=headers, body=body, query=query)
 
 
 async def test_a_cache_that_is_refused_in_any_words_is_left_out_of_the_next_request() -> None:
@@ -416,7 +416,7 @@ async def test_nobody_waits_long_for_a_cache_to_be_deleted(monkeypatch: pytest.M
 class Stuck(SimulatedProvider):
     """Never answers a request to delete."""
 
-    def wire(self, models: Models | None = None, *, provider: str = "gemini") -> SimulatedTransport:
+    def create_transport(self, models: Models | None = None, *, provider: str = "gemini") -> SimulatedTransport:
         return StuckWire(self, get_provider(provider))
 
 

@@ -72,7 +72,7 @@ async def test_the_next_call_reads_the_reply_that_an_upgrade_has_kept() -> None:
     assert upgraded
     assert upgraded[0].usage.cache_write_1h > 0
     assert upgraded[0].usage.input > 0
-    assert upgraded[-1].marked_tokens <= max(night.reads)
+    assert upgraded[-1].prefix_tokens <= max(night.reads)
 
 
 async def test_what_an_hour_holds_is_kept_over_pauses_of_more_than_an_hour() -> None:

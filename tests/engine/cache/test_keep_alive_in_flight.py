@@ -32,7 +32,7 @@ class Harbour(SimulatedProvider):
     arrived: asyncio.Event
     failure: ProviderError | None = None
 
-    def wire(self, models: Models | None = None, *, provider: str = "anthropic") -> SimulatedTransport:
+    def create_transport(self, models: Models | None = None, *, provider: str = "anthropic") -> SimulatedTransport:
         return HarbourWire(self, get_provider(provider))
 
 
@@ -85,12 +85,12 @@ async def test_a_turn_goes_on_beside_a_ping_and_the_ping_is_counted_when_it_ends
     async with Session.create(**night.created) as session:
         await night.until_pinging(session)
         await session.send("I am back.")
-        known = night.state(session).memory
+        known = night.state(session).cache_memory
         night.let_in()
         await night.pause(10)
         after = night.state(session)
     (ping,) = night.pings
-    assert after.memory == known
+    assert after.cache_memory == known
     assert after.pinged_usd == ping.cost_usd > 0
     assert after.cost_usd == session.cost
 
@@ -151,14 +151,14 @@ async def test_a_ping_for_a_model_that_was_left_says_nothing_of_the_next_one() -
     async with Session.create(**night.created) as session:
         await night.until_pinging(session)
         await session.switch_model(OPUS)
-        known = night.state(session).memory
+        known = night.state(session).cache_memory
         night.let_in()
         await night.pause(10)
         after = night.state(session)
         await session.send("And you?")
     (ping,) = night.pings
     assert ping.model != after.model == OPUS
-    assert after.memory == known
+    assert after.cache_memory == known
     assert after.pinged_usd == ping.cost_usd
     price = price_at(night.models[ping.model], utc_date(night.clock.now), ping.usage.tokens_sent)
     assert ping.cost_usd == cost_usd(ping.usage, price)

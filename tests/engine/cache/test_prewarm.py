@@ -95,7 +95,7 @@ async def test_what_is_sent_to_prewarm_is_the_head_of_the_first_request(layout: 
         told = await session.prewarm()
         await session.send("Is the harbour open?")
     empty, first = (msgspec.json.decode(request.body) for request in provider.requests)
-    assert (told.sent, told.reason) == (True, "")
+    assert (told.is_sent, told.reason) == (True, "")
     assert (empty["max_tokens"], "stream" in empty, first["stream"]) == (0, False, True)
     assert empty["tools"] == first["tools"]
     assert empty["system"] == first["system"][: len(empty["system"])]
@@ -111,7 +111,7 @@ async def test_sessions_that_prewarm_one_head_at_once_send_it_once() -> None:
             model=MODEL, system_prompt=HEAD, wire=provider, store=MemoryStore(), gate=gate
         ) as session:
             told = await session.prewarm()
-            return told.sent, told.reason
+            return told.is_sent, told.reason
 
     gate = SingleFlight()
     told = await asyncio.gather(*(enter() for _ in range(5)))
@@ -126,7 +126,7 @@ async def test_without_a_gate_nobody_knows_what_is_cached() -> None:
         model=MODEL, system_prompt=HEAD, wire=provider, store=MemoryStore(), gate=False
     ) as session:
         first, second = await session.prewarm(), await session.prewarm()
-    assert (first.usage.cache_write, first.sent, second.sent) == (second.usage.cache_read, True, True)
+    assert (first.usage.cache_write, first.is_sent, second.is_sent) == (second.usage.cache_read, True, True)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ async def test_what_cannot_be_prewarmed_is_told_and_sends_nothing(
         async with Session.create(**given) as session:  # type: ignore[arg-type]
             told = await session.prewarm()
     assert reason in told.reason
-    assert (told.sent, told.cost_usd, session.cost, wire.arrived.is_set()) == (False, Decimal(0), Decimal(0), False)
+    assert (told.is_sent, told.cost_usd, session.cost, wire.arrived.is_set()) == (False, Decimal(0), Decimal(0), False)
     assert f"the stable prefix was not prewarmed: {told.reason}" in caplog.text
 
 
@@ -211,7 +211,7 @@ async def test_a_prewarming_that_fails_is_no_failure_of_the_session(
             model=MODEL, system_prompt=HEAD, store=store, wire=Foggy(outcome), prewarm=True
         ) as session:
             told = await session.prewarm()
-    assert not told.sent
+    assert not told.is_sent
     assert told.reason
     assert reason in told.reason
     assert f"ping (warm) failed: {told.reason}" in caplog.text

@@ -89,7 +89,7 @@ async def test_what_is_recorded_says_that_no_provider_was_asked() -> None:
     (call,) = (it for it in payloads if isinstance(it, LlmCallCompleted))
     assert (call.source, call.usage, call.cost_usd) == ("completion-cache", Usage(), Decimal(0))
     assert call.completion_key
-    assert not call.completion_kept
+    assert not call.is_completion_cached
     assert not any(isinstance(it, RequestPrepared | LlmCallStarted) for it in payloads)
 
 
@@ -100,7 +100,11 @@ async def test_nothing_is_kept_or_found_unless_it_is_asked_for() -> None:
         session = await room.ask(**more)
         assert room.asked == asked
         (call,) = room.entries(session.id)
-        assert (call.source, bool(call.completion_key), call.completion_kept) == ("provider", bool(kept), bool(kept))
+        assert (call.source, bool(call.completion_key), call.is_completion_cached) == (
+            "provider",
+            bool(kept),
+            bool(kept),
+        )
 
 
 async def test_a_reply_is_given_for_thirty_seconds_and_no_longer() -> None:
@@ -199,7 +203,7 @@ async def test_what_the_provider_keeps_is_judged_by_what_it_was_sent() -> None:
     assert (asked.source, kept.source, late.source) == ("provider", "completion-cache", "provider")
     assert late.verdict is not None
     assert (late.verdict.kind, late.verdict.detail) == ("ttl_expired", "idle for 90009 s, TTL 86400 s")
-    assert late.record.prefix_held
+    assert late.record.is_prefix_unchanged
     assert late.record.blocks_before == 2
     assert [one.violation for one in certify(stores[1].read(second.id), second.id, shipped_models())] == [None, None]
 
@@ -222,9 +226,9 @@ async def test_a_prefix_that_moved_while_no_provider_looked_is_found_at_the_next
         await second.send("And now?")
     asked, kept, late = iter_entries(store.read(second.id), shipped_models())
     assert (asked.source, kept.source, late.source) == ("provider", "completion-cache", "provider")
-    assert not late.record.prefix_held
-    assert late.record.moved_layer == "volatile"
-    assert kept.record.prefix_held
+    assert not late.record.is_prefix_unchanged
+    assert late.record.changed_layer == "volatile"
+    assert kept.record.is_prefix_unchanged
 
 
 async def test_reports_count_only_what_a_provider_was_asked() -> None:
@@ -232,7 +236,7 @@ async def test_reports_count_only_what_a_provider_was_asked() -> None:
     for _ in range(2):
         async with Session.create(**room.options()) as session:
             await session.send("So?")
-    assert build_report(room.store.tables(), LedgerScope(simulated=True)).total.calls == 1
+    assert build_report(room.store.cost_queries(), LedgerScope(simulated=True)).total.calls == 1
     (turn,) = compute_turn_costs(room.store.read(session.id), shipped_models())
     assert turn.cost_usd == turn.uncached_cost_usd == 0
 

@@ -26,7 +26,7 @@ def test_no_more_is_held_than_allowed_and_what_is_found_was_kept_last_and_in_tim
     last: dict[str, tuple[float, float, tuple[bytes, ...]]] = {}
     for key, chunks, pause, seconds in steps:
         now += pause
-        if cache.keep(key, chunks, now, seconds):
+        if cache.store(key, chunks, now, seconds):
             last[key] = (now, seconds, tuple(chunks))
             assert cache.find(key, now, seconds) == tuple(chunks)
         assert cache.size_bytes <= bytes_max
@@ -42,13 +42,13 @@ def test_no_more_is_held_than_allowed_and_what_is_found_was_kept_last_and_in_tim
 def test_the_oldest_goes_first() -> None:
     cache = ResponseCache(entries_max=2)
     for at, key in enumerate("abc"):
-        cache.keep(key, [b"x"], at, 30)
+        cache.store(key, [b"x"], at, 30)
     assert [cache.find(key, 3, 30) for key in "abc"] == [None, (b"x",), (b"x",)]
 
 
 def test_an_age_is_counted_from_the_reply_and_its_end_is_not_within_it() -> None:
     cache = ResponseCache()
-    cache.keep("a", [b"x"], 100, 30)
+    cache.store("a", [b"x"], 100, 30)
     assert cache.find("a", 129.9, 30) == (b"x",)
     assert cache.find("a", 110, 10) is None
     assert cache.find("a", 99, 30) is None
@@ -58,29 +58,29 @@ def test_an_age_is_counted_from_the_reply_and_its_end_is_not_within_it() -> None
 
 def test_what_is_replaced_is_counted_once() -> None:
     cache = ResponseCache()
-    cache.keep("a", [b"x" * 100], 0, 30)
+    cache.store("a", [b"x" * 100], 0, 30)
     size = cache.size_bytes
-    cache.keep("a", [b"y" * 100], 1, 30)
+    cache.store("a", [b"y" * 100], 1, 30)
     assert cache.size_bytes == size
     assert cache.find("a", 1, 30) == (b"y" * 100,)
 
 
 def test_what_is_too_large_is_not_kept() -> None:
-    assert not ResponseCache(bytes_max=100).keep("a", [b"x" * 100], 0, 30)
-    assert not ResponseCache().keep("a", [b"x" * REPLY_BYTES_MAX], 0, 30)
+    assert not ResponseCache(bytes_max=100).store("a", [b"x" * 100], 0, 30)
+    assert not ResponseCache().store("a", [b"x" * REPLY_BYTES_MAX], 0, 30)
 
 
 def test_a_reply_is_heard_whole_or_not_at_all() -> None:
     heard = RawResponse(listening=True)
-    heard.hear(b"x" * (REPLY_BYTES_MAX - 1))
-    heard.hear(b"y")
+    heard.add_chunk(b"x" * (REPLY_BYTES_MAX - 1))
+    heard.add_chunk(b"y")
     assert sum(map(len, heard.chunks)) == REPLY_BYTES_MAX
-    heard.hear(b"z")
+    heard.add_chunk(b"z")
     assert heard.chunks == ()
-    heard.hear(b"")
+    heard.add_chunk(b"")
     assert heard.chunks == ()
     deaf = RawResponse(listening=False)
-    deaf.hear(b"x")
+    deaf.add_chunk(b"x")
     assert deaf.chunks == ()
 
 

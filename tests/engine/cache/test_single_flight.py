@@ -72,7 +72,7 @@ class Harbour:
     """A wire to the simulator that keeps its first requests back until told, or fails them."""
 
     def __init__(self, *first: ProviderError | None) -> None:
-        self._wire = SimulatedProvider().wire()
+        self._wire = SimulatedProvider().create_transport()
         self._first = list(first)
         self.sent = 0
         self.arrived = asyncio.Event()
@@ -275,7 +275,7 @@ async def test_a_conversation_by_itself_never_waits() -> None:
         for number in range(5):
             await session.send(f"Question {number}?")
     assert waits(store) == [0.0] * 5
-    assert gate.keys_held == 6
+    assert gate.key_count == 6
 
 
 async def test_a_session_that_was_given_another_wire_waits_for_those_on_that_one() -> None:

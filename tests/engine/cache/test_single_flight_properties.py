@@ -62,7 +62,7 @@ def test_nothing_new_is_written_twice_at_once_everybody_passes_and_nothing_is_le
     async def travel(one: Passenger) -> None:
         for _ in range(one.arrives):
             await asyncio.sleep(0)
-        async with gate.crossing(one.claim, clock) as crossing:
+        async with gate.acquire(one.claim, clock) as crossing:
             known = max((count for count, key in enumerate(one.claim.keys, 1) if key in written), default=0)
             new = one.claim.keys[known:]
             assert crossing.writes == bool(new)
@@ -75,7 +75,7 @@ def test_nothing_new_is_written_twice_at_once_everybody_passes_and_nothing_is_le
                     raise asyncio.CancelledError
                 if one.ends == "begins":
                     written.update(one.claim.keys)
-                    crossing.begun()
+                    crossing.mark_begun()
             finally:
                 writing.subtract(new)
 
@@ -86,30 +86,30 @@ def test_nothing_new_is_written_twice_at_once_everybody_passes_and_nothing_is_le
         assert [one for one in outcomes if isinstance(one, AssertionError)] == []
 
     asyncio.run(all_of_it())
-    assert gate.keys_held == len(written)
+    assert gate.key_count == len(written)
 
 
 async def arrive(gate: SingleFlight, wanted: FlightKey, clock: ManualClock, seen: list[Slot]) -> None:
-    async with gate.crossing(wanted, clock) as crossing:
+    async with gate.acquire(wanted, clock) as crossing:
         seen.append(crossing)
-        crossing.begun()
+        crossing.mark_begun()
 
 
 async def test_those_who_wait_pass_in_the_order_in_which_they_came() -> None:
     gate, clock = SingleFlight(), ManualClock()
     seen: list[Slot] = []
     claims = [claim(0, number) for number in range(5)]
-    async with gate.crossing(claim(0), clock) as first:
+    async with gate.acquire(claim(0), clock) as first:
         turns = []
         for wanted in claims:
             turns.append(asyncio.ensure_future(arrive(gate, wanted, clock, seen)))
             await asyncio.sleep(0)
         assert seen == []
         clock.advance(7)
-        first.begun()
-        first.begun()
+        first.mark_begun()
+        first.mark_begun()
     await asyncio.gather(*turns)
-    assert [crossing.claim for crossing in seen] == claims
+    assert [crossing.flight_key for crossing in seen] == claims
     assert [crossing.waited_seconds for crossing in seen] == [7.0] * 5
     assert [crossing.started_at for crossing in seen] == [clock()] * 5
 
@@ -117,10 +117,10 @@ async def test_those_who_wait_pass_in_the_order_in_which_they_came() -> None:
 async def test_whoever_begins_first_lets_the_others_read() -> None:
     gate, clock = SingleFlight(wait_seconds_max=0.1), ManualClock()
     seen: list[Slot] = []
-    async with gate.crossing(claim(0), clock), gate.crossing(claim(0), clock) as impatient:
+    async with gate.acquire(claim(0), clock), gate.acquire(claim(0), clock) as impatient:
         waiting = asyncio.ensure_future(arrive(gate, claim(0), clock, seen))
         await asyncio.sleep(0)
-        impatient.begun()
+        impatient.mark_begun()
         for _ in range(5):
             await asyncio.sleep(0)
         assert waiting.done()
@@ -133,11 +133,11 @@ def test_sessions_in_two_threads_share_a_gate() -> None:
     under_way, waits = threading.Event(), threading.Event()
 
     async def lead() -> None:
-        async with gate.crossing(claim(0), clock) as crossing:
+        async with gate.acquire(claim(0), clock) as crossing:
             under_way.set()
             await asyncio.to_thread(waits.wait, 5)
             order.append("the first begins")
-            crossing.begun()
+            crossing.mark_begun()
 
     async def follow() -> None:
         await asyncio.to_thread(under_way.wait, 5)
@@ -163,22 +163,22 @@ def test_a_loop_that_was_closed_while_it_waited_holds_nobody_up() -> None:
         await asyncio.sleep(0)
 
     async def lead() -> None:
-        async with gate.crossing(claim(0), clock) as crossing:
+        async with gate.acquire(claim(0), clock) as crossing:
             await asyncio.to_thread(asyncio.run, leave_waiting())
-            crossing.begun()
+            crossing.mark_begun()
 
     asyncio.run(lead())
-    assert gate.keys_held == 1
+    assert gate.key_count == 1
 
 
 async def test_only_so_many_prefixes_are_remembered_and_none_that_has_lapsed() -> None:
     gate, clock = SingleFlight(keys_max=3), ManualClock()
     for number in range(5):
         await arrive(gate, claim(number), clock, [])
-    assert gate.keys_held == 3
+    assert gate.key_count == 3
     clock.advance(LIFETIME_SECONDS)
     await arrive(gate, claim(9), clock, [])
-    assert gate.keys_held == 1
+    assert gate.key_count == 1
 
 
 async def test_what_is_read_again_lives_on() -> None:
@@ -204,11 +204,11 @@ async def test_a_shorter_lifetime_takes_nothing_from_a_longer_one() -> None:
 async def test_without_a_gate_or_without_anything_to_share_everybody_goes() -> None:
     clock = ManualClock()
     async with acquire_slot(None, claim(0), clock), acquire_slot(None, claim(0), clock) as second:
-        second.begun()
+        second.mark_begun()
         assert (second.writes, second.waited_seconds, second.started_at) == (True, 0.0, clock())
     gate = SingleFlight(wait_seconds_max=60)
     async with acquire_slot(gate, FlightKey(""), clock), acquire_slot(gate, FlightKey(""), clock):
-        assert gate.keys_held == 0
+        assert gate.key_count == 0
 
 
 @pytest.mark.parametrize("limits", [{"wait_seconds_max": -1}, {"wait_seconds_max": float("nan")}, {"keys_max": 0}])

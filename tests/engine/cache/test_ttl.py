@@ -42,7 +42,7 @@ class Play:
     def lifetimes(self) -> list[str]:
         """Of the last mark of each call."""
         prepared = [event.payload for row in self.store.sessions() for event in self.store.read(row.id)]
-        return [it.plan.marks[-1].ttl for it in prepared if isinstance(it, RequestPrepared)]
+        return [it.plan.breakpoints[-1].ttl for it in prepared if isinstance(it, RequestPrepared)]
 
     @property
     def reads(self) -> list[int]:

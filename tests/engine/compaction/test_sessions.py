@@ -52,7 +52,7 @@ async def test_the_log_keeps_every_message_and_the_event_says_what_it_covers() -
     assert (event.strategy, event.trigger, event.epoch, event.first) == ("checkpoint", "asked", 2, 1)
     assert 1 < event.last < len(told)
     assert event.tokens_after == pytest.approx(
-        event.numbers.head_tokens + event.numbers.record_tokens + event.numbers.kept_tokens, rel=0.01
+        event.numbers.stable_prefix_tokens + event.numbers.summary_tokens + event.numbers.kept_tokens, rel=0.01
     )
     assert event.numbers.removed_tokens > 0
     assert event.numbers.break_even_calls is not None
@@ -71,7 +71,7 @@ async def test_calls_behind_a_compaction_read_the_head_and_then_the_record() -> 
     assert first.read_tokens > 2_000
     assert [verdict.kind for verdict in judged[judged.index(first) + 1 :]] == ["held"] * 3
     records = list(iter_calls(talk.store.read(session.id)))
-    assert all(record.prefix_held for record in records)
+    assert all(record.is_prefix_unchanged for record in records)
 
 
 async def test_every_request_of_a_compacted_session_is_certified() -> None:
@@ -148,7 +148,7 @@ async def test_later_records_are_made_of_the_log_and_keep_the_first_goal_word_fo
     assert len(events) == 5
     assert text.count(GOAL) == 1
     assert "- - " not in text
-    assert events[-1].numbers.record_tokens < 7_000
+    assert events[-1].numbers.summary_tokens < 7_000
     assert [event.first for event in events[1:]] == [event.last + 1 for event in events[:-1]]
 
 
@@ -170,7 +170,7 @@ async def test_what_a_refused_message_takes_with_it_is_not_the_record() -> None:
         await talk.speak(session, 12)
         await session.compact(CompactionConfig(tail_tokens_max=1))
     state = fold_events(talk.store.read(session.id), session.id)
-    assert state.passages[0].layer == "record"
+    assert state.entries[0].layer == "record"
 
 
 async def test_the_size_of_the_prompt_now_starts_a_compaction_by_itself() -> None:
@@ -201,7 +201,7 @@ async def test_a_cold_cache_is_the_moment_for_it() -> None:
         await talk.speak(session, 1, gap_seconds=7_200)
     (event,) = compactions(talk.store)
     assert event.trigger == "cold"
-    assert event.numbers.cache_cold
+    assert event.numbers.is_cache_cold
     assert event.numbers.cost_usd < 0
 
 
@@ -257,7 +257,7 @@ async def test_tool_results_that_are_kept_keep_their_calls() -> None:
             await session.compact(CompactionConfig(tail_tokens_max=tail))
             assert validate_transcript(session.history) == ()
     state = fold_events(talk.store.read(session.id), session.id)
-    assert merge_into_messages(state.passages) == session.history
+    assert merge_into_messages(state.entries) == session.history
     assert any(isinstance(block, ToolResult | Text) for message in session.history for block in message.content)
 
 
@@ -270,7 +270,7 @@ async def test_old_outputs_are_cleared_first_where_that_is_enough() -> None:
         view = str(session.history)
     first = compactions(talk.store)[0]
     assert (first.strategy, first.segments) == ("clear", ())
-    assert first.kept_blocks > 0
+    assert first.unchanged_blocks > 0
     assert "[The output of read_file src/part_" in view
     made = list(certify(talk.store.read(session.id), session.id, shipped_models()))
     assert [one.violation for one in made] == [None] * len(made)

@@ -94,7 +94,7 @@ async def test_a_head_that_no_compaction_makes_shorter_is_told_once() -> None:
 
 
 async def test_two_compactions_of_a_turn_that_did_not_help_are_told() -> None:
-    little = CompactionConfig(auto=False, share_max=1.0, record_tokens_max=600, tail_tokens_max=1_000_000)
+    little = CompactionConfig(auto=False, share_max=1.0, summary_tokens_max=600, tail_tokens_max=1_000_000)
     talk = LongTalk()
 
     async def read_file(path: str) -> str:
@@ -102,7 +102,7 @@ async def test_two_compactions_of_a_turn_that_did_not_help_are_told() -> None:
         conversation = session._conversation
         assert conversation is not None
         if session.turn_count == 16:
-            size = conversation.draft.scroll.tokens_total - conversation.draft.head_tokens
+            size = conversation.draft.buffer.tokens_total - conversation.draft.prefix_tokens
             wanted = msgspec.structs.replace(little, tail_tokens_max=size - 4_500)
             await compact_on_request(conversation, wanted)
         return f"# {path}\n" + "step\n" * 600
@@ -195,7 +195,7 @@ def test_a_person_is_told_what_could_be_cut_and_switches_it_off(tmp_path: Path) 
         state = fold_events(log.read(session_id), session_id)
     finally:
         log.close()
-    assert not state.compaction.may_act
+    assert not state.compaction_watch.may_act
 
 
 async def test_a_window_that_was_learned_is_the_one_that_counts() -> None:

@@ -30,7 +30,7 @@ async def test_what_was_refused_is_not_sent_again(agent: MakeAgent) -> None:
     assert [it.reason for it in one.payloads if isinstance(it, MessagesWithdrawn)] == [
         "the provider refused them (invalid_request)"
     ]
-    assert all(record.prefix_held for record in iter_calls(one.events))
+    assert all(record.is_prefix_unchanged for record in iter_calls(one.events))
 
 
 async def test_after_a_refusal_the_next_request_is_compared_with_the_last_answered_one(
@@ -39,10 +39,10 @@ async def test_after_a_refusal_the_next_request_is_compared_with_the_last_answer
     one = agent(says("Hello."), REFUSED, system_prompt="Be brief.")
     async with one.session as session:
         await session.send("hi")
-        answered = fold_events(one.events, session.id).links
+        answered = fold_events(one.events, session.id).digests
         with pytest.raises(ProviderError):
             await session.send("broken")
-    assert fold_events(one.events, session.id).links == answered
+    assert fold_events(one.events, session.id).digests == answered
 
 
 async def test_a_refused_first_message_leaves_nothing_behind(agent: MakeAgent) -> None:
@@ -80,7 +80,7 @@ async def test_results_that_were_refused_are_answered_in_words(agent: MakeAgent)
     last = one.wire.bodies[-1].decode()
     assert "far too much" not in last
     assert "The call was not run." in last
-    assert fold_events(one.events, session.id).passages[-1].role == "assistant"
+    assert fold_events(one.events, session.id).entries[-1].role == "assistant"
 
 
 @pytest.mark.parametrize("kind", ["rate_limit", "server_error", "network"])
@@ -113,4 +113,4 @@ async def test_an_absurd_count_of_tokens_spoils_nothing(agent: MakeAgent) -> Non
 
 
 def test_estimates_survive_whatever_is_on_the_log() -> None:
-    assert TokenCalibration().learn(100, 10**400).factor <= 4.0
+    assert TokenCalibration().add_sample(100, 10**400).factor <= 4.0

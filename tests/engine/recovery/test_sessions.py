@@ -105,7 +105,7 @@ class Played:
     def check(self) -> None:
         """The session is legal, its log makes the bytes that were sent, and what was lost was planned."""
         state = fold_events(self.events, self.session.id)
-        assert validate_transcript(merge_into_messages(state.passages)) == ()
+        assert validate_transcript(merge_into_messages(state.entries)) == ()
         made = [one.violation for one in certify(self.events, self.session.id, shipped_models())]
         assert made == [None] * len(made)
         judged = [one.verdict.kind for one in iter_entries(self.events, shipped_models()) if one.verdict]
@@ -113,7 +113,7 @@ class Played:
 
 
 def marks_of(played: Played) -> list[int]:
-    return [len(it.plan.marks) for it in played.kept(RequestPrepared)]
+    return [len(it.plan.breakpoints) for it in played.kept(RequestPrepared)]
 
 
 async def test_one_mark_too_many_is_left_out_from_then_on() -> None:
@@ -121,7 +121,7 @@ async def test_one_mark_too_many_is_left_out_from_then_on() -> None:
     assert await played.say("a", "b", "c") == ["One.", "Two.", "Three."]
     assert marks_of(played) == [3, 2, 2, 2]
     assert played.steps == [("drop_deepest_marker", "done"), ("retry_request", "recovered")]
-    assert played.kept(ProviderLimited) == [ProviderLimited("provider_rejects_marker", marks_max=2)]
+    assert played.kept(ProviderLimited) == [ProviderLimited("provider_rejects_marker", breakpoints_max=2)]
     assert "2 of 3 are set" in played.kept(RequestPrepared)[-1].plan.notes[-1]
     played.check()
 
@@ -139,9 +139,9 @@ async def test_where_no_mark_is_taken_none_is_sent(model: str) -> None:
 async def test_a_lifetime_that_is_refused_becomes_the_shortest() -> None:
     played = Played("One.", {"fault": "lifetimes"}, "Two.", "Three.")
     assert await played.say("a", "b", "c") == ["One.", "Two.", "Three."]
-    lifetimes = [{mark.ttl for mark in it.plan.marks} for it in played.kept(RequestPrepared)]
+    lifetimes = [{mark.ttl for mark in it.plan.breakpoints} for it in played.kept(RequestPrepared)]
     assert lifetimes == [{"5m"}, {"1h"}, {"5m"}, {"5m"}]
-    assert played.kept(ProviderLimited) == [ProviderLimited("provider_rejects_marker", short_lifetimes=True)]
+    assert played.kept(ProviderLimited) == [ProviderLimited("provider_rejects_marker", shortest_ttl_only=True)]
     played.check()
 
 
@@ -174,7 +174,7 @@ async def test_marks_that_stay_refused_end_in_the_providers_own_words(agent: Mak
 async def test_thinking_that_is_refused_stays_behind() -> None:
     played = Played(THOUGHT, {"fault": "thinking"}, THOUGHT, "Three.")
     assert await played.say("a", "b", "c") == ["Said.", "Said.", "Three."]
-    assert played.kept(ThinkingDropped) == [ThinkingDropped("thinking_prefix_mismatch", passages=3, blocks=1)]
+    assert played.kept(ThinkingDropped) == [ThinkingDropped("thinking_prefix_mismatch", entry_count=3, block_count=1)]
     assert played.steps == [("drop_old_thinking", "done"), ("retry_request", "recovered")]
     last = played.session.history
     # What was thought after that is sent again.
@@ -191,7 +191,7 @@ async def test_the_thinking_of_the_turn_goes_last(model: str) -> None:
     played = Played(THOUGHT, LOOKS, {"fault": "thinking"}, "Two.", model=model, thinking={"type": "adaptive"})
     assert await played.say("a", "b") == ["Said.", "Two."]
     if model == UNBOUND:
-        assert [it.passages for it in played.kept(ThinkingDropped)] == [2, 5]
+        assert [it.entry_count for it in played.kept(ThinkingDropped)] == [2, 5]
         assert [status for _, status in played.steps] == ["done", "done", "done", "recovered"]
     assert not any(map(is_thinking, (block for message in played.session.history for block in message.content)))
     played.check()
@@ -200,7 +200,7 @@ async def test_the_thinking_of_the_turn_goes_last(model: str) -> None:
 async def test_where_thinking_is_bound_all_of_it_goes_at_once() -> None:
     played = Played(THOUGHT, LOOKS, {"fault": "thinking"}, "Two.")
     assert await played.say("a", "b") == ["Said.", "Two."]
-    assert [(it.passages, it.blocks) for it in played.kept(ThinkingDropped)] == [(5, 2)]
+    assert [(it.entry_count, it.block_count) for it in played.kept(ThinkingDropped)] == [(5, 2)]
     played.check()
 
 
@@ -232,13 +232,13 @@ async def test_a_result_that_does_not_fit_is_cut_and_the_turn_goes_on() -> None:
     assert await played.say("look", "and?") == ["Seen.", "Yes."]
     assert played.kept(ProviderLimited) == [ProviderLimited("context_overflow", window_tokens_max=15_000)]
     (mended,) = played.kept(ContextRepaired)
-    result = mended.splices[0].passages[0].content[0]
+    result = mended.splices[0].entries[0].content[0]
     assert isinstance(result, ToolResult)
     assert isinstance(result.content[0], Text)
     assert "characters are left out here" in result.content[0].text
     whole = [it.message for it in played.kept(MessageAppended) if isinstance(it.message.content[0], ToolResult)]
     assert len(str(whole)) > len(str(result)), "the log keeps what was seen"
-    assert all(record.prefix_held for record in iter_calls(played.events))
+    assert all(record.is_prefix_unchanged for record in iter_calls(played.events))
     # What was taken before is still there, and known to be.
     assert played.kept(RequestPrepared)[2].plan.expected_read_tokens > 0
     played.check()
@@ -268,7 +268,7 @@ async def test_a_question_that_does_not_fit_leaves_the_conversation_and_nothing_
 
 async def test_steps_that_make_the_view_smaller_can_be_given() -> None:
     async def clear(talk: Conversation) -> str:
-        first = talk.state.passages[0]
+        first = talk.state.entries[0]
         shorter = msgspec.structs.replace(first, content=(Text("(left out)"),))
         await talk.record("system", ContextRepaired("cleared", (Splice(0, 1, (shorter,)),)))
         return "the first question was left out"
@@ -276,7 +276,7 @@ async def test_steps_that_make_the_view_smaller_can_be_given() -> None:
     played = Played("One.", {"fault": "window;tokens=9000"}, "Two.")
     async with played.session as session:
         talk = session._open_conversation
-        talk.parts = msgspec.structs.replace(talk.parts, overflow_steps={StepName.BatchClear: clear})
+        talk.deps = msgspec.structs.replace(talk.deps, overflow_steps={StepName.BatchClear: clear})
         await session.send("far too much " * 1000)
         assert (await session.send("b")).text == "Two."
     assert [step for step, _ in played.steps] == [
@@ -406,7 +406,7 @@ class Wire:
         step = self._steps.pop(0)
         if isinstance(step, Exception):
             raise step
-        for chunk in [*get_adapter("anthropic").write_stream(says("Half.", "Whole."))][:3]:
+        for chunk in [*get_adapter("anthropic").encode_stream(says("Half.", "Whole."))][:3]:
             yield chunk
         yield step
 
@@ -472,7 +472,7 @@ async def test_a_recording_of_the_session_sends_what_was_mended() -> None:
     told = build_stored_transcript(played.events, played.session.id)
     assert told is not None
     second = told.recording.calls[1]
-    assert second.kept == 1
+    assert second.kept_entries == 1
     assert [passage.content for passage in second.added] == [(Text("Said."),), (Text("b"),)]
 
 

@@ -68,16 +68,16 @@ def states(log: EventLog) -> tuple[SessionState, list[SessionState]]:
 
 def told(state: SessionState) -> list[tuple[str, bool]]:
     """The answers that the model got to its calls, and which of them are errors."""
-    blocks = (block for passage in state.passages for block in passage.content)
+    blocks = (block for passage in state.entries for block in passage.content)
     return [(join_text_blocks(block.content), block.is_error) for block in blocks if isinstance(block, ToolResult)]
 
 
 def check_legal(*found: SessionState) -> None:
     for state in found:
-        validate_transcript(merge_into_messages(state.passages))
+        validate_transcript(merge_into_messages(state.entries))
         assert state.turn is None
-        assert state.call_open is None
-        assert not state.delegating
+        assert state.open_call is None
+        assert not state.delegated_sessions
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ async def test_a_child_names_its_parent_and_the_call_that_asked_for_it(agent: Ma
         assert rows == {session.id: None, child.session_id: session.id}
     assert child.parent is not None
     assert (child.parent.session_id, child.parent.tool_use_id, child.parent.depth) == (session.id, "call-7", 1)
-    assert child.ended
+    assert child.is_ended
     started = [e.payload for e in one.store.read(session.id) if isinstance(e.payload, DelegationStarted)]
     assert started == [DelegationStarted("call-7", child.session_id)]
 
@@ -221,7 +221,7 @@ async def test_a_higher_limit_lets_children_delegate_and_all_cost_reaches_the_to
     parent, (child, grandchild) = states(one.store)
     assert grandchild.parent is not None
     assert (grandchild.parent.session_id, grandchild.parent.depth) == (child.session_id, 2)
-    assert grandchild.parent.head_session_id == parent.session_id
+    assert grandchild.parent.prefix_session_id == parent.session_id
     assert (grandchild.cost_usd, child.cost_usd) == (Decimal(4), Decimal(8))
     assert told(grandchild)[0][1]
 

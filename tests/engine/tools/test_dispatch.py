@@ -239,7 +239,7 @@ async def test_questions_are_asked_one_at_a_time(tmp_path: Path) -> None:
     async def record(payload: AnyPayload) -> None: ...
 
     box = saving_box(tmp_path, PermissionRules(confirm=confirm))
-    results = await box.run([ToolUse(str(number), "save", '{"path":"x"}') for number in range(4)], record)
+    results = await box.run_calls([ToolUse(str(number), "save", '{"path":"x"}') for number in range(4)], record)
     assert (most, [result.is_error for result in results]) == (1, [False] * 4)
 
 
@@ -256,7 +256,7 @@ async def test_a_turn_cancelled_while_somebody_is_asked_answers_the_call(tmp_pat
         recorded.append(payload)
 
     box = saving_box(tmp_path, PermissionRules(confirm=confirm))
-    turn = asyncio.ensure_future(box.run([ToolUse("t", "save", '{"path":"x"}')], record))
+    turn = asyncio.ensure_future(box.run_calls([ToolUse("t", "save", '{"path":"x"}')], record))
     await asking.wait()
     turn.cancel()
     with pytest.raises(ToolsCancelledError):
@@ -299,7 +299,7 @@ async def test_a_tool_that_asks_for_its_context_gets_it_and_the_model_does_not_s
     def work(text: Annotated[str, "Some text."], context: ToolContext) -> str:
         """Work."""
         seen.append(context)
-        context.note(MemoryEviction("MEMORY.md", "manual", 1, 2, 1))
+        context.record_event(MemoryEviction("MEMORY.md", "manual", 1, 2, 1))
         context.files_modified.append("a.txt")
         context.command_executed = "true"
         context.success = False
@@ -345,7 +345,7 @@ async def test_a_call_that_ran_out_of_time_tells_its_function_so() -> None:
 async def test_what_a_failed_call_noted_is_recorded_before_its_failure() -> None:
     def work(context: ToolContext) -> None:
         """Work."""
-        context.note(MemoryEviction("MEMORY.md", "manual", 1, 2, 1))
+        context.record_event(MemoryEviction("MEMORY.md", "manual", 1, 2, 1))
         raise ToolError("after all not")
 
     assert (await call(Toolbox([work]), "work")).kinds == ["ToolCalled", "MemoryEviction", "ToolFailed"]

@@ -39,7 +39,7 @@ async def answer(function: ToolFunction, *, timeout_seconds: float = 5.0) -> tup
     """Call a tool without arguments once; what the model is told, and what was recorded."""
     work = tool(function, name="work", description="Work.", input_schema=NOTHING, timeout_seconds=timeout_seconds)
     recorded: Recorded = []
-    (result,) = await Toolbox([work]).run([ToolUse("t", "work", "{}")], keeper(recorded))
+    (result,) = await Toolbox([work]).run_calls([ToolUse("t", "work", "{}")], keeper(recorded))
     return result, recorded
 
 
@@ -73,7 +73,7 @@ async def blocked() -> AsyncIterator[threading.Event]:
 async def test_calls_that_never_return_leave_the_shared_threads_free(blocked: threading.Event) -> None:
     box = Toolbox([tool(blocked.wait, name="hang", description="Hang.", input_schema=NOTHING, timeout_seconds=0.01)])
     calls = [ToolUse(f"t{number}", "hang", "{}") for number in range(40)]
-    results = await box.run(calls, keeper([]))
+    results = await box.run_calls(calls, keeper([]))
     assert {text_of(result) for result in results} == {"The tool did not answer within 0.01 s."}
     async with asyncio.timeout(2):
         assert await asyncio.to_thread(lambda: "free") == "free"
@@ -334,13 +334,13 @@ async def test_what_a_failure_says_is_as_bounded_as_an_output(error: Exception) 
 
 async def test_the_name_of_an_unknown_tool_is_bounded_too() -> None:
     recorded: Recorded = []
-    (result,) = await Toolbox([]).run([ToolUse("t", "x" * 500_000, "{}")], keeper(recorded))
+    (result,) = await Toolbox([]).run_calls([ToolUse("t", "x" * 500_000, "{}")], keeper(recorded))
     assert len(text_of(result)) == OUTPUT_CHARACTERS_MAX
     assert (failure_of(recorded).error_class, failure_of(recorded).latency_ms) == ("not_found", 0)
 
 
 async def test_no_calls_have_no_answers() -> None:
-    assert await Toolbox([]).run([], keeper([])) == ()
+    assert await Toolbox([]).run_calls([], keeper([])) == ()
 
 
 async def test_when_the_log_fails_the_other_tools_are_stopped_before_the_error_goes_on() -> None:
@@ -370,7 +370,7 @@ async def test_when_the_log_fails_the_other_tools_are_stopped_before_the_error_g
 
     box = Toolbox([hang, quick])
     with pytest.raises(StoreError, match="the disk is full"):
-        await box.run([ToolUse("a", "hang", "{}"), ToolUse("b", "quick", "{}")], record)
+        await box.run_calls([ToolUse("a", "hang", "{}"), ToolUse("b", "quick", "{}")], record)
     assert ends == ["stopped"]
 
 
@@ -391,7 +391,7 @@ async def test_however_often_it_is_cancelled_every_call_is_answered_once_the_too
     box = Toolbox([stubborn], at_once_max=1)
     recorded: Recorded = []
     calls = [ToolUse("a", "stubborn", "{}"), ToolUse("b", "stubborn", "{}")]
-    turn = asyncio.ensure_future(box.run(calls, keeper(recorded)))
+    turn = asyncio.ensure_future(box.run_calls(calls, keeper(recorded)))
     await running.wait()
     turn.cancel()
     await stopping.wait()
@@ -415,7 +415,7 @@ async def test_a_failure_stands_although_its_record_was_cancelled() -> None:
             await asyncio.sleep(5)
 
     box = Toolbox([tool(raising(ValueError("no")), name="work", description="Work.", input_schema=NOTHING)])
-    turn = asyncio.ensure_future(box.run([ToolUse("t", "work", "{}")], record))
+    turn = asyncio.ensure_future(box.run_calls([ToolUse("t", "work", "{}")], record))
     await recording.wait()
     turn.cancel()
     with pytest.raises(ToolsCancelledError) as caught:
@@ -465,7 +465,7 @@ async def test_a_partial_is_a_tool_without_what_is_bound_already() -> None:
         '{"additionalProperties":false,"properties":{"name":{"description":"whose","type":"string"}},'
         '"required":["name"],"type":"object"}'
     )
-    (result,) = await box.run([ToolUse("t", "lookup", '{"name": "Ann"}')], keeper([]))
+    (result,) = await box.run_calls([ToolUse("t", "lookup", '{"name": "Ann"}')], keeper([]))
     assert text_of(result) == "db Ann 7"
 
 
@@ -481,7 +481,7 @@ async def test_a_callable_object_is_a_tool_under_the_name_of_its_class() -> None
         ("Depth", "Sound the depth."),
         ("Lookout", "Look out."),
     ]
-    (result,) = await box.run([ToolUse("t", "Depth", '{"metres": 4}')], keeper([]))
+    (result,) = await box.run_calls([ToolUse("t", "Depth", '{"metres": 4}')], keeper([]))
     assert text_of(result) == "5"
 
 

@@ -297,7 +297,7 @@ async def test_edits_of_one_file_at_once_all_survive(tmp_path: Path) -> None:
 
     async def record(payload: AnyPayload) -> None: ...
 
-    await box_in(tmp_path).run(calls, record)
+    await box_in(tmp_path).run_calls(calls, record)
     assert (tmp_path / "a").read_text() == "".join(f"[{number}]\n" for number in range(20))
 
 

@@ -101,7 +101,7 @@ async def test_a_cancelled_command_is_gone_before_the_turn_is(tmp_path: Path) ->
 
     command = "echo $$ > pids; sleep 60 & echo $! >> pids; wait"
     turn = asyncio.ensure_future(
-        impatient(tmp_path).run([ToolUse("t", "run_command", f'{{"command":"{command}"}}')], record)
+        impatient(tmp_path).run_calls([ToolUse("t", "run_command", f'{{"command":"{command}"}}')], record)
     )
     pids = await pids_in(tmp_path / "pids", 2)
     turn.cancel()
@@ -150,7 +150,7 @@ def test_what_is_captured_is_the_same_however_it_arrives(tmp_path: Path, sizes: 
     whole = b"".join(b"%07d\n" % number for number in range(20_000))[: sum(sizes)]
     captured, at = CommandOutput(tmp_path, "t"), 0
     for size in sizes:
-        captured.take(whole[at : at + size])
+        captured.append(whole[at : at + size])
         at += size
     captured.close()
     text = captured.text()
@@ -166,7 +166,7 @@ def test_what_is_captured_is_the_same_however_it_arrives(tmp_path: Path, sizes: 
 def test_a_disk_that_takes_nothing_does_not_stop_a_command(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     captured = CommandOutput(tmp_path / "file" / "outputs", "t")
-    captured.take(b"x" * 40_000)
+    captured.append(b"x" * 40_000)
     assert "there were 40000 bytes" in captured.text()
 
 

@@ -56,7 +56,7 @@ def play(
         for number, names in enumerate(rounds):
             start = len(recorded)
             calls = [ToolUse(f"{number}-{at}", "skill_load", f'{{"name":"{name}"}}') for at, name in enumerate(names)]
-            answers.extend(await box.run(calls, record, active=now))
+            answers.extend(await box.run_calls(calls, record, active=now))
             for payload in recorded[start:]:
                 now = add_activation(now, payload) if isinstance(payload, SkillLoaded) else now
 
@@ -136,7 +136,7 @@ def test_marks_in_the_index_are_part_of_the_prefix_that_is_measured(sizes: list[
     filling = select_padding(
         natural, bounds, [(one.name, one.body) for one in skills], count=len, index_note=PRELOADED_SUFFIX
     )
-    index = render_skill_index(skills, preloaded=filling.names).text
+    index = render_skill_index(skills, preloaded=filling.skill_names).text
     assert filling.prefix_tokens == len(index) + 4 * other + len(filling.text)
     assert filling.prefix_tokens <= max(natural, bounds.tokens_max)
 
@@ -148,5 +148,5 @@ def test_a_prefix_with_preloaded_skills_keeps_both_bounds_to_the_character(sizes
     filling = select_padding(
         natural, HEURISTIC_BOUNDS, [(one.name, one.body) for one in skills], index_note=PRELOADED_SUFFIX
     )
-    characters = len(render_skill_index(skills, preloaded=filling.names).text) + other + len(filling.text)
+    characters = len(render_skill_index(skills, preloaded=filling.skill_names).text) + other + len(filling.text)
     assert MIN_CACHEABLE_PREFIX_TOKENS <= characters // 4 <= MAX_CACHEABLE_PREFIX_TOKENS

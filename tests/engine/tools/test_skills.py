@@ -77,7 +77,7 @@ async def asked_at_once(
         ToolUse(f"t{number}", name, msgspec.json.encode(arguments).decode())
         for number, (name, arguments) in enumerate(calls)
     ]
-    results = await box.run(uses, record, turn_id="turn", active=active)
+    results = await box.run_calls(uses, record, turn_id="turn", active=active)
     return [Told(result, tuple(recorded)) for result in results]
 
 
@@ -213,7 +213,7 @@ async def test_a_preloaded_skill_says_so_to_callers_in_the_process() -> None:
         "load_size_tokens": REVIEW.estimated_body_tokens,
         "already_preloaded": True,
     }
-    assert context.take_notes() == []
+    assert context.take_events() == []
 
 
 async def test_a_skill_that_was_loaded_is_pointed_at_and_costs_nothing() -> None:

@@ -28,7 +28,7 @@ MARK: dict[str, object] = {"type": "ephemeral"}
 
 def request(*, headers: Mapping[str, str] | None = None, content: object = "Hi", **fields: object) -> WireRequest:
     body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": content}], **fields}
-    return anthropic.read_request(json.dumps(body).encode(), headers or {})
+    return anthropic.decode_request(json.dumps(body).encode(), headers or {})
 
 
 def block_read(**members: object) -> Block:
@@ -37,7 +37,7 @@ def block_read(**members: object) -> Block:
 
 def refusal(body: bytes) -> str:
     with pytest.raises(ProviderError) as refused:
-        anthropic.read_request(body)
+        anthropic.decode_request(body)
     assert refused.value.kind == "invalid_request"
     assert refused.value.status == 400
     return str(refused.value)
@@ -47,7 +47,7 @@ def test_plain_strings_become_one_text_each() -> None:
     read = request(system="Be kind.", content="Hi")
     system, history = read.prompt.segments
     assert system == Segment("system", Stability.EPOCH, "system", system=(Text("Be kind."),))
-    assert history == Segment("history", Stability.GROWING, "messages", passages=(HistoryEntry("user", (Text("Hi"),)),))
+    assert history == Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (Text("Hi"),)),))
 
 
 def test_what_is_absent_or_null_leaves_no_segment_and_no_parameter() -> None:
@@ -192,12 +192,12 @@ def test_betas_come_from_the_header(name: str) -> None:
 
 def test_a_count_needs_no_output_limit() -> None:
     body = b'{"model":"m","messages":[]}'
-    assert anthropic.read_count_request(body, {"anthropic-beta": "a"}).parameters == Parameters("m", 0, betas=("a",))
+    assert anthropic.decode_count_request(body, {"anthropic-beta": "a"}).parameters == Parameters("m", 0, betas=("a",))
     assert "missing required field `max_tokens`" in refusal(body)
 
 
 def test_a_count_keeps_the_limit_it_is_given() -> None:
-    read = anthropic.read_count_request(b'{"model":"m","max_tokens":9,"messages":[]}')
+    read = anthropic.decode_count_request(b'{"model":"m","max_tokens":9,"messages":[]}')
     assert read.parameters.output_tokens_max == 9
 
 
@@ -278,6 +278,6 @@ def test_a_refusal_quotes_no_value_and_stays_short() -> None:
 
 def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
     with pytest.raises(ProviderError, match=f"more than {BODY_BYTES_MAX} bytes") as refused:
-        anthropic.read_request(b" " * (BODY_BYTES_MAX + 1))
+        anthropic.decode_request(b" " * (BODY_BYTES_MAX + 1))
     assert (refused.value.kind, refused.value.status) == ("invalid_request", 413)
     assert "truncated" in refusal(b" " * BODY_BYTES_MAX)

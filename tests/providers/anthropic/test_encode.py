@@ -16,8 +16,8 @@ MARK = {"type": "ephemeral"}
 
 
 def piece_of(block: Block) -> EncodedBlock:
-    (piece,) = anthropic.spell(
-        Segment("history", Stability.GROWING, "messages", passages=(HistoryEntry("user", (block,)),))
+    (piece,) = anthropic.encode_segment(
+        Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (block,)),))
     )
     return piece
 
@@ -26,22 +26,22 @@ def test_a_tool_carries_the_layer_and_stability_of_its_segment() -> None:
     tool = ToolSpec("run", "Runs.", '{"type":"object"}')
     segment = Segment("toolbox", Stability.FROZEN, "tools", tools=(tool,))
     spelled = b'{"name":"run","description":"Runs.","input_schema":{"type":"object"}}'
-    assert anthropic.spell(segment) == (EncodedBlock("toolbox", "tools", Stability.FROZEN, spelled, True),)
+    assert anthropic.encode_segment(segment) == (EncodedBlock("toolbox", "tools", Stability.FROZEN, spelled, True),)
 
 
 def test_a_system_text_carries_the_layer_and_stability_of_its_segment() -> None:
     segment = Segment("persona", Stability.EPOCH, "system", system=(Text("Be kind."), Text(" \n")))
-    kind, blank = anthropic.spell(segment)
+    kind, blank = anthropic.encode_segment(segment)
     assert kind == EncodedBlock(
-        "persona", "system", Stability.EPOCH, b'{"type":"text","text":"Be kind."}', markable=True
+        "persona", "system", Stability.EPOCH, b'{"type":"text","text":"Be kind."}', accepts_breakpoint=True
     )
-    assert not blank.markable
+    assert not blank.accepts_breakpoint
 
 
 def test_a_block_carries_what_its_passage_says() -> None:
     passage = HistoryEntry("user", (Text("Monday"),), "clock", Stability.VOLATILE, ephemeral=True)
-    segment = Segment("history", Stability.GROWING, "messages", passages=(passage,))
-    (piece,) = anthropic.spell(segment)
+    segment = Segment("history", Stability.GROWING, "messages", entries=(passage,))
+    (piece,) = anthropic.encode_segment(segment)
     assert piece == EncodedBlock(
         "clock", "messages", Stability.VOLATILE, b'{"type":"text","text":"Monday"}', True, "user", True
     )
@@ -69,7 +69,7 @@ def test_a_block_carries_what_its_passage_says() -> None:
     ],
 )
 def test_a_mark_can_stand_where_the_provider_takes_one(block: Block, markable: bool) -> None:
-    assert piece_of(block).markable is markable
+    assert piece_of(block).accepts_breakpoint is markable
 
 
 def test_arguments_are_sent_back_as_the_model_wrote_them() -> None:
@@ -89,18 +89,18 @@ def test_half_a_surrogate_pair_is_mended() -> None:
 def test_a_providers_own_tool_is_sent_as_it_is() -> None:
     tool = ToolSpec("bash", "", "{}", ' {"type":"bash_20250124", "name":"bash"}\n')
     segment = Segment("tools", Stability.FROZEN, "tools", tools=(tool,))
-    assert anthropic.spell(segment)[0].data == b'{"type":"bash_20250124", "name":"bash"}'
+    assert anthropic.encode_segment(segment)[0].data == b'{"type":"bash_20250124", "name":"bash"}'
 
 
 def test_an_empty_prompt_is_still_a_whole_body() -> None:
-    assert anthropic.write_request(Prompt(()), Plan(), MODEL) == (
+    assert anthropic.encode_request(Prompt(()), Plan(), MODEL) == (
         b'{"model":"claude-sonnet-5-5","max_tokens":16,"messages":[]}'
     )
 
 
 def test_tools_alone_are_still_a_whole_body() -> None:
     tools = Segment("tools", Stability.FROZEN, "tools", tools=(ToolSpec("a", "", "{}"),))
-    body = json.loads(anthropic.write_request(Prompt((tools,)), Plan((Breakpoint(0),)), MODEL))
+    body = json.loads(anthropic.encode_request(Prompt((tools,)), Plan((Breakpoint(0),)), MODEL))
     assert body["tools"][0]["cache_control"] == MARK
     assert body["messages"] == []
 
@@ -116,7 +116,7 @@ def test_fields_stand_in_one_order() -> None:
         thinking_json='{"type":"disabled"}',
         extra=(("z", "1"), ("a", "null")),
     )
-    assert anthropic.opening(parameters) == (
+    assert anthropic.request_head(parameters) == (
         b'{"model":"m","max_tokens":2,"stream":true,"temperature":0.0,"stop_sequences":["x"],'
         b'"thinking":{"type":"disabled"},"tool_choice":{"type":"auto"},"z":1,"a":null'
     )
@@ -125,7 +125,7 @@ def test_fields_stand_in_one_order() -> None:
 @pytest.mark.parametrize("name", ["model", "messages", "tools", "max_tokens"])
 def test_a_field_that_has_its_own_place_is_refused_among_the_extras(name: str) -> None:
     with pytest.raises(UserError, match=f"extra field '{name}' has a place of its own"):
-        anthropic.opening(Parameters("m", 1, extra=((name, "1"),)))
+        anthropic.request_head(Parameters("m", 1, extra=((name, "1"),)))
 
 
 def test_headers_name_the_version_and_the_content() -> None:
@@ -147,20 +147,20 @@ def test_a_beta_that_no_header_can_carry_is_refused(beta: str) -> None:
 
 
 def test_a_part_behind_its_place_is_refused_with_both_layers() -> None:
-    history = Segment("history", Stability.GROWING, "messages", passages=(HistoryEntry("user", (Text("a"),)),))
+    history = Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (Text("a"),)),))
     persona = Segment("persona", Stability.EPOCH, "system", system=(Text("b"),))
     with pytest.raises(OrderError, match=r"'persona' \(system\) comes after layer 'history' \(messages\)"):
-        anthropic.write_request(Prompt((history, persona)), Plan(), MODEL)
+        anthropic.encode_request(Prompt((history, persona)), Plan(), MODEL)
 
 
 @pytest.mark.parametrize("piece", [-1, 1, 7])
 def test_a_mark_outside_of_the_prompt_is_refused(piece: int) -> None:
-    history = Segment("history", Stability.GROWING, "messages", passages=(HistoryEntry("user", (Text("a"),)),))
+    history = Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (Text("a"),)),))
     with pytest.raises(UserError, match=f"breakpoint on block {piece}, but the prompt has 1 blocks"):
-        anthropic.write_request(Prompt((history,)), Plan((Breakpoint(piece),)), MODEL)
+        anthropic.encode_request(Prompt((history,)), Plan((Breakpoint(piece),)), MODEL)
 
 
 def test_two_marks_on_one_piece_are_refused() -> None:
-    history = Segment("history", Stability.GROWING, "messages", passages=(HistoryEntry("user", (Text("a"),)),))
+    history = Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (Text("a"),)),))
     with pytest.raises(UserError, match="two cache breakpoints on one block"):
-        anthropic.write_request(Prompt((history,)), Plan((Breakpoint(0), Breakpoint(0, "1h"))), MODEL)
+        anthropic.encode_request(Prompt((history,)), Plan((Breakpoint(0), Breakpoint(0, "1h"))), MODEL)

@@ -11,7 +11,7 @@ from holdfast.providers.errors import MESSAGE_CHARS_MAX, sanitize_message
 
 def error(status: int, message: str = "no", headers: dict[str, str] | None = None) -> ProviderError:
     body = {"type": "error", "error": {"type": "x_error", "message": message}, "request_id": "req_1"}
-    return anthropic.read_error(status, headers or {}, json.dumps(body).encode())
+    return anthropic.decode_error(status, headers or {}, json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_pause_asked_for_is_read(headers: dict[str, str], seconds: float | N
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"error":"text"}', b"[" * 9999, b'{"error":{"message":5}}'])
 def test_a_body_without_a_reason_leaves_the_status(body: bytes) -> None:
-    told = anthropic.read_error(502, {}, body)
+    told = anthropic.decode_error(502, {}, body)
     assert str(told) == "the provider answered with HTTP status 502 and no reason"
     assert told.kind == "server_error"
 
@@ -135,6 +135,6 @@ def test_a_long_message_is_cut_and_put_on_one_line() -> None:
 def test_a_failure_is_reported_as_the_provider_would(
     kind: FailureKind, status: int | None, expected: int, name: str
 ) -> None:
-    code, body = anthropic.write_error(kind, "why\ud800", status=status)
+    code, body = anthropic.encode_error(kind, "why\ud800", status=status)
     assert code == expected
     assert json.loads(body) == {"type": "error", "error": {"type": name, "message": "why\ufffd"}}

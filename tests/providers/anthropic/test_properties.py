@@ -33,9 +33,9 @@ def body_with(*blocks: bytes) -> bytes:
 @given(members, spaces)
 def test_a_block_unknown_to_us_keeps_every_byte(block: dict[str, object], space: str) -> None:
     raw = spaced({**block, "type": "not_yet_invented"}, space)
-    read = anthropic.read_request(body_with(raw))
+    read = anthropic.decode_request(body_with(raw))
     assert read.prompt.passages[0].content == (Opaque("not_yet_invented", raw),)
-    assert anthropic.write_request(read.prompt, read.plan, read.parameters) == body_with(raw)
+    assert anthropic.encode_request(read.prompt, read.plan, read.parameters) == body_with(raw)
 
 
 @given(members, spaces, st.sampled_from(["5m", "1h"]))
@@ -44,7 +44,7 @@ def test_a_mark_is_taken_off_an_unknown_block_and_nothing_else_is(
 ) -> None:
     kept = {"type": "not_yet_invented", **block}
     mark = {"type": "ephemeral", "ttl": ttl}
-    read = anthropic.read_request(body_with(spaced({**kept, "cache_control": mark}, space)))
+    read = anthropic.decode_request(body_with(spaced({**kept, "cache_control": mark}, space)))
     (opaque,) = read.prompt.passages[0].content
     assert isinstance(opaque, Opaque)
     assert json.loads(opaque.raw) == kept
@@ -87,7 +87,7 @@ def test_the_buckets_add_up_to_what_the_provider_counted(numbers: list[int], com
             },
         ],
     }
-    counted = anthropic.read_reply(encode_json({"content": [], "usage": usage})).usage
+    counted = anthropic.decode_reply(encode_json({"content": [], "usage": usage})).usage
 
     factor = 1 if compacted else 0
     assert counted.tokens_sent == plain + read + five + hour + factor * (more_plain + more_written)
@@ -97,11 +97,11 @@ def test_the_buckets_add_up_to_what_the_provider_counted(numbers: list[int], com
 
 @given(values.usages, values.usages)
 def test_usage_in_a_later_event_replaces_what_was_said_at_the_start(first: Usage, last: Usage) -> None:
-    events = list(anthropic.write_stream(Reply((), "end_turn", first)))
-    whole = json.loads(anthropic.write_reply(Reply((), "end_turn", last)))["usage"]
+    events = list(anthropic.encode_stream(Reply((), "end_turn", first)))
+    whole = json.loads(anthropic.encode_reply(Reply((), "end_turn", last)))["usage"]
     told = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": whole}
     events[-2] = b"event: message_delta\ndata: " + encode_json(told) + b"\n\n"
-    deltas = list(anthropic.stream_reader().feed(b"".join(events)))
+    deltas = list(anthropic.make_stream_decoder().feed(b"".join(events)))
     assert deltas[-1] == ReplyFinished(Reply((), "end_turn", last))
 
 
@@ -111,16 +111,16 @@ def test_line_ends_comments_and_foreign_events_change_no_reply(data: st.DataObje
     foreign = st.sampled_from(
         [b": keep-alive\n\n", b'event: ping\ndata: {"type":"ping"}\n\n', b"event: x\ndata: no json\n\n", b"\n"]
     )
-    stream = b"".join(data.draw(foreign) + event for event in anthropic.write_stream(reply))
+    stream = b"".join(data.draw(foreign) + event for event in anthropic.encode_stream(reply))
     stream = stream.replace(b"\n", b"\r\n") if data.draw(st.booleans()) else stream
-    reader = anthropic.stream_reader()
+    reader = anthropic.make_stream_decoder()
     deltas = [delta for chunk in data.draw(values.chunks(stream)) for delta in reader.feed(chunk)]
     assert deltas[-1] == ReplyFinished(reply)
 
 
 @given(st.lists(st.text('{}[]":,a1 \\', max_size=6), max_size=5))
 def test_arguments_are_what_was_streamed_or_an_object_that_holds_it(parts: list[str]) -> None:
-    head, start, *_, stop, delta, last = anthropic.write_stream(
+    head, start, *_, stop, delta, last = anthropic.encode_stream(
         Reply((ToolUse("t", "run", "{}"),), "tool_use", Usage())
     )
     deltas = [
@@ -129,7 +129,7 @@ def test_arguments_are_what_was_streamed_or_an_object_that_holds_it(parts: list[
     ]
     middle = b"".join(b"data: " + encode_json(part) + b"\n\n" for part in deltas)
     stream = b"".join([head, start, middle, stop, delta, last])
-    finished = list(anthropic.stream_reader().feed(stream))[-1]
+    finished = list(anthropic.make_stream_decoder().feed(stream))[-1]
 
     assert isinstance(finished, ReplyFinished)
     (call,) = finished.reply.content
@@ -142,8 +142,8 @@ def test_arguments_are_what_was_streamed_or_an_object_that_holds_it(parts: list[
 @given(st.data())
 def test_a_reply_that_was_cut_can_be_sent_back(data: st.DataObject) -> None:
     reply = data.draw(values.replies)
-    whole = b"".join(anthropic.write_stream(reply))
-    reader = anthropic.stream_reader()
+    whole = b"".join(anthropic.encode_stream(reply))
+    reader = anthropic.make_stream_decoder()
     list(reader.feed(whole[: data.draw(st.integers(0, len(whole) - 40))]))
     partial = reader.partial()
     if partial is None or partial.stop_reason != "cancelled":

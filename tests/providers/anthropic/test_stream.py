@@ -46,7 +46,7 @@ def stopped(index: int) -> Told:
 
 
 def deltas_of(*told: Told) -> list[Delta]:
-    return list(anthropic.stream_reader().feed(b"".join(map(event, told))))
+    return list(anthropic.make_stream_decoder().feed(b"".join(map(event, told))))
 
 
 def content_of(*told: Told) -> tuple[Block, ...]:
@@ -56,7 +56,7 @@ def content_of(*told: Told) -> tuple[Block, ...]:
 
 
 def partial_of(*told: Told) -> Reply | None:
-    reader = anthropic.stream_reader()
+    reader = anthropic.make_stream_decoder()
     list(reader.feed(b"".join(map(event, told))))
     return reader.partial()
 
@@ -110,7 +110,7 @@ def test_what_a_block_starts_with_is_told_too() -> None:
 
 
 def test_deltas_that_nobody_asked_for_come_with_the_next_chunk() -> None:
-    reader = anthropic.stream_reader()
+    reader = anthropic.make_stream_decoder()
     reader.feed(event(START))
     assert list(reader.feed(event(opened(0, type="text", text="a")))) == [
         ReplyStarted("msg_1", "m", Usage(input=3)),
@@ -208,15 +208,15 @@ def test_citations_may_start_from_nothing() -> None:
     ],
 )
 def test_every_stop_reason_is_one_of_the_known(said: str | None, meant: StopReason) -> None:
-    assert anthropic.read_reply(json.dumps({"content": [], "stop_reason": said}).encode()).stop_reason == meant
+    assert anthropic.decode_reply(json.dumps({"content": [], "stop_reason": said}).encode()).stop_reason == meant
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "error"])
 def test_a_reason_that_is_only_ours_has_no_word_on_the_wire(reason: StopReason) -> None:
     reply = Reply((), reason, Usage(), stop_sequence="x")
-    assert json.loads(anthropic.write_reply(reply))["stop_reason"] is None
-    assert json.loads(anthropic.write_reply(reply))["stop_sequence"] is None
-    assert anthropic.read_reply(anthropic.write_reply(reply)).stop_reason == "error"
+    assert json.loads(anthropic.encode_reply(reply))["stop_reason"] is None
+    assert json.loads(anthropic.encode_reply(reply))["stop_sequence"] is None
+    assert anthropic.decode_reply(anthropic.encode_reply(reply)).stop_reason == "error"
 
 
 def test_a_later_event_need_not_repeat_the_reason() -> None:
@@ -231,20 +231,20 @@ def test_nothing_counts_behind_the_end() -> None:
 
 def test_an_event_without_a_name_is_told_by_its_type() -> None:
     told = b"".join(b"data: " + json.dumps(part).encode() + b"\n\n" for part in (START, {"type": "x"}, END, STOP))
-    assert list(anthropic.stream_reader().feed(told)) == deltas_of(START, END, STOP)
+    assert list(anthropic.make_stream_decoder().feed(told)) == deltas_of(START, END, STOP)
 
 
 def test_long_text_is_streamed_in_parts() -> None:
     text = "ä" * (DELTA_CHARS_MAX + 1)
-    stream = b"".join(anthropic.write_stream(Reply((Text(text),), "end_turn", Usage())))
-    deltas = list(anthropic.stream_reader().feed(stream))
+    stream = b"".join(anthropic.encode_stream(Reply((Text(text),), "end_turn", Usage())))
+    deltas = list(anthropic.make_stream_decoder().feed(stream))
     assert deltas[1:3] == [TextDelta(0, "ä" * DELTA_CHARS_MAX), TextDelta(0, "ä")]
 
 
 def test_a_block_with_line_breaks_survives_the_stream() -> None:
     reply = Reply((Opaque("x", b'{"type":"x",\n\n  "a": 1}'),), "end_turn", Usage())
-    stream = b"".join(anthropic.write_stream(reply))
-    assert list(anthropic.stream_reader().feed(stream))[-1] == ReplyFinished(reply)
+    stream = b"".join(anthropic.encode_stream(reply))
+    assert list(anthropic.make_stream_decoder().feed(stream))[-1] == ReplyFinished(reply)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_block_with_line_breaks_survives_the_stream() -> None:
 )
 def test_an_error_in_the_middle_is_raised_behind_what_came_before(name: str, kind: FailureKind, status: int) -> None:
     failed = {"type": "error", "error": {"type": name, "message": "Overloaded"}}
-    reader = anthropic.stream_reader()
+    reader = anthropic.make_stream_decoder()
     deltas = reader.feed(event(START) + event(opened(0, type="text", text="a")) + event(failed))
     assert [next(deltas), next(deltas)] == [ReplyStarted("msg_1", "m", Usage(input=3)), TextDelta(0, "a")]
     with pytest.raises(ProviderError, match="Overloaded") as raised:
@@ -273,14 +273,14 @@ def test_an_error_in_the_middle_is_raised_behind_what_came_before(name: str, kin
 
 def test_an_error_without_a_reason_is_still_one() -> None:
     with pytest.raises(ProviderError) as raised:
-        list(anthropic.stream_reader().feed(b"event: error\ndata: upstream died\n\n"))
+        list(anthropic.make_stream_decoder().feed(b"event: error\ndata: upstream died\n\n"))
     assert (raised.value.kind, raised.value.status) == ("server_error", 500)
 
 
 def test_a_whole_reply_that_is_an_error_is_raised() -> None:
     body = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
     with pytest.raises(ProviderError, match="Overloaded") as raised:
-        anthropic.read_reply(json.dumps(body).encode())
+        anthropic.decode_reply(json.dumps(body).encode())
     assert raised.value.kind == "rate_limit"
 
 
@@ -311,19 +311,21 @@ def test_a_stream_out_of_order_is_a_failure_of_the_server(told: list[Told], reas
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"content":5}', b'{"content":[{}]}', b'{"x":"\xff"}', b"{" * 9999])
 def test_a_reply_that_cannot_be_read_is_a_failure_of_the_server(body: bytes) -> None:
     with pytest.raises(ProviderError, match="the reply cannot be read") as raised:
-        anthropic.read_reply(body)
+        anthropic.decode_reply(body)
     assert str(raised.value).startswith("the reply cannot be read: ")
     assert raised.value.kind == "server_error"
 
 
 def test_bytes_that_are_no_text_are_refused_even_where_they_would_be_kept() -> None:
-    reader = anthropic.stream_reader()
+    reader = anthropic.make_stream_decoder()
     with pytest.raises(ProviderError, match="cannot be read: it is not UTF-8"):
         list(reader.feed(event(START) + event(opened(0, type="y", z="x")).replace(b'"x"', b'"x\xff"')))
 
 
 def test_the_smallest_reply_is_read() -> None:
-    assert anthropic.read_reply(b'{"content":[{"type":"text","text":"hi"}]}') == Reply((Text("hi"),), "error", Usage())
+    assert anthropic.decode_reply(b'{"content":[{"type":"text","text":"hi"}]}') == Reply(
+        (Text("hi"),), "error", Usage()
+    )
 
 
 def test_nothing_has_arrived_before_the_start() -> None:

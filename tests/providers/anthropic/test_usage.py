@@ -32,12 +32,12 @@ from holdfast.types.usage import Usage
     ],
 )
 def test_usage_falls_into_separate_buckets(usage: object, counted: Usage) -> None:
-    assert anthropic.read_reply(json.dumps({"content": [], "usage": usage}).encode()).usage == counted
+    assert anthropic.decode_reply(json.dumps({"content": [], "usage": usage}).encode()).usage == counted
 
 
 def test_what_a_compaction_took_is_a_part_of_the_whole_and_told_apart() -> None:
     summed_up = {"type": "compaction", "input_tokens": 100, "cache_read_input_tokens": 150, "output_tokens": 30}
     usage = {"input_tokens": 10, "output_tokens": 5, "iterations": [summed_up, {"type": "message", "input_tokens": 10}]}
-    reply = anthropic.read_reply(json.dumps({"content": [], "usage": usage}).encode())
+    reply = anthropic.decode_reply(json.dumps({"content": [], "usage": usage}).encode())
     assert reply.usage == Usage(input=110, cache_read=150, output=35)
-    assert reply.compacting == Usage(input=100, cache_read=150, output=30)
+    assert reply.compaction_usage == Usage(input=100, cache_read=150, output=30)

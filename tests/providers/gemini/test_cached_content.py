@@ -20,14 +20,14 @@ TOOLS = Segment("tools", Stability.FROZEN, "tools", tools=(ToolSpec("read", "Rea
 OWN = Segment("tools", Stability.FROZEN, "tools", tools=(ToolSpec("x", "", "{}", '{"googleSearch":{}}'),))
 SYSTEM = Segment("role", Stability.EPOCH, "system", system=(Text('Be "brief" {.'),))
 SEED = Segment("memory", Stability.VOLATILE, "system", system=(Text("today"),))
-HISTORY = Segment("history", Stability.GROWING, "messages", passages=(HistoryEntry("user", (Text("Hi."),)),))
+HISTORY = Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (Text("Hi."),)),))
 KEPT = ExplicitCacheEntry(NAME, MODEL, 5000, 1_800_000_000.25, "head")
 
 
 def scroll_of(*segments: Segment) -> RequestBuffer:
     scroll = RequestBuffer(gemini, len)
     for segment in segments:
-        scroll.extend(gemini.spell(segment))
+        scroll.extend(gemini.encode_segment(segment))
     return scroll
 
 
@@ -68,7 +68,7 @@ def test_a_cache_is_created_of_the_bytes_that_a_request_would_have(
     assert endpoint == Endpoint("/v1/cachedContents", JSON_HEADERS)
     assert json.loads(body) == {"model": f"models/{MODEL}", "ttl": "300s", **expected}
     assert cacheable in body
-    assert cacheable in scroll.render(gemini.opening(Parameters(MODEL, 1)))
+    assert cacheable in scroll.render(gemini.request_head(Parameters(MODEL, 1)))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_cache_has_the_tool_choice_that_its_requests_cannot_have(parameters: P
         b'"toolConfig":{"functionCallingConfig":{"mode":"ANY"}},"tools":['
     )
     referring = cached_content.reference_cache(parameters, NAME)
-    assert b"toolConfig" not in gemini.opening(referring)
+    assert b"toolConfig" not in gemini.request_head(referring)
     assert referring.tool_choice_json is None
 
 
@@ -103,7 +103,7 @@ def test_a_lifetime_that_cannot_be_is_refused(seconds: int) -> None:
 def test_a_request_to_a_cache_says_only_what_the_cache_does_not() -> None:
     scroll = scroll_of(TOOLS, SYSTEM, HISTORY)
     parameters = cached_content.reference_cache(Parameters(MODEL, 5, extra=(("labels", "{}"),)), NAME)
-    assert scroll.render(gemini.opening(parameters), start=scroll.stable_count) == (
+    assert scroll.render(gemini.request_head(parameters), start=scroll.stable_count) == (
         b'{"generationConfig":{"maxOutputTokens":5},"labels":{},"cachedContent":"cachedContents/abc-1",'
         b'"contents":[{"role":"user","parts":[{"text":"Hi."}]}]}'
     )
@@ -117,7 +117,7 @@ def test_a_reference_replaces_the_one_before() -> None:
 @pytest.mark.parametrize("head", [(TOOLS, SEED), (TOOLS, SYSTEM, SEED)])
 def test_a_prompt_whose_system_text_changes_has_no_cache(head: tuple[Segment, ...]) -> None:
     scroll = scroll_of(*head, HISTORY)
-    opening = gemini.opening(cached_content.reference_cache(Parameters(MODEL, 1), NAME))
+    opening = gemini.request_head(cached_content.reference_cache(Parameters(MODEL, 1), NAME))
     with pytest.raises(OrderError, match=r"layer 'memory' \(system\) comes after the prefix in the explicit cache"):
         scroll.render(opening, start=scroll.stable_count)
 
@@ -126,7 +126,7 @@ def test_a_tool_choice_beside_a_cache_is_refused() -> None:
     referring = cached_content.reference_cache(Parameters(MODEL, 1), NAME)
     for choice, extra in (('{"type":"any"}', ()), (None, (("toolConfig", "{}"),))):
         with pytest.raises(UserError, match="a tool choice cannot be combined with a cache"):
-            gemini.opening(Parameters(MODEL, 1, tool_choice_json=choice, extra=(*referring.extra, *extra)))
+            gemini.request_head(Parameters(MODEL, 1, tool_choice_json=choice, extra=(*referring.extra, *extra)))
 
 
 def test_a_cache_is_extended_and_deleted_by_its_name() -> None:
@@ -213,5 +213,5 @@ def test_what_is_no_cache_is_refused_in_one_line(body: bytes) -> None:
     ],
 )
 def test_a_cache_that_is_lost_is_known_by_its_error(status: int, message: str, lost: bool) -> None:
-    _, body = gemini.write_error("auth", message, status=status)
-    assert cached_content.is_cache_missing(gemini.read_error(status, {}, body)) == lost
+    _, body = gemini.encode_error("auth", message, status=status)
+    assert cached_content.is_cache_missing(gemini.decode_error(status, {}, body)) == lost

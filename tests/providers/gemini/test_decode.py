@@ -27,7 +27,7 @@ AT = {PATH_HEADER: "/v1beta/models/gemini-3.8-flash:generateContent"}
 
 
 def request(**members: object) -> WireRequest:
-    return gemini.read_request(json.dumps({"contents": [], **members}).encode(), AT)
+    return gemini.decode_request(json.dumps({"contents": [], **members}).encode(), AT)
 
 
 def passages(*contents: object) -> tuple[HistoryEntry, ...]:
@@ -40,7 +40,7 @@ def blocks(*parts: object) -> tuple[Block, ...]:
 
 def refusal(body: bytes, path: str = AT[PATH_HEADER]) -> ProviderError:
     with pytest.raises(ProviderError) as refused:
-        gemini.read_request(body, {PATH_HEADER: path})
+        gemini.decode_request(body, {PATH_HEADER: path})
     assert refused.value.kind == "invalid_request"
     assert len(str(refused.value).splitlines()) == 1
     return refused.value
@@ -56,7 +56,7 @@ def refusal(body: bytes, path: str = AT[PATH_HEADER]) -> ProviderError:
     ],
 )
 def test_model_and_streaming_are_read_from_the_path(path: str, model: str, stream: bool) -> None:
-    read = gemini.read_request(b'{"contents":[]}', {PATH_HEADER: path}).parameters
+    read = gemini.decode_request(b'{"contents":[]}', {PATH_HEADER: path}).parameters
     assert (read.model, read.stream) == (model, stream)
 
 
@@ -157,8 +157,8 @@ def test_tools_are_read(tools: list[object], expected: tuple[ToolSpec, ...]) -> 
 
 def test_a_tool_that_was_kept_is_written_and_read_as_the_same_tool() -> None:
     read = request(tools=[{"functionDeclarations": [{"name": "a", "behavior": "BLOCKING"}], "googleSearch": {}}])
-    body = gemini.write_request(read.prompt, Plan(), read.parameters)
-    assert gemini.read_request(body, AT).prompt == read.prompt
+    body = gemini.encode_request(read.prompt, Plan(), read.parameters)
+    assert gemini.decode_request(body, AT).prompt == read.prompt
     assert b'"tools":[{"functionDeclarations":[{"name": "a", "behavior": "BLOCKING"}]},' in body
 
 

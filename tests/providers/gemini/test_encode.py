@@ -37,8 +37,8 @@ def parts_of(*content: Block) -> list[object]:
 
 
 def contents_of(*passages: HistoryEntry) -> list[dict[str, list[object]]]:
-    body = gemini.write_request(
-        Prompt((Segment("history", Stability.GROWING, "messages", passages=passages),)), Plan(), Parameters(MODEL, 1)
+    body = gemini.encode_request(
+        Prompt((Segment("history", Stability.GROWING, "messages", entries=passages),)), Plan(), Parameters(MODEL, 1)
     )
     contents: list[dict[str, list[object]]] = json.loads(body)["contents"]
     return contents
@@ -46,7 +46,7 @@ def contents_of(*passages: HistoryEntry) -> list[dict[str, list[object]]]:
 
 def tools_of(*segments: tuple[ToolSpec, ...]) -> object:
     prompt = Prompt(tuple(Segment("tools", Stability.FROZEN, "tools", tools=tools) for tools in segments))
-    return json.loads(gemini.write_request(prompt, Plan(), Parameters(MODEL, 1)))["tools"]
+    return json.loads(gemini.encode_request(prompt, Plan(), Parameters(MODEL, 1)))["tools"]
 
 
 def test_a_request_has_its_members_in_a_fixed_order() -> None:
@@ -58,7 +58,7 @@ def test_a_request_has_its_members_in_a_fixed_order() -> None:
                 "history",
                 Stability.GROWING,
                 "messages",
-                passages=(
+                entries=(
                     HistoryEntry("user", make_user_message("Hi.").content),
                     HistoryEntry("assistant", make_assistant_message("Yes?").content),
                 ),
@@ -74,7 +74,7 @@ def test_a_request_has_its_members_in_a_fixed_order() -> None:
         thinking_json='{"thinkingLevel": "high"}',
         extra=(("safetySettings", "[]"), ("generationConfig.topK", "3")),
     )
-    assert gemini.write_request(prompt, Plan(), parameters) == (
+    assert gemini.encode_request(prompt, Plan(), parameters) == (
         b'{"generationConfig":{"maxOutputTokens":100,"temperature":0.5,"stopSequences":["END"],'
         b'"thinkingConfig":{"thinkingLevel": "high"},"topK":3},'
         b'"toolConfig":{"functionCallingConfig":{"mode":"ANY","allowedFunctionNames":["read"]}},"safetySettings":[],'
@@ -92,7 +92,7 @@ def test_a_request_without_messages_is_whole(places: tuple[str, ...]) -> None:
         "system": Segment("role", Stability.EPOCH, "system", system=(Text("x"),)),
     }
     body = json.loads(
-        gemini.write_request(Prompt(tuple(segments[one] for one in places)), Plan(), Parameters(MODEL, 1))
+        gemini.encode_request(Prompt(tuple(segments[one] for one in places)), Plan(), Parameters(MODEL, 1))
     )
     named = {"tools": "tools", "system": "systemInstruction"}
     assert list(body) == ["generationConfig", *(named[one] for one in places), "contents"]
@@ -198,7 +198,7 @@ def test_a_block_is_a_part(block: Block, part: object) -> None:
     ],
 )
 def test_a_result_without_a_name_takes_it_from_the_id_of_its_call(id: str, name: str) -> None:
-    lowered = gemini.lower(HistoryEntry("user", (ToolResult(id, (Text("x"),)),)))
+    lowered = gemini.lower_entry(HistoryEntry("user", (ToolResult(id, (Text("x"),)),)))
     assert lowered == HistoryEntry("user", (ToolResult(id, (Text("x"),), name=name),))
 
 
@@ -246,7 +246,9 @@ def test_a_signature_stands_on_the_part_behind_its_thinking(content: tuple[Block
 
 
 def test_a_message_with_nothing_to_tell_is_left_out() -> None:
-    assert gemini.lower(HistoryEntry("assistant", (RedactedThinking("x"), Thinking("hm"), Thinking("", "")))) is None
+    assert (
+        gemini.lower_entry(HistoryEntry("assistant", (RedactedThinking("x"), Thinking("hm"), Thinking("", "")))) is None
+    )
     assert contents_of(HistoryEntry("assistant", (Thinking("hm"),)), HistoryEntry("user", (Text("a"),))) == [
         {"role": "user", "parts": [{"text": "a"}]}
     ]
@@ -254,14 +256,14 @@ def test_a_message_with_nothing_to_tell_is_left_out() -> None:
 
 def test_a_passage_that_can_be_told_as_it_is_stays_the_same_object() -> None:
     passage = HistoryEntry("assistant", (Text("a"), CALL))
-    assert gemini.lower(passage) is passage
+    assert gemini.lower_entry(passage) is passage
 
 
 def test_an_injected_passage_keeps_its_layer_when_it_is_lowered() -> None:
     passage = HistoryEntry("system", (Text("d"),), "memory", Stability.VOLATILE, True)
-    assert gemini.lower(passage) == HistoryEntry("user", (Text("d"),), "memory", Stability.VOLATILE, True)
-    (piece,) = gemini.spell(Segment("x", Stability.VOLATILE, "messages", passages=(passage,)))
-    assert (piece.layer, piece.stability, piece.ephemeral, piece.markable) == (
+    assert gemini.lower_entry(passage) == HistoryEntry("user", (Text("d"),), "memory", Stability.VOLATILE, True)
+    (piece,) = gemini.encode_segment(Segment("x", Stability.VOLATILE, "messages", entries=(passage,)))
+    assert (piece.layer, piece.stability, piece.ephemeral, piece.accepts_breakpoint) == (
         "memory",
         Stability.VOLATILE,
         True,
@@ -270,23 +272,25 @@ def test_an_injected_passage_keeps_its_layer_when_it_is_lowered() -> None:
 
 
 def test_a_content_whose_start_is_left_out_is_opened_again() -> None:
-    pieces = gemini.spell(
-        Segment("x", Stability.GROWING, "messages", passages=(HistoryEntry("assistant", (Text("a"), Text("b"))),))
+    pieces = gemini.encode_segment(
+        Segment("x", Stability.GROWING, "messages", entries=(HistoryEntry("assistant", (Text("a"), Text("b"))),))
     )
-    assert gemini.lead(None, pieces[1]) == b',"contents":[{"role":"model","parts":['
+    assert gemini.separator(None, pieces[1]) == b',"contents":[{"role":"model","parts":['
 
 
 def test_parts_out_of_order_are_refused_by_layer() -> None:
-    late = EncodedBlock("role", "system", Stability.EPOCH, b"{}", markable=False)
-    early = EncodedBlock("history", "messages", Stability.GROWING, b"{}", markable=False, role="user", opens=b"[")
+    late = EncodedBlock("role", "system", Stability.EPOCH, b"{}", accepts_breakpoint=False)
+    early = EncodedBlock(
+        "history", "messages", Stability.GROWING, b"{}", accepts_breakpoint=False, role="user", container_start=b"["
+    )
     with pytest.raises(OrderError, match=r"layer 'role' \(system\) comes after layer 'history' \(messages\)"):
-        gemini.lead(early, late)
+        gemini.separator(early, late)
 
 
 def test_a_cache_mark_is_refused() -> None:
     prompt = Prompt((Segment("tools", Stability.FROZEN, "tools", tools=(READ,)),))
     with pytest.raises(UserError, match="Gemini accepts no cache breakpoints"):
-        gemini.write_request(prompt, Plan((Breakpoint(0),)), Parameters(MODEL, 1))
+        gemini.encode_request(prompt, Plan((Breakpoint(0),)), Parameters(MODEL, 1))
 
 
 @pytest.mark.parametrize(
@@ -325,7 +329,7 @@ def test_betas_are_refused() -> None:
     ],
 )
 def test_a_tool_choice_is_a_mode(choice: str, config: object) -> None:
-    opening = json.loads(gemini.opening(Parameters(MODEL, 1, tool_choice_json=choice)) + b"}")
+    opening = json.loads(gemini.request_head(Parameters(MODEL, 1, tool_choice_json=choice)) + b"}")
     assert opening["toolConfig"] == {"functionCallingConfig": config}
 
 
@@ -335,7 +339,7 @@ def test_a_tool_choice_is_a_mode(choice: str, config: object) -> None:
 )
 def test_a_tool_choice_that_gemini_has_no_word_for_is_refused(choice: str) -> None:
     with pytest.raises(UserError, match="the tool choice cannot be encoded for Gemini"):
-        gemini.opening(Parameters(MODEL, 1, tool_choice_json=choice))
+        gemini.request_head(Parameters(MODEL, 1, tool_choice_json=choice))
 
 
 @pytest.mark.parametrize(
@@ -343,16 +347,16 @@ def test_a_tool_choice_that_gemini_has_no_word_for_is_refused(choice: str) -> No
 )
 def test_an_extra_field_with_a_place_of_its_own_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"extra field '{name}' has a place of its own"):
-        gemini.opening(Parameters(MODEL, 1, extra=((name, "1"),)))
+        gemini.request_head(Parameters(MODEL, 1, extra=((name, "1"),)))
 
 
 def test_a_tool_config_is_told_once() -> None:
     config = ("toolConfig", '{"functionCallingConfig":{"mode":"VALIDATED"}}')
-    assert b'"toolConfig":{"functionCallingConfig":{"mode":"VALIDATED"}}' in gemini.opening(
+    assert b'"toolConfig":{"functionCallingConfig":{"mode":"VALIDATED"}}' in gemini.request_head(
         Parameters(MODEL, 1, extra=(config,))
     )
     with pytest.raises(UserError, match="extra field 'toolConfig' has a place of its own"):
-        gemini.opening(Parameters(MODEL, 1, tool_choice_json='{"type":"any"}', extra=(config,)))
+        gemini.request_head(Parameters(MODEL, 1, tool_choice_json='{"type":"any"}', extra=(config,)))
 
 
 def test_half_a_surrogate_pair_is_mended() -> None:

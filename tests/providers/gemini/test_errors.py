@@ -10,7 +10,7 @@ from holdfast.providers.gemini import gemini
 
 def answered(status: int, message: str = "It went wrong.", **members: object) -> ProviderError:
     body = json.dumps({"error": {"code": status, "message": message, **members}}).encode()
-    return gemini.read_error(status, {"Retry-After": "7"}, body)
+    return gemini.decode_error(status, {"Retry-After": "7"}, body)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_the_pause_that_is_asked_for_is_kept(details: object, seconds: float) ->
 
 
 def test_an_error_in_a_list_is_read() -> None:
-    assert str(gemini.read_error(500, {}, b'[{"error":{"message":"Broken."}}]')) == "Broken."
-    assert str(gemini.read_error(500, {}, b"[]")) == "the provider answered with HTTP status 500 and no reason"
+    assert str(gemini.decode_error(500, {}, b'[{"error":{"message":"Broken."}}]')) == "Broken."
+    assert str(gemini.decode_error(500, {}, b"[]")) == "the provider answered with HTTP status 500 and no reason"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,6 @@ def test_an_error_in_a_list_is_read() -> None:
     ],
 )
 def test_an_error_is_written_with_its_name(kind: FailureKind, status: int | None, name: str) -> None:
-    code, body = gemini.write_error(kind, "No \ud800.", status=status)
+    code, body = gemini.encode_error(kind, "No \ud800.", status=status)
     assert json.loads(body) == {"error": {"code": code, "message": "No \ufffd.", "status": name}}
     assert status in (None, code)

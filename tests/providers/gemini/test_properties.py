@@ -32,9 +32,9 @@ def body_with(part: bytes) -> bytes:
 @given(st.dictionaries(st.text('ab"\\{}[],:\n', min_size=1, max_size=6), values.json_values, min_size=1, max_size=4))
 def test_a_part_unknown_to_us_keeps_every_byte(members: dict[str, object]) -> None:
     raw = json.dumps(members).encode()
-    read = gemini.read_request(body_with(raw), AT)
+    read = gemini.decode_request(body_with(raw), AT)
     assert read.prompt.passages[0].content == (Opaque(next(iter(members)), raw),)
-    assert gemini.write_request(read.prompt, read.plan, read.parameters) == body_with(raw)
+    assert gemini.encode_request(read.prompt, read.plan, read.parameters) == body_with(raw)
 
 
 @given(counters, counters, counters, counters, counters)
@@ -49,7 +49,7 @@ def test_the_buckets_add_up_to_what_the_provider_counted(
         "thoughtsTokenCount": thoughts,
         "totalTokenCount": prompt + tools + candidates + thoughts,
     }
-    usage = gemini.read_reply(encode_json({"usageMetadata": wire})).usage
+    usage = gemini.decode_reply(encode_json({"usageMetadata": wire})).usage
     assert usage.tokens_sent + usage.output == wire["totalTokenCount"]
     assert usage.cache_read == wire["cachedContentTokenCount"]
     assert usage.output == candidates + thoughts
@@ -57,23 +57,23 @@ def test_the_buckets_add_up_to_what_the_provider_counted(
 
 @given(named_results)
 def test_a_result_comes_back_with_its_name(result: ToolResult) -> None:
-    prompt = Prompt((Segment("history", Stability.GROWING, "messages", passages=(HistoryEntry("user", (result,)),)),))
-    body = gemini.write_request(prompt, Plan(), Parameters("m", 1))
-    assert gemini.read_request(body, AT).prompt.passages[0].content == (result,)
+    prompt = Prompt((Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (result,)),)),))
+    body = gemini.encode_request(prompt, Plan(), Parameters("m", 1))
+    assert gemini.decode_request(body, AT).prompt.passages[0].content == (result,)
 
 
 @given(VALUES.replies)
 def test_a_reply_is_sent_back_as_the_parts_it_came_in(reply: Reply) -> None:
-    told = json.loads(gemini.write_reply(reply))["candidates"][0]["content"]
-    history = Segment("history", Stability.GROWING, "messages", passages=(HistoryEntry("assistant", reply.content),))
-    sent = json.loads(gemini.write_request(Prompt((history,)), Plan(), Parameters("m", 1)))["contents"]
+    told = json.loads(gemini.encode_reply(reply))["candidates"][0]["content"]
+    history = Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("assistant", reply.content),))
+    sent = json.loads(gemini.encode_request(Prompt((history,)), Plan(), Parameters("m", 1)))["contents"]
     assert sent == ([told] if told["parts"] else [])
 
 
 @given(VALUES.replies)
 def test_the_providers_own_types_understand_every_reply(reply: Reply) -> None:
     known = tuple(block for block in reply.content if not isinstance(block, Opaque))
-    body = gemini.write_reply(Reply(known, reply.stop_reason, reply.usage, reply.model, reply.id))
+    body = gemini.encode_reply(Reply(known, reply.stop_reason, reply.usage, reply.model, reply.id))
     read = types.GenerateContentResponse.model_validate_json(body)
     assert read.response_id == reply.id
     assert read.usage_metadata is not None
@@ -82,8 +82,8 @@ def test_the_providers_own_types_understand_every_reply(reply: Reply) -> None:
 
 @given(VALUES.replies, st.data())
 def test_a_reply_that_was_cut_can_be_sent_back(reply: Reply, data: st.DataObject) -> None:
-    whole = b"".join(gemini.write_stream(reply))
-    reader = gemini.stream_reader()
+    whole = b"".join(gemini.encode_stream(reply))
+    reader = gemini.make_stream_decoder()
     deltas = list(reader.feed(whole[: data.draw(st.integers(0, len(whole)))]))
     partial = reader.partial()
     assert (partial is None) == (not deltas)
@@ -92,7 +92,7 @@ def test_a_reply_that_was_cut_can_be_sent_back(reply: Reply, data: st.DataObject
     assert partial.stop_reason == "cancelled"
     assert not any(isinstance(block, Text) and not block.text.strip() for block in partial.content)
     assert not partial.content or not isinstance(partial.content[-1], Thinking)
-    lowered = gemini.lower(HistoryEntry("assistant", partial.content))
+    lowered = gemini.lower_entry(HistoryEntry("assistant", partial.content))
     assert lowered is None or lowered.content == partial.content
 
 
@@ -130,11 +130,11 @@ def test_nothing_of_a_head_stands_beside_a_reference_to_a_cache(
 ) -> None:
     scroll = RequestBuffer(gemini, count=len)
     for segment, stability in zip(prompt.segments, sorted(levels), strict=True):
-        moved = Segment(segment.name, stability, segment.place, segment.tools, segment.system, segment.passages)
-        scroll.extend(gemini.spell(moved))
+        moved = Segment(segment.name, stability, segment.section, segment.tools, segment.system, segment.entries)
+        scroll.extend(gemini.encode_segment(moved))
     if not scroll.stable_count:
         return
-    opening = gemini.opening(cached_content.reference_cache(parameters, "cachedContents/a"))
+    opening = gemini.request_head(cached_content.reference_cache(parameters, "cachedContents/a"))
     try:
         body = json.loads(scroll.render(opening, start=scroll.stable_count))
     except OrderError:
@@ -143,6 +143,6 @@ def test_nothing_of_a_head_stands_beside_a_reference_to_a_cache(
     assert not body.keys() & {"tools", "systemInstruction", "toolConfig"}
     head = scroll.cacheable_bytes()[: scroll.stable_prefix_length]
     created = json.loads(cached_content.encode_create_cache(parameters, head, 60)[1])
-    assert [*created.get("contents", ()), *body["contents"]] == json.loads(scroll.render(gemini.opening(parameters)))[
-        "contents"
-    ]
+    assert [*created.get("contents", ()), *body["contents"]] == json.loads(
+        scroll.render(gemini.request_head(parameters))
+    )["contents"]

@@ -66,5 +66,5 @@ async def test_a_tool_loop_sends_back_what_gemini_needs(agent: MakeAgent) -> Non
         {"id": "toolu_9", "name": "broken", "response": {"error": "ValueError: no"}},
     ]
     assert said == {"role": "model", "parts": [{"text": "It is 3."}, {"text": "", "thoughtSignature": "ZW5k"}]}
-    read = gemini.read_request(wire.bodies[2], {PATH_HEADER: wire.endpoints[2].path})
-    assert gemini.write_request(read.prompt, read.plan, read.parameters) == wire.bodies[2]
+    read = gemini.decode_request(wire.bodies[2], {PATH_HEADER: wire.endpoints[2].path})
+    assert gemini.encode_request(read.prompt, read.plan, read.parameters) == wire.bodies[2]

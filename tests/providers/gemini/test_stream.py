@@ -34,12 +34,12 @@ def event(told: object) -> bytes:
 
 
 def deltas_of(*chunks: object) -> list[Delta]:
-    reader = gemini.stream_reader()
+    reader = gemini.make_stream_decoder()
     return [delta for one in chunks for delta in reader.feed(event(one))]
 
 
 def whole(*parts: object, finish: str = "STOP", **members: object) -> Reply:
-    return gemini.read_reply(json.dumps(chunk(*parts, finish=finish, **members)).encode())
+    return gemini.decode_reply(json.dumps(chunk(*parts, finish=finish, **members)).encode())
 
 
 def content_of(*parts: object) -> tuple[Block, ...]:
@@ -56,7 +56,7 @@ CALL = {"functionCall": {"id": "c", "name": "f", "args": {"a": 1}}}
 
 
 def test_the_smallest_reply_is_read() -> None:
-    reply = gemini.read_reply(b'{"candidates":[{"content":{"parts":[{"text":"hi"}]}}]}')
+    reply = gemini.decode_reply(b'{"candidates":[{"content":{"parts":[{"text":"hi"}]}}]}')
     assert reply == Reply((Text("hi"),), "error", Usage())
 
 
@@ -154,18 +154,18 @@ def test_a_call_makes_only_a_good_end_a_use_of_tools() -> None:
 def test_a_prompt_that_was_blocked_is_a_refusal() -> None:
     blocked = {"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 3}}
     expected = Reply((), "refusal", Usage(input=3))
-    assert gemini.read_reply(json.dumps(blocked).encode()) == expected
+    assert gemini.decode_reply(json.dumps(blocked).encode()) == expected
     assert deltas_of(blocked)[-1] == ReplyFinished(expected)
     assert not any(isinstance(delta, ReplyFinished) for delta in deltas_of({"promptFeedback": {"safetyRatings": []}}))
 
 
 def test_only_the_first_candidate_is_read() -> None:
     others = [{"index": 1, "content": {"parts": [{"text": "b"}]}}, {"index": 0, "content": {"parts": [{"text": "a"}]}}]
-    assert gemini.read_reply(json.dumps({"candidates": others}).encode()).content == (Text("a"),)
+    assert gemini.decode_reply(json.dumps({"candidates": others}).encode()).content == (Text("a"),)
 
 
 def test_an_error_in_a_stream_has_its_kind() -> None:
-    reader = gemini.stream_reader()
+    reader = gemini.make_stream_decoder()
     list(reader.feed(event(chunk({"text": "a"}))))
     with pytest.raises(ProviderError, match=r"Overloaded\.") as failed:
         list(reader.feed(event({"error": {"code": 503, "message": "Overloaded.", "status": "UNAVAILABLE"}})))
@@ -177,7 +177,7 @@ def test_an_error_in_a_stream_has_its_kind() -> None:
 
 def test_an_error_without_a_code_is_known_by_its_name() -> None:
     with pytest.raises(ProviderError) as failed:
-        gemini.read_reply(b'{"error":{"status":"RESOURCE_EXHAUSTED","message":"Slow down."}}')
+        gemini.decode_reply(b'{"error":{"status":"RESOURCE_EXHAUSTED","message":"Slow down."}}')
     assert (failed.value.kind, failed.value.status) == ("rate_limit", 429)
 
 
@@ -191,14 +191,14 @@ def test_an_error_without_a_code_is_known_by_its_name() -> None:
     ],
 )
 def test_a_cut_stream_leaves_a_legal_message(parts: list[object], left: tuple[Block, ...]) -> None:
-    reader = gemini.stream_reader()
+    reader = gemini.make_stream_decoder()
     assert reader.partial() is None
     list(reader.feed(event(chunk(*parts, responseId="r"))))
     assert reader.partial() == Reply(left, "cancelled", Usage(), "", "r")
 
 
 def test_a_stream_that_is_over_leaves_its_reply() -> None:
-    reader = gemini.stream_reader()
+    reader = gemini.make_stream_decoder()
     *_, finished = reader.feed(event(chunk({"text": " "}, finish="STOP")))
     assert finished == ReplyFinished(Reply((Text(" "),), "end_turn", Usage()))
     assert reader.partial() == finished.reply
@@ -223,7 +223,7 @@ def test_a_stream_that_is_over_leaves_its_reply() -> None:
     ],
 )
 def test_bytes_that_are_no_reply_are_refused_in_one_line(body: bytes) -> None:
-    for read in (gemini.read_reply, lambda body: list(gemini.stream_reader().feed(b"data: " + body + b"\n\n"))):
+    for read in (gemini.decode_reply, lambda body: list(gemini.make_stream_decoder().feed(b"data: " + body + b"\n\n"))):
         with pytest.raises(ProviderError) as refused:
             read(body)
         assert refused.value.kind == "server_error"
@@ -241,8 +241,8 @@ def test_a_stream_without_end_is_cut() -> None:
 def test_text_is_streamed_a_little_at_a_time_and_signed_text_at_once() -> None:
     long = "ä" * (DELTA_CHARS_MAX + 1)
     content = (Thinking(long, "c2ln"), Text(long), Opaque("x", b'{"x":\n1}'), Text(long))
-    events = list(gemini.write_stream(Reply(content, "end_turn", Usage())))
-    deltas = [delta for one in events for delta in gemini.stream_reader().feed(one)]
+    events = list(gemini.encode_stream(Reply(content, "end_turn", Usage())))
+    deltas = [delta for one in events for delta in gemini.make_stream_decoder().feed(one)]
     assert [len(delta.text) for delta in deltas if isinstance(delta, ThinkingDelta | TextDelta)] == [64, 1, 65, 64, 1]
     assert all(one.startswith(b"data: ") for one in events)
 
@@ -253,7 +253,7 @@ def test_counters_that_cannot_be_are_none() -> None:
 
 
 def test_a_reply_for_a_provider_that_said_less_can_be_written() -> None:
-    body = json.loads(gemini.write_reply(Reply((Thinking("hm"),), "cancelled", Usage(cache_write_5m=2, output=1))))
+    body = json.loads(gemini.encode_reply(Reply((Thinking("hm"),), "cancelled", Usage(cache_write_5m=2, output=1))))
     (candidate,) = body["candidates"]
     assert candidate == {"content": {"role": "model", "parts": []}, "index": 0}
     assert body["usageMetadata"] == {"promptTokenCount": 2, "candidatesTokenCount": 1, "totalTokenCount": 3}

@@ -25,7 +25,7 @@ REPLY = Reply(
 
 
 def test_a_reply_is_understood() -> None:
-    read = types.GenerateContentResponse.model_validate_json(gemini.write_reply(REPLY))
+    read = types.GenerateContentResponse.model_validate_json(gemini.encode_reply(REPLY))
     assert read.candidates is not None
     (candidate,) = read.candidates
     assert candidate.finish_reason == types.FinishReason.STOP
@@ -45,7 +45,7 @@ def test_a_reply_is_understood() -> None:
 
 def test_every_chunk_of_a_stream_is_understood() -> None:
     reader = SseParser()
-    for chunk in gemini.write_stream(REPLY):
+    for chunk in gemini.encode_stream(REPLY):
         reader.feed(chunk)
     read = [types.GenerateContentResponse.model_validate_json(event.data) for event in reader.events()]
     assert len(read) == 3
@@ -53,7 +53,7 @@ def test_every_chunk_of_a_stream_is_understood() -> None:
 
 
 def test_an_error_is_understood() -> None:
-    status, body = gemini.write_error("rate_limit", "Slow down.")
+    status, body = gemini.encode_error("rate_limit", "Slow down.")
     assert json.loads(body)["error"] == {"code": status, "message": "Slow down.", "status": "RESOURCE_EXHAUSTED"}
 
 
@@ -69,11 +69,11 @@ def test_the_contents_of_a_request_are_understood(is_error: bool) -> None:
         (
             Segment("tools", Stability.FROZEN, "tools", tools=(ToolSpec("read", "Reads.", '{"type":"object"}'),)),
             Segment("role", Stability.EPOCH, "system", system=(Text("Be brief."),)),
-            Segment("history", Stability.GROWING, "messages", passages=passages),
+            Segment("history", Stability.GROWING, "messages", entries=passages),
         )
     )
     parameters = Parameters("gemini-3.8-flash", 9, tool_choice_json='{"type":"tool","name":"read"}')
-    body = json.loads(gemini.write_request(prompt, Plan(), parameters))
+    body = json.loads(gemini.encode_request(prompt, Plan(), parameters))
 
     asked, answered, told = [types.Content.model_validate(content) for content in body["contents"]]
     assert (asked.role, answered.role, told.role) == ("user", "model", "user")

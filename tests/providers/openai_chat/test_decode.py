@@ -15,7 +15,7 @@ from holdfast.types.tool_spec import ToolSpec
 
 
 def read(*messages: object, **fields: object) -> WireRequest:
-    return openai_chat.read_request(json.dumps({"model": "m", "messages": messages, **fields}).encode())
+    return openai_chat.decode_request(json.dumps({"model": "m", "messages": messages, **fields}).encode())
 
 
 def content(*messages: object) -> list[tuple[str, tuple[Block, ...]]]:
@@ -27,12 +27,12 @@ def parameters(**fields: object) -> Parameters:
 
 
 def again(request: WireRequest) -> WireRequest:
-    return openai_chat.read_request(openai_chat.write_request(request.prompt, request.plan, request.parameters))
+    return openai_chat.decode_request(openai_chat.encode_request(request.prompt, request.plan, request.parameters))
 
 
 def refusal(body: bytes) -> str:
     with pytest.raises(ProviderError) as refused:
-        openai_chat.read_request(body)
+        openai_chat.decode_request(body)
     assert refused.value.kind == "invalid_request"
     return str(refused.value)
 
@@ -76,7 +76,7 @@ def test_what_a_message_says_beyond_what_we_know_is_kept_and_sent_back() -> None
         ["refusal", "tool_calls.custom", "tool_calls.function"],
         ["message.reasoning_details"],
     ]
-    written = json.loads(openai_chat.write_request(request.prompt, request.plan, request.parameters))
+    written = json.loads(openai_chat.encode_request(request.prompt, request.plan, request.parameters))
     assert written["messages"] == [
         {"role": "user", "name": "bob", "content": [{"type": "text", "text": "hi"}]},
         {"role": "assistant", "audio": {"id": "a"}, "refusal": "no"},
@@ -102,7 +102,7 @@ def test_images_and_files_are_read_and_those_with_more_to_them_are_kept() -> Non
 
 def test_a_system_message_that_is_more_than_text_is_a_message_like_any_other() -> None:
     request = read({"role": "system", "name": "boss", "content": "hi"})
-    assert [segment.place for segment in request.prompt.segments] == ["messages"]
+    assert [segment.section for segment in request.prompt.segments] == ["messages"]
     assert again(request) == request
 
 
@@ -129,7 +129,9 @@ def test_a_mark_is_read_wherever_it_stands(mark: object, ttl: str | None) -> Non
         {"role": "tool", "tool_call_id": "c", "content": [part, {"type": "text", "text": "b"}]},
         tools=[{"type": "function", "function": {"name": "ls"}}],
     )
-    assert [(mark.piece, mark.ttl) for mark in request.plan.marks] == ([(1, ttl), (2, ttl), (3, ttl)] if ttl else [])
+    assert [(mark.block_index, mark.ttl) for mark in request.plan.breakpoints] == (
+        [(1, ttl), (2, ttl), (3, ttl)] if ttl else []
+    )
     assert request.prompt.passages[0].content == (Text("a"),)
 
 
@@ -149,7 +151,7 @@ def test_a_marked_part_that_we_do_not_know_loses_its_mark_and_nothing_else() -> 
     ((block,),) = [passage.content for passage in request.prompt.passages]
     assert isinstance(block, Opaque)
     assert json.loads(block.raw) == part
-    assert request.plan.marks == (Breakpoint(0, "30m"),)
+    assert request.plan.breakpoints == (Breakpoint(0, "30m"),)
 
 
 def test_tools_that_are_not_just_functions_are_kept_as_they_came() -> None:

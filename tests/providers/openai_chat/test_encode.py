@@ -29,7 +29,7 @@ PARAMETERS = Parameters("gpt-6-sol", 100)
 
 
 def history(*passages: HistoryEntry) -> Segment:
-    return Segment("history", Stability.GROWING, "messages", passages=passages)
+    return Segment("history", Stability.GROWING, "messages", entries=passages)
 
 
 def said(role: Role, *content: Block) -> HistoryEntry:
@@ -37,7 +37,7 @@ def said(role: Role, *content: Block) -> HistoryEntry:
 
 
 def written(*segments: Segment, parameters: Parameters = PARAMETERS, marks: tuple[Breakpoint, ...] = ()) -> bytes:
-    return openai_chat.write_request(Prompt(segments), Plan(marks), parameters)
+    return openai_chat.encode_request(Prompt(segments), Plan(marks), parameters)
 
 
 def messages(*passages: HistoryEntry) -> list[object]:
@@ -47,7 +47,7 @@ def messages(*passages: HistoryEntry) -> list[object]:
 
 
 def opening(**changes: object) -> object:
-    return json.loads(openai_chat.opening(msgspec.structs.replace(PARAMETERS, **changes)) + b"}")
+    return json.loads(openai_chat.request_head(msgspec.structs.replace(PARAMETERS, **changes)) + b"}")
 
 
 def test_a_request_is_spelled_in_one_order() -> None:
@@ -123,8 +123,8 @@ def test_neighbouring_passages_of_one_role_stay_messages_of_their_own() -> None:
 def test_a_conversation_that_begins_with_the_system_is_not_taken_for_a_prompt_of_it() -> None:
     first = said("system", Text("late"))
     assert messages(first)[0] == {"role": "system", "content": ""}
-    read = openai_chat.read_request(written(history(first)))
-    assert [segment.place for segment in read.prompt.segments] == ["messages"]
+    read = openai_chat.decode_request(written(history(first)))
+    assert [segment.section for segment in read.prompt.segments] == ["messages"]
 
 
 @pytest.mark.parametrize(
@@ -143,29 +143,29 @@ def test_an_image_is_a_part_of_the_content(source: Base64Source | UrlSource | Fi
 
 
 def test_an_inline_image_under_an_address_is_read_as_the_image_that_it_is() -> None:
-    lowered = openai_chat.lower(said("user", Image(UrlSource("data:image/gif;base64,R0lG"))))
+    lowered = openai_chat.lower_entry(said("user", Image(UrlSource("data:image/gif;base64,R0lG"))))
     assert lowered == said("user", Image(Base64Source("image/gif", "R0lG")))
 
 
 def test_what_chat_has_no_words_for_is_left_out_or_said_in_text() -> None:
     image = Image(UrlSource("https://x.example"))
-    assert openai_chat.lower(said("assistant", Thinking("hm", "sig"), RedactedThinking("x"))) is None
-    assert openai_chat.lower(said("assistant", Thinking("hm"), Text("so"))) == said("assistant", Text("so"))
-    assert openai_chat.lower(said("assistant", image)) == said("assistant", Text("[image]"))
-    assert openai_chat.lower(said("assistant", Opaque("reasoning_details.reasoning.summary", b"{}"))) is None
-    assert openai_chat.lower(said("assistant", ToolResult("a", ()))) is None
-    assert openai_chat.lower(said("user", ToolUse("a", "ls", "{}"))) is None
-    assert openai_chat.lower(said("user", Thinking("hm"))) is None
-    result = openai_chat.lower(said("user", ToolResult("a", (image, Text("b")))))
+    assert openai_chat.lower_entry(said("assistant", Thinking("hm", "sig"), RedactedThinking("x"))) is None
+    assert openai_chat.lower_entry(said("assistant", Thinking("hm"), Text("so"))) == said("assistant", Text("so"))
+    assert openai_chat.lower_entry(said("assistant", image)) == said("assistant", Text("[image]"))
+    assert openai_chat.lower_entry(said("assistant", Opaque("reasoning_details.reasoning.summary", b"{}"))) is None
+    assert openai_chat.lower_entry(said("assistant", ToolResult("a", ()))) is None
+    assert openai_chat.lower_entry(said("user", ToolUse("a", "ls", "{}"))) is None
+    assert openai_chat.lower_entry(said("user", Thinking("hm"))) is None
+    result = openai_chat.lower_entry(said("user", ToolResult("a", (image, Text("b")))))
     assert result == said("user", ToolResult("a", (Text("[image]"), Text("b"))))
 
 
 def test_a_failed_result_says_so_in_its_first_part_and_only_once() -> None:
     failed = ToolResult("a", (Text("no such file"),), is_error=True)
-    once = openai_chat.lower(said("user", failed))
+    once = openai_chat.lower_entry(said("user", failed))
     assert once == said("user", ToolResult("a", (Text("Error:"), Text("no such file")), is_error=True))
-    assert openai_chat.lower(once) == once
-    empty = openai_chat.lower(said("user", ToolResult("a", (), is_error=True)))
+    assert openai_chat.lower_entry(once) == once
+    empty = openai_chat.lower_entry(said("user", ToolResult("a", (), is_error=True)))
     assert empty == said("user", ToolResult("a", (Text("Error:"),), is_error=True))
 
 
@@ -182,7 +182,7 @@ def test_an_id_that_openai_refuses_is_spelled_anew_alike_for_call_and_result(id:
 
 def test_an_id_of_forty_characters_is_kept() -> None:
     passage = said("user", ToolResult("x" * 40, (Text("a"),)))
-    assert openai_chat.lower(passage) == passage
+    assert openai_chat.lower_entry(passage) == passage
 
 
 def test_a_mark_is_the_last_member_of_a_part_and_of_the_last_part_of_a_result() -> None:
@@ -201,8 +201,8 @@ def test_only_parts_of_content_can_be_marked() -> None:
         said("user", Opaque("input_audio", b"{}"), Opaque("video", b"{}"), Opaque("text", b'{"text":"x"}')),
         said("user", Opaque("text", b'{"text":" "}'), Opaque("text", b'{"text":5}')),
     )
-    pieces = (*openai_chat.spell(tools), *openai_chat.spell(passages))
-    assert [piece.markable for piece in pieces] == [
+    pieces = (*openai_chat.encode_segment(tools), *openai_chat.encode_segment(passages))
+    assert [piece.accepts_breakpoint for piece in pieces] == [
         False,
         *(False, True, False),
         *(False, True, True, False, True),
@@ -213,7 +213,7 @@ def test_only_parts_of_content_can_be_marked() -> None:
 
 def test_a_lifetime_of_another_provider_is_refused() -> None:
     with pytest.raises(UserError, match="OpenAI's cache TTL is 30m or 12h, not 5m"):
-        openai_chat.mark("5m")
+        openai_chat.encode_breakpoint("5m")
 
 
 def test_a_layer_in_the_wrong_place_is_refused() -> None:
@@ -257,7 +257,7 @@ def test_thinking_is_an_effort_and_nothing_else(thinking: str) -> None:
 
 def test_betas_are_refused_because_they_are_anthropics() -> None:
     parameters = msgspec.structs.replace(PARAMETERS, betas=("context-1m",))
-    for write in (openai_chat.opening, openai_chat.endpoint):
+    for write in (openai_chat.request_head, openai_chat.endpoint):
         with pytest.raises(UserError, match="beta 'context-1m' is Anthropic's; OpenAI takes none"):
             write(parameters)
 

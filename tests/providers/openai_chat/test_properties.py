@@ -26,7 +26,7 @@ def test_the_buckets_add_up_to_the_providers_own_total(adapter: Adapter, numbers
     details = {"cached_tokens": read, "cache_write_tokens": written}
     took = {"prompt_tokens": total, "completion_tokens": output, "prompt_tokens_details": details}
     body = {"model": model, "choices": [{"message": {}}], "usage": took}
-    usage = adapter.read_reply(json.dumps(body).encode()).usage
+    usage = adapter.decode_reply(json.dumps(body).encode()).usage
 
     assert usage.tokens_sent == max(0, total or 0)
     assert usage.output == max(0, output or 0)
@@ -44,7 +44,7 @@ def outcome(read: Callable[[bytes], Reply], body: bytes) -> Reply | ProviderErro
 
 def partial_of(adapter: Adapter, chunk: bytes) -> Reply:
     """What is left of a stream of one chunk."""
-    reader = adapter.stream_reader()
+    reader = adapter.make_stream_decoder()
     list(reader.feed(b"data: " + chunk + b"\n\n"))
     left = reader.partial()
     assert left is not None
@@ -66,7 +66,7 @@ shapes = st.recursive(
 @given(st.dictionaries(names, shapes, max_size=4))
 def test_a_message_of_any_shape_is_read_or_refused_in_one_line(adapter: Adapter, message: dict[str, object]) -> None:
     body = json.dumps({"choices": [{"message": message}]}).encode()
-    whole, streamed = (outcome(read, body) for read in (adapter.read_reply, partial(partial_of, adapter)))
+    whole, streamed = (outcome(read, body) for read in (adapter.decode_reply, partial(partial_of, adapter)))
     for found in (whole, streamed):
         assert isinstance(found, Reply) or len(str(found).splitlines()) == 1
     # What can be read at once can be read as it arrives; of a stream that is cut, less has to be legal.
@@ -83,13 +83,13 @@ def test_a_request_of_any_shape_is_read_and_written_alike_or_refused(
 ) -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}, {"role": role, **message}]})
     try:
-        request = adapter.read_request(body.encode())
+        request = adapter.decode_request(body.encode())
     except ProviderError as error:
         refusal = error
     else:
-        written = adapter.write_request(request.prompt, request.plan, request.parameters)
-        again = adapter.read_request(written)
-        assert adapter.write_request(again.prompt, again.plan, again.parameters) == written
+        written = adapter.encode_request(request.prompt, request.plan, request.parameters)
+        again = adapter.decode_request(written)
+        assert adapter.encode_request(again.prompt, again.plan, again.parameters) == written
         return
     assert refusal.kind == "invalid_request"
     assert len(str(refusal).splitlines()) == 1

@@ -23,14 +23,14 @@ FINISH_REASONS: dict[StopReason, str] = {"tool_use": "tool_calls", "refusal": "s
 
 
 def chunks(adapter: Adapter, reply: Reply) -> list[bytes]:
-    events = [event.removeprefix(b"data: ").strip() for event in adapter.write_stream(reply)]
+    events = [event.removeprefix(b"data: ").strip() for event in adapter.encode_stream(reply)]
     assert events.pop() == b"[DONE]"
     return events
 
 
 @every_reply
 def test_openais_client_reads_a_whole_reply(reply: Reply) -> None:
-    read = openai_types.ChatCompletion.model_validate_json(openai_chat.write_reply(reply))
+    read = openai_types.ChatCompletion.model_validate_json(openai_chat.encode_reply(reply))
     assert read.choices[0].finish_reason == FINISH_REASONS[reply.stop_reason]
     assert read.choices[0].message.content == ("Let me see. " * 9 if reply.stop_reason == "tool_use" else None)
     assert read.choices[0].message.refusal == ("I cannot." if reply.stop_reason == "refusal" else None)
@@ -61,7 +61,7 @@ def test_openais_client_reads_every_chunk(reply: Reply) -> None:
 
 @every_reply
 def test_openrouters_client_reads_a_whole_reply(reply: Reply) -> None:
-    read = openrouter_types.ChatResult.model_validate_json(openrouter.write_reply(reply))
+    read = openrouter_types.ChatResult.model_validate_json(openrouter.encode_reply(reply))
     assert read.choices[0].finish_reason == FINISH_REASONS[reply.stop_reason]
     assert read.usage is not None
     assert read.usage.prompt_tokens == 6

@@ -25,7 +25,7 @@ STOP = chunk(finish_reason="stop")
 
 def whole(message: dict[str, object], finish_reason: str | None = "stop", **fields: object) -> Reply:
     choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish_reason}
-    return openai_chat.read_reply(json.dumps({"id": "r1", "model": "m", "choices": [choice], **fields}).encode())
+    return openai_chat.decode_reply(json.dumps({"id": "r1", "model": "m", "choices": [choice], **fields}).encode())
 
 
 def test_a_stream_is_told_delta_by_delta() -> None:
@@ -147,7 +147,7 @@ def test_calls_without_ids_get_ids_that_tell_them_apart_and_stay_the_same() -> N
     assert isinstance(second, ToolUse)
     assert first.id != second.id
     assert (first, second) == whole({"tool_calls": calls}, "tool_calls").content
-    (other, _) = openai_chat.read_reply(
+    (other, _) = openai_chat.decode_reply(
         json.dumps({"id": "r2", "choices": [{"message": {"tool_calls": calls}}]}).encode()
     ).content
     assert isinstance(other, ToolUse)
@@ -261,7 +261,7 @@ def test_a_failure_told_in_a_good_answer_is_raised(error: dict[str, object], kin
         read(openai_chat, [chunk({"content": "a"}), b"event: error\ndata: " + body + b"\n\n"])
     assert raised.value.kind == kind
     with pytest.raises(ProviderError) as raised:
-        openai_chat.read_reply(body)
+        openai_chat.decode_reply(body)
     assert raised.value.kind == kind
 
 
@@ -288,7 +288,7 @@ def test_a_failure_told_in_a_good_answer_is_raised(error: dict[str, object], kin
 )
 def test_a_reply_that_cannot_be_read_is_the_providers_failure_in_one_line(body: bytes) -> None:
     with pytest.raises(ProviderError) as raised:
-        openai_chat.read_reply(body)
+        openai_chat.decode_reply(body)
     assert raised.value.kind == "server_error"
     assert str(raised.value).startswith("the reply cannot be read: ")
     assert len(str(raised.value).splitlines()) == 1
@@ -308,12 +308,12 @@ def test_counters_of_any_size_and_sign_are_read() -> None:
 def test_several_texts_are_told_as_paragraphs_of_one() -> None:
     reply = Reply((Text("a"), Thinking("hm"), Text("b"), Opaque("chart", b"{}")), "stop_sequence", Usage(), "m", "r1")
     heard = Reply((Text("a\n\nb"),), "end_turn", Usage(), "m", "r1")
-    assert openai_chat.read_reply(openai_chat.write_reply(reply)) == heard
-    assert told(openai_chat, *openai_chat.write_stream(reply)) == heard
+    assert openai_chat.decode_reply(openai_chat.encode_reply(reply)) == heard
+    assert told(openai_chat, *openai_chat.encode_stream(reply)) == heard
 
 
 @pytest.mark.parametrize("stop_reason", ["cancelled", "error"])
 def test_a_reply_that_failed_has_no_reason_on_the_wire(stop_reason: StopReason) -> None:
     reply = Reply((Text("a"),), stop_reason, Usage(), "m", "r1")
-    assert openai_chat.read_reply(openai_chat.write_reply(reply)).stop_reason == "error"
-    assert told(openai_chat, *openai_chat.write_stream(reply)).stop_reason == "error"
+    assert openai_chat.decode_reply(openai_chat.encode_reply(reply)).stop_reason == "error"
+    assert told(openai_chat, *openai_chat.encode_stream(reply)).stop_reason == "error"

@@ -28,7 +28,7 @@ DEEP = "[" * 100_000
 
 
 def read(**given: Any) -> WireRequest:
-    return openai_responses.read_request(json.dumps({"model": "gpt", **given}).encode())
+    return openai_responses.decode_request(json.dumps({"model": "gpt", **given}).encode())
 
 
 def messages_of(*items: Any) -> list[tuple[Role, tuple[Block, ...]]]:
@@ -38,12 +38,12 @@ def messages_of(*items: Any) -> list[tuple[Role, tuple[Block, ...]]]:
 
 
 def rewritten(request: WireRequest) -> bytes:
-    return openai_responses.write_request(request.prompt, request.plan, request.parameters)
+    return openai_responses.encode_request(request.prompt, request.plan, request.parameters)
 
 
 def refusal_of(body: bytes) -> str:
     with pytest.raises(ProviderError) as refused:
-        openai_responses.read_request(body)
+        openai_responses.decode_request(body)
     assert refused.value.kind == "invalid_request"
     return str(refused.value)
 
@@ -119,7 +119,7 @@ def test_an_item_with_more_than_we_know_is_kept_whole(item: dict[str, object], r
     assert messages_of(item) == [(role, (Opaque(str(item["type"]), json.dumps(item).encode()),))]
     request = read(input=[item])
     assert json.dumps(item).encode() in rewritten(request)
-    assert rewritten(openai_responses.read_request(rewritten(request))) == rewritten(request)
+    assert rewritten(openai_responses.decode_request(rewritten(request))) == rewritten(request)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_marks_are_found_where_they_stand() -> None:
             {"role": "user", "content": [marked(mode="explicit", ttl="30m")]},
         ],
     )
-    assert request.plan.marks == (
+    assert request.plan.breakpoints == (
         Breakpoint(3, "30m"),
         Breakpoint(5, "12h"),
         Breakpoint(6, "30m"),
@@ -224,7 +224,7 @@ def test_a_mark_is_taken_off_a_part_that_is_kept() -> None:
     (kept,) = request.prompt.passages[0].content
     assert isinstance(kept, Opaque)
     assert json.loads(kept.raw) == {"type": "input_file", "file_id": "f"}
-    assert request.plan.marks == (Breakpoint(0, "30m"),)
+    assert request.plan.breakpoints == (Breakpoint(0, "30m"),)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_what_a_request_leaves_to_the_provider_is_said_in_its_words() -> None:
     assert request.parameters.extra == (("user", '"u"'), ("store", "true"), ("include", "[]"))
     body = rewritten(request)
     assert json.loads(body)["store"] is True
-    assert rewritten(openai_responses.read_request(body)) == body
+    assert rewritten(openai_responses.decode_request(body)) == body
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_what_a_request_leaves_to_the_provider_is_said_in_its_words() -> None:
 def test_a_parameter_that_has_no_word_of_ours_comes_back_as_it_was(given: dict[str, object]) -> None:
     body = rewritten(read(input="x", **given))
     assert {name: json.loads(body)[name] for name in given} == given
-    assert rewritten(openai_responses.read_request(body)) == body
+    assert rewritten(openai_responses.decode_request(body)) == body
 
 
 # Refusals

@@ -29,7 +29,7 @@ SEALED = Thinking("I see.", make_signature("gAAA", "rs_1", ["I see."]))
 
 
 def history(*passages: HistoryEntry) -> Segment:
-    return Segment("history", Stability.GROWING, "messages", passages=passages)
+    return Segment("history", Stability.GROWING, "messages", entries=passages)
 
 
 def said(role: Role, *content: Block) -> HistoryEntry:
@@ -37,7 +37,7 @@ def said(role: Role, *content: Block) -> HistoryEntry:
 
 
 def body_of(*segments: Segment, marks: tuple[Breakpoint, ...] = (), parameters: Parameters | None = None) -> bytes:
-    return openai_responses.write_request(Prompt(segments), Plan(marks), parameters or Parameters("gpt", 100))
+    return openai_responses.encode_request(Prompt(segments), Plan(marks), parameters or Parameters("gpt", 100))
 
 
 def items_of(*passages: HistoryEntry) -> list[Any]:
@@ -46,7 +46,7 @@ def items_of(*passages: HistoryEntry) -> list[Any]:
 
 
 def opening_of(**given: Any) -> dict[str, Any]:
-    opened: dict[str, Any] = json.loads(openai_responses.opening(Parameters(**{"model": "gpt", **given})) + b"}")
+    opened: dict[str, Any] = json.loads(openai_responses.request_head(Parameters(**{"model": "gpt", **given})) + b"}")
     return opened
 
 
@@ -109,8 +109,8 @@ def test_a_message_in_the_middle_is_for_the_developer() -> None:
 def test_a_message_that_comes_first_is_not_taken_for_the_system_prompt() -> None:
     body = body_of(history(said("system", Text("a")), said("system", Text("b"))))
     assert [item["role"] for item in json.loads(body)["input"]] == ["system", "developer"]
-    read = openai_responses.read_request(body).prompt
-    assert [segment.place for segment in read.segments] == ["messages"]
+    read = openai_responses.decode_request(body).prompt
+    assert [segment.section for segment in read.segments] == ["messages"]
     system = Segment("role", Stability.EPOCH, "system", system=(Text("s"),))
     assert [item["role"] for item in json.loads(body_of(system, history(said("system", Text("a")))))["input"]] == [
         "developer",
@@ -150,22 +150,22 @@ def test_an_image_is_an_address_or_a_file(source: Any, member: dict[str, str]) -
 
 def test_a_data_url_is_the_same_image_as_its_content() -> None:
     given, same = Image(UrlSource("data:image/png;base64,AAAA")), Image(Base64Source("image/png", "AAAA"))
-    assert openai_responses.lower(said("user", given)) == said("user", same)
+    assert openai_responses.lower_entry(said("user", given)) == said("user", same)
     result, same_result = ToolResult("c", (given,)), ToolResult("c", (same,))
-    assert openai_responses.lower(said("user", result)) == said("user", same_result)
+    assert openai_responses.lower_entry(said("user", result)) == said("user", same_result)
 
 
 def test_an_image_that_a_model_drew_is_said_in_words() -> None:
     drawn = said("assistant", Image(FileSource("f")))
-    assert openai_responses.lower(drawn) == said("assistant", Text("[image]"))
+    assert openai_responses.lower_entry(drawn) == said("assistant", Text("[image]"))
 
 
 def test_a_failed_tool_says_so_in_its_first_part_and_only_once() -> None:
     failed = said("user", ToolResult("c", (Text("no such file"),), is_error=True))
     told = said("user", ToolResult("c", (Text("Error:"), Text("no such file"))))
-    assert openai_responses.lower(failed) == told
+    assert openai_responses.lower_entry(failed) == told
     again = said("user", ToolResult("c", (Text("Error:"), Text("no such file")), is_error=True))
-    assert openai_responses.lower(again) == told
+    assert openai_responses.lower_entry(again) == told
 
 
 def test_a_result_without_content_is_an_empty_text() -> None:
@@ -189,9 +189,9 @@ FOREIGN = [
 
 @pytest.mark.parametrize("thinking", FOREIGN, ids=repr)
 def test_thinking_that_is_not_the_providers_own_is_left_out(thinking: Block) -> None:
-    assert openai_responses.lower(said("assistant", thinking)) is None
-    assert openai_responses.lower(said("assistant", thinking, Text("a"))) == said("assistant", Text("a"))
-    assert openai_responses.spell(history(said("assistant", thinking))) == ()
+    assert openai_responses.lower_entry(said("assistant", thinking)) is None
+    assert openai_responses.lower_entry(said("assistant", thinking, Text("a"))) == said("assistant", Text("a"))
+    assert openai_responses.encode_segment(history(said("assistant", thinking))) == ()
 
 
 def test_several_summaries_come_back_as_they_were() -> None:
@@ -213,7 +213,7 @@ def test_an_id_that_is_too_long_is_told_by_one_that_fits() -> None:
 
 def test_what_says_nothing_new_is_not_copied() -> None:
     passage = said("user", Text("a"), ToolResult("c", (Text("b"),)), Image(FileSource("f")))
-    assert openai_responses.lower(passage) is passage
+    assert openai_responses.lower_entry(passage) is passage
 
 
 def test_an_item_of_the_providers_own_is_sent_back_as_it_came() -> None:
@@ -254,21 +254,21 @@ def test_an_unknown_part_of_what_is_said_stays_in_its_message() -> None:
     ],
 )
 def test_a_mark_may_stand_only_on_what_is_said_to_the_model(role: Role, block: Block, markable: bool) -> None:
-    (piece,) = openai_responses.spell(history(said(role, block)))
-    assert piece.markable is markable
+    (piece,) = openai_responses.encode_segment(history(said(role, block)))
+    assert piece.accepts_breakpoint is markable
 
 
 def test_a_mark_may_stand_on_the_system_prompt_and_not_on_tools() -> None:
     tools = Segment("tools", Stability.FROZEN, "tools", tools=(ToolSpec("read", "", "{}"),))
     system = Segment("role", Stability.EPOCH, "system", system=(Text("s"), Text(" ")))
-    assert [piece.markable for piece in openai_responses.spell(tools)] == [False]
-    assert [piece.markable for piece in openai_responses.spell(system)] == [True, False]
+    assert [piece.accepts_breakpoint for piece in openai_responses.encode_segment(tools)] == [False]
+    assert [piece.accepts_breakpoint for piece in openai_responses.encode_segment(system)] == [True, False]
 
 
 @pytest.mark.parametrize("ttl", ["5m", "1h"])
 def test_a_lifetime_of_another_provider_is_refused(ttl: Ttl) -> None:
     with pytest.raises(UserError, match=f"OpenAI's cache TTL is 30m or 12h, not {ttl}"):
-        openai_responses.mark(ttl)
+        openai_responses.encode_breakpoint(ttl)
 
 
 # Parameters
@@ -308,7 +308,7 @@ def test_what_is_always_said_can_be_said_otherwise() -> None:
 def test_a_tool_choice_is_said_in_the_providers_words_and_read_back(choice: str, members: dict[str, object]) -> None:
     opened = opening_of(output_tokens_max=9, tool_choice_json=choice)
     assert {name: opened[name] for name in opened if name in ("tool_choice", "parallel_tool_calls")} == members
-    read = openai_responses.read_request(body_of(parameters=Parameters("m", 9, tool_choice_json=choice)))
+    read = openai_responses.decode_request(body_of(parameters=Parameters("m", 9, tool_choice_json=choice)))
     assert read.parameters.tool_choice_json == choice
 
 

@@ -36,9 +36,9 @@ def spaced(value: object, space: str) -> bytes:
 def test_an_item_unknown_to_us_keeps_every_byte(item: dict[str, object], space: str) -> None:
     raw = spaced({**item, "type": "not_yet_invented"}, space)
     body = b'{"model":"m","store":false,"include":["reasoning.encrypted_content"],"input":[' + raw + b"]}"
-    read = openai_responses.read_request(body)
+    read = openai_responses.decode_request(body)
     assert read.prompt.passages == (HistoryEntry("assistant", (Opaque("not_yet_invented", raw),)),)
-    assert openai_responses.write_request(read.prompt, read.plan, read.parameters) == body
+    assert openai_responses.encode_request(read.prompt, read.plan, read.parameters) == body
 
 
 @given(st.lists(values.texts, max_size=4), st.text(min_size=1, max_size=9), st.none() | st.text(max_size=9))
@@ -56,7 +56,7 @@ def test_the_buckets_add_up_to_what_the_provider_counted(
 ) -> None:
     details = {"cached_tokens": cached, "cache_write_tokens": written}
     reported = {"input_tokens": total, "input_tokens_details": details, "output_tokens": output}
-    usage = openai_responses.read_reply(json.dumps({"usage": reported}).encode()).usage
+    usage = openai_responses.decode_reply(json.dumps({"usage": reported}).encode()).usage
     assert usage.tokens_sent == clamp_token_count(total)
     assert usage.output == clamp_token_count(output)
     assert min(usage.input, usage.cache_read, usage.cache_write) >= 0
@@ -66,7 +66,7 @@ def test_the_buckets_add_up_to_what_the_provider_counted(
 
 @given(VALUES.replies)
 def test_what_is_told_while_it_arrives_is_what_the_reply_holds(reply: Reply) -> None:
-    deltas = list(openai_responses.stream_reader().feed(b"".join(openai_responses.write_stream(reply))))
+    deltas = list(openai_responses.make_stream_decoder().feed(b"".join(openai_responses.encode_stream(reply))))
     told = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
     assert told == "".join(block.text for block in reply.content if isinstance(block, Text))
     arguments = "".join(delta.json_part for delta in deltas if isinstance(delta, ToolUseDelta))
@@ -77,8 +77,8 @@ def test_what_is_told_while_it_arrives_is_what_the_reply_holds(reply: Reply) -> 
 
 @given(VALUES.replies, st.data())
 def test_what_is_left_of_a_cut_stream_can_be_sent_back(reply: Reply, data: st.DataObject) -> None:
-    events = list(openai_responses.write_stream(reply))
-    reader = openai_responses.stream_reader()
+    events = list(openai_responses.encode_stream(reply))
+    reader = openai_responses.make_stream_decoder()
     for event in events[: data.draw(st.integers(1, len(events) - 1))]:
         list(reader.feed(event))
     partial = reader.partial()
@@ -89,7 +89,7 @@ def test_what_is_left_of_a_cut_stream_can_be_sent_back(reply: Reply, data: st.Da
         : sum(isinstance(block, ToolUse) for block in partial.content)
     ]
     said = HistoryEntry("assistant", partial.content)
-    assert openai_responses.lower(said) == (said if partial.content else None)
+    assert openai_responses.lower_entry(said) == (said if partial.content else None)
 
 
 @given(
@@ -101,7 +101,7 @@ def test_what_is_left_of_a_cut_stream_can_be_sent_back(reply: Reply, data: st.Da
     values.json_values,
 )
 def test_any_event_is_read_or_refused(name: str, event: dict[str, object], member: str, value: object) -> None:
-    reader = openai_responses.stream_reader()
+    reader = openai_responses.make_stream_decoder()
     body = json.dumps({**event, "type": name, member: value}).encode()
     told, failure = [], ""
     try:

@@ -31,7 +31,7 @@ EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
 def streams(reply: Reply) -> Answer:
     async def answer(request: web.Request) -> web.StreamResponse:
-        body = b"".join(openai_responses.write_stream(reply))
+        body = b"".join(openai_responses.encode_stream(reply))
         return web.Response(body=body, content_type="text/event-stream")
 
     return answer
@@ -44,7 +44,7 @@ def client_of(url: str) -> openai.AsyncOpenAI:
 @pytest.mark.parametrize("stop_reason", ["tool_use", "max_tokens", "refusal", "cancelled", "error"])
 def test_a_whole_reply_is_what_the_types_say(stop_reason: StopReason) -> None:
     response = Response.model_validate_json(
-        openai_responses.write_reply(Reply(CONTENT, stop_reason, REPLY.usage, "gpt-6-sol", "resp_1"))
+        openai_responses.encode_reply(Reply(CONTENT, stop_reason, REPLY.usage, "gpt-6-sol", "resp_1"))
     )
     assert [item.type for item in response.output] == ["reasoning", "web_search_call", "message", "function_call"]
     assert response.usage is not None
@@ -55,7 +55,7 @@ def test_a_whole_reply_is_what_the_types_say(stop_reason: StopReason) -> None:
 def test_every_event_is_what_the_types_say_and_has_the_next_number() -> None:
     reader = SseParser()
     numbers = count()
-    for chunk in openai_responses.write_stream(REPLY):
+    for chunk in openai_responses.encode_stream(REPLY):
         reader.feed(chunk)
         (sent,) = reader.events()
         event = EVENT.validate_json(sent.data)
@@ -73,7 +73,7 @@ async def test_the_clients_stream_is_the_whole_reply() -> None:
         final = await stream.get_final_response()
     texts = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(texts) == final.output_text
-    whole = Response.model_validate_json(openai_responses.write_reply(REPLY))
+    whole = Response.model_validate_json(openai_responses.encode_reply(REPLY))
     assert final.output[:2] == whole.output[:2]
     assert [item.to_dict()["id"] for item in final.output] == [item.to_dict()["id"] for item in whole.output]
     calls = [item.arguments for item in final.output if item.type == "function_call"]
@@ -82,13 +82,13 @@ async def test_the_clients_stream_is_the_whole_reply() -> None:
 
 
 async def test_what_the_client_sends_of_a_reply_is_read_as_that_reply() -> None:
-    whole = openai_responses.write_reply(REPLY).decode()
+    whole = openai_responses.encode_reply(REPLY).decode()
     async with serving(says(whole, headers={"content-type": "application/json"})) as server:
         async with client_of(server.url) as client:
             first = await client.responses.create(model="gpt-6-sol", input="x")
             items = [item.to_dict() for item in first.output]
             await client.responses.create(model="gpt-6-sol", input=items, store=False)  # type: ignore[arg-type] # as JSON
-        read = openai_responses.read_request(server.bodies[1])
+        read = openai_responses.decode_request(server.bodies[1])
         assert server.requests[1].path == openai_responses.endpoint(Parameters("m", 1)).path
         assert server.requests[1].headers["authorization"] == openai_responses.credentials("any")["authorization"]
     blocks = [block for passage in read.prompt.passages for block in passage.content]
@@ -102,13 +102,13 @@ async def test_the_client_counts_with_what_can_be_read() -> None:
     async with serving(says(counted, headers={"content-type": "application/json"})) as server:
         async with client_of(server.url) as client:
             await client.responses.input_tokens.count(model="gpt-6-sol", input="Hello.", instructions="Be brief.")
-        read = openai_responses.read_request(server.bodies[0])
-    assert [segment.place for segment in read.prompt.segments] == ["system", "messages"]
+        read = openai_responses.decode_request(server.bodies[0])
+    assert [segment.section for segment in read.prompt.segments] == ["system", "messages"]
 
 
 def test_a_mark_is_where_the_clients_types_have_it() -> None:
-    asked = Segment("history", Stability.GROWING, "messages", passages=(HistoryEntry("user", (Text("a"),)),))
-    body = openai_responses.write_request(Prompt((asked,)), Plan((Breakpoint(0, "12h"),)), Parameters("m", 1))
+    asked = Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (Text("a"),)),))
+    body = openai_responses.encode_request(Prompt((asked,)), Plan((Breakpoint(0, "12h"),)), Parameters("m", 1))
     part = body[body.index(b'{"type":"input_text"') : -len(b"]}]}")]
     marked = ResponseInputText.model_validate_json(part).prompt_cache_breakpoint
     assert marked is not None

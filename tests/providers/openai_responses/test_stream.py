@@ -62,7 +62,7 @@ def call_item(arguments: str = "{}", **members: object) -> dict[str, object]:
 
 
 def deltas_of(*told: Told) -> list[Delta]:
-    return list(openai_responses.stream_reader().feed(b"".join(map(event, told))))
+    return list(openai_responses.make_stream_decoder().feed(b"".join(map(event, told))))
 
 
 def reply_of(*told: Told, end: Told = END) -> Reply:
@@ -72,7 +72,7 @@ def reply_of(*told: Told, end: Told = END) -> Reply:
 
 
 def partial_of(*told: Told) -> Reply | None:
-    reader = openai_responses.stream_reader()
+    reader = openai_responses.make_stream_decoder()
     list(reader.feed(b"".join(map(event, told))))
     return reader.partial()
 
@@ -85,7 +85,7 @@ def salvaged(*told: Told) -> tuple[Block, ...]:
 
 
 def whole(**members: Any) -> Reply:
-    return openai_responses.read_reply(json.dumps(members).encode())
+    return openai_responses.decode_reply(json.dumps(members).encode())
 
 
 def failure_of(*told: Told) -> ProviderError:
@@ -194,7 +194,7 @@ def test_items_stand_in_the_order_of_their_numbers() -> None:
 def test_events_without_names_and_events_we_do_not_know_are_no_trouble() -> None:
     unknown: Told = {"type": "response.not_yet_invented", "delta": {"x": 1}}
     body = b"".join(event(told, "") for told in (START, unknown, done(0, **text_item("a")), END))
-    told = list(openai_responses.stream_reader().feed(body))
+    told = list(openai_responses.make_stream_decoder().feed(body))
     assert [type(delta) for delta in told] == [ReplyStarted, TextDelta, ReplyFinished]
 
 
@@ -209,7 +209,7 @@ def test_growth_of_another_kind_than_the_item_changes_nothing() -> None:
 
 
 def test_nothing_is_told_after_the_end() -> None:
-    reader = openai_responses.stream_reader()
+    reader = openai_responses.make_stream_decoder()
     told = list(reader.feed(b"".join(map(event, (START, END, START, END)))))
     assert [type(delta) for delta in told] == [ReplyStarted, ReplyFinished]
     assert reader.partial() == Reply((), "end_turn", Usage(output=9), "gpt", "resp_1")
@@ -301,7 +301,7 @@ def test_an_event_that_is_an_error_is_a_failure() -> None:
 )
 def test_bytes_that_are_no_reply_are_a_failure_of_the_provider(body: bytes) -> None:
     with pytest.raises(ProviderError, match="the reply cannot be read") as failed:
-        openai_responses.read_reply(body)
+        openai_responses.decode_reply(body)
     assert failed.value.kind == "server_error"
 
 
@@ -375,31 +375,31 @@ def test_a_cut_stream_does_not_end_in_reasoning() -> None:
 
 def test_what_has_no_word_in_a_reply_is_left_out() -> None:
     reply = Reply((RedactedThinking("x"), Text("a")), "stop_sequence", Usage(), "m", "r")
-    read = openai_responses.read_reply(openai_responses.write_reply(reply))
+    read = openai_responses.decode_reply(openai_responses.encode_reply(reply))
     assert (read.content, read.stop_reason) == ((Text("a"),), "end_turn")
 
 
 def test_text_with_citations_stands_in_the_message_around_it() -> None:
     cited = Opaque("output_text", b'{"type":"output_text","text":"b","annotations":[{"type":"url_citation"}]}')
     reply = Reply((Text("a"), cited), "end_turn", Usage(), "m", "r")
-    events = list(openai_responses.write_stream(reply))
+    events = list(openai_responses.encode_stream(reply))
     assert sum(b"event: response.output_item.added\n" in event for event in events) == 1
     assert sum(b"event: response.content_part.added\n" in event for event in events) == 2
-    told = list(openai_responses.stream_reader().feed(b"".join(events)))
+    told = list(openai_responses.make_stream_decoder().feed(b"".join(events)))
     assert told[-1] == ReplyFinished(reply)
 
 
 @pytest.mark.parametrize("stop_reason", ["cancelled", "error"])
 def test_a_reply_that_did_not_end_well_is_not_written_as_one_that_did(stop_reason: StopReason) -> None:
     reply = Reply((Text("a"),), stop_reason, Usage(), "m", "r")
-    assert openai_responses.read_reply(openai_responses.write_reply(reply)) == reply
-    told = list(openai_responses.stream_reader().feed(b"".join(openai_responses.write_stream(reply))))
+    assert openai_responses.decode_reply(openai_responses.encode_reply(reply)) == reply
+    told = list(openai_responses.make_stream_decoder().feed(b"".join(openai_responses.encode_stream(reply))))
     assert told[-1] == ReplyFinished(reply)
 
 
 def test_a_reply_says_what_others_paid_for() -> None:
     usage = Usage(input=1, cache_read=2, cache_write_5m=3, cache_write_other=4, output=5)
-    body = json.loads(openai_responses.write_reply(Reply((), "end_turn", usage)))
+    body = json.loads(openai_responses.encode_reply(Reply((), "end_turn", usage)))
     assert body["usage"] == {
         "input_tokens": 10,
         "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 7},

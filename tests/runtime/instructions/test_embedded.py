@@ -58,7 +58,7 @@ def test_a_text_that_changed_is_a_new_version_and_one_left_out_is_named(shop: Sh
     by_name = {entry.name: entry.fact_uri for entry in shop.library.entries()}
     assert by_name["code-review"] == "instruction:local/main/code-review/v2"
     assert by_name["release-notes"] == "instruction:local/main/release-notes/v1"
-    assert "and the tests" in shop.library.recall("review a pull request").recalled.chunks[0].content.text
+    assert "and the tests" in shop.library.recall("review a pull request").result.chunks[0].content.text
 
 
 def preloading(shop: Shop, text: str) -> None:
@@ -71,7 +71,7 @@ def preloading(shop: Shop, text: str) -> None:
 
 
 def told_review(shop: Shop) -> str:
-    return shop.library.recall("review a pull request").recalled.chunks[0].content.text
+    return shop.library.recall("review a pull request").result.chunks[0].content.text
 
 
 def test_the_new_text_of_a_preloaded_unit_is_told_once_it_is_approved(shop: Shop) -> None:
@@ -106,7 +106,7 @@ def test_a_rollback_brings_back_the_text_of_a_preloaded_unit_at_once(shop: Shop)
     shop.library.approve("code-review")
     assert told_review(shop) != old
     shop.clock.advance(1)
-    assert shop.library.rollback("v1").waiting == ()
+    assert shop.library.rollback("v1").pending == ()
     assert told_review(shop) == old
 
 
@@ -141,9 +141,9 @@ def test_a_folder_that_says_no_more_of_an_approval_is_published_and_its_new_text
     shop.clock.advance(1)
     guaranteeing(shop, "Review a pull request twice, and leave comments.")
     done = shop.library.publish(shop.folder)
-    assert done.waiting == ("code-review: v2 is not active until it is approved (guarantee_load)",)
+    assert done.pending == ("code-review: v2 is not active until it is approved (guarantee_load)",)
     assert told_review(shop) == old
-    assert shop.library.approve("code-review").activated
+    assert shop.library.approve("code-review").is_activated
 
 
 def test_what_fails_a_check_changes_nothing(shop: Shop) -> None:
@@ -159,7 +159,7 @@ def test_what_fails_a_check_changes_nothing(shop: Shop) -> None:
     assert {failure.code for failure in checked.failures} == {"manifest_coverage_failure"}
     with pytest.raises(InstructionError, match="of its paraphrases find it; found instead: "):
         shop.library.publish(shop.folder)
-    assert shop.library.recall("review a pull request").recalled.chunks[0].content.text == UNITS["code-review"][2]
+    assert shop.library.recall("review a pull request").result.chunks[0].content.text == UNITS["code-review"][2]
     assert shop.library.publish(shop.folder, skip_coverage_gate=True).version == "v2"
 
 
@@ -244,7 +244,7 @@ def test_a_rollback_brings_back_the_manifest_and_its_texts(shop: Shop) -> None:
     assert done.version == "v3"
     assert done.changes["code-review"] == "update"
     assert len(shop.library.entries()) == len(UNITS)
-    assert shop.library.recall("review a pull request").recalled.chunks[0].content.text == UNITS["code-review"][2]
+    assert shop.library.recall("review a pull request").result.chunks[0].content.text == UNITS["code-review"][2]
     with pytest.raises(InstructionError, match="no older manifest"):
         shop.library.rollback("v3")
 
@@ -258,7 +258,7 @@ def test_a_rollback_brings_back_the_texts_however_long_publishing_takes(tmp_path
             shop.library.publish(shop.folder)
         for version, text in (("v2", half), ("v1", UNITS["code-review"][2]), ("v3", none)):
             shop.library.rollback(version)
-            assert shop.library.recall("review a pull request").recalled.chunks[0].content.text == text
+            assert shop.library.recall("review a pull request").result.chunks[0].content.text == text
 
 
 def test_probe_names_the_intents_of_a_unit_that_cannot_be_found_and_ends_with_1(shop: Shop) -> None:
@@ -293,8 +293,8 @@ def test_a_heartbeat_says_by_itself_what_was_used(shop: Shop) -> None:
         assert "recall_instruction" in beat.stub
         beat.recall("claim a ticket")
         beat.recall("review a pull request")
-        beat.used("code-review", "checkout-procedure")
-        beat.missed("budget-rules")
+        beat.report_used("code-review", "checkout-procedure")
+        beat.report_missed("budget-rules")
     measures = shop.library.metrics()
     assert (measures.recalls, measures.closed) == (2, 2)
     assert measures.miss_rate is not None

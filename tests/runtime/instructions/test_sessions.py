@@ -110,7 +110,7 @@ async def test_in_shadow_all_instructions_stand_in_the_prompt_and_recalls_go_on_
     assert [tool.name for tool in session.tools] == ["submit_usage"]
     assert moved_prefixes(events) == []
     report = library.shadow_report()
-    assert (report.turns, report.told, report.coverage) == (2, 1, 1.0)
+    assert (report.turns, report.reported_turns, report.coverage) == (2, 1, 1.0)
     assert library.metrics().recalls == 0
 
 
@@ -169,8 +169,8 @@ async def test_a_heartbeat_that_hears_a_session_sees_what_was_used(library: Libr
     provider = played("As release-notes/v1 has it.", "Bye.")
     with library.heartbeat() as beat:
         async with new_session(provider, store=MemoryStore()) as session:
-            session.subscribe(beat.hear)
-            text = beat.recall("write the release notes").recalled.chunks[0].content.text
+            session.subscribe(beat.on_event)
+            text = beat.recall("write the release notes").result.chunks[0].content.text
             await session.send(f"{text}\n\nWrite them.")
     (record,) = library._context.records.audits("main", since=0)
     assert (record.used_chunks, record.detected_used) == ((), ("release-notes",))

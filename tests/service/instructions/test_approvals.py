@@ -111,7 +111,7 @@ def test_a_replica_whose_clock_is_behind_tells_what_was_written_last(furnished: 
         new_id=CountingIds("behind"),
         warn=furnished.warned.append,
     )
-    _, shelf = behind.shelf(AGENT, behind.records.agent(AGENT))
+    _, shelf = behind.require_instruction_set(AGENT, behind.records.agent(AGENT))
     assert shelf.contents[BUDGET].version == "v2"
 
 
@@ -147,7 +147,7 @@ def test_a_version_is_derived_from_the_one_before_it_unless_its_author_says_othe
     first = at.write(BUDGET).json["content_sha256"]
     at.write(BUDGET, "v2", "Two.")
     at.write(BUDGET, "v3", "Three.", derived_from="0" * 64)
-    kept = at.library.records.versions_of(AGENT, BUDGET)
+    kept = at.library.records.list_unit_versions(AGENT, BUDGET)
     assert [unit.derived_from for unit in kept] == [None, first, "0" * 64]
 
 
@@ -374,5 +374,5 @@ def test_what_was_approved_and_not_let_go_is_let_go_when_it_is_approved_again(at
     for one in select_valid_approvals(at.library, agent, (given,), caller):
         at.library.records.add_approval(one, registers=agent)
     assert told(at) == "v1"
-    assert approve_unit(at.library, AGENT, BUDGET, caller).activated
+    assert approve_unit(at.library, AGENT, BUDGET, caller).is_activated
     assert told(at) == "v2"

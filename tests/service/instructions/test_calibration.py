@@ -72,9 +72,9 @@ def test_a_sample_whose_lease_another_replica_took_is_not_kept(furnished: Place)
     records = furnished.library.records
     probe = Probe("real-1", AGENT, "claim a ticket", ("checkout-procedure",))
     assert records.take_lease("calibrate:x", until=100, at=50)
-    assert not records.put_sample((probe,), lease="calibrate:x", until=110, at=60)
+    assert not records.save_sampled_probes((probe,), lease="calibrate:x", until=110, at=60)
     assert records.probes(AGENT) == ()
-    assert records.put_sample((probe,), lease="calibrate:x", until=210, at=101)
+    assert records.save_sampled_probes((probe,), lease="calibrate:x", until=210, at=101)
     assert records.probes(AGENT) == (probe,)
 
 
@@ -91,8 +91,8 @@ def test_one_replica_measures_at_a_time_and_one_that_died_is_waited_for(furnishe
 def test_a_lease_that_was_given_back_can_be_taken_at_once_but_not_that_of_another(furnished: Place) -> None:
     records = furnished.library.records
     assert records.take_lease("a", until=100, at=50)
-    records.end_lease("a", until=99)
+    records.release_lease("a", until=99)
     assert not records.take_lease("a", until=110, at=60)
-    records.end_lease("a", until=100)
+    records.release_lease("a", until=100)
     assert records.take_lease("a", until=110, at=60)
     assert records.take_lease("b", until=110, at=60)

@@ -28,8 +28,8 @@ def test_a_heartbeat_has_its_preloads_and_says_in_the_end_what_was_used(at: Plac
     with client_of(at).heartbeat(at.wake()) as beat:
         assert [one.name for one in beat.preloads] == ["code-review"]
         beat.recall("claim a ticket")
-        beat.used("code-review", "checkout-procedure")
-        beat.missed("budget-rules")
+        beat.report_used("code-review", "checkout-procedure")
+        beat.report_missed("budget-rules")
     preload, recall = at.records("preload")[0], at.records("recall")[0]
     assert preload["used_chunks"] == ["code-review"]
     assert recall["heartbeat_id"] == preload["heartbeat_id"]

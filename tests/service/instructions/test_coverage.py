@@ -167,7 +167,7 @@ def test_another_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path)
         at.clock.advance(60)
         library = library_of(store, at.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == ()
-        assert library.records.encoder() == library.shelves.encoder == "wordllama"
+        assert library.records.encoder() == library.instruction_sets.encoder == "wordllama"
         run = library.records.coverage(AGENT)
         assert run is not None
         assert run.kind == "recert"
@@ -189,7 +189,7 @@ def test_an_encoder_with_which_a_manifest_fails_is_not_used(tmp_path: Path) -> N
     with opened_store("sqlite", tmp_path) as store:
         library = library_of(store, at.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == (AGENT,)
-        assert (library.records.encoder(), library.shelves.encoder) == ("none", None)
+        assert (library.records.encoder(), library.instruction_sets.encoder) == ("none", None)
 
 
 def test_a_model_of_ones_own_is_certified_by_what_it_contains(tmp_path: Path) -> None:
@@ -239,12 +239,12 @@ def test_what_fails_with_a_new_revision_is_told_and_stops_nobody(tmp_path: Path)
     with opened_store("sqlite", tmp_path) as store:
         other = library_of(store, at.clock, tmp_path / "root", ids="other", encoder="wordllama")
         assert activate_encoder(other) == (AGENT,)
-        assert (other.shelves.encoder, other.records.encoder()) == ("paired", "paired")
+        assert (other.instruction_sets.encoder, other.records.encoder()) == ("paired", "paired")
         told: list[str] = []
         later = library_of(store, at.clock, tmp_path / "root", ids="later", encoder="paired")
         later.warn = told.append
         assert activate_encoder(later) == ()
-        assert (later.shelves.encoder, later.records.encoder()) == ("paired", f"paired.{REVISIONS['paired']}")
+        assert (later.instruction_sets.encoder, later.records.encoder()) == ("paired", f"paired.{REVISIONS['paired']}")
         assert "the encoder paired, whose results changed in this release" in told[0]
         assert f"manifests fail with it, such as that of {AGENT}" in told[1]
         run = later.records.coverage(AGENT)
@@ -260,7 +260,7 @@ def test_a_model_that_is_gone_cannot_be_kept(tmp_path: Path) -> None:
     with opened_store("sqlite", tmp_path) as store:
         library = library_of(store, at.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == (AGENT,)
-        assert library.shelves.encoder == str(model)
+        assert library.instruction_sets.encoder == str(model)
         shutil.rmtree(model)
         library = library_of(store, at.clock, tmp_path / "root", ids="last")
         with pytest.raises(UserError, match="was in use but is no longer available"):

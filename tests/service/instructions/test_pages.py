@@ -113,7 +113,7 @@ def test_instructions_need_a_key_even_before_there_is_one(tmp_path: Path, path: 
         assert client.ask("GET", "/api/visitor").status == 200, "other routes need none here"
         refused = client.ask("GET", f"/api/instructions{path}")
         assert (refused.status, refused.code) == (401, "key_required")
-        client.service.keeps_sample_only = True
+        client.service.has_sample_only = True
         assert client.ask("GET", f"/api/instructions{path}").status in (200, 404)
 
 

@@ -333,7 +333,7 @@ def test_an_encoder_that_fails_is_503_and_may_be_tried_again(
 
     with monkeypatch.context() as broken:
         broken.setattr(wordllama, "stage", stage)
-        at.library.shelves.forget()
+        at.library.instruction_sets.clear()
         scope = {"scope": f"instruction:local/{AGENT}", "intent": CLAIM}
         entries = [entry(name) for name in UNITS]
         answers = [
@@ -347,7 +347,7 @@ def test_an_encoder_that_fails_is_503_and_may_be_tried_again(
         assert [(one.status, one.code) for one in answers] == [(503, "recall_backend_unavailable")] * len(answers)
         assert not any(str(error) in str(one.json) for one in answers)
         assert any("recall_backend_unavailable" in line for line in at.warned)
-    at.library.shelves.forget()
+    at.library.instruction_sets.clear()
     assert at.recalled(CLAIM)[0] == "checkout-procedure"
     assert at.publish(entries, "v2").status == 200
 

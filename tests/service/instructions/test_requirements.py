@@ -113,7 +113,7 @@ def test_a_unit_without_intents_is_probed_by_its_description(at: Place) -> None:
 def test_coverage_that_was_not_measured_yet_is_not_found(furnished: Place) -> None:
     records = furnished.library.records
     assert isinstance(records, InstructionStore)
-    records._changes.change(f"DELETE FROM {records._tables.coverage.name}", ())
+    records._changes.run_statement(f"DELETE FROM {records._tables.coverage.name}", ())
     answered = furnished.of_agent("GET", "/instruction-manifest/coverage", key=furnished.agent_key)
     assert (answered.status, answered.code) == (404, "coverage_not_found")
 

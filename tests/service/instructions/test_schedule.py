@@ -106,7 +106,7 @@ def test_a_rest_is_as_long_as_the_work_before_it(*, ends: bool) -> None:
     turns = TimeSharing(pause, clock)
     for seconds in (2.0, 0.5):
         clock.advance(seconds)
-        assert turns.rest() is not ends
+        assert turns.yield_control() is not ends
     assert rests == pytest.approx([2.0, 0.5])
 
 

@@ -28,10 +28,10 @@ def test_a_turn_in_shadow_is_on_record_as_one_and_is_no_recall(furnished: Place)
         turn(furnished, "claim a ticket", "checkout-procedure", max_chunks=1)
     turn(furnished, "approve a purchase", "code-review", max_chunks=1)
     report = report_of(furnished)
-    assert (report.manifest_version, report.turns, report.told) == ("v1", 11, 11)
+    assert (report.manifest_version, report.turns, report.reported_turns) == ("v1", 11, 11)
     assert report.coverage is not None
     assert round(report.coverage, 3) == 0.909
-    assert [one.without for one in report.regressions] == [("code-review",)]
+    assert [one.missing_units for one in report.regressions] == [("code-review",)]
     assert report.eager_tokens == sum(
         unit.token_count for unit in furnished.library.records.units_at([AGENT], furnished.library.now())
     )

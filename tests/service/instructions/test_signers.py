@@ -96,7 +96,7 @@ def test_what_was_quarantined_is_told_once_its_signer_is_known_and_it_is_written
     assert again.json["coverage"]["unit"] == "code-review"
     (chunk, *_) = at.recall("review a pull request").json["chunks"]
     assert (chunk["version"], chunk["content"]) == ("v2", text)
-    old, new = at.library.records.versions_of(AGENT, "code-review")
+    old, new = at.library.records.list_unit_versions(AGENT, "code-review")
     assert (old.valid_until, new.created_at) == (at.library.now(), at.library.now())
     assert (new.signed_by, new.authored_by, new.source_trust) == (BEN, ANN, 0.9)
 

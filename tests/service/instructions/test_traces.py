@@ -214,24 +214,24 @@ def assert_refused(at: Place, token: str, change: str) -> None:
     records = at.library.records
     assert isinstance(records, InstructionStore)
     before = records.audit(token)
-    statement = f"UPDATE {records._tables.audit.name} SET {change} WHERE audit_token = {records._tables.mark}"
+    statement = f"UPDATE {records._tables.audit.name} SET {change} WHERE audit_token = {records._tables.param}"
     with suppress(StoreError):
-        records._changes.change(statement, (token,))
+        records._changes.run_statement(statement, (token,))
     assert records.audit(token) == before
 
 
 def test_a_heartbeat_of_the_client_shows_what_was_done_after_each_recall(furnished: Place) -> None:
     client = InstructionClient(furnished.client.url, key=furnished.agent_key, agent=AGENT)
     with client.heartbeat() as beat:
-        beat.did(AgentTextStep("Per the code-review unit."))
+        beat.add_steps(AgentTextStep("Per the code-review unit."))
         beat.recall(CLAIM)
-        beat.did(
+        beat.add_steps(
             ObservationStep("Go."),
             ToolCallStep("bash", {"command": "x"}),
             AgentTextStep("Per the checkout-procedure unit."),
         )
         beat.recall("approve a purchase")
-        beat.used("budget-rules")
+        beat.report_used("budget-rules")
     first, second = furnished.records("recall")
     assert first["heartbeat_id"] == second["heartbeat_id"]
     assert (first["detected_used"], first["used_chunks"]) == (["checkout-procedure"], [])

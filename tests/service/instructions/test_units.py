@@ -28,7 +28,7 @@ def test_a_new_version_ends_the_one_before_it_and_is_the_only_one_recalled(at: P
     assert at.publish([entry("code-review", fact_uri=uri("code-review", "v2"))]).status == 200
     (chunk,) = at.recall("review a pull request").json["chunks"]
     assert (chunk["version"], chunk["content"]) == ("v10", f"{TEXT} v10")
-    kept = at.library.records.versions_of(AGENT, "code-review")
+    kept = at.library.records.list_unit_versions(AGENT, "code-review")
     assert [unit.valid_until for unit in kept] == [kept[1].created_at, kept[2].created_at, None]
 
 

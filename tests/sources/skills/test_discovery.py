@@ -222,15 +222,15 @@ def test_nothing_is_read_again_that_has_not_changed(root: Path) -> None:
     before = file.stat()
     file.write_bytes(file.read_bytes().replace(b"Steps", b"Stops"))
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    again = library.reloaded()
+    again = library.reload()
     assert again.store is library.store
     assert again.reports == library.reports
     write_skill(root, "good", body="another, longer body")
-    third = again.reloaded()
+    third = again.reload()
     skill = third.store.get("good")
     assert skill is not None
     assert skill.body == "another, longer body"
-    assert third.reloaded().store is third.store
+    assert third.reload().store is third.store
 
 
 def test_a_change_of_time_or_of_size_alone_is_noticed(root: Path) -> None:
@@ -240,35 +240,35 @@ def test_a_change_of_time_or_of_size_alone_is_noticed(root: Path) -> None:
     raw = file.read_bytes()
     file.write_bytes(raw.replace(b"Steps", b"Stops"))
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    by_time = library.reloaded()
+    by_time = library.reload()
     assert by_time.store != library.store
     file.write_bytes(raw + b"x")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    assert by_time.reloaded().store != by_time.store
+    assert by_time.reload().store != by_time.store
 
 
 def test_a_skill_that_comes_or_goes_is_noticed(root: Path) -> None:
     library = library_of(root)
     write_skill(root, "new")
-    more = library.reloaded()
+    more = library.reload()
     assert [skill.name for skill in more.store.list_skills()] == ["good", "new"]
     (root / "good" / "SKILL.md").unlink()
-    assert [skill.name for skill in more.reloaded().store.list_skills()] == ["new"]
+    assert [skill.name for skill in more.reload().store.list_skills()] == ["new"]
 
 
 def test_a_bad_skill_is_logged_once_and_again_when_it_changes(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_skill(root, "bad", "name: bad\n")
-    library = library_of(root).reloaded().reloaded()
+    library = library_of(root).reload().reload()
     assert [one.levelno for one in caplog.records] == [logging.WARNING]
     write_skill(root, "bad", "name: badder\ndescription: x")
-    assert not library.reloaded().store.get("bad")
+    assert not library.reload().store.get("bad")
     assert len(caplog.records) == 2
 
 
 def test_one_folder_may_be_the_users_and_a_workspaces_at_once(root: Path) -> None:
     roots = (SkillRoot(str(root), "global"), SkillRoot(str(root), "workspace"))
     library = read_skill_library(roots)
-    again = library.reloaded()
+    again = library.reload()
     sources = [[one.skill and one.skill.source for one in each.reports] for each in (library, again)]
     assert sources == [["global", "workspace"]] * 2
     assert again.store is library.store

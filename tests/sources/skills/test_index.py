@@ -31,7 +31,7 @@ def test_the_index_is_a_heading_a_sentence_and_a_line_for_each_skill() -> None:
         "- code-review: Run a structured review on the current branch. Use when the user asks for review.\n"
         "- pdf-processing: Extract PDF text, fill forms, merge files. Use when handling PDFs."
     )
-    assert (made.listed, made.more, made.tokens) == (2, 0, estimate_tokens(made.text))
+    assert (made.listed_count, made.unlisted_count, made.tokens) == (2, 0, estimate_tokens(made.text))
 
 
 def test_a_preloaded_skill_says_so_in_its_own_line() -> None:
@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_counted_and_found_by_searching() -> None:
     line = estimate_tokens("\n" + render_skill_line(skills[0]))
     budget = estimate_tokens(SKILL_INDEX_HEADING) + 5 * line + 20
     made = render_skill_index(skills, tokens_max=budget)
-    assert (made.listed, made.more) == (5, 15)
+    assert (made.listed_count, made.unlisted_count) == (5, 15)
     assert made.tokens <= budget
     assert made.text.endswith("\n(15 more skills are not listed: find them with `skill_search`.)")
     assert "- s04: " in made.text
@@ -89,8 +89,8 @@ def test_all_are_listed_where_exactly_all_fit() -> None:
     budget = estimate_tokens(SKILL_INDEX_HEADING) + sum(
         estimate_tokens("\n" + render_skill_line(one)) for one in skills
     )
-    assert render_skill_index(skills, tokens_max=budget).more == 0
-    assert render_skill_index(skills, tokens_max=budget - 1).more == 1
+    assert render_skill_index(skills, tokens_max=budget).unlisted_count == 0
+    assert render_skill_index(skills, tokens_max=budget - 1).unlisted_count == 1
     assert render_skill_index(skills, tokens_max=budget - 1).text.endswith(
         "(1 more skill is not listed: find it with `skill_search`.)"
     )
@@ -107,9 +107,9 @@ def test_a_short_line_takes_the_room_that_a_long_one_leaves() -> None:
         [skill("a", "x" * 400), skill("b", "y")], tokens_max=estimate_tokens(SKILL_INDEX_HEADING) + 25
     )
     assert "\n- b: y\n" in made.text
-    assert made.listed == 1
+    assert made.listed_count == 1
 
 
 def test_a_budget_may_be_counted_in_another_way() -> None:
-    assert render_skill_index((PDF, REVIEW), tokens_max=4, count=lambda text: text.count("\n") or 1).listed == 2
-    assert render_skill_index((PDF, REVIEW), tokens_max=0).listed == 0
+    assert render_skill_index((PDF, REVIEW), tokens_max=4, count=lambda text: text.count("\n") or 1).listed_count == 2
+    assert render_skill_index((PDF, REVIEW), tokens_max=0).listed_count == 0

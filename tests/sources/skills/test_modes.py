@@ -269,7 +269,7 @@ def test_a_finding_says_where_what_by_which_rule_and_how_to_mend_it(tmp_path: Pa
         " (description-missing)"
     )
     assert (second.line, second.message) == (5, "unknown fields: 'Colour'")
-    assert "put others into metadata" in second.mend
+    assert "put others into metadata" in second.fix
 
 
 def test_many_unknown_fields_are_counted(tmp_path: Path) -> None:

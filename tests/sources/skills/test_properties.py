@@ -57,7 +57,7 @@ def test_any_bytes_are_a_skill_or_have_a_reason_not_to_be(raw: bytes, mode: Skil
     for finding in told.findings:
         assert finding.line is None or 1 <= finding.line <= lines
         assert "\n" not in str(finding)
-        assert finding.mend
+        assert finding.fix
         str(finding).encode()
     if told.skill is not None:
         assert told.skill.name
@@ -76,7 +76,7 @@ def test_whatever_stands_beside_it_a_good_skill_loads(raws: list[bytes], mode: S
         library = library_of(Path(folder), mode)
         assert "good" in library.store
         assert len(library.reports) == len(raws) + 1
-        again = library.reloaded()
+        again = library.reload()
         assert (again.store, again.reports) == (library.store, library.reports)
         assert library_of(Path(folder), mode).reports == library.reports
 
@@ -177,13 +177,13 @@ def test_an_index_has_a_line_a_skill_and_stays_within_its_budget(
     given_skills: list[Skill], preloaded: set[str], budget: int
 ) -> None:
     made = render_skill_index(given_skills, preloaded=preloaded, tokens_max=budget)
-    assert made.listed + made.more == len(given_skills)
+    assert made.listed_count + made.unlisted_count == len(given_skills)
     lines = made.text.splitlines()
-    assert len(lines) == (2 + made.listed + (made.more > 0) if given_skills else 0)
-    entries = [one.split(":")[0].removesuffix(" [preloaded]") for one in lines[2 : 2 + made.listed]]
+    assert len(lines) == (2 + made.listed_count + (made.unlisted_count > 0) if given_skills else 0)
+    entries = [one.split(":")[0].removesuffix(" [preloaded]") for one in lines[2 : 2 + made.listed_count]]
     assert entries == sorted(entries)
     assert set(entries) <= {f"- {skill.name}" for skill in given_skills}
-    if made.listed:
+    if made.listed_count:
         assert made.tokens <= budget
     assert made == render_skill_index(reversed(given_skills), preloaded=preloaded, tokens_max=budget)
 
@@ -195,7 +195,7 @@ def test_with_room_for_all_every_skill_is_listed(given_skills: list[Skill]) -> N
         estimate_tokens("\n" + render_skill_line(one)) for one in given_skills
     )
     made = render_skill_index(given_skills, tokens_max=room)
-    assert (made.listed, made.more) == (len(given_skills), 0)
+    assert (made.listed_count, made.unlisted_count) == (len(given_skills), 0)
 
 
 @laws

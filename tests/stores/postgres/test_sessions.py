@@ -49,7 +49,7 @@ async def test_a_session_is_resumed_by_another_process_with_the_same_bytes_in_fr
     store = open_store(postgres)
     prepared = [event.payload for event in store.read(session.id) if isinstance(event.payload, RequestPrepared)]
     store.close()
-    assert prepared[1].shared_blocks == prepared[0].shared_blocks + len(prepared[0].links)
+    assert prepared[1].shared_blocks == prepared[0].shared_blocks + len(prepared[0].digests)
 
 
 def test_stored_sessions_are_listed_shown_and_deleted(postgres: str) -> None:

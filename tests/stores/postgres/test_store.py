@@ -211,11 +211,11 @@ def test_a_long_session_is_read_a_batch_at_a_time(emptied_postgres: str) -> None
 @pytest.mark.parametrize(
     "query",
     [
-        POSTGRES_LOG_QUERIES.page,
-        POSTGRES_LOG_QUERIES.place,
+        POSTGRES_LOG_QUERIES.events_page,
+        POSTGRES_LOG_QUERIES.event_position,
         POSTGRES_LOG_QUERIES.session,
         POSTGRES_LOG_QUERIES.sessions,
-        POSTGRES_LOG_QUERIES.lessons,
+        POSTGRES_LOG_QUERIES.learned_events,
     ],
 )
 def test_no_read_looks_at_more_rows_than_it_gives(emptied_postgres: str, query: str) -> None:

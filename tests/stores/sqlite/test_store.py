@@ -256,7 +256,12 @@ def test_a_long_session_is_read_a_batch_at_a_time(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    [SQLITE_LOG_QUERIES.page, SQLITE_LOG_QUERIES.place, SQLITE_LOG_QUERIES.session, SQLITE_LOG_QUERIES.sessions],
+    [
+        SQLITE_LOG_QUERIES.events_page,
+        SQLITE_LOG_QUERIES.event_position,
+        SQLITE_LOG_QUERIES.session,
+        SQLITE_LOG_QUERIES.sessions,
+    ],
 )
 def test_no_read_looks_at_more_rows_than_it_gives(path: Path, query: str) -> None:
     with SqliteStore(path) as store:

@@ -65,7 +65,7 @@ def run_chat(wishes: ChatOptions, screen: ChatScreen, environ: Mapping[str, str]
             _run_messages(room)
         _show_ending(room, is_new=stored is None)
         # A script that pipes messages must see a failure; an interactive user has already seen it.
-        return int(room.failed and not screen.interactive)
+        return int(room.has_failed and not screen.interactive)
 
 
 def _load_setting(wishes: ChatOptions, stored: SessionState | None, environ: Mapping[str, str]) -> ChatSettings:
@@ -85,11 +85,11 @@ def _open_room(
     setting: ChatSettings, stored: SessionState | None, *, log: EventLog, screen: ChatScreen, thread: ChatLoopThread
 ) -> Iterator[ChatSession]:
     """Open the session; on exit it is closed cleanly, and a new session without a turn is deleted."""
-    wishes = setting.wishes
+    wishes = setting.options
     model = find_model((stored.model if stored else "") or setting.config.model, setting.models)
     options = build_session_options(wishes, model, stored, workspace=setting.workspace)
     talk = TurnRunner(thread)
-    options["confirm"] = talk.confirm
+    options["confirm"] = talk.ask_confirmation
     options["store"] = log
     if wishes.simulate:
         from holdfast.simulator.provider import SimulatedProvider
@@ -100,12 +100,12 @@ def _open_room(
     logger = logging.getLogger("holdfast")
     logger.addHandler(warnings)
     try:
-        thread.call(session.__aenter__())
+        thread.run_coroutine(session.__aenter__())
         try:
             yield ChatSession(setting, session, talk, log=log, screen=screen)
         finally:
             with ignore_signals():
-                thread.call(session.aclose())
+                thread.run_coroutine(session.aclose())
                 # A new chat in which nothing was sent leaves no session behind.
                 if stored is None and not session.turn_count:
                     log.delete(session.id)
@@ -115,22 +115,22 @@ def _open_room(
 
 def _show_greeting(room: ChatSession, stored: SessionState | None) -> None:
     """Show the model and workspace; for a resumed session, also its last messages."""
-    session, wishes = room.session, room.setting.wishes
+    session, wishes = room.session, room.settings.options
     if room.screen.interactive:
-        folder = strip_control_characters(shorten_home_path(str(room.setting.workspace.resolve())))
-        room.screen.tell(f"{session.model}{' (simulated)' if wishes.simulate else ''} in {folder}")
-        room.screen.note("/help lists commands; Ctrl-C stops a call, Ctrl-D exits")
+        folder = strip_control_characters(shorten_home_path(str(room.settings.workspace.resolve())))
+        room.screen.show_lines(f"{session.model}{' (simulated)' if wishes.simulate else ''} in {folder}")
+        room.screen.show_note("/help lists commands; Ctrl-C stops a call, Ctrl-D exits")
     if stored is None:
         return
-    room.screen.note(f"resumed after {format_count(session.turn_count, 'turn')}, {format_usd_4(session.cost)}")
+    room.screen.show_note(f"resumed after {format_count(session.turn_count, 'turn')}, {format_usd_4(session.cost)}")
     messages = [
-        passage for passage in stored.passages if not passage.injected and join_text_blocks(passage.content).strip()
+        passage for passage in stored.entries if not passage.is_injected and join_text_blocks(passage.content).strip()
     ]
     if room.screen.interactive:
         for passage in messages[-2:]:
             lines = split_visible_lines(join_text_blocks(passage.content))
             prefix = "> " if passage.role == "user" else "  "
-            room.screen.change([prefix + line for line in truncate_lines(lines, RESUMED_LINES_MAX)], whole=True)
+            room.screen.show_change([prefix + line for line in truncate_lines(lines, RESUMED_LINES_MAX)], whole=True)
         for passage in messages:
             if passage.role == "user":
                 add_to_input_history(join_text_blocks(passage.content))
@@ -141,26 +141,26 @@ def _show_greeting(room: ChatSession, stored: SessionState | None) -> None:
 def _run_messages(room: ChatSession) -> None:
     screen = room.screen
     messages = read_typed_messages(screen) if screen.interactive else read_piped_messages(sys.stdin)
-    room.tell_warnings()
+    room.show_warnings()
     for message in messages:
         try:
             if not message.startswith("/"):
-                room.speak(message)
+                room.send_message(message)
             elif not run_chat_command(room, message):
                 break
         except KeyboardInterrupt:
             if not screen.interactive:
                 raise
-        room.tell_warnings()
+        room.show_warnings()
 
 
 def _show_ending(room: ChatSession, *, is_new: bool) -> None:
     session = room.session
     if is_new and not session.turn_count:
-        room.screen.note("no message was sent; nothing is stored")
+        room.screen.show_note("no message was sent; nothing is stored")
         return
-    room.screen.note(f"{format_usd_4(session.cost)} in {format_count(session.turn_count, 'turn')}; to continue:")
-    room.screen.note(format_resume_command(room.setting.wishes, session.id))
+    room.screen.show_note(f"{format_usd_4(session.cost)} in {format_count(session.turn_count, 'turn')}; to continue:")
+    room.screen.show_note(format_resume_command(room.settings.options, session.id))
 
 
 SHOWN_CHARACTERS_MAX = 400

@@ -133,15 +133,15 @@ def format_cache_lines(
     else:
         lines = [
             f"cached: {cached.tokens:,} tokens for another {format_clock_time(left)}; each use renews the TTL of "
-            f"{format_clock_time(cached.lifetime_seconds)}"
+            f"{format_clock_time(cached.ttl_seconds)}"
         ]
     if wake.prompt_tokens:
         lines.append(f"next: {wake}")
     if verdict is not None:
         lines.append(f"last: {format_verdict(verdict)}")
-    for breakpoint in plan.marks if plan else ():
+    for breakpoint in plan.breakpoints if plan else ():
         reason = f": {breakpoint.reason}" if breakpoint.reason else ""
-        lines.append(f"breakpoint: after block {breakpoint.piece + 1}, TTL {breakpoint.ttl}{reason}")
+        lines.append(f"breakpoint: after block {breakpoint.block_index + 1}, TTL {breakpoint.ttl}{reason}")
     lines += [f"note: {note}" for note in (plan.notes if plan else ())]
     return [_one_line(line) for line in lines]
 

@@ -57,7 +57,7 @@ class ChatScreen:
     def width(self) -> int:
         return shutil.get_terminal_size().columns if self.interactive else 80
 
-    def stream(self, text: str, *, dim: bool = False) -> None:
+    def stream_text(self, text: str, *, dim: bool = False) -> None:
         """Print a part of the model's reply, without control characters."""
         shown = clean_streamed_text(text)
         if not shown:
@@ -76,21 +76,21 @@ class ChatScreen:
         self._write(self._beside, self._styled(text, _DIM))
         self.end_line()
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         self.begin_note(text)
         self.end_line()
 
-    def tell(self, *lines: str) -> None:
+    def show_lines(self, *lines: str) -> None:
         """Print the output of a command."""
         self.end_line()
         for line in lines:
             self._write(self._out, line + "\n")
 
-    def complain(self, text: str) -> None:
+    def show_error(self, text: str) -> None:
         self.end_line()
         self._write(self._beside, self._styled(text, _RED) + "\n")
 
-    def change(self, lines: Sequence[str], *, whole: bool) -> None:
+    def show_change(self, lines: Sequence[str], *, whole: bool) -> None:
         """Print a change that the user must confirm, with added and removed lines in colour."""
         self.end_line()
         for line in lines if whole else truncate_lines(lines):
@@ -102,7 +102,7 @@ class ChatScreen:
             self._write(self._open, "\n")
             self._open = None
 
-    def ask(self, question: str) -> str | None:
+    def read_answer(self, question: str) -> str | None:
         """Read a one-line answer; None for Ctrl-C, Ctrl-D and without a terminal."""
         self.end_line()
         if not self.interactive:
@@ -212,9 +212,9 @@ def _line(screen: ChatScreen, prompt: str) -> str | None:
         try:
             return _read_line(prompt)
         except KeyboardInterrupt:
-            screen.tell("", f"{INDENT}Ctrl-D or /exit ends the chat")
+            screen.show_lines("", f"{INDENT}Ctrl-D or /exit ends the chat")
         except EOFError:
-            screen.tell("")
+            screen.show_lines("")
             return None
 
 
@@ -259,7 +259,7 @@ class TurnView:
         self._open_call_id: str | None = None
         self.plan: Plan | None = None
 
-    def show(self, item: Delta | Event) -> None:
+    def show_item(self, item: Delta | Event) -> None:
         match item:
             case TextDelta(text=text):
                 self._stream(text, thinking=False)
@@ -277,7 +277,7 @@ class TurnView:
         if thinking != self._last_was_thinking:
             self._screen.end_line()
         self._last_was_thinking = thinking
-        self._screen.stream(text, dim=thinking)
+        self._screen.stream_text(text, dim=thinking)
 
     def _finish(self, reply: Reply) -> None:
         self._screen.end_line()
@@ -292,9 +292,9 @@ class TurnView:
                 self.plan = plan
             case LlmCallCompleted() as call:
                 if call.stop_reason == "max_tokens":
-                    self._screen.note("the reply was cut off at the limit of output tokens")
+                    self._screen.show_note("the reply was cut off at the limit of output tokens")
                 elif call.stop_reason == "refusal":
-                    self._screen.note("the model refused to answer")
+                    self._screen.show_note("the model refused to answer")
             case ToolCalled() as call if self._is_single_call:
                 # Parallel calls would interleave on the line, so only a single call gets its line before it ends.
                 self._open_call_id = call.tool_use_id
@@ -309,7 +309,7 @@ class TurnView:
                     failed.tool_use_id, strip_control_characters(f"{failed.error_class.replace('_', ' ')}{reason}")
                 )
             case TurnCancelled(reason="step_limit"):
-                self._screen.note("stopped: the turn reached its limit of model calls")
+                self._screen.show_note("stopped: the turn reached its limit of model calls")
             case _:
                 pass
 
@@ -317,5 +317,5 @@ class TurnView:
         if self._open_call_id == tool_use_id:
             self._screen.end_note(f" → {result}")
         else:
-            self._screen.note(f"{self._calls.get(tool_use_id, 'a tool')} → {result}")
+            self._screen.show_note(f"{self._calls.get(tool_use_id, 'a tool')} → {result}")
         self._open_call_id = None

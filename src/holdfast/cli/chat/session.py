@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 class ChatSettings(msgspec.Struct, frozen=True):
     """What stays fixed for the whole chat."""
 
-    wishes: ChatOptions
+    options: ChatOptions
     workspace: Path
     config: Config
     models: Models
@@ -57,27 +57,27 @@ class ChatSession:
     def __init__(
         self, setting: ChatSettings, session: Session, talk: TurnRunner, *, log: EventLog, screen: ChatScreen
     ) -> None:
-        self.setting = setting
+        self.settings = setting
         self.session = session
         self.log = log
         self.screen = screen
-        self.talk = talk
+        self.turn_runner = talk
         self.plan: Plan | None = None
-        self.failed = False
+        self.has_failed = False
 
-    def call(self, coroutine: Coroutine[object, None, Result]) -> Result:
-        return self.talk.thread.call(coroutine)
+    def run_coroutine(self, coroutine: Coroutine[object, None, Result]) -> Result:
+        return self.turn_runner.thread.run_coroutine(coroutine)
 
-    def speak(self, message: str) -> None:
+    def send_message(self, message: str) -> None:
         """Send the message and show the turn until it ends; Ctrl-C cancels it."""
-        view = TurnView(self.screen, thinking=self.setting.wishes.thinking)
+        view = TurnView(self.screen, thinking=self.settings.options.thinking)
         cost_before, usage_before = self.session.cost, self.session.usage
         estimated: list[Event] = []
         unsubscribe = self.session.subscribe(
             lambda event: estimated.append(event) if _is_output_estimated(event) else None
         )
-        with handle_interrupt(lambda number, frame: self.talk.cancel()):
-            self.talk.begin(self.session, message)
+        with handle_interrupt(lambda number, frame: self.turn_runner.cancel_turn()):
+            self.turn_runner.start_turn(self.session, message)
             over = self._follow(view)
         unsubscribe()
         self.screen.end_line()
@@ -89,68 +89,75 @@ class ChatSession:
             cached = self.session.cache_state()
             warm = cached.expires_at - system_clock() if cached.tokens else 0.0
             total = self.session.cost
-            self.screen.note(
+            self.screen.show_note(
                 format_status_line(usage, cost, session_usd=total, warm_seconds=warm, estimated=bool(estimated))
             )
 
-    def sure(self, question: str) -> bool:
+    def ask_yes_no(self, question: str) -> bool:
         """Whether the user answers yes; with --yes, the question is not asked."""
-        return self.setting.wishes.yes or parse_confirmation(self.screen.ask(f"{question} [y]es / [n]o: ")) is True
+        return (
+            self.settings.options.yes
+            or parse_confirmation(self.screen.read_answer(f"{question} [y]es / [n]o: ")) is True
+        )
 
-    def tell_warnings(self) -> None:
+    def show_warnings(self) -> None:
         """Show the warnings logged since the last turn."""
-        while not self.talk.notices.empty():
-            notice = self.talk.notices.get()
+        while not self.turn_runner.notices.empty():
+            notice = self.turn_runner.notices.get()
             if isinstance(notice, WarningNotice):
-                self.screen.note(strip_control_characters(notice.text))
+                self.screen.show_note(strip_control_characters(notice.text))
 
     def _follow(self, view: TurnView) -> TurnEnd:
         while True:
-            match self.talk.notices.get():
+            match self.turn_runner.notices.get():
                 case TurnEnd() as over:
                     return over
                 case ConfirmationQuestion(request, answer):
                     answer(self._judge(request))
                 case WarningNotice(text):
-                    self.screen.note(strip_control_characters(text))
+                    self.screen.show_note(strip_control_characters(text))
                 case item:
-                    view.show(item)
+                    view.show_item(item)
 
     def _judge(self, request: ConfirmationRequest) -> Confirmation:
-        if self.setting.wishes.yes:
+        if self.settings.options.yes:
             return True
         if not self.screen.interactive:
-            self.screen.note(
+            self.screen.show_note(
                 f"{strip_control_characters(request.tool_name)}: refused without a terminal to ask; --yes allows it"
             )
             return False
-        lines = format_confirmation(request, self.setting.workspace)
-        self.screen.change(lines, whole=False)
+        lines = format_confirmation(request, self.settings.workspace)
+        self.screen.show_change(lines, whole=False)
         is_cut = len(lines) > DIFF_LINES_MAX
         choices = "[y]es / [n]o / [a]lways this session" + (" / [s]how all" if is_cut else "")
         question = f"  {strip_control_characters(request.tool_name)}: {choices}? "
-        while (answer := self.screen.ask(question)) is not None and is_cut and answer.strip().lower() in ("s", "show"):
-            self.screen.change(lines, whole=True)
+        while (
+            (answer := self.screen.read_answer(question)) is not None
+            and is_cut
+            and answer.strip().lower() in ("s", "show")
+        ):
+            self.screen.show_change(lines, whole=True)
         return parse_confirmation(answer)
 
     def _conclude(self, over: TurnEnd) -> None:
         if over.cancelled:
-            self.screen.note("cancelled; the conversation so far is kept")
+            self.screen.show_note("cancelled; the conversation so far is kept")
             if not self.screen.interactive:
                 raise KeyboardInterrupt
         elif isinstance(over.error, HoldfastError):
-            self.failed = True
-            self.screen.complain(strip_control_characters(str(over.error)))
+            self.has_failed = True
+            self.screen.show_error(strip_control_characters(str(over.error)))
             unreached = isinstance(over.error, ProviderError) and over.error.kind == "network" and not self.session.cost
             if unreached:
-                self.screen.note("to try things without a network: holdfast chat --simulate")
+                self.screen.show_note("to try things without a network: holdfast chat --simulate")
         elif over.error is not None:
             raise over.error
 
 
 def _is_output_estimated(event: Event) -> bool:
     """Whether the event is a broken-off call whose output tokens the provider did not report."""
-    return isinstance(event.payload, LlmCallFailed) and event.payload.output_estimated
+    return isinstance(event.payload, LlmCallFailed) and event.payload.is_output_estimated
 
 
 DIFF_BYTES_MAX = 2_000_000

@@ -49,7 +49,7 @@ class ChatLoopThread:
         self._thread = threading.Thread(target=self.loop.run_forever, name="holdfast-chat", daemon=True)
         self._thread.start()
 
-    def call(self, coroutine: Coroutine[object, None, Result]) -> Result:
+    def run_coroutine(self, coroutine: Coroutine[object, None, Result]) -> Result:
         """Run the coroutine on the loop and return its result or raise its exception."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
@@ -69,7 +69,7 @@ class TurnRunner:
         self._stopping = False
         self.notices: SimpleQueue[ChatNotice] = SimpleQueue()
 
-    def begin(self, session: Session, message: str) -> None:
+    def start_turn(self, session: Session, message: str) -> None:
         def start() -> None:
             self._turn = self._loop.create_task(self._speak(session, message))
             self._turn.add_done_callback(self._end)
@@ -77,11 +77,11 @@ class TurnRunner:
 
         self._loop.call_soon_threadsafe(start)
 
-    def cancel(self) -> None:
+    def cancel_turn(self) -> None:
         """Safe to call from a signal handler: it neither blocks nor prints."""
         self._loop.call_soon_threadsafe(self._cancel)
 
-    async def confirm(self, request: ConfirmationRequest) -> Confirmation:
+    async def ask_confirmation(self, request: ConfirmationRequest) -> Confirmation:
         """Put the question into `notices` and wait for its answer."""
         answer: asyncio.Future[Confirmation] = self._loop.create_future()
 

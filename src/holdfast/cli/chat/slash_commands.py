@@ -31,7 +31,7 @@ DESCRIPTION_CHARACTERS_MAX = 80
 class ChatCommand(NamedTuple):
     run: Callable[[ChatSession, str], None]
     usage: str
-    about: str
+    description: str
 
 
 def run_chat_command(room: ChatSession, line: str) -> bool:
@@ -44,41 +44,41 @@ def run_chat_command(room: ChatSession, line: str) -> bool:
     if command is None:
         closest = find_closest_word(name, (*CHAT_COMMANDS, *EXIT_COMMANDS))
         hint = f"did you mean /{closest}?" if closest else "/help lists all commands."
-        room.screen.complain(
+        room.screen.show_error(
             f"unknown command /{strip_control_characters(name)}; {hint} To send the line as a message, start it with a space."
         )
         return True
     try:
         command.run(room, argument.strip())
     except HoldfastError as error:
-        room.screen.complain(strip_control_characters(str(error)))
+        room.screen.show_error(strip_control_characters(str(error)))
     return True
 
 
 def switch_chat_model(room: ChatSession, name: str) -> None:
     """Switch to another model after the user has seen the cost and agreed."""
-    setting, session = room.setting, room.session
+    setting, session = room.settings, room.session
     model = find_model(name, setting.models)
     if model.id == session.model:
-        room.screen.tell(f"{model.id} is already in use")
+        room.screen.show_lines(f"{model.id} is already in use")
         return
-    check_model_usable(model, setting.wishes, setting.config, setting.environ)
+    check_model_usable(model, setting.options, setting.config, setting.environ)
     quote = session.quote_switch(model.id)
-    room.screen.tell(str(quote))
+    room.screen.show_lines(str(quote))
     if quote.dropped:
-        room.screen.tell("not transferred: " + ", ".join(f"{count} {kind}" for kind, count in quote.dropped))
-    if not room.sure("Switch?"):
-        room.screen.tell(f"staying with {session.model}")
+        room.screen.show_lines("not transferred: " + ", ".join(f"{count} {kind}" for kind, count in quote.dropped))
+    if not room.ask_yes_no("Switch?"):
+        room.screen.show_lines(f"staying with {session.model}")
         return
-    room.call(session.switch_model(model.id, allow_uncached=True))
+    room.run_coroutine(session.switch_model(model.id, allow_uncached=True))
     room.plan = None
-    room.screen.tell(f"now using {session.model}")
+    room.screen.show_lines(f"now using {session.model}")
 
 
 def _help(room: ChatSession, argument: str) -> None:
-    rows = [(command.usage, command.about) for command in CHAT_COMMANDS.values()]
+    rows = [(command.usage, command.description) for command in CHAT_COMMANDS.values()]
     widest = max(len(usage) for usage, _ in rows)
-    room.screen.tell(
+    room.screen.show_lines(
         *(f"{usage:<{widest}}  {about}" for usage, about in rows),
         f"{'/exit':<{widest}}  end the chat; Ctrl-D does the same",
         "A line that ends in \\ continues on the next one. Ctrl-C stops a call.",
@@ -88,39 +88,39 @@ def _help(room: ChatSession, argument: str) -> None:
 def _cost(room: ChatSession, argument: str) -> None:
     from holdfast.cli.tables import print_table
 
-    turns = compute_turn_costs(room.log.read(room.session.id), room.setting.models)
+    turns = compute_turn_costs(room.log.read(room.session.id), room.settings.models)
     if not turns:
-        room.screen.tell("no cost yet")
+        room.screen.show_lines("no cost yet")
         return
     room.screen.end_line()
     print_table(
         ("turn", "calls", "in", "read", "written", "uncached", "out", "cost", "without"), build_cost_rows(turns)
     )
-    room.screen.tell(format_cost_total(turns))
+    room.screen.show_lines(format_cost_total(turns))
 
 
 def _cache(room: ChatSession, argument: str) -> None:
     from holdfast.ledger.accounting import iter_entries
 
     session, verdict = room.session, None
-    for entry in iter_entries(room.log.read(session.id), room.setting.models):
+    for entry in iter_entries(room.log.read(session.id), room.settings.models):
         verdict = entry.verdict or verdict
-    room.screen.tell(
+    room.screen.show_lines(
         *format_cache_lines(session.cache_state(), session.next_wake(), room.plan, verdict, at=system_clock())
     )
 
 
 def _context(room: ChatSession, argument: str) -> None:
-    room.screen.tell(*format_context_lines(room.session.context_use(), room.screen.width))
+    room.screen.show_lines(*format_context_lines(room.session.context_use(), room.screen.width))
 
 
 def _compact(room: ChatSession, argument: str) -> None:
-    result = room.call(room.session.compact())
+    result = room.run_coroutine(room.session.compact())
     if result.reason:
-        room.screen.tell(f"not compacted: {result.reason}")
+        room.screen.show_lines(f"not compacted: {result.reason}")
         return
     room.plan = None
-    room.screen.tell(
+    room.screen.show_lines(
         f"compacted {result.removed_message_count} messages: {result.tokens_before:,} tokens became "
         f"{result.tokens_after:,}; the log keeps the messages",
         f"`holdfast history {room.session.id}` shows them; the next call writes the shorter prompt to the cache",
@@ -131,17 +131,19 @@ def _skills(room: ChatSession, argument: str) -> None:
     from holdfast.runtime.skills import default_skill_roots
     from holdfast.sources.skills.library import read_skill_library
 
-    setting = room.setting
+    setting = room.settings
     library = read_skill_library(default_skill_roots(setting.config, setting.environ, workspace=setting.workspace))
     skills = library.store.list_skills()
     if not skills:
-        room.screen.tell("no skills; a skill is a folder with a SKILL.md in .holdfast/skills, here or in your home")
+        room.screen.show_lines(
+            "no skills; a skill is a folder with a SKILL.md in .holdfast/skills, here or in your home"
+        )
     for skill in skills:
         description = " ".join(strip_control_characters(skill.description).split())[:DESCRIPTION_CHARACTERS_MAX]
         tokens = format_count(skill.estimated_body_tokens, "token")
-        room.screen.tell(f"{skill.name} ({skill.source}, {tokens}): {description}")
+        room.screen.show_lines(f"{skill.name} ({skill.source}, {tokens}): {description}")
     if invalid := sum(not report.valid for report in library.reports):
-        room.screen.tell(f"{invalid} could not be loaded; `holdfast skills validate` says why")
+        room.screen.show_lines(f"{invalid} could not be loaded; `holdfast skills validate` says why")
 
 
 def _model(room: ChatSession, argument: str) -> None:
@@ -149,30 +151,30 @@ def _model(room: ChatSession, argument: str) -> None:
         switch_chat_model(room, argument)
         return
     provider = room.session.model.partition(":")[0]
-    others = [name for name in room.setting.models if name.startswith(f"{provider}:") and name != room.session.model]
-    room.screen.tell(room.session.model, *(f"  {name}" for name in others))
-    room.screen.tell("/model PROVIDER:NAME shows what a switch costs and asks before switching")
+    others = [name for name in room.settings.models if name.startswith(f"{provider}:") and name != room.session.model]
+    room.screen.show_lines(room.session.model, *(f"  {name}" for name in others))
+    room.screen.show_lines("/model PROVIDER:NAME shows what a switch costs and asks before switching")
 
 
 def _tools(room: ChatSession, argument: str) -> None:
     confirmed = {tool.spec.name for tool in builtin_tools() if tool.side_effects in CONFIRM_FOR} | set(MEMORY_NAMES)
     if not room.session.tools:
-        room.screen.tell("the model has no tools")
+        room.screen.show_lines("the model has no tools")
     for spec in room.session.tools:
         sentence = spec.description.partition("\n")[0].partition(". ")[0][:DESCRIPTION_CHARACTERS_MAX].rstrip(".")
-        room.screen.tell(
+        room.screen.show_lines(
             f"{spec.name}{' (asks first)' if spec.name in confirmed else ''}: {strip_control_characters(sentence)}"
         )
 
 
 def _session(room: ChatSession, argument: str) -> None:
-    session, setting = room.session, room.setting
-    room.screen.tell(
+    session, setting = room.session, room.settings
+    room.screen.show_lines(
         f"session    {session.id}",
-        f"model      {session.model}{' (simulated)' if setting.wishes.simulate else ''}",
+        f"model      {session.model}{' (simulated)' if setting.options.simulate else ''}",
         f"workspace  {strip_control_characters(shorten_home_path(str(setting.workspace.resolve())))}",
         f"turns      {session.turn_count}, {format_usd_4(session.cost)}",
-        f"resume     {format_resume_command(setting.wishes, session.id)}",
+        f"resume     {format_resume_command(setting.options, session.id)}",
     )
 
 

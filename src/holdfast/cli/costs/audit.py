@@ -86,18 +86,18 @@ def command(
     transcripts: list[Transcript] = []
     for item in items:
         if isinstance(item, BrokenLine):
-            audit.pass_over(item)
+            audit.skip_line(item)
         else:
             transcripts.append(item)
     # A resumed or forked transcript repeats the calls of the one it continues: count each call once.
     chosen = _select_session(deduplicate_transcripts(transcripts, since=start_at), wanted)
     for transcript in track_progress(chosen, "conversations", len(chosen)):
-        audit.add(transcript)
-    report = audit.report()
+        audit.add_transcript(transcript)
+    report = audit.build_report()
     if not report.calls:
         raise UserError(f"{_describe_nothing_found(location, since)}; {'; '.join(_describe_skipped(report, query))}")
     if rivals:
-        report = msgspec.structs.replace(report, rivals=_rivals(chosen, models))
+        report = msgspec.structs.replace(report, other_policies=_rivals(chosen, models))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
@@ -110,14 +110,14 @@ class AuditQuery(NamedTuple):
     """What to audit; the readers add ids of skipped simulated sessions to `left_out`."""
 
     since: float
-    spelled: bool
-    simulated: bool
-    left_out: list[str]
+    with_content: bool
+    with_simulated: bool
+    skipped_ids: list[str]
 
 
 def _describe_left_out(query: AuditQuery) -> "Iterator[str]":
-    if query.left_out:
-        yield f"not counted: {format_count(len(query.left_out), 'simulated session')}; --simulated includes them"
+    if query.skipped_ids:
+        yield f"not counted: {format_count(len(query.skipped_ids), 'simulated session')}; --simulated includes them"
 
 
 def _describe_skipped(report: "AuditReport", query: AuditQuery) -> "Iterator[str]":
@@ -197,7 +197,7 @@ def _read_transcripts(path: "Path", query: AuditQuery) -> "Read":
     # A file last written before the start date cannot contain a call after it.
     files = [file for file in find_transcript_files(path) if file.stat().st_mtime >= query.since]
     for file in track_progress(files, "transcripts", len(files)):
-        yield from read_transcript(file, spelled=query.spelled)
+        yield from read_transcript(file, spelled=query.with_content)
 
 
 def _read_store(address: str, query: AuditQuery) -> "Read":
@@ -211,8 +211,8 @@ def _read_store(address: str, query: AuditQuery) -> "Read":
     with contextlib.closing(open_store(address)) as log:
         rows = log.sessions()
         for row in track_progress(rows, "sessions", len(rows)):
-            if not query.simulated and is_simulated(log, row.id):
-                query.left_out.append(row.id)
+            if not query.with_simulated and is_simulated(log, row.id):
+                query.skipped_ids.append(row.id)
                 continue
             transcript = build_stored_transcript(log.read(row.id), row.id)
             if transcript is not None:
@@ -256,13 +256,15 @@ def _rivals(transcripts: "Sequence[Transcript]", models: "Models") -> "tuple[Pol
         except UserError:
             continue
         # Replaying needs the message text, and a model whose cache is controlled by breakpoints.
-        if transcript.spelled and has_plannable_cache(row):
-            totals.add(
-                compare_policies(transcript.recording, roster.fresh(), make_replay_setting(row, ttl_upgrade=False)),
+        if transcript.has_text and has_plannable_cache(row):
+            totals.add_comparison(
+                compare_policies(
+                    transcript.recording, roster.create_policies(), make_replay_setting(row, ttl_upgrade=False)
+                ),
                 None,
                 0,
             )
-    return totals.report().policies
+    return totals.build_report().policies
 
 
 def _show(report: "AuditReport", limit: int) -> None:
@@ -294,9 +296,9 @@ def _show(report: "AuditReport", limit: int) -> None:
         click.echo(
             f"{format_count(len(report.sessions) - limit, 'more session')}; raise --limit, or use --json for all"
         )
-    if report.rivals:
+    if report.other_policies:
         click.echo("\nThe same prompts under every policy (prompt costs only, estimated tokens, today's prices):")
-        print_policies(report.rivals)
+        print_policies(report.other_policies)
     for line in _footnotes(report):
         click.echo(line)
 
@@ -305,13 +307,13 @@ def _summary_lines(report: "AuditReport") -> "Iterator[str]":
     sessions, calls = format_count(len(report.sessions), "session"), format_count(report.calls, "call")
     days = f"{_day(report.from_at)} to {_day(report.to_at)}"
     yield f"You spent {_usd(report.spent_usd)} on {calls} in {sessions}, {days}."
-    if report.cold_calls:
+    if report.cache_misses:
         share = report.lost_usd / report.spent_usd if report.spent_usd else 0.0
-        calls_missed = f"{report.cold_calls:,} cache miss{'' if report.cold_calls == 1 else 'es'}"
+        calls_missed = f"{report.cache_misses:,} cache miss{'' if report.cache_misses == 1 else 'es'}"
         yield f"{_usd(report.lost_usd)} of it ({share:.0%}) went to {calls_missed}."
     else:
         yield "No call missed the cache."
-    if any(model.judged for model in report.models):
+    if any(model.takes_breakpoints for model in report.models):
         yield f"Holdfast's plan would have cost {_range(report.planned_usd)} on the same prompts,"
         yield f"{_describe_difference(report)}; the optimum in hindsight is about {_usd(report.optimum_usd)}."
 

@@ -66,11 +66,11 @@ def _show_costs(costs_of_session: "Counterfactual") -> None:
         ("", "cost", "vs improved"),
         ((name, f"${usd:.6f}", _times(usd, costs_of_session.improved_usd)) for name, usd in rows),
     )
-    if costs_of_session.habits:
+    if costs_of_session.anti_patterns:
         click.echo("cost of each anti-pattern, if only the others are fixed:")
         habit_rows = (
-            (row.habit, str(row.calls), "fixed" if row.mended else format_usd(row.usd, 6))
-            for row in costs_of_session.habits
+            (row.anti_pattern, str(row.calls), "fixed" if row.is_fixed else format_usd(row.usd, 6))
+            for row in costs_of_session.anti_patterns
         )
         print_table(("anti-pattern", "calls", "cost"), habit_rows)
 
@@ -92,9 +92,9 @@ def show_changes(session_id: str, db: str | None) -> None:
     forwarded = [payload for payload in payloads if isinstance(payload, GatewayForwarded)]
     for number, call in enumerate(forwarded, 1):
         for change in call.changes:
-            done = "fixed" if change.done else "can be fixed"
+            done = "fixed" if change.is_applied else "can be fixed"
             click.echo(
-                f"call {number}: {done}: {strip_control_characters(change.habit)} ({strip_control_characters(change.place)})"
+                f"call {number}: {done}: {strip_control_characters(change.anti_pattern)} ({strip_control_characters(change.location)})"
             )
             for line in change.diff:
                 click.echo(f"    {strip_control_characters(line)}")
@@ -166,7 +166,7 @@ def preview_improvement(file: str, speaks: str, path: str, volatile: tuple[str, 
     rules = tuple(VolatileRule(*option.partition("=")[::2]) for option in volatile)
     improver = RequestRewriter(load_configured_models(), VolatileExtractor((DATE_RULE, *rules)))
     try:
-        improved = improver.improved(speaks, body, path=path)
+        improved = improver.rewrite_request(speaks, body, path=path)
     except HoldfastError:
         raise
     # FILE may hold anything, and a body that is no request can fail anywhere in the improver.
@@ -176,7 +176,7 @@ def preview_improvement(file: str, speaks: str, path: str, volatile: tuple[str, 
         click.echo("The request would be forwarded unchanged.")
         return
     for change in improved.changes:
-        click.echo(f"{change.habit} ({change.place})")
+        click.echo(f"{change.anti_pattern} ({change.location})")
     for line in iterate_diff_lines(body, improved.body):
         click.echo(line)
 

@@ -39,11 +39,15 @@ def _show(lessons: "LearnedSummary") -> None:
     print_table(headings, map(_cache_row, lessons.caches))
     click.echo("")
     idle_headings = ("workspace", "sessions", "calls", "tool waits", "user waits", "idle 5 to 60 min")
-    print_table(idle_headings, map(_idle_row, lessons.rhythms))
+    print_table(idle_headings, map(_idle_row, lessons.idle_times))
 
 
 def _cache_row(lesson: "LearnedCacheSummary") -> tuple[str, ...]:
-    upgrade = "not observed yet" if not lesson.anchors_read + lesson.anchors_lost else f"{lesson.upgrade:.0%} likely"
+    upgrade = (
+        "not observed yet"
+        if not lesson.anchors_read + lesson.anchors_lost
+        else f"{lesson.upgrade_probability:.0%} likely"
+    )
     floor = "catalog value" if lesson.floor_tokens is None else f"{lesson.floor_tokens} tokens"
     counts = (str(lesson.anchors_read), str(lesson.anchors_lost))
     return (lesson.model, lesson.route, upgrade, *counts, floor, str(len(lesson.sessions)))
@@ -54,7 +58,7 @@ def _idle_row(idle: "IdleTimeSummary") -> tuple[str, ...]:
         idle.workspace or "(none)",
         str(idle.sessions),
         str(idle.calls),
-        f"{idle.tool_gaps:.0f}",
-        f"{idle.person_gaps:.0f}",
-        f"{idle.pause:.1%}",
+        f"{idle.tool_idle_times:.0f}",
+        f"{idle.person_idle_times:.0f}",
+        f"{idle.pause_share:.1%}",
     )

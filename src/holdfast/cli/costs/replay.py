@@ -82,7 +82,7 @@ def command(
     if not totals.recordings:
         raise UserError(f"none of the {totals.broken} lines holds a conversation; check the traces")
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(totals.report())).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(totals.build_report())).decode())
     else:
         _show(totals)
 
@@ -119,12 +119,14 @@ def _replay_all(
                 compacted = compact_recording(recording, setting.model, DEFAULT_CONFIG)
                 totals.compactions += compacted.compactions
                 # The recorded usage is of the uncompacted conversation, so it cannot validate the cache model here.
-                totals.add(
-                    compare_policies(compacted.recording, roster.fresh(), setting, sent), None, len(recording.calls)
+                totals.add_comparison(
+                    compare_policies(compacted.recording, roster.create_policies(), setting, sent),
+                    None,
+                    len(recording.calls),
                 )
             else:
-                totals.add(
-                    compare_policies(recording, roster.fresh(), setting, sent),
+                totals.add_comparison(
+                    compare_policies(recording, roster.create_policies(), setting, sent),
                     measure_model_fit(recording, setting),
                     len(recording.calls),
                 )
@@ -145,7 +147,7 @@ def _request_writer(write: "Callable[[bytes], int]", conversation: str) -> "OnRe
 
 def _show(totals: "ReplayTotals") -> None:
 
-    report = totals.report()
+    report = totals.build_report()
     print_policies(report.policies)
     played = f"{format_count(report.conversations, 'conversation')}, {format_count(report.calls, 'call')}"
     click.echo(f"{played}; bound ${report.bound_usd:.4f}, optimum ${report.optimum_usd:.4f}")
@@ -153,8 +155,8 @@ def _show(totals: "ReplayTotals") -> None:
         click.echo(format_count(report.compactions, "compaction"))
     if report.broken_lines:
         click.echo(f"{report.broken_lines} broken lines were skipped")
-    if totals.likeness is not None:
-        _show_likeness(totals.likeness)
+    if totals.model_fit is not None:
+        _show_likeness(totals.model_fit)
 
 
 def _show_likeness(likeness: "ModelFit") -> None:
@@ -177,9 +179,9 @@ class PolicyFactory:
         self._wanted, self._keep_alive = wanted, keep_alive
         self._ours = AdaptivePolicy(LearnedParameters(), keep_alive=keep_alive)
 
-    def fresh(self) -> tuple[CachePolicy, ...]:
+    def create_policies(self) -> tuple[CachePolicy, ...]:
         # Real sessions start with learned parameters too; the other policies learn nothing.
-        self._ours = AdaptivePolicy(self._ours.learned(), keep_alive=self._keep_alive)
+        self._ours = AdaptivePolicy(self._ours.learned_parameters(), keep_alive=self._keep_alive)
         policies: dict[str, CachePolicy] = {AdaptivePolicy.name: self._ours, **new_compared_policies()}
         return tuple(policies.values()) if self._wanted == ALL else (policies[self._wanted],)
 
@@ -198,7 +200,7 @@ def print_policies(policies: Iterable[PolicyRow]) -> None:
                 f"{row.to_bound:.3f}",
                 f"{row.to_optimum:.3f}",
                 str(row.pings),
-                str(row.cold_calls),
+                str(row.cache_misses),
             )
             for row in rows
         ),

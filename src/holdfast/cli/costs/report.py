@@ -44,7 +44,7 @@ def command(
         if wanted is not None and not rows:
             raise UserError(f"session {wanted!r} has no event since then; `holdfast sessions list` shows all")
         tables, scope = (
-            log.tables(),
+            log.cost_queries(),
             LedgerScope(since=start, session_id=wanted, simulated=simulated or wanted is not None),
         )
         report = build_report(tables, scope)
@@ -137,4 +137,12 @@ def _session_row(session: "SessionAmounts") -> tuple[str, ...]:
     amounts = session.amounts
     money = (f"${amounts.spent_usd:.4f}", format_usd(amounts.saved_usd, 4), f"${amounts.lost_usd:.4f}")
     share = f"{amounts.usage.read_share:.1%}"
-    return (session.id, session.name or "", session.model, str(amounts.calls), share, *money, session.worst or "")
+    return (
+        session.id,
+        session.name or "",
+        session.model,
+        str(amounts.calls),
+        share,
+        *money,
+        session.worst_verdict or "",
+    )

@@ -42,7 +42,7 @@ def show_store_info(db: str | None, as_json: bool, check: bool) -> None:
         if check:
             # Sessions that are not rolled up yet would show as differences.
             _catch_up(log)
-        facts = log.facts()
+        facts = log.read_facts()
         mismatches = tuple(find_differences(log, load_configured_models())) if check else None
     if as_json:
         fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
@@ -68,7 +68,11 @@ def _fact_rows(facts: "StoreFacts") -> "Iterator[tuple[str, str]]":
     yield (
         "calls",
         f"{facts.calls:,}"
-        + (f", and {format_count(facts.to_enter, 'session')} not rolled up yet" if facts.to_enter else ""),
+        + (
+            f", and {format_count(facts.pending_sessions, 'session')} not rolled up yet"
+            if facts.pending_sessions
+            else ""
+        ),
     )
     if facts.oldest_at is not None and facts.newest_at is not None:
         yield "from", _time(facts.oldest_at)
@@ -94,7 +98,7 @@ def migrate_store(db: str | None) -> None:
     """Migrate an older store to the current version and update its roll-up tables."""
     with _open_database(db) as log:
         entered = _catch_up(log)
-        click.echo(f"version {log.facts().version}; {format_count(entered, 'session')} rolled up")
+        click.echo(f"version {log.read_facts().version}; {format_count(entered, 'session')} rolled up")
 
 
 @command.command("rebuild")
@@ -105,7 +109,7 @@ def rebuild_store(db: str | None) -> None:
     Totals are too small until it is done. If it is interrupted, the next command that needs a total continues it.
     """
     with _open_database(db) as log:
-        log.rebuild()
+        log.clear_tables()
         click.echo(f"{format_count(_catch_up(log), 'session')} rolled up")
 
 
@@ -132,7 +136,7 @@ def prune_store(*, db: str | None, older_than: str | None, audit_too: bool, dry_
     # Passed as ("",) if empty: the SQL needs at least one value in its list, and no event has an empty type.
     kept_types = () if audit_too else RETAINED_EVENT_TYPES
     with _open_database(db) as log:
-        old = log.prunable(kept_types or ("",), before=before)
+        old = log.list_prunable(kept_types or ("",), before=before)
         count = sum(events for _, events in old)
         what = f"{format_count(count, 'event')} of {format_count(len(old), 'session')} without an event since {_time(before)}"
         if not old:
@@ -270,12 +274,12 @@ def import_events(file: IO[bytes], db: str | None) -> None:
             intake = open_instruction_intake(log) if deployment is not None else None
             for item in track_progress(import_lines(file, log, file.name, intake), "sessions"):
                 if isinstance(item, ImportedSession):
-                    sessions, added, existing = sessions + 1, added + item.added, existing + item.known
+                    sessions, added, existing = sessions + 1, added + item.added, existing + item.existing
                 else:
-                    owners.add(item)
+                    owners.add_owner(item)
     finally:
         # Also after a failure: the user must see what is already in the store.
-        for line in owners.lines():
+        for line in owners.format_lines():
             click.echo(line)
         if sessions:
             click.echo(
@@ -299,8 +303,8 @@ def _catch_up(log: "DatabaseEventLog") -> int:
     from holdfast.cli.tables import track_progress
 
     entered = 0
-    for session_id in track_progress(log.to_enter(), "sessions", log.facts().to_enter):
-        log.enter(session_id)
+    for session_id in track_progress(log.iter_pending_sessions(), "sessions", log.read_facts().pending_sessions):
+        log.roll_up_session(session_id)
         entered += 1
     return entered
 

@@ -75,16 +75,16 @@ class ImportedOwnersSummary:
     def __init__(self) -> None:
         self._owners: list[ImportedOwner] = []
 
-    def add(self, owner: "ImportedOwner") -> None:
+    def add_owner(self, owner: "ImportedOwner") -> None:
         self._owners.append(owner)
 
-    def lines(self) -> Iterator[str]:
+    def format_lines(self) -> Iterator[str]:
         if not self._owners:
             return
         added = sum(owner.added for owner in self._owners)
-        existing = sum(owner.was_here for owner in self._owners)
+        existing = sum(owner.already_existed for owner in self._owners)
         quarantined = sum(owner.quarantined for owner in self._owners)
-        left_out = sum(owner.left_out for owner in self._owners)
+        left_out = sum(owner.dropped_approvals for owner in self._owners)
         owners = f"{format_count(len(self._owners), 'owner')} of instructions"
         already = f", {existing:,} of them already stored" if existing else ""
         yield f"{owners}{already}: {format_count(added, 'record')} added"

@@ -196,13 +196,13 @@ def _conclude(
             "saved_usd": _plain(total.saved_usd),
             "read_share": round(total.usage.read_share, 4),
         }
-        if total.keeping_cost_usd:
-            result["keeping_cost_usd"] = _plain(total.keeping_cost_usd)
+        if total.explicit_cache_cost_usd:
+            result["explicit_cache_cost_usd"] = _plain(total.explicit_cache_cost_usd)
         if stored_id is not None:
             result["session_id"] = stored_id
         click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
         return
-    unchanged = sum(record.prefix_held for record in records)
+    unchanged = sum(record.is_prefix_unchanged for record in records)
     share = 100 * total.saved_usd / total.uncached_cost_usd
     show("")
     show(
@@ -213,5 +213,5 @@ def _conclude(
         f"cost ${total.cost_usd:.6f}; without caching ${total.uncached_cost_usd:.6f}: "
         f"saved {format_usd(total.saved_usd, 6)} ({share:.0f} %)"
     )
-    if total.keeping_cost_usd:
-        show(f"of that cost, ${total.keeping_cost_usd:.6f} was for creating and storing an explicit cache")
+    if total.explicit_cache_cost_usd:
+        show(f"of that cost, ${total.explicit_cache_cost_usd:.6f} was for creating and storing an explicit cache")

@@ -47,7 +47,7 @@ class _Commands(CommandGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in INSTRUCTION_COMMANDS:
             return None
-        module = importlib.import_module(f"holdfast.cli.instructions_{INSTRUCTION_COMMANDS[cmd_name][0]}")
+        module = importlib.import_module(f"holdfast.cli.instructions.{INSTRUCTION_COMMANDS[cmd_name][0]}")
         subcommand = getattr(module, cmd_name)
         assert isinstance(subcommand, click.Command)
         return subcommand

@@ -60,16 +60,16 @@ def encoder(db: str | None, accept: bool, as_json: bool) -> None:
     """
     with open_library(db, accept_encoder=accept, certify_again=True) as library:
         status = library.encoder
-    is_used = not status.failing or accept
+    is_used = not status.failing_agents or accept
     if as_json:
         print_json(status)
     else:
         click.echo(f"configured: {status.configured or NO_ENCODER}")
-        click.echo(f"in use:     {status.in_use or NO_ENCODER}{' (from now on)' if status.switched else ''}")
-        if status.failing:
-            agents = ", ".join(status.failing[:AGENTS_SHOWN_MAX])
-            more = "" if len(status.failing) <= AGENTS_SHOWN_MAX else ", ..."
-            failing = format_count(len(status.failing), "manifest")
+        click.echo(f"in use:     {status.active or NO_ENCODER}{' (from now on)' if status.is_switched else ''}")
+        if status.failing_agents:
+            agents = ", ".join(status.failing_agents[:AGENTS_SHOWN_MAX])
+            more = "" if len(status.failing_agents) <= AGENTS_SHOWN_MAX else ", ..."
+            failing = format_count(len(status.failing_agents), "manifest")
             click.echo(f"{failing} failed with the configured encoder: {agents}{more}")
             click.echo("accepted; a service switches when it restarts" if accept else FAILING_ADVICE)
     if not is_used:
@@ -78,7 +78,7 @@ def encoder(db: str | None, accept: bool, as_json: bool) -> None:
 
 def _show(units: "Sequence[MeasuredUnit]") -> None:
     for unit in units:
-        paraphrases = format_count(len(unit.asked), "paraphrase")
+        paraphrases = format_count(len(unit.queries), "paraphrase")
         share = _percent(unit.coverage.coverage_pct)
         click.echo(f"{'ok  ' if unit.coverage.passed else 'FAIL'} {unit.coverage.unit}: {share} of {paraphrases}")
         _show_failures("       {query} finds {found}", unit.coverage.failures)
@@ -89,15 +89,15 @@ def _show_diff(diff: "CoverageDiff") -> None:
     click.echo(f"encoder: {diff.embedding_model_version}")
     same = 0
     for unit in diff.units:
-        if unit.verdict == "same" and not (unit.found or unit.lost or unit.failing):
+        if unit.verdict == "same" and not (unit.newly_found or unit.newly_missed or unit.failing):
             same += 1
             continue
         shares = {"new": _percent(unit.after), "gone": f"was {_percent(unit.before)}"}
         share = shares.get(unit.verdict, f"{_percent(unit.before)} -> {_percent(unit.after)}")
         click.echo(f"{unit.verdict:<7} {unit.unit}: {share}")
-        for query in unit.found:
+        for query in unit.newly_found:
             click.echo(f"  + {query!r} finds it now")
-        _show_failures("  - {query} finds {found} now", unit.lost)
+        _show_failures("  - {query} finds {found} now", unit.newly_missed)
         _show_failures("  ! {query} is new and finds {found}", unit.failing)
     if same:
         click.echo(f"{format_count(same, 'unit')} unchanged")

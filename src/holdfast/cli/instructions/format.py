@@ -65,4 +65,4 @@ def show_check_result(checked: DraftCheck) -> None:
 
 def show_flaws(flaws: Sequence[LintFlaw]) -> None:
     for flaw in flaws:
-        click.echo(f"{flaw.unit}: {flaw.message}; {flaw.mend} [{flaw.rule}]")
+        click.echo(f"{flaw.unit}: {flaw.message}; {flaw.fix} [{flaw.rule}]")

@@ -265,7 +265,7 @@ def _change_hook(command: str | None, path: Path, *, dry_run: bool) -> None:
 
     change = remove_hook if command is None else partial(add_hook, command=command)
     changed = edit_settings_file(path, change, write=not dry_run)
-    if changed.is_same:
+    if changed.is_unchanged:
         click.echo(f"{path}: " + ("the hook is not installed" if command is None else "the hook is already installed"))
     elif dry_run:
         click.echo(_settings_diff(path, changed.before or "", changed.after), nl=False)

@@ -89,7 +89,9 @@ def approve(*, unit: str, agent: str, db: str | None, entity: str | None, reason
         print_json(approval)
     else:
         click.echo(f"approved {approval.fact_uri}: {', '.join(approval.kinds) or 'nothing was missing'}")
-        click.echo("it is active from now on" if approval.activated else "it still needs the approval of another agent")
+        click.echo(
+            "it is active from now on" if approval.is_activated else "it still needs the approval of another agent"
+        )
 
 
 @click.command("promote")
@@ -119,7 +121,7 @@ def archive(files: tuple[Path, ...], agent: str, db: str | None, root: Path) -> 
     """Move FILES to docs/legacy-instructions, each with a note that says where its text is now."""
     with open_library(db) as library:
         archived = library.archive(*files, root=root, agent=agent)
-    for old, new in archived.moved:
+    for old, new in archived.moved_files:
         click.echo(f"{old} -> {new}")
 
 
@@ -145,11 +147,11 @@ def _show_deployed(deployed: "DeploymentResult", *, as_json: bool) -> None:
             click.echo(f"{change} {name}")
     if deployed.published is None:
         click.echo(f"{deployed.version} is already published; nothing to do")
-        for line in deployed.waiting:
+        for line in deployed.pending:
             click.echo(f"warning: {line}")
     else:
         _show_published(deployed.published, as_json=False)
-    if deployed.waiting:
+    if deployed.pending:
         click.echo("see `holdfast instructions approve --help`")
 
 

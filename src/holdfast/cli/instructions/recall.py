@@ -69,7 +69,7 @@ def recall(
     if as_json:
         print_json(result)
         return
-    recalled = result.recalled
+    recalled = result.result
     for chunk in recalled.chunks:
         reason = (
             f", {chunk.kind}: {', '.join(chunk.why.matched_terms) or 'by meaning'}" if explain and chunk.why else ""
@@ -101,7 +101,7 @@ def probe(agent: str, db: str | None, k: int, as_json: bool) -> None:
         for unit in (*result.units, *result.curated):
             click.echo(f"{'ok  ' if unit.passed else 'FAIL'} {unit.name}: {unit.share:.0%} of {unit.probes} probes")
             for miss in unit.missed:
-                click.echo(f"       {miss.intent!r} finds {', '.join(miss.found) or 'nothing'}")
+                click.echo(f"       {miss.intent!r} finds {', '.join(miss.first_units) or 'nothing'}")
     if not result.passed:
         raise click.exceptions.Exit(1)
 

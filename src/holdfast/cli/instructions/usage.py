@@ -41,13 +41,13 @@ def _show_shadow(report: "ShadowReport") -> None:
     from holdfast.instructions.usage.shadow import COVERAGE_MIN
 
     turns = format_count(report.turns, "turn")
-    click.echo(f"{turns} in shadow mode with {report.manifest_version}, {report.told} with reported usage")
+    click.echo(f"{turns} in shadow mode with {report.manifest_version}, {report.reported_turns} with reported usage")
     click.echo(f"coverage: {_percent(report.coverage)} (at least {COVERAGE_MIN:.0%})")
     of_eager = f"{report.lazy_tokens} of {report.eager_tokens} per turn"
     click.echo(f"tokens: {_percent(report.share)}, {of_eager} (below {report.share_max:.0%})")
     click.echo(f"regressions: {len(report.regressions)} (none allowed)")
     for regression in report.regressions:
-        click.echo(f"  {regression.intent[:200]!r} without {', '.join(regression.without)}")
+        click.echo(f"  {regression.intent[:200]!r} without {', '.join(regression.missing_units)}")
     for name, times in report.missed_units.items():
         click.echo(f"missed: {name}, {format_count(times, 'time')}")
     if report.passed:
@@ -104,9 +104,9 @@ def usage(
         steps = _steps(library, trace, session_id) if has_trace else ()
         detected: tuple[UsageComparison, ...] = ()
         if has_trace and audit_token is not None:
-            detected = (library.usage_seen(audit_token, steps, keep=keep),)
+            detected = (library.detect_usage(audit_token, steps, keep=keep),)
         elif has_trace:
-            detected = library.usages_seen(steps, agent=agent, keep=keep)
+            detected = library.detect_all_usage(steps, agent=agent, keep=keep)
     if not has_trace:
         click.echo("recorded")
     elif not detected:
@@ -137,7 +137,7 @@ def _show(usages: "tuple[UsageComparison, ...]", *, step_count: int) -> None:
     for usage in usages:
         click.echo(f"{usage.audit_token} {' '.join(usage.intent.split())[:40]!r}")
         by_name = {unit.name: unit for unit in usage.detected}
-        names = dict.fromkeys((*usage.loaded, *(usage.said_used or ()), *(usage.said_missed or ()), *by_name))
+        names = dict.fromkeys((*usage.loaded, *(usage.reported_used or ()), *(usage.reported_missed or ()), *by_name))
         print_table(
             ("unit", "loaded", "reported", "detected"),
             [
@@ -146,7 +146,7 @@ def _show(usages: "tuple[UsageComparison, ...]", *, step_count: int) -> None:
             ],
         )
         click.echo("")
-    recorded = sum(usage.kept for usage in usages)
+    recorded = sum(usage.is_stored for usage in usages)
     rest = "" if recorded == len(usages) else "; --keep records the others"
     click.echo(
         f"{format_count(len(usages), 'recall')} in {format_count(step_count, 'step')}, {recorded} recorded{rest}"
@@ -158,9 +158,9 @@ def _load_position(usage: "UsageComparison", name: str) -> str:
 
 
 def _reported(usage: "UsageComparison", name: str) -> str:
-    if usage.said_used is None or usage.said_missed is None:
+    if usage.reported_used is None or usage.reported_missed is None:
         return "not yet"
-    return "used" if name in usage.said_used else "missed" if name in usage.said_missed else "-"
+    return "used" if name in usage.reported_used else "missed" if name in usage.reported_missed else "-"
 
 
 def _evidence(usage: "UsageComparison", unit: "DetectedUnit | None") -> str:

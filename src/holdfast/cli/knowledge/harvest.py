@@ -102,7 +102,7 @@ def harvest_knowledge(
             at=system_clock(),
             workspace=root,
             quiet_seconds=quiet_hours * HOUR_SECONDS,
-            known=read_ledger(folder).seen,
+            known=read_ledger(folder).harvested_sessions,
             simulated=simulated,
         )
         if applies:
@@ -134,10 +134,10 @@ def list_knowledge(category: str | None, workspace: str, as_json: bool) -> None:
 
     items = [item for item in list_knowledge_items(_folder(workspace)[0]) if category in (None, item.category)]
     if as_json:
-        _print_json([{**msgspec.to_builtins(item), "held_back": item.held_back} for item in items])
+        _print_json([{**msgspec.to_builtins(item), "held_back": item.exclusion_reason} for item in items])
         return
     for item in items:
-        reason = f"  [{item.held_back}]" if item.held_back else ""
+        reason = f"  [{item.exclusion_reason}]" if item.exclusion_reason else ""
         scope = f" {item.scope}:" if item.category == "files" else ""
         click.echo(strip_control_characters(f"{item.id}  {item.category}:{scope} {item.text}{reason}"))
     click.echo(format_count(len(items), "item"))
@@ -154,7 +154,7 @@ def show_digest(rebuild: bool, workspace: str) -> None:
 
     folder, _ = _folder(workspace)
     if rebuild:
-        with folder.locked():
+        with folder.lock():
             rebuild_digest(folder)
     text = digest_text(folder)
     click.echo(
@@ -172,7 +172,7 @@ def turn_off(workspace: str) -> None:
     folder.replace(DISABLED_FILE, b"Knowledge is turned off here; delete this file to turn it on again.\n")
     folder.remove(DIGEST_FILE)
     click.echo(
-        f"Knowledge is off; `holdfast knowledge on` or deleting {folder.shown}/{DISABLED_FILE} turns it on again."
+        f"Knowledge is off; `holdfast knowledge on` or deleting {folder.display_path}/{DISABLED_FILE} turns it on again."
     )
 
 
@@ -184,7 +184,7 @@ def turn_on(workspace: str) -> None:
     from holdfast.knowledge.harvest import rebuild_digest
 
     folder, _ = _folder(workspace)
-    with folder.locked():
+    with folder.lock():
         folder.remove(DISABLED_FILE)
         _, digest, _ = rebuild_digest(folder)
     click.echo(f"Knowledge is on: {format_count(digest.items, 'item')} in the digest.")
@@ -206,9 +206,11 @@ def _show_plan(plan: "HarvestPlan", model: "Model | None") -> None:
     from holdfast.clock import system_clock
 
     for source in plan.sources:
-        click.echo(f"{source.session}  {source.said_bytes:>10,} bytes  {format_count(len(source.found.items), 'item')}")
+        click.echo(
+            f"{source.session}  {source.content_bytes:>10,} bytes  {format_count(len(source.extracted.items), 'item')}"
+        )
     click.echo(
-        f"{format_count(len(plan.sources), 'session')} to harvest, {plan.known} already harvested: "
+        f"{format_count(len(plan.sources), 'session')} to harvest, {plan.unchanged} already harvested: "
         f"{format_count(plan.new_items, 'new item')}, {plan.merged_items} with another source"
     )
     if plan.secrets:
@@ -229,7 +231,7 @@ def _show_outcome(outcome: "HarvestResult", folder: "KnowledgeFolder") -> None:
     from decimal import Decimal
 
     click.echo(
-        f"{format_count(outcome.sessions, 'session')} harvested into {folder.shown}: {format_count(outcome.items, 'item')}"
+        f"{format_count(outcome.sessions, 'session')} harvested into {folder.display_path}: {format_count(outcome.items, 'item')}"
     )
     if outcome.secrets:
         click.echo(f"{format_count(outcome.secrets, 'text')} left out because of possible secrets")
@@ -241,12 +243,12 @@ def _show_outcome(outcome: "HarvestResult", folder: "KnowledgeFolder") -> None:
         click.echo(f"{format_count(outcome.quarantined, 'line')} of the journal could not be read and was set aside")
     if not outcome.digest_written:
         click.echo("The digest is turned off and was not written.")
-    elif outcome.change.bytes_changed:
+    elif outcome.digest_change.bytes_changed:
         # About four bytes per token: only an order of magnitude is needed here.
-        tokens_changed = outcome.change.bytes_changed // 4
+        tokens_changed = outcome.digest_change.bytes_changed // 4
         click.echo(
-            f"digest.md: {format_count(outcome.digest.items, 'item')}, {outcome.change.bytes_after:,} bytes, changed from "
-            f"byte {outcome.change.first_byte:,} on; new sessions write about {tokens_changed:,} tokens of it again, "
+            f"digest.md: {format_count(outcome.digest.items, 'item')}, {outcome.digest_change.bytes_after:,} bytes, changed from "
+            f"byte {outcome.digest_change.first_byte:,} on; new sessions write about {tokens_changed:,} tokens of it again, "
             "and everything after it"
         )
     else:

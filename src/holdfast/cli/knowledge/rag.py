@@ -42,7 +42,7 @@ def index_files(workspace: str, as_json: bool) -> None:
         click.echo(msgspec.json.encode(update).decode())
         return
     click.echo(
-        f"{format_count(update.files, 'file')} with {format_count(update.passages, 'passage')}: {update.read:,} read, "
+        f"{format_count(update.files, 'file')} with {format_count(update.chunks, 'passage')}: {update.read:,} read, "
         f"{update.unchanged:,} unchanged, {update.removed:,} gone"
     )
     if update.left_out:
@@ -74,7 +74,7 @@ def query_files(question: str, limit: int, workspace: str, as_json: bool) -> Non
         click.echo(msgspec.json.format(msgspec.json.encode(passages)).decode())
         return
     for passage in passages:
-        lines = f"{strip_control_characters(passage.path)}:{passage.first}-{passage.last}"
+        lines = f"{strip_control_characters(passage.path)}:{passage.first_line}-{passage.last_line}"
         click.echo(f"{lines}  {passage.score:.2f}  sha256 {passage.sha256[:12]}")
         for line in passage.text.split("\n"):
             click.echo(f"    {strip_control_characters(line)}"[:200])

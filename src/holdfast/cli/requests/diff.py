@@ -32,20 +32,22 @@ def command(before_file: Path, after_file: Path, model: str | None, as_json: boo
         click.echo(msgspec.json.format(msgspec.json.encode(fields)).decode())
     else:
         _show(comparison)
-    if not comparison.held:
+    if not comparison.is_prefix_unchanged:
         raise click.exceptions.Exit(1)
 
 
 def _show(comparison: "RequestComparison") -> None:
     from holdfast.ledger.requests.format import format_usd_exact, strip_control_characters
 
-    click.echo(f"{strip_control_characters(comparison.model)}: the prefix {'held' if comparison.held else 'broke'}")
+    click.echo(
+        f"{strip_control_characters(comparison.model)}: the prefix {'held' if comparison.is_prefix_unchanged else 'broke'}"
+    )
     for changed in comparison.parameters:
-        click.echo(f"{changed.name} changed: {changed.first_lost} and everything after it is lost")
-    if comparison.moved:
-        _show_moved(comparison.moved)
-    for tier in comparison.tiers:
-        click.echo(f"{tier.place}: {_describe_tier(tier)}")
+        click.echo(f"{changed.name} changed: {changed.first_lost_section} and everything after it is lost")
+    if comparison.difference:
+        _show_moved(comparison.difference)
+    for tier in comparison.sections:
+        click.echo(f"{tier.section}: {_describe_tier(tier)}")
     click.echo(
         f"{comparison.tokens_read} of {comparison.tokens_before} cached tokens (estimated) can still be read; "
         f"{comparison.tokens_lost} must be written again, for {format_usd_exact(comparison.lost_usd)} more"
@@ -63,6 +65,6 @@ def _show_moved(moved: "PrefixDifference") -> None:
 
 
 def _describe_tier(tier: "SectionComparison") -> str:
-    if tier.survives:
+    if tier.is_unchanged:
         return "still cached"
-    return "lost" if not tier.blocks_kept else f"lost from block {tier.blocks_kept} of {tier.blocks} on"
+    return "lost" if not tier.blocks_unchanged else f"lost from block {tier.blocks_unchanged} of {tier.blocks} on"

@@ -56,7 +56,7 @@ def _show_strings(strings: "tuple[VolatileString, ...]") -> None:
     from holdfast.ledger.requests.format import format_usd_exact, strip_control_characters
 
     for string in strings:
-        click.echo(f"{string.path}, byte {string.byte}: {string.what}: {strip_control_characters(string.shown)}")
+        click.echo(f"{string.path}, byte {string.byte}: {string.kind}: {strip_control_characters(string.excerpt)}")
         rewritten = f"{format_count(string.rewritten_tokens, 'token')} (estimated)"
         click.echo(
             f"  if it differs in the next request, {rewritten} "

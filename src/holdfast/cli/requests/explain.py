@@ -42,7 +42,7 @@ def _show(explained: "RequestExplanation") -> None:
     from holdfast.cli.tables import print_table
     from holdfast.ledger.requests.format import strip_control_characters
 
-    click.echo(strip_control_characters(f"{explained.model} ({explained.told_by}), cache: {explained.cache}"))
+    click.echo(strip_control_characters(f"{explained.model} ({explained.detected_by}), cache: {explained.cache}"))
     floor = "" if explained.floor_tokens is None else f"; the floor is {explained.floor_tokens}"
     click.echo(f"{format_count(explained.tokens, 'token')}, estimated{floor}\n")
     change_headings = ("a change rewrites", "and costs")
@@ -50,13 +50,13 @@ def _show(explained: "RequestExplanation") -> None:
     print_table(layer_headings, map(_layer_row, explained.layers))
     click.echo("")
     headings = ("block", "section", "expected stability", "tokens", "digest", *change_headings)
-    rows, left_out = _cut_middle(explained.parts)
+    rows, left_out = _cut_middle(explained.blocks)
     print_table(headings, map(_part_row, rows))
     if left_out:
         click.echo(f"{left_out} blocks in the middle are not shown; --json has all")
     for title, breakpoints in (
-        ("cache breakpoints", explained.marks),
-        ("cache breakpoints that Holdfast would add", explained.planned),
+        ("cache breakpoints", explained.breakpoints),
+        ("cache breakpoints that Holdfast would add", explained.planned_breakpoints),
     ):
         if breakpoints:
             click.echo("")
@@ -88,7 +88,7 @@ def _part_row(part: "ExplainedBlock") -> tuple[str, ...]:
 
     rewritten = format_count(part.rewritten_tokens, "token")
     return (
-        *(part.path, part.place, part.stability, str(part.tokens), part.digest),
+        *(part.path, part.section, part.stability, str(part.tokens), part.digest),
         *(rewritten, format_usd_exact(part.rewritten_usd)),
     )
 
@@ -96,7 +96,7 @@ def _part_row(part: "ExplainedBlock") -> tuple[str, ...]:
 def _breakpoint_row(breakpoint: "ExplainedBreakpoint") -> tuple[str, ...]:
     from holdfast.ledger.requests.format import format_usd_exact
 
-    saves = "nothing: below the floor" if breakpoint.below_floor else format_usd_exact(breakpoint.saving_usd)
+    saves = "nothing: below the floor" if breakpoint.is_below_floor else format_usd_exact(breakpoint.saving_usd)
     return (
         breakpoint.path,
         breakpoint.ttl,

@@ -74,4 +74,4 @@ def get_current_price(request: "ParsedRequest") -> "Price | None":
     row = request.row
     if row is None or not row.prices:
         return None
-    return price_at(row, utc_date(system_clock()), request.scroll.tokens_total)
+    return price_at(row, utc_date(system_clock()), request.buffer.tokens_total)

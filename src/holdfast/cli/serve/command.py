@@ -160,13 +160,13 @@ def _add_sources(service: "AppContext", *, simulate: bool, temporary: "Path | No
     here = service.workspace = Path.cwd()
     service.skill_roots = default_skill_roots(load_config(os.environ, workspace=here), os.environ, workspace=here)
     if temporary is not None:
-        service.keeps_sample_only = True
+        service.has_sample_only = True
         service.workspace = temporary / "project"
         service.workspace.mkdir()
     if simulate:
         from holdfast.service.sample.sessions import SamplePlayer
 
-        library, workspace = (service.library, service.workspace) if temporary else (None, None)
+        library, workspace = (service.instructions, service.workspace) if temporary else (None, None)
         service.sample = SamplePlayer(service.log, service.models, library=library, workspace=workspace)
 
 

@@ -73,10 +73,10 @@ def open_gateway(
         rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in wishes.volatile))
         improver = RequestRewriter(service.models, VolatileExtractor(rules))
         setup = RecorderSetup(wishes.db, wishes.simulate, tuple((rule.name, rule.pattern) for rule in rules))
-        relay = RecorderProcess((RECORDER_MODULE,), setup, spent=granted.spent)
+        relay = RecorderProcess((RECORDER_MODULE,), setup, spent=granted.add_spending)
         stack.callback(relay.close)
-        service.counted.also(
-            DROPPED_RECORDS_METRIC, "Records of forwarded calls that were dropped.", lambda: relay.dropped
+        service.request_metrics.add_counter(
+            DROPPED_RECORDS_METRIC, "Records of forwarded calls that were dropped.", lambda: relay.dropped_count
         )
         door = KeyAuthenticator(
             make_key_check(service), granted, clock=service.clock, salt=secrets.token_bytes(32), improve=wishes.improve
@@ -84,7 +84,7 @@ def open_gateway(
         keeper = None
         if wishes.keep_alive_usd is not None:
             usd_per_day_max = Decimal(str(wishes.keep_alive_usd))
-            keeper = GatewayKeepAlive(clock=service.clock, usd_a_day_max=usd_per_day_max, pinged=relay.pinged)
+            keeper = GatewayKeepAlive(clock=service.clock, usd_a_day_max=usd_per_day_max, pinged=relay.on_ping)
 
         def fronted(app: ASGIApp) -> ASGIApp:
             return Gateway(

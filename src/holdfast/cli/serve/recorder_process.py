@@ -48,9 +48,9 @@ def run_recorder() -> None:
             spent=_report_spending,
             notes=run_at_once,
         )
-        retold = MessageReceiver(observer.asked, observer.ended, observer.pinged)
+        retold = MessageReceiver(observer.on_request, observer.on_end, observer.on_ping)
         for message in messages:
-            retold.hear(message)
+            retold.handle_message(message)
         observer.close()
 
 

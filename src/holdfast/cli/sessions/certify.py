@@ -49,7 +49,7 @@ def _show(certificates: "tuple[Certificate, ...]", violated: "Certificate | None
     if certificates:
         headings = ("call", "extends", "prefix bytes", "expected read", "read", "result")
         print_table(headings, map(_row, certificates))
-    if restarted := [str(certificate.call) for certificate in certificates if certificate.restarted]:
+    if restarted := [str(certificate.call) for certificate in certificates if certificate.is_restarted]:
         # A simulated cache lives in its process, so the first call of a new process cannot read from it.
         click.echo(f"A simulated cache ends with its process. First call of a new process: {', '.join(restarted)};")
         click.echo("for these, only the bytes were checked, not what was read.")
@@ -65,6 +65,6 @@ def _show(certificates: "tuple[Certificate, ...]", violated: "Certificate | None
 def _row(certificate: "Certificate") -> tuple[str, ...]:
     equal = f"call {certificate.equal_to_call}" if certificate.equal_to_call is not None else ""
     read = "" if certificate.read_tokens is None else str(certificate.read_tokens)
-    result = "failed" if certificate.violation is not None else "ok, restarted" if certificate.restarted else "ok"
+    result = "failed" if certificate.violation is not None else "ok, restarted" if certificate.is_restarted else "ok"
     tokens = (str(certificate.expected_read_tokens), read)
     return str(certificate.call), equal, str(certificate.prefix_bytes), *tokens, result

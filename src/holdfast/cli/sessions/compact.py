@@ -42,7 +42,7 @@ def command(
     from holdfast.engine.compaction.compact import NoCompaction, propose_compaction
 
     # An option that is left out keeps the default of CompactionConfig.
-    limits = {"tail_tokens_max": tail_tokens, "record_tokens_max": record_tokens}
+    limits = {"tail_tokens_max": tail_tokens, "summary_tokens_max": record_tokens}
     config: CompactionConfig = msgspec.structs.replace(
         CompactionConfig(), **{name: value for name, value in limits.items() if value is not None}
     )
@@ -99,11 +99,11 @@ def load_compaction_snapshot(log: "EventLog", session_id: str) -> "CompactionSna
         state=state,
         draft=draft,
         model=model,
-        price=price_at(model, utc_date(at), state.calibration.corrected(draft.scroll.tokens_total)),
+        price=price_at(model, utc_date(at), state.calibration.correct_estimate(draft.buffer.tokens_total)),
         at=at,
         learned=load_learned(log, LearningScope(model.id, ""), session_id=session_id),
         output_tokens_max=state.parameters.output_tokens_max if state.parameters else model.output_tokens_max,
-        said=LoggedMessages(lambda after: log.read(session_id, after=after)),
+        logged=LoggedMessages(lambda after: log.read(session_id, after=after)),
         new_draft=new_draft,
     )
 
@@ -130,8 +130,8 @@ def _show(proposal: "CompactionProposal", *, done: bool, with_summary: bool) -> 
     verb = "were" if done else "would be"
     click.echo(f"messages {event.first} to {event.last} {verb} compacted; the log keeps them")
     rows = [
-        ("stable prefix", numbers.head_tokens, "unchanged"),
-        ("summary", numbers.record_tokens, "replaces the compacted messages"),
+        ("stable prefix", numbers.stable_prefix_tokens, "unchanged"),
+        ("summary", numbers.summary_tokens, "replaces the compacted messages"),
         ("newest messages", numbers.kept_tokens, "kept verbatim"),
         ("removed", numbers.removed_tokens, "no longer sent"),
         ("prompt before", event.tokens_before, ""),
@@ -139,18 +139,18 @@ def _show(proposal: "CompactionProposal", *, done: bool, with_summary: bool) -> 
     ]
     print_table(("", "tokens", ""), ((name, f"{tokens:,}", about) for name, tokens, about in rows))
     click.echo(click.wrap_text(format_compaction_savings(proposal), WIDTH))
-    if proposal.record is not None:
+    if proposal.summary is not None:
         counts = [
-            (section, sum(line.section == section for line in proposal.record.lines)) for section in SECTION_ORDER
+            (section, sum(line.section == section for line in proposal.summary.lines)) for section in SECTION_ORDER
         ]
         sections = ", ".join(
             f"{SECTION_HEADINGS[section].partition(',')[0].lower()} {count}" for section, count in counts if count
         )
-        click.echo(click.wrap_text(f"summary lines: {sections}; {proposal.record.left_out} left out", WIDTH))
+        click.echo(click.wrap_text(f"summary lines: {sections}; {proposal.summary.left_out} left out", WIDTH))
     if event.thinking_dropped:
         # Anthropic rejects replayed thinking blocks if an earlier message changed ("Preserved thinking" in its docs).
         click.echo("thinking in the kept messages is dropped: this model binds it to its prefix")
-    for released in proposal.released:
+    for released in proposal.released_skills:
         click.echo(f"skill {released.skill_id} is unloaded; it can be loaded again")
     if with_summary:
         click.echo()
@@ -164,9 +164,9 @@ def format_compaction_savings(proposal: "CompactionProposal | NoCompaction") -> 
 
     numbers = proposal.event.numbers if isinstance(proposal, CompactionProposal) else proposal.numbers
     saving = f"${numbers.saving_per_call_usd:.4f} less per call"
-    if numbers.cache_cold:
+    if numbers.is_cache_cold:
         # The whole prompt must be written again anyway, so the shorter one is cheaper from the first call on.
         return f"the cache has expired: ${-numbers.cost_usd:.4f} less at once, and {saving}"
     break_even = "never" if numbers.break_even_calls is None else f"after {numbers.break_even_calls:.1f} calls"
-    expected = f"{numbers.calls_expected:.0f} are expected"
+    expected = f"{numbers.expected_calls:.0f} are expected"
     return f"costs ${numbers.cost_usd:.4f} once, {saving}: pays off {break_even}; {expected}"

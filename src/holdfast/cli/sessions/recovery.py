@@ -292,13 +292,13 @@ def _show_outcome(incident: "Incident") -> None:
         click.echo(f"{strip_control_characters(incident.key)}: recovered")
         return
     click.echo(
-        f"{strip_control_characters(incident.key)}: not recovered; the next run starts with {incident.remaining[0]}"
+        f"{strip_control_characters(incident.key)}: not recovered; the next run starts with {incident.remaining_steps[0]}"
     )
 
 
 def _incident_row(session_id: str, incident: "Incident") -> tuple[str, ...]:
     limit = "" if incident.attempts_max is None else f" of {incident.attempts_max}"
-    next_step = next(iter(incident.remaining or _recipe_steps(incident.scenario)), "")
+    next_step = next(iter(incident.remaining_steps or _recipe_steps(incident.scenario)), "")
     status = {"run": "", "surface": "waits for a user", "end": "ended the session"}.get(incident.follow_up or "", "")
     reason = incident.escalation or incident.last_failure or incident.detail or status
     next_step = "" if incident.state == "succeeded" else next_step

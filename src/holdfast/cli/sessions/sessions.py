@@ -86,7 +86,7 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
         return
     payloads = (event.payload for event in events)
     estimated = {
-        payload.request_id for payload in payloads if isinstance(payload, LlmCallFailed) and payload.output_estimated
+        payload.request_id for payload in payloads if isinstance(payload, LlmCallFailed) and payload.is_output_estimated
     }
     if as_json:
         layers = compute_layer_runs(events)
@@ -94,7 +94,9 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
             {
                 **msgspec.to_builtins(entry.record),
                 "output_estimated": entry.record.request_id in estimated,
-                "prefix_held": entry.record.prefix_held if entry.chain or entry.source != "provider" else None,
+                "prefix_held": entry.record.is_prefix_unchanged
+                if entry.prompt_digest or entry.source != "provider"
+                else None,
                 "verdict": msgspec.to_builtins(entry.verdict),
                 "source": entry.source,
                 "layers": msgspec.to_builtins(layers.get(entry.record.request_id, ())),
@@ -253,8 +255,8 @@ def _session_row(row: "SessionRow") -> tuple[str, ...]:
 
 def _call_row(entry: "LedgerEntry", estimated: set[str]) -> tuple[str, ...]:
     call, usage = entry.record, entry.record.usage
-    prefix = "held" if call.prefix_held else f"changed: {call.moved_layer} at byte {call.moved_byte}"
-    if entry.source == "provider" and not entry.chain:
+    prefix = "held" if call.is_prefix_unchanged else f"changed: {call.changed_layer} at byte {call.changed_byte}"
+    if entry.source == "provider" and not entry.prompt_digest:
         prefix = ""  # A pruned session has no stored requests to compare.
     numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input)
     output = f"{'~' if call.request_id in estimated else ''}{usage.output}"
@@ -335,11 +337,13 @@ def describe_gateway_session(events: "Iterable[Event]") -> "Iterator[str]":
     least_certain = min(forwarded, key=lambda payload: payload.confidence)
     yield (
         f"sent through the gateway; calls matched to this session with at least {least_certain.confidence:.0%} "
-        f"confidence: {strip_control_characters(least_certain.because)}"
+        f"confidence: {strip_control_characters(least_certain.reason)}"
     )
     changes = [change for payload in list_paid_calls(log) for change in payload.changes]
-    for (habit, done), count in Counter((change.habit, change.done) for change in changes).most_common():
+    for (habit, done), count in Counter((change.anti_pattern, change.is_applied) for change in changes).most_common():
         calls = "1 call" if count == 1 else f"{count} calls"
-        usd = sum(change.usd or 0.0 for change in changes if change.habit == habit and change.done == done)
+        usd = sum(
+            change.cost_usd or 0.0 for change in changes if change.anti_pattern == habit and change.is_applied == done
+        )
         price = f", which would save ${usd:.6f}" if usd > 0 else ""
         yield f"{'fixed' if done else 'can be fixed'} in {calls}: {strip_control_characters(habit)}{price}"

@@ -21,27 +21,27 @@ async def apply_controls(conversation: Conversation) -> bool:
     would invalidate the turn's thinking. Invalidating also adopts a pending system-prompt update, because the old
     prefix will not be read again.
     """
-    if conversation.parts.controls is None:
+    if conversation.deps.controls is None:
         return False
-    controls = await conversation.parts.controls(prefix_owner(conversation.state))
-    event = controls_event(controls, conversation.state, conversation.given.model)
+    controls = await conversation.deps.controls(prefix_owner(conversation.state))
+    event = controls_event(controls, conversation.state, conversation.base_deps.model)
     if event is None:
         return False
-    previous = conversation.state.control
+    previous = conversation.state.cache_settings
     await conversation.record("system", event)
-    if (event.generation, event.adoptions) != (previous.generation, previous.adoptions):
+    if (event.generation, event.refreshes) != (previous.generation, previous.refreshes):
         await refresh_prefix(conversation)
     return True
 
 
 def prefix_owner(state: SessionState) -> str:
     """The session whose stable prefix this one shares; its cache settings apply to both."""
-    return state.parent.head_session_id if state.parent else state.session_id
+    return state.parent.prefix_session_id if state.parent else state.session_id
 
 
 def controls_event(controls: CacheControls, state: SessionState, model: Model) -> CacheControlsApplied | None:
     """The settings as an event; None if they are already in effect."""
-    previous, settings, session = state.control, controls.settings, controls.session
+    previous, settings, session = state.cache_settings, controls.settings, controls.session
     within_turn = state.turn is not None and state.turn.llm_calls > 0
     generation = previous.generation if within_turn else session.generation
     methods = invalidation_methods(model) if generation else ()
@@ -49,16 +49,16 @@ def controls_event(controls: CacheControls, state: SessionState, model: Model) -
     enabled = session.caching_enabled and settings.providers.get(model.provider, True)
     nonce = cache_nonce(owner, generation) if "prefix_nonce" in methods else ""
     event = CacheControlsApplied(
-        enabled=enabled,
+        caching_enabled=enabled,
         ttl=settings.ttl,
-        kept_seconds=settings.gemini_ttl_seconds,
+        explicit_ttl_seconds=settings.gemini_ttl_seconds,
         generation=generation,
         nonce=nonce,
         cache_key=f"{owner}.{generation}" if "cache_key" in methods else "",
-        adoptions=previous.adoptions if within_turn else session.adoptions,
+        refreshes=previous.refreshes if within_turn else session.refreshes,
     )
     reason = ""
-    if previous.enabled and not enabled:
+    if previous.caching_enabled and not enabled:
         reason = "caching was turned off"
     elif generation != previous.generation:
         reason = "the cache was invalidated"
@@ -74,10 +74,10 @@ def cache_nonce(owner: str, generation: int) -> str:
 
 async def refresh_prefix(conversation: Conversation) -> bool:
     """Start a new epoch if the pinned texts have changed, and return whether they had; the history stays."""
-    if conversation.parts.adopting is None:
+    if conversation.deps.prefix_refresh is None:
         return False
     state = conversation.state
-    pinned = await asyncio.to_thread(conversation.parts.adopting.newer_pins, state.pinned)
+    pinned = await asyncio.to_thread(conversation.deps.prefix_refresh.find_newer_pins, state.pinned)
     if pinned is None:
         return False
     opened = EpochOpened(state.epoch + 1, pinned, state.tools, skills=state.skills, padding=state.padding)

@@ -34,28 +34,28 @@ class CacheReference(msgspec.Struct, frozen=True):
     """A reference to an explicit cache: the request omits its first `pieces` blocks and names the cache instead."""
 
     parameters: Parameters
-    pieces: int
+    blocks: int
 
 
 async def prepare_explicit_cache(conversation: Conversation) -> CacheReference | None:
     """The explicit cache that the next request uses; created or extended first, if that pays."""
-    adapter, buffer = conversation.parts.adapter, conversation.draft.scroll
+    adapter, buffer = conversation.deps.adapter, conversation.draft.buffer
     stable_blocks = buffer.stable_count
     if not isinstance(adapter, ExplicitCacheAdapter) or not stable_blocks:
         return None
-    if stable_blocks < len(buffer.pieces) and buffer.pieces[stable_blocks].place != "messages":
+    if stable_blocks < len(buffer.blocks) and buffer.blocks[stable_blocks].section != "messages":
         # Gemini refuses a system instruction beside a cache, so the cache must hold the whole system prompt.
         await delete_explicit_cache(conversation, "a part of the system prompt changes from turn to turn")
         return None
     cache = await _current_cache(conversation, adapter)
     if cache is None:
         return None
-    return CacheReference(adapter.refer_to(conversation.parameters, cache.name), buffer.stable_count)
+    return CacheReference(adapter.reference_cache(conversation.parameters, cache.name), buffer.stable_count)
 
 
 async def record_lost_cache(conversation: Conversation, reason: str) -> None:
     """Record that the provider has lost the cache; the session continues without it."""
-    if (cache := conversation.state.kept) is not None:
+    if (cache := conversation.state.explicit_cache) is not None:
         await conversation.record(
             "system", _cache_event(cache, "lost", reason, storage_cost_usd=-_unused_storage_usd(conversation, cache))
         )
@@ -63,8 +63,8 @@ async def record_lost_cache(conversation: Conversation, reason: str) -> None:
 
 async def delete_explicit_cache(conversation: Conversation, reason: str) -> None:
     """Delete a cache that will not be used again, to stop its storage cost."""
-    cache, adapter = conversation.state.kept, conversation.parts.adapter
-    if cache is None or not isinstance(adapter, ExplicitCacheAdapter) or conversation.parts.clock() >= cache.expires_at:
+    cache, adapter = conversation.state.explicit_cache, conversation.deps.adapter
+    if cache is None or not isinstance(adapter, ExplicitCacheAdapter) or conversation.deps.clock() >= cache.expires_at:
         return
     try:
         async with asyncio.timeout(DELETE_SECONDS_MAX):
@@ -75,13 +75,15 @@ async def delete_explicit_cache(conversation: Conversation, reason: str) -> None
 
 
 async def _current_cache(conversation: Conversation, adapter: ExplicitCacheAdapter) -> ExplicitCacheState | None:
-    deps, state, buffer = conversation.parts, conversation.state, conversation.draft.scroll
+    deps, state, buffer = conversation.deps, conversation.state, conversation.draft.buffer
     stable_blocks = buffer.stable_count
-    tokens = state.calibration.corrected(sum(buffer.tokens[:stable_blocks]))
-    wanted = WantedPrefix(deps.model.id, buffer.links[stable_blocks - 1].digest, tokens)
-    settings = deps.keeping if model_capabilities(deps.model).explicit_caches else ExplicitCacheConfig(ttl_seconds=0)
+    tokens = state.calibration.correct_estimate(sum(buffer.tokens[:stable_blocks]))
+    wanted = WantedPrefix(deps.model.id, buffer.digests[stable_blocks - 1].digest, tokens)
+    settings = (
+        deps.explicit_cache if model_capabilities(deps.model).explicit_caches else ExplicitCacheConfig(ttl_seconds=0)
+    )
     step = plan_explicit_cache(
-        state.kept,
+        state.explicit_cache,
         wanted,
         settings,
         rules=deps.model.cache,
@@ -109,14 +111,14 @@ async def _create(
     conversation: Conversation, adapter: ExplicitCacheAdapter, wanted: WantedPrefix, reason: str
 ) -> ExplicitCacheState | None:
     """None if the provider refuses (not retried for this prefix) or if the budget is too small."""
-    deps, ttl = conversation.parts, conversation.parts.keeping.ttl_seconds
+    deps, ttl = conversation.deps, conversation.deps.explicit_cache.ttl_seconds
     if conversation.state.refused_prefix == wanted.digest or not _can_afford(conversation, wanted.tokens):
         return None
-    buffer = conversation.draft.scroll
+    buffer = conversation.draft.buffer
     prefix_bytes = buffer.cacheable_bytes()[: buffer.stable_prefix_length]
     try:
         created_cache = await _request_cache(
-            conversation, adapter, *adapter.create_cache(deps.parameters, prefix_bytes, ttl_seconds=ttl)
+            conversation, adapter, *adapter.encode_create_cache(deps.parameters, prefix_bytes, ttl_seconds=ttl)
         )
     except ProviderError as error:
         if error.kind not in ("invalid_request", "auth", "context_overflow"):
@@ -145,10 +147,12 @@ async def _extend(
 ) -> ExplicitCacheState | None:
     try:
         answer = await _request_cache(
-            conversation, adapter, *adapter.extend_cache(cache.name, ttl_seconds=conversation.parts.keeping.ttl_seconds)
+            conversation,
+            adapter,
+            *adapter.encode_extend_cache(cache.name, ttl_seconds=conversation.deps.explicit_cache.ttl_seconds),
         )
     except ProviderError as error:
-        if not adapter.is_lost(error):
+        if not adapter.is_cache_missing(error):
             # The cache still exists; the next call tries to extend it again.
             return cache
         await record_lost_cache(conversation, str(error))
@@ -164,13 +168,13 @@ async def _delete(
 ) -> None:
     """Delete the cache; a failure is only recorded, because the cache expires by itself."""
     unused = _unused_storage_usd(conversation, cache)
-    endpoint, body = adapter.delete_cache(cache.name)
+    endpoint, body = adapter.encode_delete_cache(cache.name)
     try:
-        async with aclosing(conversation.parts.wire.send(endpoint, body)) as chunks:
+        async with aclosing(conversation.deps.transport.send(endpoint, body)) as chunks:
             async for _ in chunks:
                 pass
     except ProviderError as error:
-        unused = Decimal(0) if not adapter.is_lost(error) else unused
+        unused = Decimal(0) if not adapter.is_cache_missing(error) else unused
         reason = f"{reason}; deleting it failed: {error}"
     await conversation.record("system", _cache_event(cache, "deleted", reason, storage_cost_usd=-unused))
 
@@ -178,18 +182,20 @@ async def _delete(
 async def _request_cache(
     conversation: Conversation, adapter: ExplicitCacheAdapter, endpoint: Endpoint, body: bytes
 ) -> ExplicitCacheEntry:
-    answer = await read_whole_response(conversation.parts.wire.send(endpoint, body), bytes_max=CACHE_RESPONSE_BYTES_MAX)
-    return adapter.read_cache(answer)
+    answer = await read_whole_response(
+        conversation.deps.transport.send(endpoint, body), bytes_max=CACHE_RESPONSE_BYTES_MAX
+    )
+    return adapter.decode_cache(answer)
 
 
 def _can_afford(conversation: Conversation, tokens: int) -> bool:
     """Whether the budget covers the cache and the call that will use it."""
     price = conversation.price(tokens)
     creation_cost = tokens * price.input / 1_000_000 + storage_usd(
-        tokens, conversation.parts.keeping.ttl_seconds, price
+        tokens, conversation.deps.explicit_cache.ttl_seconds, price
     )
-    call_cost = conversation.worst_cost_usd(
-        conversation.state.calibration.corrected(conversation.draft.scroll.tokens_total)
+    call_cost = conversation.call_cost_usd_max(
+        conversation.state.calibration.correct_estimate(conversation.draft.buffer.tokens_total)
     )
     return conversation.can_spend(creation_cost + call_cost)
 
@@ -197,7 +203,7 @@ def _can_afford(conversation: Conversation, tokens: int) -> bool:
 def _unused_storage_usd(conversation: Conversation, cache: ExplicitCacheState) -> Decimal:
     """The storage cost that was booked in advance for the remaining TTL."""
     return storage_usd(
-        cache.tokens, max(0.0, cache.expires_at - conversation.parts.clock()), conversation.price(cache.tokens)
+        cache.tokens, max(0.0, cache.expires_at - conversation.deps.clock()), conversation.price(cache.tokens)
     )
 
 

@@ -39,7 +39,7 @@ class EncodedPing(msgspec.Struct, frozen=True):
     """An encoded ping request; `new_tokens` of it are not cached yet."""
 
     body: bytes
-    wish: PingSpec
+    spec: PingSpec
     new_tokens: int = 0
 
 
@@ -52,7 +52,7 @@ class SessionKeepAlive:
         self._waiting_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: set[asyncio.Task[None]] = set()
-        self._unsubscribe: Callable[[], None] = conversation.parts.bus.subscribe(self._on_event)
+        self._unsubscribe: Callable[[], None] = conversation.deps.bus.subscribe(self._on_event)
 
     def _on_event(self, event: Event) -> None:
         match event.payload:
@@ -86,9 +86,9 @@ class SessionKeepAlive:
         ping = plan_next_ping(self._conversation)
         if isinstance(ping, str):
             return self._give_up(ping)
-        used_at = self._conversation.state.memory.used_at or 0.0
-        await self._rules.sleep(max(0.0, used_at + ping.after_seconds - self._conversation.parts.clock()))
-        if self._conversation.parts.clock() - used_at >= ping.after_seconds + PING_MARGIN_SECONDS:
+        used_at = self._conversation.state.cache_memory.used_at or 0.0
+        await self._rules.sleep(max(0.0, used_at + ping.after_seconds - self._conversation.deps.clock()))
+        if self._conversation.deps.clock() - used_at >= ping.after_seconds + PING_MARGIN_SECONDS:
             return False  # The process slept past the expiry (a suspended laptop): nothing is left to refresh.
         if await apply_controls(self._conversation):
             return self._give_up("its cache settings have changed")
@@ -108,7 +108,7 @@ class SessionKeepAlive:
         assert this is not None
         self._sending.add(this)
         try:
-            return isinstance(await send_ping(self._conversation, request.body, request.wish), CachePinged)
+            return isinstance(await send_ping(self._conversation, request.body, request.spec), CachePinged)
         finally:
             self._sending.discard(this)
 
@@ -128,27 +128,27 @@ class SessionKeepAlive:
 
 def plan_next_ping(conversation: Conversation) -> Ping | str:
     """The next ping if the session stays idle; or the reason why there is none."""
-    state, deps = conversation.state, conversation.parts
+    state, deps = conversation.state, conversation.deps
     if refused := keep_alive_refusal(conversation):
         return refused
-    if state.memory.tail_piece is None or not {"5m", "1h"} <= deps.model.cache.ttls_seconds.keys():
+    if state.cache_memory.tail_block is None or not {"5m", "1h"} <= deps.model.cache.ttls_seconds.keys():
         return "the last request had no breakpoints"
-    moment = current_moment(conversation, conversation.draft.scroll)
-    ping = plan_session_ping(state.memory, deps.learned, moment, "tool" if open_tool_calls(state) else "person")
+    moment = current_moment(conversation, conversation.draft.buffer)
+    ping = plan_session_ping(state.cache_memory, deps.learned, moment, "tool" if open_tool_calls(state) else "person")
     if ping is None:
         return "it is not expected to pay"
-    if state.control.ttl not in ("auto", ping.ttl):
-        return f"the TTL is set to {state.control.ttl}"
+    if state.cache_settings.ttl not in ("auto", ping.ttl):
+        return f"the TTL is set to {state.cache_settings.ttl}"
     return ping
 
 
 def over_budget_reason(conversation: Conversation, request: EncodedPing, rules: KeepAlive) -> str | None:
     """Why the keep-alive budget does not cover this ping; None where it does."""
-    spent, cached_tokens = conversation.state.pinged_usd, conversation.state.memory.tail_tokens
-    price = conversation.price(request.wish.estimated_tokens)
+    spent, cached_tokens = conversation.state.pinged_usd, conversation.state.cache_memory.tail_tokens
+    price = conversation.price(request.spec.estimated_tokens)
     # A ping reads what is cached and writes only the new tokens (the reply, for an upgrade).
     cost = (
-        price.cache_read * cached_tokens + cache_write_rate(request.wish.ttl, price) * request.new_tokens
+        price.cache_read * cached_tokens + cache_write_rate(request.spec.ttl, price) * request.new_tokens
     ) / _MILLION
     if spent + cost <= rules.usd_max:
         return None
@@ -157,22 +157,23 @@ def over_budget_reason(conversation: Conversation, request: EncodedPing, rules: 
 
 def encode_ping(conversation: Conversation, ping: Ping) -> EncodedPing | str:
     """The last request again, if its breakpoint has the wanted TTL; else with the reply and a longer TTL."""
-    request, memory = conversation.state.request, conversation.state.memory
-    parameters = build_ping_parameters(conversation.parameters, conversation.parts.model)
-    if request is None or not request.marks or len(conversation.draft.scroll.pieces) < request.pieces:
+    request, memory = conversation.state.request, conversation.state.cache_memory
+    parameters = build_ping_parameters(conversation.parameters, conversation.deps.model)
+    if request is None or not request.breakpoints or len(conversation.draft.buffer.blocks) < request.blocks:
         return "the last request had no breakpoints"
     if isinstance(parameters, str):
         return parameters
-    request_head = conversation.parts.adapter.opening(parameters)
-    buffer, last_breakpoint = conversation.draft.scroll, request.marks[-1]
-    if memory.pieces == request.pieces and (last_breakpoint.ttl == ping.ttl or ping.ttl == "5m"):
-        later_blocks = buffer.pieces[request.pieces :]
-        buffer.cut(request.pieces)
-        body = buffer.render(request_head, request.marks)
-        tokens = conversation.state.calibration.corrected(buffer.tokens_total)
+    request_head = conversation.deps.adapter.request_head(parameters)
+    buffer, last_breakpoint = conversation.draft.buffer, request.breakpoints[-1]
+    if memory.blocks == request.blocks and (last_breakpoint.ttl == ping.ttl or ping.ttl == "5m"):
+        later_blocks = buffer.blocks[request.blocks :]
+        buffer.truncate(request.blocks)
+        body = buffer.render(request_head, request.breakpoints)
+        tokens = conversation.state.calibration.correct_estimate(buffer.tokens_total)
         buffer.extend(later_blocks)
         return EncodedPing(
-            body, PingSpec("refresh", last_breakpoint.ttl, tokens, ping.reason, last_breakpoint.piece, request.pieces)
+            body,
+            PingSpec("refresh", last_breakpoint.ttl, tokens, ping.reason, last_breakpoint.block_index, request.blocks),
         )
     return _with_reply(conversation, ping, request_head)
 
@@ -183,26 +184,30 @@ def _with_reply(conversation: Conversation, ping: Ping, request_head: bytes) -> 
         return "the prompt holds ephemeral text, which leaves it with the turn"
     # Every later prompt continues with this reply, so writing it to the cache is not wasted.
     conversation.draft.update(assemble_prompt(build_sent_view(state)))
-    buffer = conversation.draft.scroll
-    blocks = len(buffer.pieces)
-    last_block = next((at for at in range(blocks - 1, -1, -1) if can_carry_breakpoint(buffer.pieces, at)), None)
+    buffer = conversation.draft.buffer
+    blocks = len(buffer.blocks)
+    last_block = next((at for at in range(blocks - 1, -1, -1) if can_carry_breakpoint(buffer.blocks, at)), None)
     if last_block is None:
         return "no block of the prompt can carry a breakpoint"
     request = state.request
     previous_blocks = sorted(
-        {breakpoint.piece for breakpoint in (request.marks if request else ()) if breakpoint.piece < last_block}
+        {
+            breakpoint.block_index
+            for breakpoint in (request.breakpoints if request else ())
+            if breakpoint.block_index < last_block
+        }
     )
-    earlier_blocks = previous_blocks[-(conversation.parts.model.cache.marks_max - 1) :]
+    earlier_blocks = previous_blocks[-(conversation.deps.model.cache.breakpoints_max - 1) :]
     breakpoints = tuple(Breakpoint(block, ping.ttl, "keep-alive") for block in (*earlier_blocks, last_block))
     buffer.extend(
-        closing_blocks := conversation.draft.spelled(closing_entry(state.passages[-1] if state.passages else None))
+        closing_blocks := conversation.draft.encode_entry(closing_entry(state.entries[-1] if state.entries else None))
     )
     body = buffer.render(request_head, breakpoints)
     closing_tokens = sum(buffer.tokens[-len(closing_blocks) :])
-    tokens = state.calibration.corrected(buffer.tokens_total)
-    new_tokens = state.calibration.corrected(sum(buffer.tokens[state.memory.pieces :]))
-    buffer.cut(blocks)
-    kind: PingKind = "refresh" if conversation.state.memory.pieces == blocks else "upgrade"
+    tokens = state.calibration.correct_estimate(buffer.tokens_total)
+    new_tokens = state.calibration.correct_estimate(sum(buffer.tokens[state.cache_memory.blocks :]))
+    buffer.truncate(blocks)
+    kind: PingKind = "refresh" if conversation.state.cache_memory.blocks == blocks else "upgrade"
     return EncodedPing(
         body, PingSpec(kind, ping.ttl, tokens, ping.reason, last_block, blocks, closing_tokens), new_tokens
     )

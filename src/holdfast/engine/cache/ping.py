@@ -35,8 +35,8 @@ class PingSpec(msgspec.Struct, frozen=True):
     ttl: Ttl
     estimated_tokens: int
     reason: str = ""
-    piece: int | None = None
-    pieces: int = 0
+    block: int | None = None
+    blocks: int = 0
     closing_tokens: int = 0
 
 
@@ -51,8 +51,8 @@ def build_ping_parameters(parameters: Parameters, model: Model) -> Parameters | 
         case "marks" if not isinstance(adapter, PingAdapter):
             return f"pings are not supported for {model.provider}"
         case "marks":
-            emptied = adapter.emptied(parameters)
-            conflict = adapter.conflict_with_empty(emptied)
+            emptied = adapter.ping_parameters(parameters)
+            conflict = adapter.find_ping_conflict(emptied)
             return f"{model.provider} refuses a ping with {conflict}" if conflict else emptied
 
 
@@ -70,9 +70,9 @@ def keep_alive_refusal(conversation: Conversation) -> str | None:
     if conversation.state.profile == "seed":
         # Requests of the seed profile have no breakpoint in the history, so they would not read what a ping refreshes.
         return "the seed profile places breakpoints on tools and system prompt only"
-    if conversation.state.limits.marks_max is not None:
+    if conversation.state.limits.breakpoints_max is not None:
         return "the provider refused breakpoints"
-    return ping_refusal(conversation.parameters, conversation.parts.model)
+    return ping_refusal(conversation.parameters, conversation.deps.model)
 
 
 async def send_ping(conversation: Conversation, body: bytes, ping: PingSpec) -> CachePinged | str:
@@ -80,20 +80,20 @@ async def send_ping(conversation: Conversation, body: bytes, ping: PingSpec) -> 
 
     `body` must be encoded with `empty_parameters`. It is not sent if too little budget would be left for a call.
     """
-    deps = conversation.parts
+    deps = conversation.deps
     parameters = build_ping_parameters(conversation.parameters, deps.model)
     if isinstance(parameters, str):
         return parameters
-    cost_max = conversation.prompt_cost_usd_max(ping.estimated_tokens) + conversation.worst_cost_usd(
+    cost_max = conversation.prompt_cost_usd_max(ping.estimated_tokens) + conversation.call_cost_usd_max(
         ping.estimated_tokens
     )
     if not conversation.can_spend(cost_max):
         return f"too little of the ${deps.spend_max_usd or 0:f} budget could be left for a call"
     sent_at = deps.clock()
     try:
-        sending = deps.wire.send(deps.adapter.endpoint(parameters), body, on_retry=_no_late_retry(ping))
+        sending = deps.transport.send(deps.adapter.endpoint(parameters), body, on_retry=_no_late_retry(ping))
         answer = await read_whole_response(sending, bytes_max=PING_RESPONSE_BYTES_MAX)
-        usage = deps.adapter.read_reply(answer).usage
+        usage = deps.adapter.decode_reply(answer).usage
     except ProviderError as error:
         logger.warning("ping (%s) failed: %s", ping.kind, error)
         return str(error)
@@ -108,9 +108,9 @@ async def send_ping(conversation: Conversation, body: bytes, ping: PingSpec) -> 
         pricing_version=deps.pricing_version,
         reason=ping.reason,
         sent_at=sent_at,
-        piece=ping.piece,
-        pieces=ping.pieces,
-        marked_tokens=max(0, usage.tokens_sent - ping.closing_tokens),
+        breakpoint_block=ping.block,
+        block_count=ping.blocks,
+        prefix_tokens=max(0, usage.tokens_sent - ping.closing_tokens),
     )
     await conversation.record("system", pinged)
     return pinged

@@ -23,82 +23,84 @@ def plan_next_call(conversation: Conversation, buffer: RequestBuffer, shared: in
 
     `shared` is the number of leading blocks that equal the previous call's.
     """
-    model, state = conversation.parts.model, conversation.state
+    model, state = conversation.deps.model, conversation.state
     if not model_capabilities(model).supports_prompt_caching:
         return Plan()
-    memory = state.memory if shared >= len(state.links) else forget_cached(state.memory)
+    memory = state.cache_memory if shared >= len(state.digests) else forget_cached(state.cache_memory)
     # Until the provider has reported this prompt's size it is an estimate, so breakpoints near the floor are kept.
     next_plan = plan_cache(
         current_moment(conversation, buffer),
         memory,
-        conversation.parts.learned,
+        conversation.deps.learned,
         profile=state.profile,
-        keep_small=not memory.pieces,
-        ttl=None if state.control.ttl == "auto" else state.control.ttl,
+        keep_small=not memory.blocks,
+        ttl=None if state.cache_settings.ttl == "auto" else state.cache_settings.ttl,
     )
     next_plan = apply_limits(next_plan, state.limits, model.cache)
-    if conversation.parts.keep_alive is not None and (reason := keep_alive_refusal(conversation)):
+    if conversation.deps.keep_alive is not None and (reason := keep_alive_refusal(conversation)):
         return msgspec.structs.replace(next_plan, notes=(*next_plan.notes, f"no keep-alive: {reason}"))
     return next_plan
 
 
 def current_moment(conversation: Conversation, buffer: RequestBuffer) -> PlanningMoment:
     """The current moment, as the planner needs it."""
-    state, at = conversation.state, conversation.parts.clock()
-    idle_seconds = None if state.memory.last_at is None else at - state.memory.last_at
-    price = conversation.price(state.calibration.corrected(buffer.tokens_total))
-    return PlanningMoment(buffer, conversation.parts.model.cache, price, at, idle_seconds, wait_cause(state))
+    state, at = conversation.state, conversation.deps.clock()
+    idle_seconds = None if state.cache_memory.last_at is None else at - state.cache_memory.last_at
+    price = conversation.price(state.calibration.correct_estimate(buffer.tokens_total))
+    return PlanningMoment(buffer, conversation.deps.model.cache, price, at, idle_seconds, wait_cause(state))
 
 
 def make_flight_key(conversation: Conversation, buffer: RequestBuffer, plan: Plan) -> FlightKey:
     """The single-flight key: the prefixes that end at a breakpoint and reach the floor. Scans no further than that."""
-    deps, rules = conversation.parts, conversation.parts.model.cache
+    deps, rules = conversation.deps, conversation.deps.model.cache
     # The floor counts the provider's tokens; dividing by the calibration factor converts it to our estimates.
     first_block = first_block_above(buffer.tokens, rules.tokens_min / conversation.state.calibration.factor)
     prefixes = tuple(
         BreakpointPrefix(
-            buffer.links[breakpoint.piece].digest,
-            buffer.links[breakpoint.piece].end,
+            buffer.digests[breakpoint.block_index].digest,
+            buffer.digests[breakpoint.block_index].end,
             rules.ttls_seconds[breakpoint.ttl],
         )
-        for breakpoint in plan.marks
-        if breakpoint.piece >= first_block
+        for breakpoint in plan.breakpoints
+        if breakpoint.block_index >= first_block
     )
     return FlightKey(_scope(conversation, deps.account), prefixes) if prefixes else FlightKey("")
 
 
 def _scope(conversation: Conversation, account: str) -> str:
     """The account, the model, and all request parameters that a cache entry may depend on."""
-    deps = conversation.parts
+    deps = conversation.deps
     # Output limit, streaming, stop sequences and temperature are in no provider's list of what invalidates a cache.
     parameters = msgspec.structs.replace(
         conversation.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
     )
     headers = repr(deps.adapter.endpoint(parameters).headers).encode()
-    return extend_digest(sha256_hex(f"{account}\n{deps.model.id}".encode()), deps.adapter.opening(parameters) + headers)
+    return extend_digest(
+        sha256_hex(f"{account}\n{deps.model.id}".encode()), deps.adapter.request_head(parameters) + headers
+    )
 
 
 async def record_new_evidence(conversation: Conversation) -> None:
     """Record new evidence about the provider's cache at once: it is rare, and a session may end at any time."""
     record = _learned_record(conversation)
-    if record is not None and _cache_evidence(record) != _cache_evidence(conversation.state.taught):
+    if record is not None and _cache_evidence(record) != _cache_evidence(conversation.state.learned_record):
         await conversation.record("system", record)
 
 
 async def record_learned(conversation: Conversation) -> None:
     """Record everything that was learned, unless it is already on the log."""
     record = _learned_record(conversation)
-    if record is not None and record != conversation.state.taught:
+    if record is not None and record != conversation.state.learned_record:
         await conversation.record("system", record)
 
 
 def _learned_record(conversation: Conversation) -> CacheLearned | None:
-    memory = conversation.state.memory
-    return make_learned_record(memory, conversation.parts.scene) if memory.calls else None
+    memory = conversation.state.cache_memory
+    return make_learned_record(memory, conversation.deps.learning_scope) if memory.calls else None
 
 
 def _cache_evidence(record: CacheLearned | None) -> tuple[int, int, int, int | None]:
     """The evidence about the cache's behaviour; idle times are recorded at the end only."""
     if record is None:
         return 0, 0, 0, None
-    return record.anchors_read, record.anchors_lost, record.floor_misses, record.floor_upto_tokens
+    return record.anchors_read, record.anchors_lost, record.floor_misses, record.floor_at_most_tokens

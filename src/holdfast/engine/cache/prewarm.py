@@ -19,7 +19,7 @@ from holdfast.types.usage import Usage
 class PrewarmResult(msgspec.Struct, frozen=True):
     """The result of a prewarm; `reason` says why nothing was sent."""
 
-    sent: bool
+    is_sent: bool
     reason: str = ""
     usage: Usage = Usage()
     cost_usd: Decimal = Decimal(0)
@@ -31,15 +31,15 @@ async def prewarm(conversation: Conversation) -> PrewarmResult:
     Nothing is sent if the prefix is known to be cached, also by another session that is just writing it.
     """
     await apply_controls(conversation)
-    deps = conversation.parts
+    deps = conversation.deps
     parameters = build_ping_parameters(conversation.parameters, deps.model)
     if isinstance(parameters, str):
         return PrewarmResult(False, parameters)
     buffer = _prefix_request(conversation)
     breakpoints = tuple(
         breakpoint
-        for breakpoint in plan_next_call(conversation, buffer, 0).marks
-        if breakpoint.piece < buffer.stable_count
+        for breakpoint in plan_next_call(conversation, buffer, 0).breakpoints
+        if breakpoint.block_index < buffer.stable_count
     )
     flight_key = make_flight_key(conversation, buffer, Plan(breakpoints))
     if not flight_key.prefixes:
@@ -48,28 +48,28 @@ async def prewarm(conversation: Conversation) -> PrewarmResult:
             f"tools and system prompt have about {_prefix_tokens(conversation, buffer)} tokens, "
             f"and {deps.model.id} caches nothing below {deps.model.cache.tokens_min}",
         )
-    body = buffer.render(deps.adapter.opening(parameters), breakpoints)
+    body = buffer.render(deps.adapter.request_head(parameters), breakpoints)
     ping_request = PingSpec(
         "warm",
         breakpoints[-1].ttl,
-        conversation.state.calibration.corrected(buffer.tokens_total),
+        conversation.state.calibration.correct_estimate(buffer.tokens_total),
         "the caller asked for it",
     )
-    async with acquire_slot(deps.gate, flight_key, deps.clock) as slot:
+    async with acquire_slot(deps.single_flight, flight_key, deps.clock) as slot:
         if not slot.writes:
             return PrewarmResult(False, "the prefix is already cached")
         ping = await send_ping(conversation, body, ping_request)
         if isinstance(ping, str):
             return PrewarmResult(False, ping)
-        slot.begun()
+        slot.mark_begun()
     return PrewarmResult(True, usage=ping.usage, cost_usd=ping.cost_usd)
 
 
 def _prefix_request(conversation: Conversation) -> RequestBuffer:
     draft = conversation.new_draft()
-    draft.update(assemble_prompt(View(head=conversation.state.head, newest=(closing_entry(None),))))
-    return draft.scroll
+    draft.update(assemble_prompt(View(head=conversation.state.stable_prefix, newest=(closing_entry(None),))))
+    return draft.buffer
 
 
 def _prefix_tokens(conversation: Conversation, buffer: RequestBuffer) -> int:
-    return conversation.state.calibration.corrected(sum(buffer.tokens[: buffer.stable_count]))
+    return conversation.state.calibration.correct_estimate(sum(buffer.tokens[: buffer.stable_count]))

@@ -59,7 +59,7 @@ class ResponseCache:
                 return None
             return entry.chunks if at - entry.at < seconds else None
 
-    def keep(self, key: str, chunks: Sequence[bytes], at: float, seconds: float) -> bool:
+    def store(self, key: str, chunks: Sequence[bytes], at: float, seconds: float) -> bool:
         """Store a reply, replacing an earlier one to the same request; False if it is too large."""
         size = sum(len(chunk) + _CHUNK_OVERHEAD_BYTES for chunk in chunks)
         if size > min(self._bytes_max, REPLY_BYTES_MAX):
@@ -94,7 +94,7 @@ class RawResponse:
         self._chunks: list[bytes] = []
         self._left_bytes = REPLY_BYTES_MAX if listening else -1
 
-    def hear(self, chunk: bytes) -> None:
+    def add_chunk(self, chunk: bytes) -> None:
         self._left_bytes -= len(chunk)
         if self._left_bytes >= 0:
             self._chunks.append(chunk)

@@ -54,26 +54,26 @@ class Slot:
     def __init__(
         self, flight_key: FlightKey, started_at: float, on_begun: "Callable[[Slot], None] | None" = None
     ) -> None:
-        self.claim = flight_key
+        self.flight_key = flight_key
         self.started_at = started_at
         self.waited_seconds = 0.0
         self.writes = True
         self._on_begun = on_begun
         self._waiters: list[_Waiter] = []
 
-    def begun(self) -> None:
+    def mark_begun(self) -> None:
         """The response has begun: from now on others can read what this request wrote."""
         on_begun, self._on_begun = self._on_begun, None
         if on_begun is not None:
             on_begun(self)
 
-    def wait_for(self) -> asyncio.Future[None]:
+    def add_waiter(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
         self._waiters.append((loop, waiter))
         return waiter
 
-    def take_turns(self) -> list[_Waiter]:
+    def pop_waiters(self) -> list[_Waiter]:
         waiters, self._waiters = self._waiters, []
         return waiters
 
@@ -95,12 +95,12 @@ class SingleFlight:
         self._written: OrderedDict[_Key, float] = OrderedDict()
 
     @property
-    def keys_held(self) -> int:
+    def key_count(self) -> int:
         """How many prefixes are being written or remembered as written."""
         return len(self._writing) + len(self._written)
 
     @asynccontextmanager
-    async def crossing(self, flight_key: FlightKey, clock: Clock) -> AsyncIterator[Slot]:
+    async def acquire(self, flight_key: FlightKey, clock: Clock) -> AsyncIterator[Slot]:
         """A slot, held while the request is in progress; leaving it before the response has begun counts as failure."""
         slot = Slot(flight_key, clock(), partial(self._finish, written=True))
         loop = asyncio.get_running_loop()
@@ -122,7 +122,7 @@ class SingleFlight:
     def _enter(self, slot: Slot, at: float, *, may_wait: bool) -> asyncio.Future[None] | None:
         """What to wait for before trying again; None if the request may be sent."""
         with self._lock:
-            keys, prefixes = slot.claim.keys, slot.claim.prefixes
+            keys, prefixes = slot.flight_key.keys, slot.flight_key.prefixes
             cached_count = self._cached_count(keys, at)
             cached_bytes = prefixes[cached_count - 1].length_bytes if cached_count else 0
             worthwhile = (
@@ -132,7 +132,7 @@ class SingleFlight:
             )
             writer = next((self._writing[key] for key in worthwhile if key in self._writing), None)
             if writer is not None and may_wait:
-                return writer.wait_for()
+                return writer.add_waiter()
             slot.writes = cached_count < len(keys)
             for key in keys[cached_count:]:
                 self._writing.setdefault(key, slot)
@@ -146,14 +146,14 @@ class SingleFlight:
     def _finish(self, slot: Slot, *, written: bool) -> None:
         """The response has begun (`written`) or the request has failed: wake all waiters to try again."""
         with self._lock:
-            waiters = slot.take_turns()
-            for key, prefix in zip(slot.claim.keys, slot.claim.prefixes, strict=True):
+            waiters = slot.pop_waiters()
+            for key, prefix in zip(slot.flight_key.keys, slot.flight_key.prefixes, strict=True):
                 writer = self._writing.get(key)
                 if writer is slot:
                     del self._writing[key]
                 if written:
                     self._remember(key, slot.started_at, prefix.ttl_seconds)
-                    waiters += writer.take_turns() if writer is not None else []
+                    waiters += writer.pop_waiters() if writer is not None else []
         for loop, waiter in waiters:
             _wake(loop, waiter)
 
@@ -169,7 +169,7 @@ async def acquire_slot(gate: SingleFlight | None, flight_key: FlightKey, clock: 
     if gate is None or not flight_key.prefixes:
         yield Slot(flight_key, clock())
         return
-    async with gate.crossing(flight_key, clock) as slot:
+    async with gate.acquire(flight_key, clock) as slot:
         yield slot
 
 

@@ -58,7 +58,7 @@ class CompactionSnapshot(msgspec.Struct, frozen=True):
     at: float
     learned: LearnedParameters
     output_tokens_max: int
-    said: LoggedMessages
+    logged: LoggedMessages
     new_draft: Callable[[], RequestDraft]
 
 
@@ -66,13 +66,13 @@ class CompactionProposal(msgspec.Struct, frozen=True):
     """The event that would be recorded, and the state that results from it."""
 
     event: ContextCompacted
-    after: SessionState
-    released: tuple[SkillReleased, ...] = ()
-    record: Summary | None = None
+    state_after: SessionState
+    released_skills: tuple[SkillReleased, ...] = ()
+    summary: Summary | None = None
 
     @property
     def payloads(self) -> tuple[AnyPayload, ...]:
-        return self.event, *self.released
+        return self.event, *self.released_skills
 
 
 class NoCompaction(msgspec.Struct, frozen=True):
@@ -85,17 +85,17 @@ class NoCompaction(msgspec.Struct, frozen=True):
 def compaction_outlook(snapshot: CompactionSnapshot) -> CompactionOutlook:
     """Sizes, rates and expectations for the decision; computed before every call, so it does not scan the history."""
     state, price = snapshot.state, snapshot.price
-    memory, watch = state.memory, state.compaction
+    memory, watch = state.cache_memory, state.compaction_watch
     ttl = (state.last_call.ttl if state.last_call else None) or "5m"
     input_price = price.input or Decimal(1)
     return CompactionOutlook(
-        prompt_tokens=state.calibration.corrected(snapshot.draft.scroll.tokens_total),
-        head_tokens=state.calibration.corrected(snapshot.draft.head_tokens),
+        prompt_tokens=state.calibration.correct_estimate(snapshot.draft.buffer.tokens_total),
+        stable_prefix_tokens=state.calibration.correct_estimate(snapshot.draft.prefix_tokens),
         window_tokens=state.limits.window_tokens_max or snapshot.model.context_tokens_max,
         output_tokens_max=snapshot.output_tokens_max,
         # As in planning: a session that has outlived the average is taken to be half over.
-        calls_expected=max(snapshot.learned.calls_expected - memory.calls, memory.calls, 1.0),
-        cold=_is_cold(snapshot),
+        expected_calls=max(snapshot.learned.calls_expected - memory.calls, memory.calls, 1.0),
+        is_cache_cold=_is_cold(snapshot),
         rates=CacheRates(price.cache_read / input_price, cache_write_rate(ttl, price) / input_price),
         unit_usd=price.input / 1_000_000,
         calls=watch.calls,
@@ -141,7 +141,7 @@ def propose_compaction(
 def _saved_usd(proposal: CompactionProposal) -> Decimal:
     """Saving over all expected calls, minus the one-time cost."""
     numbers = proposal.event.numbers
-    return Decimal(numbers.calls_expected) * numbers.saving_per_call_usd - numbers.cost_usd
+    return Decimal(numbers.expected_calls) * numbers.saving_per_call_usd - numbers.cost_usd
 
 
 def propose_clearing(
@@ -149,11 +149,11 @@ def propose_clearing(
 ) -> CompactionProposal | NoCompaction:
     """Clear old tool results in one batch; or why that would not help."""
     state, outlook = snapshot.state, compaction_outlook(snapshot)
-    batch = plan_clearing(state.passages, _entry_tokens(snapshot), config, unsent=state.sent)
+    batch = plan_clearing(state.entries, _entry_tokens(snapshot), config, unsent=state.sent_count)
     if batch is None:
         return NoCompaction("too few tool results can be cleared", _unchanged_numbers(outlook))
     ids = {entry.tool_use_id for entry in batch.results}
-    covered = [entry for entry in state.passages if any(get_result_call_id(block) in ids for block in entry.content)]
+    covered = [entry for entry in state.entries if any(get_result_call_id(block) in ids for block in entry.content)]
     event = ContextCompacted(
         strategy="clear",
         trigger=trigger,
@@ -175,11 +175,11 @@ def propose_seed_summary(
 ) -> CompactionProposal | NoCompaction:
     """The summary of seed 002, followed by the newest messages that it keeps; or why there is none."""
     state, outlook = snapshot.state, compaction_outlook(snapshot)
-    messages = [Message(entry.role, entry.content) for entry in state.passages]
+    messages = [Message(entry.role, entry.content) for entry in state.entries]
     summary = compact_messages(messages, config)
-    start = len(state.passages) - len(summary.messages) + 1
-    covered = [entry for entry in state.passages[:start] if not is_summary(entry)]
-    if summary.reason or not covered or state.compaction.last_message == state.messages:
+    start = len(state.entries) - len(summary.messages) + 1
+    covered = [entry for entry in state.entries[:start] if not is_summary(entry)]
+    if summary.reason or not covered or state.compaction_watch.last_message == state.message_count:
         return NoCompaction(summary.reason or "there is nothing new to compact", _unchanged_numbers(outlook))
     event = ContextCompacted(
         strategy="seed",
@@ -200,7 +200,7 @@ def propose_seed_summary(
 
 def _entry_tokens(snapshot: CompactionSnapshot) -> list[int]:
     factor = snapshot.state.calibration.factor
-    return [round(count * factor) for count in snapshot.draft.passage_tokens()]
+    return [round(count * factor) for count in snapshot.draft.entry_tokens()]
 
 
 def _checkpoint(
@@ -209,9 +209,11 @@ def _checkpoint(
     state, outlook = snapshot.state, compaction_outlook(snapshot)
     tokens = _entry_tokens(snapshot)
     summary_tokens_max, tail_tokens_default = split_token_budget(sum(tokens), config)
-    cut = choose_cut(state.passages, tokens, tail_tokens_max=tail_tokens_max or tail_tokens_default, unsent=state.sent)
+    cut = choose_cut(
+        state.entries, tokens, tail_tokens_max=tail_tokens_max or tail_tokens_default, unsent=state.sent_count
+    )
     # After an overflow the prompt has to shrink even if no message was added since the last compaction.
-    is_unchanged = state.compaction.last_message == state.messages and trigger != "overflow"
+    is_unchanged = state.compaction_watch.last_message == state.message_count and trigger != "overflow"
     if cut is None or is_unchanged:
         return NoCompaction("there is nothing new to compact", _unchanged_numbers(outlook))
     summary, covered = _summarize(snapshot, cut, summary_tokens_max)
@@ -227,7 +229,7 @@ def _checkpoint(
         numbers=_unchanged_numbers(outlook),
         segments=(
             SummarySegment("record", render_summary(summary, recall=_has_recall_tool(state))),
-            SummarySegment("note", render_resume_note(recent=cut.stop < len(state.passages))),
+            SummarySegment("note", render_resume_note(recent=cut.stop < len(state.entries))),
         ),
         role=summary_role(snapshot),
         thinking_dropped=snapshot.model.cache.binds_thinking,
@@ -237,7 +239,7 @@ def _checkpoint(
 
 def summary_role(snapshot: CompactionSnapshot) -> Role:
     """`system` where there is a system prompt and the provider accepts a second one; else `user`."""
-    has_system_prompt = any(segment.place == "system" for segment in snapshot.state.head)
+    has_system_prompt = any(segment.section == "system" for segment in snapshot.state.stable_prefix)
     return "system" if has_system_prompt and snapshot.model.provider in _TAKES_SYSTEM_FIRST else "user"
 
 
@@ -247,10 +249,10 @@ def _has_recall_tool(state: SessionState) -> bool:
 
 def _summarize(snapshot: CompactionSnapshot, cut: CompactionCut, tokens_max: int) -> tuple[Summary, list[HistoryEntry]]:
     """The summary, always made from the logged messages, never from an earlier summary."""
-    facts, covered = snapshot.said.covered(cut.first, cut.last)
-    kept_entries = [entry for entry in snapshot.state.passages[cut.stop :] if not entry.injected]
+    facts, covered = snapshot.logged.read_range(cut.first, cut.last)
+    kept_entries = [entry for entry in snapshot.state.entries[cut.stop :] if not entry.is_injected]
     text = "\n".join(extract_plain_text(entry.content) for entry in kept_entries)
-    request_count = len(extract_facts(kept_entries).asks)
+    request_count = len(extract_facts(kept_entries).requests)
     factor = snapshot.model.tokens_factor * snapshot.state.calibration.factor
     summary = build_summary(
         facts,
@@ -265,8 +267,8 @@ def handoff_summary(snapshot: CompactionSnapshot, config: CompactionConfig) -> s
     """A summary of the whole session, for a new session that continues its work."""
     factor = snapshot.model.tokens_factor * snapshot.state.calibration.factor
     summary = build_summary(
-        extract_facts(snapshot.said.everything()),
-        tokens_max=config.record_tokens_max,
+        extract_facts(snapshot.logged.read_all()),
+        tokens_max=config.summary_tokens_max,
         count=lambda line: count_tokens(line, factor),
     )
     return f"{render_summary(summary, recall=False)}\n\n{render_resume_note(recent=False)}"
@@ -279,11 +281,11 @@ def validate_compaction(
     state = snapshot.state
     after = compact_view(state, event)
     # A transcript that was already illegal is left to transcript repair; only problems that we would add are refused.
-    existing_problems = validate_transcript(merge_into_messages(state.passages), rules=_RULES)
-    problems = validate_transcript(merge_into_messages(after.passages), rules=_RULES) if not existing_problems else ()
+    existing_problems = validate_transcript(merge_into_messages(state.entries), rules=_RULES)
+    problems = validate_transcript(merge_into_messages(after.entries), rules=_RULES) if not existing_problems else ()
     draft = snapshot.new_draft()
     draft.update(assemble_prompt(build_sent_view(after)))
-    tokens_after = state.calibration.corrected(draft.scroll.tokens_total)
+    tokens_after = state.calibration.correct_estimate(draft.buffer.tokens_total)
     numbers = _measure(snapshot, draft, after)
     if problems:
         return NoCompaction(f"the shorter conversation would not be legal: {problems[0].text}", numbers)
@@ -291,13 +293,13 @@ def validate_compaction(
     gain_min = 1 if event.strategy == "seed" else removed_tokens_min(event.tokens_before, event.trigger)
     if event.tokens_before - tokens_after < gain_min:
         return NoCompaction("too little can be removed: the rest is stable prefix, summary or newest messages", numbers)
-    unchanged_blocks = count_shared_blocks(state.links, draft.scroll.links)
+    unchanged_blocks = count_shared_blocks(state.digests, draft.buffer.digests)
     final_event: ContextCompacted = msgspec.structs.replace(
         event,
         tokens_after=tokens_after,
         numbers=numbers,
-        kept_blocks=unchanged_blocks,
-        kept_tokens=_cached_tokens(snapshot, draft, unchanged_blocks),
+        unchanged_blocks=unchanged_blocks,
+        cached_tokens=_cached_tokens(snapshot, draft, unchanged_blocks),
     )
     return CompactionProposal(final_event, compact_view(state, final_event), _released_skills(state, after), summary)
 
@@ -306,24 +308,26 @@ def _measure(snapshot: CompactionSnapshot, draft: RequestDraft, after: SessionSt
     """The sizes after the compaction. Leading entries that stay unchanged count as stable prefix; the summary and the
     rewritten messages after it are counted separately."""
     factor = snapshot.state.calibration.factor
-    sizes = draft.passage_tokens()
+    sizes = draft.entry_tokens()
     unchanged = next(
-        (at for at, (old, new) in enumerate(zip(snapshot.state.passages, after.passages, strict=False)) if old != new),
+        (at for at, (old, new) in enumerate(zip(snapshot.state.entries, after.entries, strict=False)) if old != new),
         0,
     )
-    changed = list(zip(sizes, after.passages, strict=True))[unchanged:]
+    changed = list(zip(sizes, after.entries, strict=True))[unchanged:]
     summary_tokens = sum(size for size, entry in changed if is_summary(entry))
     return compute_compaction_numbers(
         compaction_outlook(snapshot),
-        head_tokens=round((draft.head_tokens + sum(sizes[:unchanged])) * factor),
+        head_tokens=round((draft.prefix_tokens + sum(sizes[:unchanged])) * factor),
         record_tokens=round(summary_tokens * factor),
         kept_tokens=round((sum(size for size, _ in changed) - summary_tokens) * factor),
     )
 
 
 def _unchanged_numbers(outlook: CompactionOutlook) -> CompactionNumbers:
-    messages = max(0, outlook.prompt_tokens - outlook.head_tokens)
-    return compute_compaction_numbers(outlook, head_tokens=outlook.head_tokens, record_tokens=0, kept_tokens=messages)
+    messages = max(0, outlook.prompt_tokens - outlook.stable_prefix_tokens)
+    return compute_compaction_numbers(
+        outlook, head_tokens=outlook.stable_prefix_tokens, record_tokens=0, kept_tokens=messages
+    )
 
 
 def _cached_tokens(snapshot: CompactionSnapshot, draft: RequestDraft, blocks: int) -> int:
@@ -332,16 +336,20 @@ def _cached_tokens(snapshot: CompactionSnapshot, draft: RequestDraft, blocks: in
     Rounded down by `READ_SHARE_MIN`: an overestimate would report an unexpected cache miss.
     """
     request = snapshot.state.request
-    cached_blocks = [breakpoint.piece for breakpoint in request.marks if breakpoint.piece < blocks] if request else []
+    cached_blocks = (
+        [breakpoint.block_index for breakpoint in request.breakpoints if breakpoint.block_index < blocks]
+        if request
+        else []
+    )
     if not cached_blocks:
         return 0
-    estimated_tokens = sum(draft.scroll.tokens[: max(cached_blocks) + 1])
-    return int(snapshot.state.calibration.corrected(estimated_tokens) * READ_SHARE_MIN)
+    estimated_tokens = sum(draft.buffer.tokens[: max(cached_blocks) + 1])
+    return int(snapshot.state.calibration.correct_estimate(estimated_tokens) * READ_SHARE_MIN)
 
 
 def _released_skills(before: SessionState, after: SessionState) -> tuple[SkillReleased, ...]:
     """Skills whose bodies are no longer in the view."""
-    blocks = (block for activation in after.passages for block in activation.content)
+    blocks = (block for activation in after.entries for block in activation.content)
     results_in_view = {block.tool_use_id for block in blocks if isinstance(block, ToolResult)}
     return tuple(
         SkillReleased(activation.name, activation.tool_use_id, activation.tokens)

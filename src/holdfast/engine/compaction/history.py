@@ -33,7 +33,7 @@ def _append_entry(entries: list[HistoryEntry], event: Event, number: int) -> boo
     match event.payload:
         case MessageAppended(message=message):
             entries.append(HistoryEntry(message.role, message.content, number=number))
-        case ContextInjected(place="messages") as injection:
+        case ContextInjected(section="messages") as injection:
             entries.append(
                 HistoryEntry(
                     "user",
@@ -78,7 +78,7 @@ class LoggedMessages:
         self._recent: list[HistoryEntry] = []
         self._first = 1
 
-    def covered(self, first: int, last: int) -> tuple[ConversationFacts, list[HistoryEntry]]:
+    def read_range(self, first: int, last: int) -> tuple[ConversationFacts, list[HistoryEntry]]:
         """The facts of all messages up to `last`, and the messages from `first` to `last`."""
         with self._lock:
             if first < self._first:
@@ -95,7 +95,7 @@ class LoggedMessages:
                 facts.read(entry)
             return facts.facts(), in_range
 
-    def everything(self) -> tuple[HistoryEntry, ...]:
+    def read_all(self) -> tuple[HistoryEntry, ...]:
         return read_logged_messages(self._read(None))
 
     def _catch_up(self) -> None:
@@ -135,7 +135,7 @@ def render_messages(entries: Iterable[HistoryEntry]) -> str:
 
 
 def _message(entry: HistoryEntry) -> str:
-    speaker = f"{entry.layer} layer" if entry.injected else entry.role
+    speaker = f"{entry.layer} layer" if entry.is_injected else entry.role
     return f"[m{entry.number}] {speaker}\n" + "\n".join(_block(block) for block in entry.content)
 
 

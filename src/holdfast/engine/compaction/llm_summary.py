@@ -55,7 +55,7 @@ async def add_llm_summary(
         cost_usd=summary.cost_usd,
         notes=(summary.reason,) if summary.reason else dropped,
     )
-    with_summary = validate_compaction(snapshot, event, proposal.record)
+    with_summary = validate_compaction(snapshot, event, proposal.summary)
     if isinstance(with_summary, NoCompaction):
         return msgspec.structs.replace(
             proposal, event=msgspec.structs.replace(event, segments=(summary_segment, note_segment))
@@ -92,7 +92,7 @@ class _Summary:
         body, tokens = self._request(instruction)
         self.answered = False
         try:
-            with self._conversation.promise(tokens):
+            with self._conversation.reserve_budget(tokens):
                 reply = await self._reply(body)
         except (ProviderError, BudgetError) as error:
             self.reason = f"the summary request failed: {error}"
@@ -107,31 +107,33 @@ class _Summary:
 
     def _request(self, instruction: str) -> tuple[bytes, int]:
         """The next request with the instruction appended, so that its prefix is read from cache; and its tokens."""
-        conversation, buffer = self._conversation, self._conversation.draft.scroll
-        block_count = len(buffer.pieces)
-        buffer.extend(conversation.draft.spelled(HistoryEntry("user", (Text(instruction),))))
+        conversation, buffer = self._conversation, self._conversation.draft.buffer
+        block_count = len(buffer.blocks)
+        buffer.extend(conversation.draft.encode_entry(HistoryEntry("user", (Text(instruction),))))
         try:
-            plan = plan_next_call(conversation, buffer, count_shared_blocks(conversation.state.links, buffer.links))
-            body = buffer.render(conversation.parts.adapter.opening(conversation.parameters), plan.marks)
-            return body, conversation.state.calibration.corrected(buffer.tokens_total)
+            plan = plan_next_call(conversation, buffer, count_shared_blocks(conversation.state.digests, buffer.digests))
+            body = buffer.render(conversation.deps.adapter.request_head(conversation.parameters), plan.breakpoints)
+            return body, conversation.state.calibration.correct_estimate(buffer.tokens_total)
         finally:
-            buffer.cut(block_count)
+            buffer.truncate(block_count)
 
     async def _reply(self, body: bytes) -> Reply:
         """Send the request and return the reply; logged as a call outside the conversation, however it ends."""
-        deps, started_at = self._conversation.parts, self._conversation.parts.clock()
-        reader, arrived = deps.adapter.stream_reader(), PartialOutput()
+        deps, started_at = self._conversation.deps, self._conversation.deps.clock()
+        reader, arrived = deps.adapter.make_stream_decoder(), PartialOutput()
         try:
-            async with aclosing(deps.wire.send(deps.adapter.endpoint(self._conversation.parameters), body)) as chunks:
+            async with aclosing(
+                deps.transport.send(deps.adapter.endpoint(self._conversation.parameters), body)
+            ) as chunks:
                 async for chunk in chunks:
                     for delta in reader.feed(chunk):
-                        arrived.take(delta)
+                        arrived.add_delta(delta)
                         if isinstance(delta, ReplyFinished):
                             await self._record_completed(delta.reply, started_at)
                             return delta.reply
             raise ProviderError("network", "the response ended before it was complete")
         except ProviderError as error:
-            usage, estimated = arrived.taken(reader.partial(), deps.model.tokens_factor)
+            usage, estimated = arrived.estimate_usage(reader.partial(), deps.model.tokens_factor)
             failed = LlmCallFailed(
                 model=deps.model.id,
                 provider=deps.model.provider,
@@ -142,13 +144,13 @@ class _Summary:
                 request_id=deps.new_id(started_at),
                 usage=usage,
                 cost_usd=self._add_cost(usage),
-                output_estimated=estimated,
+                is_output_estimated=estimated,
             )
             await self._conversation.record("agent", failed)
             raise
 
     async def _record_completed(self, reply: Reply, started_at: float) -> None:
-        deps = self._conversation.parts
+        deps = self._conversation.deps
         completed = LlmCallCompleted(
             model=deps.model.id,
             provider=deps.model.provider,
@@ -171,11 +173,11 @@ class _Summary:
         return cost
 
     def _since(self, started_at: float) -> int:
-        return round((self._conversation.parts.clock() - started_at) * 1000)
+        return round((self._conversation.deps.clock() - started_at) * 1000)
 
 
 def _checked_against_history(text: str, snapshot: CompactionSnapshot) -> CheckedSummary:
-    history_text = "\n".join(extract_plain_text(entry.content) for entry in snapshot.said.everything())
+    history_text = "\n".join(extract_plain_text(entry.content) for entry in snapshot.logged.read_all())
     return check_llm_summary(text, history_text, count=count_tokens)
 
 

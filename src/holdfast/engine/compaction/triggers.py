@@ -33,16 +33,16 @@ SMALL_TAIL_TOKENS = 6_000
 def snapshot_conversation(conversation: Conversation) -> CompactionSnapshot:
     """A snapshot of the conversation for compaction; also updates the draft to what would be sent now."""
     conversation.draft.update(assemble_prompt(build_sent_view(conversation.state)))
-    state, deps = conversation.state, conversation.parts
+    state, deps = conversation.state, conversation.deps
     return CompactionSnapshot(
         state=state,
         draft=conversation.draft,
         model=deps.model,
-        price=conversation.price(state.calibration.corrected(conversation.draft.scroll.tokens_total)),
+        price=conversation.price(state.calibration.correct_estimate(conversation.draft.buffer.tokens_total)),
         at=deps.clock(),
         learned=deps.learned,
         output_tokens_max=deps.parameters.output_tokens_max,
-        said=conversation.said,
+        logged=conversation.logged,
         new_draft=conversation.new_draft,
     )
 
@@ -66,17 +66,17 @@ async def _with_llm_summary(
     conversation: Conversation, snapshot: CompactionSnapshot, proposal: CompactionProposal, config: CompactionConfig
 ) -> CompactionProposal:
     """The proposal with an LLM summary, if configured and if the prompt that the summary request reuses is cached."""
-    if not config.prose or proposal.event.strategy != "checkpoint" or proposal.event.numbers.cache_cold:
+    if not config.llm_summary or proposal.event.strategy != "checkpoint" or proposal.event.numbers.is_cache_cold:
         return proposal
     return await add_llm_summary(conversation, snapshot, proposal)
 
 
 async def compact_if_due(conversation: Conversation) -> bool:
     """Compact if a compaction is due, and return whether it was done; one that would not help is reported once."""
-    config, snapshot = conversation.parts.compaction, snapshot_conversation(conversation)
+    config, snapshot = conversation.deps.compaction, snapshot_conversation(conversation)
     outlook = compaction_outlook(snapshot)
     trigger = find_compaction_trigger(
-        outlook, conversation.state.compaction, config, by_size_alone=conversation.state.profile == "seed"
+        outlook, conversation.state.compaction_watch, config, by_size_alone=conversation.state.profile == "seed"
     )
     is_allowed = trigger is not None and (trigger == "hard" or not _is_thinking(conversation))
     if is_allowed and trigger is not None and await _compact_for(conversation, snapshot, trigger, config):
@@ -90,7 +90,7 @@ async def compact_if_due(conversation: Conversation) -> bool:
 async def clear_tool_results(conversation: Conversation) -> str:
     """After an overflow: clear old tool results; returns what was done."""
     return await _apply_after_overflow(
-        conversation, propose_clearing(snapshot_conversation(conversation), conversation.parts.compaction, "overflow")
+        conversation, propose_clearing(snapshot_conversation(conversation), conversation.deps.compaction, "overflow")
     )
 
 
@@ -105,7 +105,7 @@ async def compact_to_newest_group(conversation: Conversation) -> str:
 
 
 async def _compact_to_tail(conversation: Conversation, tokens_max: int) -> str:
-    snapshot, config = snapshot_conversation(conversation), conversation.parts.compaction
+    snapshot, config = snapshot_conversation(conversation), conversation.deps.compaction
     proposal = await asyncio.to_thread(propose_compaction, snapshot, config, "overflow", tail_tokens_max=tokens_max)
     return await _apply_after_overflow(conversation, proposal)
 
@@ -140,4 +140,4 @@ def _is_thinking(conversation: Conversation) -> bool:
     Newer Claude models bind thinking to everything before it (Anthropic, "Preserved thinking").
     """
     turn = conversation.state.turn
-    return conversation.parts.model.cache.binds_thinking and turn is not None and turn.llm_calls > 0
+    return conversation.deps.model.cache.binds_thinking and turn is not None and turn.llm_calls > 0

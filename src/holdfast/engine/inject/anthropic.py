@@ -35,12 +35,12 @@ def add_anthropic_breakpoints(
     `text_follows`: text will be appended after the conversation that the next request will not repeat.
     """
     if (PROMPT_NAMES | {CACHE_CONTROL}) & extra_body_members(arguments).keys():
-        return RewrittenRequest(arguments, request.wire)
-    existing = request.wire.plan.marks
+        return RewrittenRequest(arguments, request.wire_request)
+    existing = request.wire_request.plan.breakpoints
     ours = missing_breakpoints(request, existing, text_follows=text_follows)
-    breakpoints = tuple(sorted((*existing, *ours), key=lambda breakpoint: breakpoint.piece))
-    changed = _marked(arguments, {breakpoint.piece: breakpoint.ttl for breakpoint in ours}, request)
-    return RewrittenRequest(changed, msgspec.structs.replace(request.wire, plan=Plan(breakpoints)))
+    breakpoints = tuple(sorted((*existing, *ours), key=lambda breakpoint: breakpoint.block_index))
+    changed = _marked(arguments, {breakpoint.block_index: breakpoint.ttl for breakpoint in ours}, request)
+    return RewrittenRequest(changed, msgspec.structs.replace(request.wire_request, plan=Plan(breakpoints)))
 
 
 def missing_breakpoints(
@@ -50,35 +50,38 @@ def missing_breakpoints(
     automatic = request.body.get(CACHE_CONTROL)
     ends_marked = automatic is not None and not text_follows
     used = _count(request.body) + (automatic is not None)
-    slots_left = max(0, request.model.cache.marks_max - used)
-    marked = {breakpoint.piece for breakpoint in existing}
-    blocks = request.scroll.pieces
+    slots_left = max(0, request.model.cache.breakpoints_max - used)
+    marked = {breakpoint.block_index for breakpoint in existing}
+    blocks = request.buffer.blocks
     candidates = [
         breakpoint
         for breakpoint in _planned(request)
         # The provider's automatic breakpoint is already at the end of the conversation, or on what follows it.
-        if breakpoint.piece not in marked and not (ends_marked and blocks[breakpoint.piece].place == "messages")
+        if breakpoint.block_index not in marked
+        and not (ends_marked and blocks[breakpoint.block_index].section == "messages")
     ]
     # A 1-hour breakpoint after a 5-minute one is refused (Anthropic, "Prompt caching"). Everything before a 1-hour
     # breakpoint is written for an hour in any case, so raising ours to an hour costs nothing.
-    hours = [breakpoint.piece for breakpoint in existing if breakpoint.ttl == "1h"]
+    hours = [breakpoint.block_index for breakpoint in existing if breakpoint.ttl == "1h"]
     if isinstance(automatic, dict) and automatic.get("ttl") == "1h":
         hours.append(len(blocks))
     last_hour = max(hours, default=-1)
     chosen = candidates[-slots_left:] if slots_left else []
     return tuple(
-        Breakpoint(breakpoint.piece, "1h" if breakpoint.piece < last_hour else breakpoint.ttl, breakpoint.reason)
+        Breakpoint(
+            breakpoint.block_index, "1h" if breakpoint.block_index < last_hour else breakpoint.ttl, breakpoint.reason
+        )
         for breakpoint in chosen
     )
 
 
 def _planned(request: ClientRequest) -> tuple[Breakpoint, ...]:
     """The plan, plus the end of the previous call if that is beyond the lookback from the end of this one."""
-    rules, tail, blocks = request.model.cache, request.tail, request.scroll.pieces
-    breakpoints = place_breakpoints(request.scroll, rules).marks
-    if tail is None or not breakpoints or not can_carry_breakpoint(blocks, tail) or blocks[tail].place != "messages":
+    rules, tail, blocks = request.model.cache, request.previous_tail, request.buffer.blocks
+    breakpoints = place_breakpoints(request.buffer, rules).breakpoints
+    if tail is None or not breakpoints or not can_carry_breakpoint(blocks, tail) or blocks[tail].section != "messages":
         return breakpoints
-    if breakpoints[-1].piece - tail < rules.lookback_positions:
+    if breakpoints[-1].block_index - tail < rules.lookback_positions:
         return breakpoints
     return (
         *breakpoints[:-1],
@@ -118,7 +121,7 @@ def _marked(arguments: Arguments, spots: BreakpointTtls, request: ClientRequest)
         value = arguments.get(name)
         if value and not is_absent(value):
             changed[name] = renew(value)
-    if walk.seen != len(request.scroll.pieces):
+    if walk.seen != len(request.buffer.blocks):
         raise UserError("the blocks of the arguments do not match those of the encoded request")
     return changed
 

@@ -19,11 +19,11 @@ class ClientRequest(NamedTuple):
     """
 
     body: Mapping[str, Json]
-    wire: WireRequest
-    scroll: RequestBuffer
+    wire_request: WireRequest
+    buffer: RequestBuffer
     model: Model
     session: str
-    tail: int | None = None
+    previous_tail: int | None = None
 
 
 Arguments = dict[str, object]
@@ -33,7 +33,7 @@ class RewrittenRequest(NamedTuple):
     """The arguments to send, and the request that they encode: the same prompt with all breakpoints."""
 
     arguments: Arguments
-    wire: WireRequest
+    wire_request: WireRequest
 
 
 def encode_bare_event(item: Mapping[str, Json]) -> bytes:
@@ -54,7 +54,7 @@ class ClientMethod(NamedTuple):
     as_event: Callable[[Mapping[str, Json]], bytes]
     left_out: frozenset[str] = frozenset()
     closing: bytes = b""
-    is_ours: Callable[[Arguments, Arguments, Mapping[str, Json]], bool] = lambda arguments, sent, item: False
+    is_added_item: Callable[[Arguments, Arguments, Mapping[str, Json]], bool] = lambda arguments, sent, item: False
     """Whether a streamed item exists only because of an argument that we added."""
 
 

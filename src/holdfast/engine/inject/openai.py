@@ -47,8 +47,8 @@ def add_openai_cache_fields(
     if prompt_name not in extra_body_members(arguments) and _takes_breakpoint(request):
         changed[prompt_name] = _with_breakpoint(arguments.get(prompt_name), part_type)
     body = client_body(changed, left_out=_HELPER_ARGUMENTS)
-    wire = adapter.read_request(encode_json(body))
-    if wire.prompt != request.wire.prompt:
+    wire = adapter.decode_request(encode_json(body))
+    if wire.prompt != request.wire_request.prompt:
         raise UserError("adding a breakpoint would change the prompt")
     return RewrittenRequest(changed, wire)
 
@@ -59,7 +59,7 @@ def _takes_breakpoint(request: ClientRequest) -> bool:
     if isinstance(options, dict) and options.get("mode") == "explicit":
         return False
     rules = request.model.cache
-    return rules.kind == "breakpoints" and len(request.wire.plan.marks) + 1 < rules.marks_max
+    return rules.kind == "breakpoints" and len(request.wire_request.plan.breakpoints) + 1 < rules.breakpoints_max
 
 
 def _with_breakpoint(value: object, part_type: str) -> object:
@@ -99,12 +99,12 @@ def rewrite_chat_arguments(arguments: Arguments, request: ClientRequest) -> Rewr
     rewritten = add_openai_cache_fields(
         arguments, request, adapter=openai_chat, prompt_name="messages", part_type="text"
     )
-    if not request.wire.parameters.stream or _usage_option(arguments) is not None:
+    if not request.wire_request.parameters.stream or _usage_option(arguments) is not None:
         return rewritten
     value = arguments.get("stream_options")
     options = {} if value is None or is_absent(value) else block_members(value)
     return RewrittenRequest(
-        {**rewritten.arguments, "stream_options": {**options, INCLUDE_USAGE_FIELD: True}}, rewritten.wire
+        {**rewritten.arguments, "stream_options": {**options, INCLUDE_USAGE_FIELD: True}}, rewritten.wire_request
     )
 
 
@@ -128,7 +128,7 @@ def is_added_usage(value: Arguments, sent: Arguments, item: Mapping[str, Json]) 
 
 
 CHAT_METHOD = ClientMethod(
-    openai_chat, rewrite_chat_arguments, encode_bare_event, closing=b"data: [DONE]\n\n", is_ours=is_added_usage
+    openai_chat, rewrite_chat_arguments, encode_bare_event, closing=b"data: [DONE]\n\n", is_added_item=is_added_usage
 )
 
 RESPONSES_METHOD = ClientMethod(

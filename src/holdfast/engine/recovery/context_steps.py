@@ -19,7 +19,7 @@ LARGEST_PARTS_SHOWN = 3
 def measure_conversation(state: SessionState) -> CompactionNumbers:
     """Estimated sizes of a conversation: stable prefix, summary, and the other messages."""
     head_tokens = sum(tokens for _, tokens in _prefix_parts(state))
-    entry_sizes = [(is_summary(entry), count_tokens(extract_plain_text(entry.content))) for entry in state.passages]
+    entry_sizes = [(is_summary(entry), count_tokens(extract_plain_text(entry.content))) for entry in state.entries]
     summary_tokens = sum(tokens for is_summary, tokens in entry_sizes if is_summary)
     message_tokens = sum(tokens for is_summary, tokens in entry_sizes if not is_summary)
     return CompactionNumbers(
@@ -28,7 +28,7 @@ def measure_conversation(state: SessionState) -> CompactionNumbers:
         summary_tokens,
         message_tokens,
         removed_tokens=0,
-        calls_expected=0.0,
+        expected_calls=0.0,
     )
 
 
@@ -37,7 +37,7 @@ def find_largest_parts(state: SessionState) -> list[tuple[str, int]]:
     tokens_by_name = Counter[str]()
     for name, tokens in _prefix_parts(state):
         tokens_by_name[name] += tokens
-    for entry in state.passages:
+    for entry in state.entries:
         for block in entry.content:
             if isinstance(block, ToolResult):
                 tokens_by_name[f"results of {block.name or 'tools'}"] += count_tokens(result_text(block))
@@ -47,7 +47,7 @@ def find_largest_parts(state: SessionState) -> list[tuple[str, int]]:
 def _prefix_parts(state: SessionState) -> Iterator[tuple[str, int]]:
     for tool in state.tools:
         yield "tool descriptions", count_tokens(f"{tool.name}{tool.description}{tool.input_schema_json}")
-    for segment in state.head:
+    for segment in state.stable_prefix:
         yield f"layer {segment.name!r}", sum(count_tokens(part.text) for part in segment.system)
 
 
@@ -78,10 +78,10 @@ class ContextRecoverySteps:
     async def _disable(self, context: StepContext) -> str:
         numbers = measure_conversation(self._conversation.state)
         await self._conversation.record(
-            "system", CompactionSkipped("asked", f"switched off by {context.incident}", numbers, final=True)
+            "system", CompactionSkipped("asked", f"switched off by {context.incident}", numbers, is_final=True)
         )
         return "automatic compaction is off until the next user message"
 
 
 def format_sizes(numbers: CompactionNumbers) -> str:
-    return f"prefix {numbers.head_tokens} tokens, summary {numbers.record_tokens}, messages {numbers.kept_tokens}"
+    return f"prefix {numbers.stable_prefix_tokens} tokens, summary {numbers.summary_tokens}, messages {numbers.kept_tokens}"

@@ -27,7 +27,7 @@ async def report_incident(
     recoverer = RecoveryRunner(
         ConversationAttempts(conversation),
         steps,
-        clock=conversation.parts.clock,
+        clock=conversation.deps.clock,
         rules=select_rules(conversation.state.profile),
     )
     await recoverer.report(scenario, incident=incident, detail=detail)
@@ -46,9 +46,15 @@ async def report_expired_cache(
     conversation: Conversation, outlook: CompactionOutlook, config: CompactionConfig
 ) -> None:
     """Report a large prompt whose cache has expired and that no compaction could shrink first."""
-    model, state = conversation.parts.model, conversation.state
+    model, state = conversation.deps.model, conversation.state
     large = outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold
-    if not (outlook.cold and large and state.last_call and model.supports_prompt_caching and model.cache.ttls_seconds):
+    if not (
+        outlook.is_cache_cold
+        and large
+        and state.last_call
+        and model.supports_prompt_caching
+        and model.cache.ttls_seconds
+    ):
         return
     # Rates are relative to the input price, `unit_usd` per token.
     usd: Decimal = outlook.prompt_tokens * outlook.rates.write * outlook.unit_usd
@@ -64,7 +70,7 @@ async def report_expired_cache(
 
 async def report_changed_messages(conversation: Conversation) -> None:
     """Report compactions whose covered messages have changed on the log since; their summary was made before that."""
-    for compaction in conversation.said.damaged:
+    for compaction in conversation.logged.damaged:
         key = f"{FailureScenario.DigestInvalid.value}/epoch {compaction.epoch}"
         if key in conversation.state.incidents.incidents:
             continue
@@ -99,7 +105,7 @@ async def report_after_call(
     conversation: Conversation, before: SessionState, prepared: RequestPrepared, usage: Usage
 ) -> None:
     """After a completed call: report an ineffective compaction, and cached tokens that should have been read."""
-    if before.compaction.strikes < STRIKES_MAX <= conversation.state.compaction.strikes:
+    if before.compaction_watch.strikes < STRIKES_MAX <= conversation.state.compaction_watch.strikes:
         await report_ineffective_compaction(conversation, f"{STRIKES_MAX} compactions did not help")
     missing_tokens = prepared.plan.expected_read_tokens - usage.cache_read
     if missing_tokens < DROP_TOKENS_MIN or _is_another_process(conversation, before):
@@ -112,7 +118,7 @@ async def report_after_call(
 
 def _is_another_process(conversation: Conversation, before: SessionState) -> bool:
     """Whether the last call was made by an earlier process: a simulated cache ends with its process."""
-    return conversation.parts.simulated and (before.last_call is None or before.last_call.at < conversation.opened_at)
+    return conversation.deps.simulated and (before.last_call is None or before.last_call.at < conversation.opened_at)
 
 
 def _turn_incident(conversation: Conversation, scenario: FailureScenario) -> str:
@@ -139,21 +145,21 @@ class _BreakSteps:
 
     async def _diff(self, context: StepContext) -> str:
         del context
-        shared_blocks, change = self._prepared.shared_blocks, self._prepared.moved
-        if change is None or shared_blocks >= self._before.answered_links:
+        shared_blocks, change = self._prepared.shared_blocks, self._prepared.prefix_change
+        if change is None or shared_blocks >= self._before.answered_blocks:
             return f"all {shared_blocks} blocks are unchanged: the provider has lost them"
-        layer = self._before.links[shared_blocks].layer
+        layer = self._before.digests[shared_blocks].layer
         return f"block {shared_blocks}, layer {layer!r}, changed from byte {change.byte} on ({change.cause})"
 
     async def _freeze(self, context: StepContext) -> str:
         """Tools and system prompt belong to their epoch: only an event can change them."""
         del context
-        change = self._prepared.moved
-        if change is not None and change.place in ("tools", "system"):
-            raise UserError(f"{change.place} changed within epoch {self._conversation.state.epoch}")
+        change = self._prepared.prefix_change
+        if change is not None and change.section in ("tools", "system"):
+            raise UserError(f"{change.section} changed within epoch {self._conversation.state.epoch}")
         return f"tools and system are those of epoch {self._conversation.state.epoch}"
 
     async def _repin(self, context: StepContext) -> str:
         del context
-        written = len(self._prepared.plan.marks)
+        written = len(self._prepared.plan.breakpoints)
         return f"written again at {written} breakpoints" if written else "the provider caches automatically"

@@ -73,7 +73,7 @@ class _Recovery:
         self._conversation = conversation
         self._retry = ask
         self._scenario = scenario
-        self._view = RepairSteps(conversation, binds_thinking=conversation.parts.model.cache.binds_thinking)
+        self._view = RepairSteps(conversation, binds_thinking=conversation.deps.model.cache.binds_thinking)
         self.refused = refused
         self.reply: Reply | None = None
         self.stopped: Exception | None = None
@@ -84,7 +84,7 @@ class _Recovery:
         recoverer = RecoveryRunner(
             ConversationAttempts(conversation),
             steps,
-            clock=conversation.parts.clock,
+            clock=conversation.deps.clock,
             recipes={self._scenario: recipe},
             rules=select_rules(conversation.state.profile),
         )
@@ -99,15 +99,15 @@ class _Recovery:
             StepName.LearnWindow: self._learn_window,
             StepName.ShortenNewestResults: self._shorten_newest_results,
             StepName.DropDeepestMarker: self._drop_deepest_marker,
-            **dict.fromkeys(self._conversation.parts.overflow_steps, self._run_overflow_step),
+            **dict.fromkeys(self._conversation.deps.overflow_steps, self._run_overflow_step),
             StepName.RetryRequest: self._retry_request,
         }
 
     async def _run_overflow_step(self, context: StepContext) -> str:
         """An overflow step from the dependencies, which shrinks the view."""
-        before = self._conversation.state.passages
-        detail = await self._conversation.parts.overflow_steps[context.step.name](self._conversation)
-        self._view.changed = self._view.changed or self._conversation.state.passages is not before
+        before = self._conversation.state.entries
+        detail = await self._conversation.deps.overflow_steps[context.step.name](self._conversation)
+        self._view.has_changed = self._view.has_changed or self._conversation.state.entries is not before
         return detail
 
     async def _learn_window(self, context: StepContext) -> str:
@@ -120,51 +120,53 @@ class _Recovery:
 
     async def _shorten_newest_results(self, context: StepContext) -> str:
         conversation = self._conversation
-        factor = conversation.parts.model.tokens_factor
+        factor = conversation.deps.model.tokens_factor
         cut = truncate_results(
-            conversation.state.passages,
-            count_answered_entries(conversation.state.passages),
+            conversation.state.entries,
+            count_answered_entries(conversation.state.entries),
             tokens_excess=self._tokens_excess(),
-            count=lambda text: conversation.state.calibration.corrected(count_block_tokens(text.encode(), factor)),
+            count=lambda text: conversation.state.calibration.correct_estimate(
+                count_block_tokens(text.encode(), factor)
+            ),
         )
         if cut is None:
             return "the newest results are too small to cut"
-        await self._view.change(ContextRepaired(context.scenario.value, cut))
+        await self._view.apply_change(ContextRepaired(context.scenario.value, cut))
         return f"results were cut in {len(cut)} history entries"
 
     def _tokens_excess(self) -> int:
         """How many tokens to remove, with a margin; a quarter of the prompt if the provider does not report sizes."""
         conversation, window = self._conversation, parse_reported_window(str(self.refused))
-        estimated = conversation.state.calibration.corrected(conversation.draft.scroll.tokens_total)
-        tokens_max = window.tokens_max if window else conversation.parts.model.context_tokens_max
+        estimated = conversation.state.calibration.correct_estimate(conversation.draft.buffer.tokens_total)
+        tokens_max = window.tokens_max if window else conversation.deps.model.context_tokens_max
         tokens_sent = max(window.tokens_sent or 0, estimated) if window else estimated
         excess = tokens_sent - tokens_max if tokens_sent > tokens_max else estimated // 4
         return int(excess * EXCESS_MARGIN) + 1
 
     async def _drop_deepest_marker(self, context: StepContext) -> str:
         request = self._conversation.state.request
-        breakpoints = request.marks if request else ()
+        breakpoints = request.breakpoints if request else ()
         if not breakpoints:
             raise UserError("the request had no breakpoints")
-        short = shortest_ttl(self._conversation.parts.model.cache)
+        short = shortest_ttl(self._conversation.deps.model.cache)
         if classify_breakpoint_problem(str(self.refused)) == "lifetimes" and any(
             breakpoint.ttl != short for breakpoint in breakpoints
         ):
-            limit = ProviderLimited(context.scenario.value, short_lifetimes=True)
+            limit = ProviderLimited(context.scenario.value, shortest_ttl_only=True)
             detail = f"breakpoints use a TTL of {short} from now on"
         else:
-            limit = ProviderLimited(context.scenario.value, marks_max=len(breakpoints) - 1)
+            limit = ProviderLimited(context.scenario.value, breakpoints_max=len(breakpoints) - 1)
             detail = f"at most {len(breakpoints) - 1} breakpoints are set from now on"
-        await self._view.change(limit)
+        await self._view.apply_change(limit)
         return detail
 
     async def _retry_request(self, context: StepContext) -> str | FixedByStep:
         """Send again if anything has changed; a refusal for another known reason means that this one is fixed."""
-        if not self._view.changed:
+        if not self._view.has_changed:
             if context.is_last:
                 raise UserError("nothing could be changed")
             return "nothing was changed, so nothing was sent again"
-        self._view.changed = False
+        self._view.has_changed = False
         try:
             self.reply = await self._retry()
         except ProviderError as error:

@@ -77,7 +77,7 @@ class RepairSteps:
     def __init__(self, conversation: ConversationLike, *, binds_thinking: bool) -> None:
         self._conversation = conversation
         self._binds_thinking = binds_thinking
-        self.changed = False
+        self.has_changed = False
 
     @property
     def steps(self) -> dict[StepName, StepFunction]:
@@ -89,43 +89,43 @@ class RepairSteps:
             StepName.DropAllMarkers: self._drop_all_markers,
         }
 
-    async def change(self, payload: ContextRepaired | ThinkingDropped | ProviderLimited) -> None:
+    async def apply_change(self, payload: ContextRepaired | ThinkingDropped | ProviderLimited) -> None:
         before = self._conversation.state
         await self._conversation.record("system", payload)
         after = self._conversation.state
-        self.changed = self.changed or (after.passages, after.limits) != (before.passages, before.limits)
+        self.has_changed = self.has_changed or (after.entries, after.limits) != (before.entries, before.limits)
 
     async def _repair_view(self, context: StepContext) -> str:
-        splices = repair_pairing(self._conversation.state.passages)
+        splices = repair_pairing(self._conversation.state.entries)
         if not splices:
             raise UserError("every call has its result, and every result its call")
-        await self.change(ContextRepaired(context.scenario.value, splices))
+        await self.apply_change(ContextRepaired(context.scenario.value, splices))
         return f"repaired in {len(splices)} places"
 
     async def _revalidate_view(self, context: StepContext) -> None:
         del context
-        if faults := find_pairing_faults(self._conversation.state.passages):
+        if faults := find_pairing_faults(self._conversation.state.entries):
             raise UserError(faults[0])
 
     async def _drop_old_thinking(self, context: StepContext) -> str:
         """Where thinking is bound to everything before it, removing one block invalidates all later ones."""
-        entries = self._conversation.state.passages
+        entries = self._conversation.state.entries
         return await self._drop_thinking(
             context, len(entries) if self._binds_thinking else find_last_user_message(entries)
         )
 
     async def _drop_all_thinking(self, context: StepContext) -> str:
-        return await self._drop_thinking(context, len(self._conversation.state.passages))
+        return await self._drop_thinking(context, len(self._conversation.state.entries))
 
     async def _drop_thinking(self, context: StepContext, entries: int) -> str:
-        all_blocks = (block for entry in self._conversation.state.passages[:entries] for block in entry.content)
+        all_blocks = (block for entry in self._conversation.state.entries[:entries] for block in entry.content)
         thinking_blocks = sum(map(is_thinking, all_blocks))
         if thinking_blocks:
-            await self.change(ThinkingDropped(context.scenario.value, entries, thinking_blocks))
+            await self.apply_change(ThinkingDropped(context.scenario.value, entries, thinking_blocks))
         return f"dropped thinking blocks: {thinking_blocks}"
 
     async def _drop_all_markers(self, context: StepContext) -> str:
-        await self.change(ProviderLimited(context.scenario.value, marks_max=0))
+        await self.apply_change(ProviderLimited(context.scenario.value, breakpoints_max=0))
         return "no breakpoints are set from now on"
 
 

@@ -58,7 +58,7 @@ class Tool(msgspec.Struct, frozen=True):
     timeout_seconds: float = TIMEOUT_SECONDS
     paths: tuple[str, ...] = ()
     context_parameter: str | None = None
-    asks: bool = True
+    needs_confirmation: bool = True
     output_characters_max: int = OUTPUT_CHARACTERS_MAX
 
 
@@ -200,10 +200,10 @@ class ToolContext:
     def workspace(self) -> Path | None:
         return self.roots.workspace if self.roots else None
 
-    def note(self, payload: AnyPayload) -> None:
+    def record_event(self, payload: AnyPayload) -> None:
         """Record an event with this call, before the event of its end; may be called in any thread."""
         self._pending_events.append(payload)
 
-    def take_notes(self) -> list[AnyPayload]:
+    def take_events(self) -> list[AnyPayload]:
         pending, self._pending_events = self._pending_events, []
         return pending

@@ -47,7 +47,7 @@ class Delegation:
     def tool(self) -> Tool:
         return tool(self.delegate, name=DELEGATE_TOOL, timeout_seconds=DELEGATION_SECONDS_MAX)
 
-    def work_for(self, parent: Conversation) -> None:
+    def set_parent(self, parent: Conversation) -> None:
         """Set the delegating conversation, which is created after its tools and cannot be passed to the constructor."""
         self._parent = parent
 
@@ -92,31 +92,31 @@ class Delegation:
         return _answer_text(answer)
 
     def _new_child(self, parent: Conversation) -> Conversation:
-        deps = parent.given
+        deps = parent.base_deps
         session_id = deps.new_id(deps.clock())
         child_delegation = Delegation(at_once_max=self._at_once_max, depth_max=self._depth_max)
         child_deps = msgspec.structs.replace(
             deps,
-            toolbox=deps.toolbox.lent(session_id, child_delegation.tool),
+            toolbox=deps.toolbox.for_session(session_id, child_delegation.tool),
             bus=EventBus(),
             # A child is never idle, so it needs no keep-alive; its spending counts against the parent's limit.
             keep_alive=None,
             spend_max_usd=None,
         )
         child = Conversation(child_deps, SessionState(session_id), parent=parent)
-        child_delegation.work_for(child)
+        child_delegation.set_parent(child)
         return child
 
 
 def _first_events(parent: Conversation, tool_use_id: str) -> tuple[SessionStarted, EpochOpened]:
     """The first events of a child: the parent's prefix byte for byte and its parameters, so that both share a cache."""
-    state, parts, payer = parent.state, parent.parts, parent.payer
+    state, parts, payer = parent.state, parent.deps, parent.budget_owner
     grandparent = state.parent
-    limit = payer.parts.spend_max_usd
+    limit = payer.deps.spend_max_usd
     started = SessionStarted(
         model=parts.model.id,
         workspace_path=state.workspace_path,
-        workspace_hash=parts.scene.workspace_hash,
+        workspace_hash=parts.learning_scope.workspace_hash,
         profile=state.profile,
         layout=state.layout,
         spend_max_usd=None if limit is None else max(limit - payer.committed_usd, Decimal(0)),
@@ -124,7 +124,7 @@ def _first_events(parent: Conversation, tool_use_id: str) -> tuple[SessionStarte
         parent=ParentSession(
             session_id=state.session_id,
             tool_use_id=tool_use_id,
-            head_session_id=grandparent.head_session_id if grandparent else state.session_id,
+            prefix_session_id=grandparent.prefix_session_id if grandparent else state.session_id,
             depth=grandparent.depth + 1 if grandparent else 1,
         ),
         simulated=parts.simulated,
@@ -159,7 +159,7 @@ def _session_ended(child: Conversation, outcome: DelegationOutcome) -> SessionEn
             disposition = "error"
         case "cancelled":
             disposition = "abandoned"
-    return SessionEnded(disposition, state.turn_count, state.cost_usd, child.parts.clock() - state.started_at)
+    return SessionEnded(disposition, state.turn_count, state.cost_usd, child.deps.clock() - state.started_at)
 
 
 def _answer_text(answer: TurnResult) -> str:

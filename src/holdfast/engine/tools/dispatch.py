@@ -71,7 +71,7 @@ class Toolbox:
         self._environment = environment
         self._confirmer = Confirmer(rules, clock)
 
-    def lent(self, session_id: str, *replacements: Tool) -> "Toolbox":
+    def for_session(self, session_id: str, *replacements: Tool) -> "Toolbox":
         """The same tools and rules for another session; `replacements` replaces tools of the same name.
 
         Both sessions share one confirmer, so that the user is asked one question at a time.
@@ -92,7 +92,7 @@ class Toolbox:
     def specs(self) -> tuple[ToolSpec, ...]:
         return tuple(self._tools[name].spec for name in sorted(self._tools))
 
-    async def run(
+    async def run_calls(
         self,
         calls: Sequence[ToolUse],
         record: RecordEvent,
@@ -183,7 +183,7 @@ class Toolbox:
         return skill_refusal_reason([skill for skill in skills if skill is not None], use)
 
     async def _confirmed(self, definition: Tool, call: "_Call") -> bool:
-        if not definition.asks:
+        if not definition.needs_confirmation:
             return True
         try:
             decision = await self._confirmer.decide(call.use, definition.side_effects, call.record)
@@ -242,7 +242,7 @@ class _Call:
         await self.record(completed)
 
     async def _record_notes(self) -> None:
-        for payload in self.context.take_notes():
+        for payload in self.context.take_events():
             await self.record(payload)
 
     def _elapsed_ms(self) -> int:

@@ -104,10 +104,10 @@ class SkillActivationRegistry:
     def active(self) -> Activations:
         return self._active
 
-    def reason_against(self, skill: Skill) -> str | None:
+    def refusal_reason(self, skill: Skill) -> str | None:
         return load_refusal_reason(self._active, skill, self._limits)
 
-    def take(self, skill: Skill, tool_use_id: str) -> SkillLoaded:
+    def activate(self, skill: Skill, tool_use_id: str) -> SkillLoaded:
         """Count a skill as loaded; the caller has to record the returned event."""
         event = skill_loaded_event(skill, tool_use_id)
         before, self._active = self._active.tokens, add_activation(self._active, event)

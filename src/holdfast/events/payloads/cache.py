@@ -17,15 +17,15 @@ class CacheControlsApplied(Payload, frozen=True, tag="cache.controlled"):
     `refreshes` counts how often the session was asked to refresh its stable prefix.
     """
 
-    enabled: bool = True
+    caching_enabled: bool = True
     ttl: TtlSetting = "auto"
-    kept_seconds: int | None = None
+    explicit_ttl_seconds: int | None = None
     generation: int = 0
     nonce: str = ""
     cache_key: str = ""
     reason: str = ""
     new_prefix: bool = False
-    adoptions: int = 0
+    refreshes: int = 0
 
 
 class ExplicitCacheChanged(Payload, frozen=True, tag="cache.kept"):
@@ -61,9 +61,9 @@ class CachePinged(Payload, frozen=True, tag="cache.pinged"):
     pricing_version: str
     reason: str = ""
     sent_at: float = 0.0
-    piece: int | None = None
-    pieces: int = 0
-    marked_tokens: int = 0
+    breakpoint_block: int | None = None
+    block_count: int = 0
+    prefix_tokens: int = 0
 
 
 class CacheLearned(Payload, frozen=True, tag="cache.learned"):
@@ -78,11 +78,11 @@ class CacheLearned(Payload, frozen=True, tag="cache.learned"):
     route: str
     workspace_hash: str | None
     calls: int
-    tool_gaps: tuple[float, ...]
-    person_gaps: tuple[float, ...]
+    tool_idle_times: tuple[float, ...]
+    person_idle_times: tuple[float, ...]
     anchors_read: int = 0
     anchors_lost: int = 0
     upgrade_log_odds: float = 0.0
     floor_above_tokens: int = 0
     floor_misses: int = 0
-    floor_upto_tokens: int | None = None
+    floor_at_most_tokens: int | None = None

@@ -19,10 +19,10 @@ class RequestChange(msgspec.Struct, frozen=True, omit_defaults=True):
     as x and every digit as 0.
     """
 
-    habit: str
-    place: str
-    done: bool = False
-    usd: float | None = None
+    anti_pattern: str
+    location: str
+    is_applied: bool = False
+    cost_usd: float | None = None
     diff: tuple[str, ...] = ()
 
 
@@ -47,11 +47,11 @@ class ConversationTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     mount: str
-    head: str
-    kept: int
+    prefix_digest: str
+    shared_blocks: int
     blocks: tuple[str, ...]
-    session: str | None = None
-    because: str = ""
+    session_digest: str | None = None
+    reason: str = ""
 
 
 class GatewayForwarded(Payload, frozen=True, tag="gateway.forwarded"):
@@ -61,16 +61,16 @@ class GatewayForwarded(Payload, frozen=True, tag="gateway.forwarded"):
     each block that the previous request did not have.
     """
 
-    because: str
+    reason: str
     confidence: float
     key_id: str | None = None
-    improved: bool = False
+    is_improved: bool = False
     changes: tuple[RequestChange, ...] = ()
     user_id: str | None = None
     team_id: str | None = None
     trace: ConversationTrace | None = None
     shape: str = ""
-    priced: PromptPrice | None = None
+    prompt_price: PromptPrice | None = None
 
 
 class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
@@ -84,11 +84,11 @@ class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
     plan: Plan
     encoding: str
     shared_blocks: int
-    links: tuple[PrefixDigest, ...]
+    digests: tuple[PrefixDigest, ...]
     parameters_digest: str
     body_bytes: int
     settings: tuple[tuple[str, str], ...] = ()
-    moved: PrefixChange | None = None
+    prefix_change: PrefixChange | None = None
 
 
 class ModelSwitched(Payload, frozen=True, tag="model.switched"):
@@ -101,9 +101,9 @@ class ModelSwitched(Payload, frozen=True, tag="model.switched"):
     after: str
     parameters: Parameters
     prompt_tokens: int
-    cold_cost_usd: Decimal
+    cache_miss_cost_usd: Decimal
     dropped: tuple[tuple[str, int], ...] = ()
-    reworded_passages: int = 0
+    reworded_entries: int = 0
 
 
 class LlmCallStarted(Payload, frozen=True, tag="llm.call_started"):
@@ -140,13 +140,15 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     diagnosis: CacheDiagnosis | None = None  # Only where the provider was asked to diagnose its cache.
     source: ReplySource = "provider"
     completion_key: str = ""
-    completion_kept: bool = False
-    compacting: Usage | msgspec.UnsetType = msgspec.UNSET
+    is_completion_cached: bool = False
+    compaction_usage: Usage | msgspec.UnsetType = msgspec.UNSET
 
     @property
-    def answering(self) -> Usage:
+    def answer_usage(self) -> Usage:
         """The usage of the answer itself; only what that read and wrote is in the cache afterwards."""
-        return self.usage if self.compacting is msgspec.UNSET else exclude_usage(self.usage, self.compacting)
+        return (
+            self.usage if self.compaction_usage is msgspec.UNSET else exclude_usage(self.usage, self.compaction_usage)
+        )
 
 
 class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):
@@ -159,8 +161,8 @@ class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):
     request_id: str
     usage: Usage = Usage()  # Reported before the call was interrupted; it is charged all the same.
     cost_usd: Decimal = Decimal(0)
-    refused_diagnosis: bool = False  # It failed only because a diagnosis was requested; do not request one again.
-    output_estimated: bool = False
+    is_diagnosis_refused: bool = False  # It failed only because a diagnosis was requested; do not request one again.
+    is_output_estimated: bool = False
 
 
 class RouteStep(msgspec.Struct, frozen=True):

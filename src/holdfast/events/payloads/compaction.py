@@ -25,15 +25,15 @@ class CompactionNumbers(msgspec.Struct, frozen=True):
     """
 
     prompt_tokens: int
-    head_tokens: int
-    record_tokens: int
+    stable_prefix_tokens: int
+    summary_tokens: int
     kept_tokens: int
     removed_tokens: int
-    calls_expected: float
+    expected_calls: float
     cost_usd: Decimal = Decimal(0)
     saving_per_call_usd: Decimal = Decimal(0)
     break_even_calls: float | None = None
-    cache_cold: bool = False
+    is_cache_cold: bool = False
 
 
 class SummarySegment(msgspec.Struct, frozen=True):
@@ -71,8 +71,8 @@ class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
     role: Role = "user"
     cleared: tuple[ClearedResult, ...] = ()
     thinking_dropped: bool = False
-    kept_blocks: int = 0
-    kept_tokens: int = 0
+    unchanged_blocks: int = 0
+    cached_tokens: int = 0
     usage: Usage = Usage()
     cost_usd: Decimal = Decimal(0)
     notes: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class CompactionSkipped(Payload, frozen=True, tag="context.compaction_refused"):
     trigger: CompactionTrigger
     reason: str
     numbers: CompactionNumbers
-    final: bool = False
+    is_final: bool = False
 
 
 class SkillReleased(Payload, frozen=True, tag="skill.released"):

@@ -76,7 +76,7 @@ class Splice(msgspec.Struct, frozen=True):
 
     at: int
     removed: int
-    passages: tuple[HistoryEntry, ...] = ()
+    entries: tuple[HistoryEntry, ...] = ()
 
 
 class ViewRepair(Payload, frozen=True):
@@ -94,8 +94,8 @@ class ContextRepaired(ViewRepair, frozen=True, tag="context.mended"):
 class ThinkingDropped(ViewRepair, frozen=True, tag="context.thinking_dropped"):
     """Thinking in the first `entry_count` history entries is no longer sent: `block_count` blocks of it."""
 
-    passages: int
-    blocks: int
+    entry_count: int
+    block_count: int
 
 
 class ProviderLimited(Payload, frozen=True, tag="provider.limited"):
@@ -105,8 +105,8 @@ class ProviderLimited(Payload, frozen=True, tag="provider.limited"):
     """
 
     reason: str
-    marks_max: int | None = None
-    short_lifetimes: bool = False
+    breakpoints_max: int | None = None
+    shortest_ttl_only: bool = False
     window_tokens_max: int | None = None
 
 

@@ -24,7 +24,7 @@ class ParentSession(msgspec.Struct, frozen=True):
 
     session_id: str
     tool_use_id: str
-    head_session_id: str
+    prefix_session_id: str
     depth: int
 
 
@@ -108,7 +108,7 @@ class ContextInjected(Payload, frozen=True, tag="context.injected"):
     layer: str
     text: str
     ephemeral: bool = False
-    place: Literal["messages", "system"] = "messages"
+    section: Literal["messages", "system"] = "messages"
 
 
 ExplicitCacheAction = Literal["created", "extended", "deleted", "lost", "refused"]

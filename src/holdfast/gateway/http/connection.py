@@ -35,7 +35,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._sent_whole = False
         self._chunked = False
         self._paused = False
-        self.closed = False
+        self.is_closed = False
         self.idle_since = 0.0
 
     # Called by the event loop.
@@ -52,7 +52,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         reply.feed(data)
         self._wake_reader()
-        if reply.waiting_bytes > BUFFERED_RESPONSE_BYTES_MAX and not self._paused and self._transport is not None:
+        if reply.buffered_bytes > BUFFERED_RESPONSE_BYTES_MAX and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
 
@@ -70,9 +70,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._writable.set()
 
     def _on_closed(self) -> None:
-        self.closed = True
+        self.is_closed = True
         if self._reply is not None:
-            self._reply.closed()
+            self._reply.on_close()
         self._wake_reader()
 
     def _wake_reader(self) -> None:
@@ -81,7 +81,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     # Called by the forwarder.
 
-    def ask(self, method: str, target: bytes, headers: Headers) -> None:
+    def start_request(self, method: str, target: bytes, headers: Headers) -> None:
         """Starts a request. Its body is chunked if a transfer-encoding header says so.
 
         The head is written together with the body bytes that arrive within the next two loop iterations, which
@@ -98,58 +98,58 @@ class UpstreamConnection(asyncio.Protocol):
         # Nested call_soon runs after the iteration in which the first body message is delivered.
         loop.call_soon(loop.call_soon, self._flush)
 
-    async def say(self, body: bytes) -> None:
+    async def write_body(self, body: bytes) -> None:
         """Writes a part of the body, after waiting for the upstream's back-pressure to clear."""
         await self._writable.wait()
         if body:
             self._write(b"%x\r\n%s\r\n" % (len(body), body) if self._chunked else body)
 
-    def said(self) -> None:
+    def end_request(self) -> None:
         """Ends the request body."""
         if self._chunked:
             self._write(b"0\r\n\r\n")
         self._flush()
         self._sent_whole = True
 
-    async def head(self) -> ResponseHead:
+    async def read_head(self) -> ResponseHead:
         """Waits for the response head. Raises CutError if the connection ends first."""
         reply = self._current
         while reply.head is None:
-            if reply.ended:
+            if reply.is_ended:
                 raise ConnectionCutError
             await self._wait_for_data()
         return reply.head
 
-    async def chunk(self) -> bytes:
+    async def read_chunk(self) -> bytes:
         """The body bytes received so far, empty at the end. Raises CutError if the body is truncated."""
         reply = self._current
         while not reply.chunks:
-            if reply.complete:
+            if reply.is_complete:
                 return b""
-            if reply.broken:
+            if reply.is_broken:
                 raise ConnectionCutError
             await self._wait_for_data()
-        received = reply.take()
+        received = reply.take_body()
         if self._paused and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
         return received
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the response is complete and all of it was consumed."""
-        return self._reply is not None and self._reply.complete and not self._reply.chunks
+        return self._reply is not None and self._reply.is_complete and not self._reply.chunks
 
-    def finish(self) -> bool:
+    def finish_exchange(self) -> bool:
         """Ends an exchange; returns whether the connection can be reused."""
         reply, self._reply = self._reply, None
-        reusable = reply is not None and reply.can_be_followed and self._sent_whole and not self.closed
+        reusable = reply is not None and reply.is_reusable and self._sent_whole and not self.is_closed
         if not reusable:
             self.abort()
         return reusable
 
     def abort(self) -> None:
-        self.closed = True
+        self.is_closed = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -163,7 +163,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _write(self, data: bytes) -> None:
         unsent, self._unsent = self._unsent, b""
-        if self._transport is not None and not self.closed:
+        if self._transport is not None and not self.is_closed:
             self._transport.write(unsent + data if unsent else data)
 
     @property
@@ -179,14 +179,14 @@ class UpstreamPool:
     def __init__(self) -> None:
         self._idle: dict[tuple[str, int, bool], deque[UpstreamConnection]] = {}
 
-    async def take(self, upstream: Upstream) -> UpstreamConnection:
+    async def acquire(self, upstream: Upstream) -> UpstreamConnection:
         """Raises CutError if the upstream cannot be reached."""
         loop = asyncio.get_running_loop()
         idle = self._idle.get(_pool_key(upstream), deque())
         while idle:
             # The most recently used one is the least likely to have been closed by the upstream.
             connection = idle.pop()
-            if not connection.closed and loop.time() - connection.idle_since < IDLE_SECONDS_MAX:
+            if not connection.is_closed and loop.time() - connection.idle_since < IDLE_SECONDS_MAX:
                 return connection
             connection.abort()
         try:
@@ -197,8 +197,8 @@ class UpstreamPool:
             raise ConnectionCutError from None
         return connection
 
-    def give_back(self, upstream: Upstream, connection: UpstreamConnection) -> None:
-        if not connection.finish():
+    def release(self, upstream: Upstream, connection: UpstreamConnection) -> None:
+        if not connection.finish_exchange():
             return
         idle = self._idle.setdefault(_pool_key(upstream), deque())
         connection.idle_since = asyncio.get_running_loop().time()

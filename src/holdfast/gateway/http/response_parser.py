@@ -28,58 +28,64 @@ class ResponseParser:
         self._keeps_alive = False
         self.head: ResponseHead | None = None
         self.chunks: deque[bytes] = deque()
-        self.waiting_bytes = 0
-        self.complete = False
-        self.broken = False
-        self.surplus = False
+        self.buffered_bytes = 0
+        self.is_complete = False
+        self.is_broken = False
+        self.has_surplus = False
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         """Whether no more bytes are expected."""
-        return self.complete or self.broken
+        return self.is_complete or self.is_broken
 
     @property
-    def can_be_followed(self) -> bool:
+    def is_reusable(self) -> bool:
         """Whether the connection can be reused."""
-        return self.complete and self._has_length and not self.surplus and not self._has_no_body and self._keeps_alive
+        return (
+            self.is_complete
+            and self._has_length
+            and not self.has_surplus
+            and not self._has_no_body
+            and self._keeps_alive
+        )
 
     def feed(self, received: bytes) -> None:
-        if self.ended:
-            self.surplus = True
+        if self.is_ended:
+            self.has_surplus = True
             return
         try:
             self._parser.feed_data(received)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            if self.complete:
-                self.surplus = True
+            if self.is_complete:
+                self.has_surplus = True
             else:
-                self.broken = True
+                self.is_broken = True
         if self.head is None:
             self._header_bytes += len(received)
             if self._header_bytes > HEADER_BYTES_MAX:
-                self.broken = True
+                self.is_broken = True
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         """The connection closed. That completes a body without declared length, and truncates any other."""
-        if self.complete:
+        if self.is_complete:
             return
-        if self.head is not None and not self._has_length and not self.broken:
-            self.complete = True
+        if self.head is not None and not self._has_length and not self.is_broken:
+            self.is_complete = True
         else:
-            self.broken = True
+            self.is_broken = True
 
-    def take(self) -> bytes:
+    def take_body(self) -> bytes:
         """Removes and returns the buffered body bytes."""
         body = b"".join(self.chunks) if len(self.chunks) != 1 else self.chunks[0]
         self.chunks.clear()
-        self.waiting_bytes = 0
+        self.buffered_bytes = 0
         return body
 
     # Called by the parser.
 
     def on_message_begin(self) -> None:
-        if self.complete:
-            self.surplus = True
+        if self.is_complete:
+            self.has_surplus = True
         self._headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -88,20 +94,20 @@ class ResponseParser:
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         # 1xx heads (100 Continue, 103 Early Hints) are followed by the real response.
-        if self.complete or status < 200:
+        if self.is_complete or status < 200:
             return
         # Without a declared length the body ends with the connection, which can then not be reused (RFC 9112, 6.3).
         names = {name.lower() for name, _ in self._headers}
         self._has_length = status in (204, 304) or bool(names & {b"content-length", b"transfer-encoding"})
         self._keeps_alive = self._parser.should_keep_alive()
         self.head = ResponseHead(status, self._headers)
-        self.complete = self._has_no_body
+        self.is_complete = self._has_no_body
 
     def on_body(self, body: bytes) -> None:
-        if not self.complete:
+        if not self.is_complete:
             self.chunks.append(body)
-            self.waiting_bytes += len(body)
+            self.buffered_bytes += len(body)
 
     def on_message_complete(self) -> None:
         if self.head is not None:
-            self.complete = True
+            self.is_complete = True

@@ -34,14 +34,14 @@ class SessionHints(msgspec.Struct, frozen=True):
     """`because` names the field that `session` came from; `follows` is the id of the response this one continues."""
 
     session: str | None = None
-    because: str = ""
-    follows: str | None = None
+    source: str = ""
+    previous_response_id: str | None = None
     user: str | None = None
 
     @property
     def is_strong(self) -> bool:
         """Whether the hint identifies one session; a prompt cache key may be shared by a whole application."""
-        return self.session is not None and self.because != CACHE_KEY
+        return self.session is not None and self.source != CACHE_KEY
 
 
 class RequestFingerprint(msgspec.Struct, frozen=True):
@@ -54,12 +54,12 @@ class RequestFingerprint(msgspec.Struct, frozen=True):
     scope: str
     head: str
     blocks: tuple[str, ...]
-    clues: SessionHints
-    wider: str = ""
+    hints: SessionHints
+    restored_scope: str = ""
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        return (self.scope, self.wider) if self.wider else (self.scope,)
+        return (self.scope, self.restored_scope) if self.restored_scope else (self.scope,)
 
 
 class ConversationMatch(msgspec.Struct, frozen=True):
@@ -71,9 +71,9 @@ class ConversationMatch(msgspec.Struct, frozen=True):
     key: int
     is_new: bool
     confidence: float
-    because: str
+    reason: str
     parent: int | None = None
-    kept: int = 0
+    shared_blocks: int = 0
 
 
 class _Conversation(Generic[T]):
@@ -99,7 +99,9 @@ class ConversationMatcher(Generic[T]):
         self._replies: dict[tuple[str, str], int] = {}
         self._next = 0
 
-    def enter(self, request: RequestFingerprint, make_state: Callable[[T | None], T]) -> tuple[ConversationMatch, T]:
+    def match_request(
+        self, request: RequestFingerprint, make_state: Callable[[T | None], T]
+    ) -> tuple[ConversationMatch, T]:
         """Returns the conversation that the request continues, or a new one, and indexes its newest blocks.
 
         The state of a new conversation is made from the state of the one it branched from, if any.
@@ -111,7 +113,9 @@ class ConversationMatcher(Generic[T]):
         else:
             conversation = self._by_key[match.key]
             self._by_key.move_to_end(match.key)
-            match = msgspec.structs.replace(match, kept=_shared_blocks(conversation.request.blocks, request.blocks))
+            match = msgspec.structs.replace(
+                match, shared_blocks=_shared_blocks(conversation.request.blocks, request.blocks)
+            )
             conversation.request = request
         conversation.open_requests += 1
         self._index(conversation)
@@ -136,7 +140,7 @@ class ConversationMatcher(Generic[T]):
         while len(self._by_key) > self._max:
             self._forget(next(iter(self._by_key)))
 
-    def left(self, key: int, reply_id: str) -> None:
+    def end_request(self, key: int, reply_id: str) -> None:
         """A request ended; later ones may refer to its response by id alone."""
         conversation = self._by_key.get(key)
         if conversation is None:
@@ -149,9 +153,9 @@ class ConversationMatcher(Generic[T]):
                 del self._replies[next(iter(self._replies))]
 
     def _match(self, request: RequestFingerprint) -> ConversationMatch:
-        clues = request.clues
-        if clues.follows is not None:
-            keys = (self._replies.get((scope, clues.follows)) for scope in request.scopes)
+        clues = request.hints
+        if clues.previous_response_id is not None:
+            keys = (self._replies.get((scope, clues.previous_response_id)) for scope in request.scopes)
             key = next((candidate for candidate in keys if candidate is not None), None)
             if key is not None and key in self._by_key:
                 return ConversationMatch(key, False, 1.0, "it names the previous response")
@@ -169,7 +173,7 @@ class ConversationMatcher(Generic[T]):
             self._next,
             True,
             1.0 if clues.is_strong else 0.7,
-            f"{clues.because}, with a new history" if clues.because else "it continues no known conversation",
+            f"{clues.source}, with a new history" if clues.source else "it continues no known conversation",
             self._branched_from(request),
         )
 
@@ -180,7 +184,7 @@ class ConversationMatcher(Generic[T]):
         for position, digest in enumerate(request.blocks):
             for key in (key for scope in request.scopes for key in self._tails.get((scope, position, digest), ())):
                 conversation = self._by_key[key]
-                if conversation.request.clues.session != request.clues.session:
+                if conversation.request.hints.session != request.hints.session:
                     continue
                 equal = _equal_blocks(conversation.request.blocks, request.blocks)
                 if equal >= best_equal:
@@ -194,17 +198,17 @@ class ConversationMatcher(Generic[T]):
         conversation is more likely.
         """
         first = self._branched_from(request)
-        conversation = None if first is None or not request.clues.is_strong else self._by_key[first]
+        conversation = None if first is None or not request.hints.is_strong else self._by_key[first]
         if conversation is None or conversation.open_requests or conversation.request.head != request.head:
             return None
-        return ConversationMatch(conversation.key, False, 0.8, f"same {request.clues.because} and same head")
+        return ConversationMatch(conversation.key, False, 0.8, f"same {request.hints.source} and same head")
 
     def _branched_from(self, request: RequestFingerprint) -> int | None:
         """The conversation this one branched from: the oldest of the same session (for sub-agents and branches)."""
-        if request.clues.session is None:
+        if request.hints.session is None:
             return None
         keys = (
-            key for scope in request.scopes for key in self._by_session.get((scope, request.clues.session or ""), ())
+            key for scope in request.scopes for key in self._by_session.get((scope, request.hints.session or ""), ())
         )
         return min(keys, default=None)
 
@@ -221,7 +225,7 @@ class ConversationMatcher(Generic[T]):
             conversation.tail_keys.append(name)
 
     def _index_session(self, conversation: _Conversation[T]) -> None:
-        session = conversation.request.clues.session
+        session = conversation.request.hints.session
         named = None if session is None else (conversation.request.scope, session)
         if named != conversation.session_key:
             if conversation.session_key is not None:

@@ -36,15 +36,15 @@ class _Variant:
     def price(self, wire: WireRequest, row: Model, at: float, tokens_per_byte: float) -> tuple[Decimal, int, int]:
         """The cost in dollars, the tokens of the prompt, and how many of them its predecessor shares as a prefix."""
         self.draft.update(wire.prompt)
-        self.draft.settle()
-        digests, blocks = self.draft.scroll.links, self.draft.scroll.pieces
+        self.draft.mark_sent()
+        digests, blocks = self.draft.buffer.digests, self.draft.buffer.blocks
         prefixes = tuple(
             PromptPrefix(
-                block.place, prefix.digest, round(prefix.end * tokens_per_byte), classify_block(block), ends_section
+                block.section, prefix.digest, round(prefix.end * tokens_per_byte), classify_block(block), ends_section
             )
             for block, prefix, ends_section in zip(blocks, digests, _ends_section(blocks), strict=True)
         )
-        explicit = tuple(breakpoint_ for breakpoint_ in wire.plan.marks if breakpoint_.piece < len(blocks))
+        explicit = tuple(breakpoint_ for breakpoint_ in wire.plan.breakpoints if breakpoint_.block_index < len(blocks))
         breakpoints = (*explicit, *automatic_breakpoint(wire.parameters, blocks, explicit, row.cache))
         call = CacheCall(CacheScope("", row.name), prefixes, breakpoints, at)
         outcome, self.entries = run_call(row.cache, self.entries, call)
@@ -64,7 +64,7 @@ class CounterfactualPricer:
         self.priced_count = 0
         """Number of requests priced so far, which is also the number of the newest."""
 
-    def priced(
+    def price_variants(
         self, adapter: Adapter, row: Model, at: float, *, tokens: int, variants: Mapping[str, WireRequest]
     ) -> tuple[PromptPrice, dict[str, float]] | None:
         """The figures of one call, and the extra cost of leaving each anti-pattern in instead of fixing all.
@@ -76,7 +76,7 @@ class CounterfactualPricer:
             return None
         sent_variant = self._variant(adapter, AS_SENT)
         sent_variant.draft.update(variants[AS_SENT].prompt)
-        digests = sent_variant.draft.scroll.links
+        digests = sent_variant.draft.buffer.digests
         if not digests or len(digests) > PRICED_BLOCKS_MAX:
             return None
         # tokens: estimate for the whole prompt; tokens_factor: provider's count / estimate; end: its length in bytes.
@@ -92,7 +92,7 @@ class CounterfactualPricer:
         extra = {name: float(cost - usd) for name, (cost, _, _) in costs.items() if name not in (AS_SENT, IMPROVED)}
         return PromptPrice(float(sent_usd), float(usd), sent_tokens, size, shared), extra
 
-    def take_back(self, number: int) -> None:
+    def undo_pricing(self, number: int) -> None:
         """Undoes the newest request, which failed and so wrote nothing to a cache.
 
         Does nothing if another request was priced since, because that one builds on it.
@@ -113,7 +113,7 @@ def _ends_section(blocks: Sequence[EncodedBlock]) -> list[bool]:
     """Whether each block ends the system prompt or a user message, where a cache may match or write by itself."""
     following = [*blocks[1:], None]
     return [
-        (block.place == "system" and (next_block is None or next_block.place != "system"))
+        (block.section == "system" and (next_block is None or next_block.section != "system"))
         or (block.role == "user" and (next_block is None or next_block.role != "user"))
         for block, next_block in zip(blocks, following, strict=True)
     ]
@@ -123,11 +123,11 @@ def encode_shape(blocks: Sequence[EncodedBlock]) -> str:
     """One letter per block for its section, role and whether it is text; upper case if it can carry a breakpoint."""
     letters = []
     for block in blocks:
-        if block.place != "messages":
-            letter = block.place[0]
+        if block.section != "messages":
+            letter = block.section[0]
         elif block.data.startswith(b'{"type":"text"') or b'"text"' in block.data[:24]:
             letter = "a" if block.role == "assistant" else "u"
         else:
             letter = "b" if block.role == "assistant" else "r"
-        letters.append(letter.upper() if block.markable else letter)
+        letters.append(letter.upper() if block.accepts_breakpoint else letter)
     return "".join(letters)

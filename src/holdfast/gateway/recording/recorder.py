@@ -89,19 +89,19 @@ class GatewayRecorder:
         self._queue = notes(self._process)
 
     @property
-    def dropped(self) -> int:
+    def dropped_count(self) -> int:
         """How many exchanges were dropped because recording could not keep up."""
-        return self._queue.dropped
+        return self._queue.dropped_count
 
-    def asked(self, exchange: Exchange) -> None:
-        if exchange.target.speaks is not None:
+    def on_request(self, exchange: Exchange) -> None:
+        if exchange.target.adapter_name is not None:
             self._put(functools.partial(self._begin, exchange), exchange)
 
-    def ended(self, exchange: Exchange) -> None:
-        if exchange.target.speaks is not None:
+    def on_end(self, exchange: Exchange) -> None:
+        if exchange.target.adapter_name is not None:
             self._put(functools.partial(self._finish, exchange), exchange)
 
-    def pinged(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
+    def on_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
         """A keep-alive ping for this exchange's cache entry was answered."""
         self._put(functools.partial(self._record_ping, exchange, ping, response, at), exchange)
 
@@ -109,15 +109,15 @@ class GatewayRecorder:
         self._queue.close()
 
     def _put(self, work: Callable[[], None], exchange: Exchange) -> None:
-        if not self._queue.put(work, exchange.kept_bytes):
-            self._warnings.once("recording cannot keep up: calls are forwarded but not recorded; see /metrics")
+        if not self._queue.put(work, exchange.buffered_bytes):
+            self._warnings.warn_once("recording cannot keep up: calls are forwarded but not recorded; see /metrics")
 
     def _process(self, work: Callable[[], None]) -> None:
         if not self._is_restored:
             self._is_restored = True
-            with self._warnings.harmless("earlier sessions were not restored"):
+            with self._warnings.suppress_errors("earlier sessions were not restored"):
                 self._restore()
-        with self._warnings.harmless(_NOT_RECORDED):
+        with self._warnings.suppress_errors(_NOT_RECORDED):
             work()
 
     def _restore(self) -> None:
@@ -125,45 +125,50 @@ class GatewayRecorder:
         for conversation in restore_conversations(self._log):
             witness = RequestObserver(self._recorder(SessionStarted, conversation.resumed), self._warnings)
             self._conversations.restore(
-                conversation.said, _Tracked(witness, CounterfactualPricer()), conversation.reply_id
+                conversation.request, _Tracked(witness, CounterfactualPricer()), conversation.reply_id
             )
 
     def _begin(self, exchange: Exchange) -> None:
-        body, speaks, original = exchange.request_body, exchange.target.speaks, exchange.original
+        body, speaks, original = exchange.request_body, exchange.target.adapter_name, exchange.original_body
         if body is None or speaks is None:
             return
-        exchange.request_was_read()
-        self._now = exchange.asked_at
+        exchange.free_request()
+        self._now = exchange.started_at
         adapter = get_adapter(speaks)
         decoded = decompress_body(body, _header_text(exchange.headers, b"content-encoding"))
-        wire = adapter.read_request(decoded, {PATH_HEADER: exchange.target.path})
+        wire = adapter.decode_request(decoded, {PATH_HEADER: exchange.target.path})
         description = _describe_request(exchange, wire, decoded)
-        match, tracked = self._conversations.enter(description, functools.partial(self._open_conversation, exchange))
+        match, tracked = self._conversations.match_request(
+            description, functools.partial(self._open_conversation, exchange)
+        )
         witness, shadow = tracked.witness, tracked.shadow
-        prepared = witness.prepared(adapter, wire)
-        shared, pieces = witness.recorder.shared(prepared.links), witness.newest.pieces if witness.newest else []
+        prepared = witness.prepare(adapter, wire)
+        shared, pieces = (
+            witness.recorder.count_shared_blocks(prepared.digests),
+            witness.newest_buffer.blocks if witness.newest_buffer else [],
+        )
         if exchange.changes:
             changes = (
                 add_masked_diffs(exchange.changes, original, decoded) if original is not None else exchange.changes
             )
-            priced = price_as_sent(adapter, prepared.row, shadow, (wire, exchange.asked_at, prepared.tokens))
+            priced = price_as_sent(adapter, prepared.row, shadow, (wire, exchange.started_at, prepared.tokens))
         else:
-            call_details = (adapter, wire, exchange.asked_at, prepared.tokens)
+            call_details = (adapter, wire, exchange.started_at, prepared.tokens)
             anti_patterns = self._find_anti_patterns(exchange, decoded, shadow, call_details)
             changes, priced = anti_patterns.changes, anti_patterns.priced
         forwarded = GatewayForwarded(
-            because=match.because,
+            reason=match.reason,
             confidence=match.confidence,
             key_id=exchange.caller.key_id,
             user_id=exchange.caller.user_id,
             team_id=exchange.caller.team_id,
-            improved=bool(exchange.changes),
+            is_improved=bool(exchange.changes),
             changes=changes,
             trace=_trace(exchange.target.mount, description, match),
             shape=encode_shape(pieces[shared:]),
-            priced=priced,
+            prompt_price=priced,
         )
-        call = witness.recorder.begin(prepared, forwarded)
+        call = witness.recorder.begin_call(prepared, forwarded)
         if call is not None:
             exchange.record = _ActiveCall(
                 match.key, adapter, witness.recorder, call, shadow, shadow.priced_count if priced else 0
@@ -177,7 +182,7 @@ class GatewayRecorder:
         call: tuple[Adapter, WireRequest, float, int],
     ) -> Findings:
         """What `--improve` would have changed; empty while the recorder is behind."""
-        if max(self._queue.waiting, exchange.waiting) > BUSY_QUEUE_LENGTH:
+        if max(self._queue.queue_length, exchange.queue_length) > BUSY_QUEUE_LENGTH:
             return Findings()
         try:
             return find_anti_patterns(self._rewriter, exchange.target, body, shadow=shadow, call=call)
@@ -214,15 +219,15 @@ class GatewayRecorder:
         try:
             reply = self._record_outcome(exchange, active)
         finally:
-            exchange.reply_was_read()
-            self._conversations.left(active.key, reply.id if reply else "")
+            exchange.free_response()
+            self._conversations.end_request(active.key, reply.id if reply else "")
 
     def _record_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
         active = exchange.record
         if isinstance(active, _ActiveCall):
             self._now = at
-            usage = active.adapter.read_reply(response).usage
-            cost = active.recorder.ping(active.call, usage, ttl=ping.ttl, block=ping.piece)
+            usage = active.adapter.decode_reply(response).usage
+            cost = active.recorder.record_ping(active.call, usage, ttl=ping.ttl, block=ping.block_index)
             if exchange.caller.key_id is not None:
                 self._on_spent(exchange.caller.key_id, at, float(cost))
 
@@ -230,22 +235,24 @@ class GatewayRecorder:
         recorder, call = active.recorder, active.call
         reply, is_complete, failure = self._decode_response(exchange, active.adapter)
         if reply is not None and is_complete:
-            recorder.complete(call, reply)
-            tokens_sent = reply.answering.tokens_sent
+            recorder.complete_call(call, reply)
+            tokens_sent = reply.response_usage.tokens_sent
             # Calibrates later estimates with the provider's count.
             if tokens_sent and call.prepared.tokens:
                 active.shadow.tokens_factor = tokens_sent / call.prepared.tokens
         elif failure is not None:
-            recorder.fail(call, failure.kind, _describe_failure(exchange, failure), reply)
+            recorder.fail_call(call, failure.kind, _describe_failure(exchange, failure), reply)
         elif exchange.end == "cancelled":
-            recorder.fail(call, "cancelled", "the client disconnected before the response ended", reply)
+            recorder.fail_call(call, "cancelled", "the client disconnected before the response ended", reply)
         elif exchange.end == "whole":
-            recorder.fail(call, "other", "the response could not be decoded", reply)
+            recorder.fail_call(call, "other", "the response could not be decoded", reply)
         else:
-            recorder.fail(call, "network", "the upstream closed the connection before its response was complete", reply)
+            recorder.fail_call(
+                call, "network", "the upstream closed the connection before its response was complete", reply
+            )
         # A call without usage wrote nothing to a cache (a 429 or 529), so it must not count as a cache write.
         if reply is None or reply.usage == Usage():
-            active.shadow.take_back(active.priced_number)
+            active.shadow.undo_pricing(active.priced_number)
         if exchange.caller.key_id is not None and reply is not None:
             self._on_spent(
                 exchange.caller.key_id, call.started_at, float(recorder.cost_of(call, bill_usage(call, reply.usage)))
@@ -254,24 +261,24 @@ class GatewayRecorder:
 
     def _decode_response(self, exchange: Exchange, adapter: Adapter) -> tuple[Reply | None, bool, ProviderError | None]:
         """The reply (partial if truncated), whether it is complete, and the provider's error, if it sent one."""
-        body = exchange.reply_body
+        body = exchange.response_body
         if body is None or not exchange.status:
             return None, False, None
         try:
-            decoded = decompress_body(body, _header_text(exchange.reply_headers, b"content-encoding"))
+            decoded = decompress_body(body, _header_text(exchange.response_headers, b"content-encoding"))
             if exchange.status != 200:
-                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.reply_headers}
-                return None, False, adapter.read_error(exchange.status, headers, decoded)
-            if _header_text(exchange.reply_headers, b"content-type").startswith("text/event-stream"):
+                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.response_headers}
+                return None, False, adapter.decode_error(exchange.status, headers, decoded)
+            if _header_text(exchange.response_headers, b"content-type").startswith("text/event-stream"):
                 return _decode_stream(adapter, decoded)
-            return (adapter.read_reply(decoded), True, None) if exchange.end == "whole" else (None, False, None)
+            return (adapter.decode_reply(decoded), True, None) if exchange.end == "whole" else (None, False, None)
         except ProviderError:
-            self._warnings.once(_UNREADABLE)
+            self._warnings.warn_once(_UNREADABLE)
             return None, False, None
 
 
 def _decode_stream(adapter: Adapter, body: bytes) -> tuple[Reply | None, bool, ProviderError | None]:
-    reader = adapter.stream_reader()
+    reader = adapter.make_stream_decoder()
     try:
         for delta in reader.feed(body):
             if isinstance(delta, ReplyFinished):
@@ -305,10 +312,10 @@ def _trace(mount: str, description: RequestFingerprint, match: ConversationMatch
     return ConversationTrace(
         mount,
         description.head,
-        match.kept,
-        description.blocks[match.kept :],
-        description.clues.session,
-        description.clues.because,
+        match.shared_blocks,
+        description.blocks[match.shared_blocks :],
+        description.hints.session,
+        description.hints.source,
     )
 
 

@@ -32,7 +32,7 @@ class RestoredConversation(msgspec.Struct, frozen=True):
     """A conversation as of its last request."""
 
     resumed: ResumedSession
-    said: RequestFingerprint
+    request: RequestFingerprint
     reply_id: str
 
 
@@ -79,9 +79,9 @@ def _fold_conversation(session_id: str, events: Iterable[Event]) -> RestoredConv
             case GatewayForwarded() as payload:
                 key_id, trace = payload.key_id, payload.trace
                 if trace is not None:
-                    blocks = (*blocks[: trace.kept], *trace.blocks)
+                    blocks = (*blocks[: trace.shared_blocks], *trace.blocks)
             case RequestPrepared() as payload:
-                links = (*links[: payload.shared_blocks], *payload.links)
+                links = (*links[: payload.shared_blocks], *payload.digests)
             case LlmCallCompleted() as payload:
                 reply_id = payload.response_id or reply_id
             case _:
@@ -89,7 +89,10 @@ def _fold_conversation(session_id: str, events: Iterable[Event]) -> RestoredConv
     if trace is None:
         return None
     request = RequestFingerprint(
-        make_restored_scope(trace.mount, key_id), trace.head, blocks, SessionHints(trace.session, trace.because)
+        make_restored_scope(trace.mount, key_id),
+        trace.prefix_digest,
+        blocks,
+        SessionHints(trace.session_digest, trace.reason),
     )
     return RestoredConversation(ResumedSession(session_id, links, last_event_id), request, reply_id)
 
@@ -106,7 +109,7 @@ def restore_spending(grants: KeyLimitTable, log: EventLog, now: float) -> None:
     if grants.has_budgets:
         for spending in iterate_spending(log, since=utc_date(now)):
             if spending.key_id is not None:
-                grants.spent(spending.key_id, spending.at, spending.dollars)
+                grants.add_spending(spending.key_id, spending.at, spending.dollars)
 
 
 def _fold_spending(events: Iterable[Event], since: date | None) -> Iterator[CallSpending]:

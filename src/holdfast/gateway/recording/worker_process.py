@@ -50,9 +50,9 @@ class RequestMessage(msgspec.Struct, frozen=True, tag=True):
     caller: GatewayCaller
     at: float
     body: bytes
-    original: bytes | None
+    original_body: bytes | None
     changes: tuple[RequestChange, ...]
-    waiting: int = 0
+    queue_length: int = 0
 
 
 class EndMessage(msgspec.Struct, frozen=True, tag=True):
@@ -66,8 +66,8 @@ class EndMessage(msgspec.Struct, frozen=True, tag=True):
 
 class PingMessage(msgspec.Struct, frozen=True, tag=True):
     number: int
-    letter: GatewayPing
-    answer: bytes
+    ping: GatewayPing
+    response: bytes
     at: float
 
 
@@ -127,12 +127,12 @@ class RecorderProcess:
         self._put(setup)
 
     @property
-    def dropped(self) -> int:
-        return self._queue.dropped
+    def dropped_count(self) -> int:
+        return self._queue.dropped_count
 
-    def asked(self, exchange: Exchange) -> None:
+    def on_request(self, exchange: Exchange) -> None:
         body = exchange.request_body
-        if exchange.target.speaks is None or body is None:
+        if exchange.target.adapter_name is None or body is None:
             return
         with self._lock:
             self._last_number += 1
@@ -143,22 +143,22 @@ class RecorderProcess:
                 target=exchange.target,
                 headers=exchange.headers,
                 caller=exchange.caller,
-                at=exchange.asked_at,
+                at=exchange.started_at,
                 body=body,
-                original=exchange.original,
+                original_body=exchange.original_body,
                 changes=exchange.changes,
-                waiting=self._queue.waiting,
+                queue_length=self._queue.queue_length,
             )
         )
-        exchange.request_was_read()
+        exchange.free_request()
 
-    def ended(self, exchange: Exchange) -> None:
+    def on_end(self, exchange: Exchange) -> None:
         if isinstance(exchange.record, int):
-            headers, body = exchange.reply_headers, exchange.reply_body
+            headers, body = exchange.response_headers, exchange.response_body
             self._put(EndMessage(exchange.record, exchange.ended_at, exchange.status, headers, exchange.end, body))
-            exchange.reply_was_read()
+            exchange.free_response()
 
-    def pinged(self, exchange: Exchange, letter: GatewayPing, answer: bytes, at: float) -> None:
+    def on_ping(self, exchange: Exchange, letter: GatewayPing, answer: bytes, at: float) -> None:
         if isinstance(exchange.record, int):
             # Without the body, which the recorder does not need and which may have megabytes.
             self._put(PingMessage(exchange.record, msgspec.structs.replace(letter, body=b""), answer, at))
@@ -188,7 +188,7 @@ class RecorderProcess:
             if pipe is not None:
                 write_frame(pipe, encoded)
         except (OSError, ValueError):
-            self._queue.dropped += 1
+            self._queue.dropped_count += 1
 
     def _read_messages(self) -> None:
         if self._process.stdout is not None:
@@ -209,15 +209,15 @@ class MessageReceiver:
         self._on_request, self._on_end, self._on_ping = on_request, on_end, on_ping
         self._exchanges: OrderedDict[int, Exchange] = OrderedDict()
 
-    def hear(self, message: RecorderMessage) -> None:
+    def handle_message(self, message: RecorderMessage) -> None:
         match message:
             case RequestMessage():
                 exchange = Exchange(message.target, message.headers, message.caller, message.at)
-                exchange.asked(message.body)
-                exchange.original, exchange.changes, exchange.waiting = (
-                    message.original,
+                exchange.add_request_bytes(message.body)
+                exchange.original_body, exchange.changes, exchange.queue_length = (
+                    message.original_body,
                     message.changes,
-                    message.waiting,
+                    message.queue_length,
                 )
                 self._exchanges[message.number] = exchange
                 while len(self._exchanges) > TRACKED_EXCHANGES_MAX:
@@ -227,14 +227,14 @@ class MessageReceiver:
                 ended = self._exchanges.get(message.number)
                 if ended is not None:
                     ended.ended_at, ended.status, ended.end = message.at, message.status, message.end
-                    ended.reply_headers = message.headers
+                    ended.response_headers = message.headers
                     if message.body is not None:
-                        ended.answered(message.body)
+                        ended.add_response_bytes(message.body)
                     self._on_end(ended)
             case PingMessage():
                 pinged = self._exchanges.get(message.number)
                 if pinged is not None:
-                    self._on_ping(pinged, message.letter, message.answer, message.at)
+                    self._on_ping(pinged, message.ping, message.response, message.at)
             case RecorderSetup() | SpendingMessage():
                 pass
 
@@ -271,10 +271,10 @@ class RecordQueue(Generic[T]):
         self._closing = Event()
         self._busy = False
         self._thread: Thread | None = None
-        self.dropped = 0
+        self.dropped_count = 0
 
     @property
-    def waiting(self) -> int:
+    def queue_length(self) -> int:
         return len(self._waiting)
 
     def put(self, note: T, size_bytes: int) -> bool:
@@ -282,7 +282,7 @@ class RecordQueue(Generic[T]):
         with self._changed:
             full = len(self._waiting) >= self._notes_max or self._bytes + size_bytes > self._bytes_max
             if full or self._closed:
-                self.dropped += 1
+                self.dropped_count += 1
                 return False
             self._waiting.append((note, size_bytes))
             self._bytes += size_bytes

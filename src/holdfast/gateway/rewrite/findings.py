@@ -46,20 +46,23 @@ def find_anti_patterns(
     `call` is the adapter, the decoded request, its time and its estimated token count.
     """
     adapter, wire, at, tokens = call
-    improved = improver.improved(target.speaks or "", body, path=target.path)
-    changes = tuple(msgspec.structs.replace(change, done=False) for change in improved.changes)
+    improved = improver.rewrite_request(target.adapter_name or "", body, path=target.path)
+    changes = tuple(msgspec.structs.replace(change, is_applied=False) for change in improved.changes)
     variants = {AS_SENT: wire}
     if improved.body is not None:
         variants[IMPROVED] = improved.wire
         for change in changes if len(body) <= PRICED_BYTES_MAX else ():
-            partial = improver.improved(target.speaks or "", body, path=target.path, unfixed=frozenset({change.habit}))
-            variants[change.habit] = partial.wire
-    costs = shadow.priced(adapter, improved.row, at, tokens=tokens, variants=variants)
+            partial = improver.rewrite_request(
+                target.adapter_name or "", body, path=target.path, unfixed=frozenset({change.anti_pattern})
+            )
+            variants[change.anti_pattern] = partial.wire
+    costs = shadow.price_variants(adapter, improved.row, at, tokens=tokens, variants=variants)
     if costs is None:
         return Findings(changes)
     priced, extra_usd = costs
     return Findings(
-        tuple(msgspec.structs.replace(change, usd=extra_usd.get(change.habit)) for change in changes), priced
+        tuple(msgspec.structs.replace(change, cost_usd=extra_usd.get(change.anti_pattern)) for change in changes),
+        priced,
     )
 
 
@@ -68,7 +71,7 @@ def price_as_sent(
 ) -> PromptPrice | None:
     """The cost of a request as sent, for requests that were already rewritten."""
     wire, at, tokens = call
-    costs = None if row is None else shadow.priced(adapter, row, at, tokens=tokens, variants={AS_SENT: wire})
+    costs = None if row is None else shadow.price_variants(adapter, row, at, tokens=tokens, variants={AS_SENT: wire})
     return None if costs is None else costs[0]
 
 
@@ -82,7 +85,8 @@ def add_masked_diffs(changes: tuple[RequestChange, ...], before: bytes, after: b
     annotated: list[RequestChange] = []
     for change in changes:
         names = next(
-            (names for start, names in _MEMBERS_BY_FINDING.items() if change.habit.startswith(start)), _CONTENT_MEMBERS
+            (names for start, names in _MEMBERS_BY_FINDING.items() if change.anti_pattern.startswith(start)),
+            _CONTENT_MEMBERS,
         )
         lines: list[str] = []
         for name in names:

@@ -37,11 +37,11 @@ def rewrite_responses(body: JsonObject, edits: RequestEdits) -> str:
     rest_of_input, role = _without_volatile(messages, edits)
     instructions = body.get("instructions")
     if isinstance(instructions, str):
-        rest, volatile = edits.text_without_volatile(instructions)
+        rest, volatile = edits.extract_from_text(instructions)
         if volatile:
-            edits.move(volatile, "instructions")
+            edits.record_move(volatile, "instructions")
             body["instructions"] = rest
-    if edits.moved:
+    if edits.moved_text:
         body["input"] = rest_of_input
     return role if role == "system" else "developer"
 
@@ -82,17 +82,17 @@ def _without_volatile(messages: Json | None, edits: RequestEdits) -> tuple[Json,
         if not isinstance(message, dict) or message.get("role") not in SYSTEM_ROLES or index + 1 == len(messages):
             result += messages[index:]
             break
-        rest, volatile = edits.without_volatile(message.get("content"))
+        rest, volatile = edits.extract_from_content(message.get("content"))
         if volatile:
             role = str(message["role"])
-            edits.move(volatile, role)
+            edits.record_move(volatile, role)
         if rest or not volatile:
             result.append({**message, "content": rest} if volatile else message)
     return result, role
 
 
 def sort_request_tools(body: JsonObject, edits: RequestEdits) -> None:
-    ordered = edits.sorted_tools(body.get("tools"), _name_of)
+    ordered = edits.sort_tools_by_name(body.get("tools"), _name_of)
     if ordered is not None:
         body["tools"] = ordered
 
@@ -117,12 +117,12 @@ def add_breakpoints(body: JsonObject, wanted: Sequence[Breakpoint], adapter: Ada
     To learn which block index a message end has, it decodes the body with a trial breakpoint there.
     """
     messages = list_objects(body.get("messages"))
-    ttls = {breakpoint_.piece: breakpoint_.ttl for breakpoint_ in wanted}
-    existing = {breakpoint_.piece for breakpoint_ in _breakpoints(body, adapter)}
+    ttls = {breakpoint_.block_index: breakpoint_.ttl for breakpoint_ in wanted}
+    existing = {breakpoint_.block_index for breakpoint_ in _breakpoints(body, adapter)}
     placed, count = body, 0
     for index in _candidate_indexes(messages):
         trial = _with_breakpoint(placed, index, "5m")
-        new = {breakpoint_.piece for breakpoint_ in _breakpoints(trial, adapter)} - existing
+        new = {breakpoint_.block_index for breakpoint_ in _breakpoints(trial, adapter)} - existing
         for block in new & ttls.keys():
             placed, count = _with_breakpoint(placed, index, ttls[block]), count + 1
             existing.add(block)
@@ -173,4 +173,4 @@ def _with_breakpoint(body: JsonObject, index: int, ttl: Ttl) -> JsonObject:
 
 
 def _breakpoints(body: JsonObject, adapter: Adapter) -> tuple[Breakpoint, ...]:
-    return adapter.read_request(encode_json(body)).plan.marks
+    return adapter.decode_request(encode_json(body)).plan.breakpoints

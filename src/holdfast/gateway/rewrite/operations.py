@@ -25,32 +25,34 @@ class RequestEdits:
     """Collects the changes made to one request; anti-patterns in `unfixed` are left as they are."""
 
     def __init__(self, volatile: VolatileExtractor, unfixed: frozenset[str] = frozenset()) -> None:
-        self._volatile = volatile.without(frozenset(name.removeprefix(VOLATILE_PREFIX) for name in unfixed))
+        self._volatile = volatile.without_rules(frozenset(name.removeprefix(VOLATILE_PREFIX) for name in unfixed))
         self._unfixed = unfixed
         self.changes: list[RequestChange] = []
-        self.moved = ""
+        self.moved_text = ""
 
-    def mends(self, finding: str) -> bool:
+    def should_fix(self, finding: str) -> bool:
         return finding not in self._unfixed
 
-    def note(self, finding: str, place: str) -> None:
-        self.changes.append(RequestChange(finding, place, done=True))
+    def record_change(self, finding: str, place: str) -> None:
+        self.changes.append(RequestChange(finding, place, is_applied=True))
 
-    def move(self, extracted: ExtractedLines, place: str) -> None:
+    def record_move(self, extracted: ExtractedLines, place: str) -> None:
         """Records lines extracted from `place`, to be appended at the end of the conversation."""
-        self.moved = "\n".join((*((self.moved,) if self.moved else ()), *(text for _, text in extracted)))
+        self.moved_text = "\n".join(
+            (*((self.moved_text,) if self.moved_text else ()), *(text for _, text in extracted))
+        )
         for name in dict(extracted):
-            if all(change.habit != f"{VOLATILE_PREFIX}{name}" for change in self.changes):
-                self.note(f"{VOLATILE_PREFIX}{name}", place)
+            if all(change.anti_pattern != f"{VOLATILE_PREFIX}{name}" for change in self.changes):
+                self.record_change(f"{VOLATILE_PREFIX}{name}", place)
 
-    def text_without_volatile(self, text: str) -> tuple[str, ExtractedLines]:
-        rest, extracted = self._volatile.taken_out(text)
+    def extract_from_text(self, text: str) -> tuple[str, ExtractedLines]:
+        rest, extracted = self._volatile.extract(text)
         return rest, list(extracted)
 
-    def without_volatile(self, content: Json | None) -> tuple[Json, ExtractedLines]:
+    def extract_from_content(self, content: Json | None) -> tuple[Json, ExtractedLines]:
         """Content (text or parts) without its volatile lines, and those lines; parts that become empty are dropped."""
         if isinstance(content, str):
-            return self.text_without_volatile(content)
+            return self.extract_from_text(content)
         result: list[Json] = []
         extracted: ExtractedLines = []
         for part in content if isinstance(content, list) else ():
@@ -58,15 +60,15 @@ class RequestEdits:
             if not isinstance(part, dict) or not isinstance(text, str):
                 result.append(part)
                 continue
-            rest, volatile = self.text_without_volatile(text)
+            rest, volatile = self.extract_from_text(text)
             extracted += volatile
             if rest.strip() or not volatile:
                 result.append({**part, "text": rest} if volatile else part)
         return result, extracted
 
-    def sorted_tools(self, tools: Json | None, name_of: Callable[[JsonObject], Json | None]) -> Json | None:
+    def sort_tools_by_name(self, tools: Json | None, name_of: Callable[[JsonObject], Json | None]) -> Json | None:
         """Tools sorted by name; None if nothing changes, names are missing or repeated, or a tool has a breakpoint."""
-        if not isinstance(tools, list) or not self.mends(TOOLS_UNSORTED):
+        if not isinstance(tools, list) or not self.should_fix(TOOLS_UNSORTED):
             return None
         named = [(name_of(tool), tool) for tool in tools if isinstance(tool, dict)]
         names = [name for name, _ in named if isinstance(name, str)]
@@ -76,7 +78,7 @@ class RequestEdits:
         ordered: list[Json] = [tool for _, tool in sorted(named, key=lambda pair: str(pair[0]))]
         if ordered == tools:
             return None
-        self.note(TOOLS_UNSORTED, "tools")
+        self.record_change(TOOLS_UNSORTED, "tools")
         return ordered
 
 

@@ -70,7 +70,7 @@ class RequestRewriter:
         self._models = models
         self._volatile = volatile or VolatileExtractor()
 
-    def improved(
+    def rewrite_request(
         self, speaks: str, body: bytes, *, path: str = "", unfixed: frozenset[str] = frozenset()
     ) -> ImprovedRequest:
         """Fixes all anti-patterns but those in `unfixed`. `path` is the request's; Gemini names the model there.
@@ -81,15 +81,15 @@ class RequestRewriter:
         members: JsonObject = msgspec.json.decode(body)
         headers = {PATH_HEADER: path}
         # Re-encode first: insignificant white space must not count as a difference.
-        before = adapter.read_request(encode_json(members), headers)
+        before = adapter.decode_request(encode_json(members), headers)
         row = find_model(f"{adapter.name}:{before.parameters.model}", self._models)
         edits = RequestEdits(self._volatile, unfixed)
         rewritten = _REWRITERS[speaks](dict(members), row, edits, adapter) if speaks in _REWRITERS else members
         if not edits.changes:
             return ImprovedRequest(None, before, row)
         encoded = encode_json(rewritten)
-        after = adapter.read_request(encoded, headers)
-        _check_same_content(before, after, edits.moved)
+        after = adapter.decode_request(encoded, headers)
+        _check_same_content(before, after, edits.moved_text)
         return ImprovedRequest(encoded, after, row, tuple(edits.changes))
 
 
@@ -97,29 +97,29 @@ def _rewrite_anthropic(body: JsonObject, row: Model, edits: RequestEdits, adapte
     # Moved text is appended to the last message, which must be the user's: after an assistant prefill it would be
     # taken for the model's own words.
     if _ends_with_user(body):
-        system, volatile = edits.without_volatile(body.get("system"))
+        system, volatile = edits.extract_from_content(body.get("system"))
         if volatile:
             body["system"] = system
             if not system:
                 del body["system"]
-            edits.move(volatile, "system")
-    ordered = edits.sorted_tools(body.get("tools"), lambda tool: tool.get("name"))
+            edits.record_move(volatile, "system")
+    ordered = edits.sort_tools_by_name(body.get("tools"), lambda tool: tool.get("name"))
     if ordered is not None:
         body["tools"] = ordered
     body["messages"] = convert_text_to_parts(body["messages"], "text", ("user", "assistant"))
     # Before placing breakpoints: Anthropic answers 400 if a 1h breakpoint comes after a 5m one.
-    if edits.mends(TTLS_UNORDERED) and order_ttls(body):
-        edits.note(TTLS_UNORDERED, "marks")
-    if edits.mends(BREAKPOINTS_MISSING):
+    if edits.should_fix(TTLS_UNORDERED) and order_ttls(body):
+        edits.record_change(TTLS_UNORDERED, "marks")
+    if edits.should_fix(BREAKPOINTS_MISSING):
         request = _request(adapter, body, row, "")
-        rewritten = marks.add_anthropic_breakpoints({**body}, request, text_follows=bool(edits.moved))
-        added = len(rewritten.wire.plan.marks) - len(request.wire.plan.marks)
+        rewritten = marks.add_anthropic_breakpoints({**body}, request, text_follows=bool(edits.moved_text))
+        added = len(rewritten.wire_request.plan.breakpoints) - len(request.wire_request.plan.breakpoints)
         if added:
-            edits.note(BREAKPOINTS_MISSING, f"{added} placed")
+            edits.record_change(BREAKPOINTS_MISSING, f"{added} placed")
         body = _merge_extra_body(rewritten)
-    if edits.moved:
+    if edits.moved_text:
         # After the last breakpoint, so that it is neither cached nor part of a later request's prefix.
-        _append_to_last_message(body, {"type": "text", "text": edits.moved})
+        _append_to_last_message(body, {"type": "text", "text": edits.moved_text})
     return body
 
 
@@ -128,20 +128,22 @@ def _rewrite_openai(body: JsonObject, row: Model, edits: RequestEdits, adapter: 
     role = (rewrite_chat if prompt_member == "messages" else rewrite_responses)(body, edits)
     request = _request(adapter, body, row, derive_session_id(body, prompt_member))
     had_key = body.get(keys.CACHE_KEY_FIELD) is not None
-    if edits.mends(CACHE_KEY_MISSING) or edits.mends(EXPLICIT_BREAKPOINT_MISSING):
+    if edits.should_fix(CACHE_KEY_MISSING) or edits.should_fix(EXPLICIT_BREAKPOINT_MISSING):
         rewritten = keys.add_openai_cache_fields(
             {**body}, request, adapter=adapter, prompt_name=prompt_member, part_type=part_type
         )
-        if len(rewritten.wire.plan.marks) > len(request.wire.plan.marks):
-            edits.note(EXPLICIT_BREAKPOINT_MISSING, "end of the system text")
+        if len(rewritten.wire_request.plan.breakpoints) > len(request.wire_request.plan.breakpoints):
+            edits.record_change(EXPLICIT_BREAKPOINT_MISSING, "end of the system text")
         body = _merge_extra_body(rewritten)
         if not had_key and body.get(keys.CACHE_KEY_FIELD) is not None:
-            edits.note(CACHE_KEY_MISSING, keys.CACHE_KEY_FIELD)
-    if edits.moved:
-        has_free_breakpoint = row.cache.marks_max - 1 > len(adapter.read_request(encode_json(body)).plan.marks)
+            edits.record_change(CACHE_KEY_MISSING, keys.CACHE_KEY_FIELD)
+    if edits.moved_text:
+        has_free_breakpoint = row.cache.breakpoints_max - 1 > len(
+            adapter.decode_request(encode_json(body)).plan.breakpoints
+        )
         body[prompt_member] = append_message(
             convert_text_to_parts(body[prompt_member], part_type, RESPONSES_ROLES),
-            {"role": role, "content": edits.moved},
+            {"role": role, "content": edits.moved_text},
             breakpoint_in=part_type if row.cache.kind == "breakpoints" and has_free_breakpoint else None,
         )
     return body
@@ -154,20 +156,22 @@ def _rewrite_openrouter(body: JsonObject, row: Model, edits: RequestEdits, adapt
         sort_request_tools(body, edits)
     body["messages"] = convert_text_to_parts(body["messages"], "text", openrouter.BREAKPOINT_ROLES)
     if row.cache.kind == "marks":
-        if edits.mends(TTLS_UNORDERED) and order_ttls(body):
-            edits.note(TTLS_UNORDERED, "breakpoints")
-        if edits.mends(BREAKPOINTS_MISSING):
+        if edits.should_fix(TTLS_UNORDERED) and order_ttls(body):
+            edits.record_change(TTLS_UNORDERED, "breakpoints")
+        if edits.should_fix(BREAKPOINTS_MISSING):
             request = _request(adapter, body, row, "")
-            missing = marks.missing_breakpoints(request, request.wire.plan.marks, text_follows=bool(edits.moved))
+            missing = marks.missing_breakpoints(
+                request, request.wire_request.plan.breakpoints, text_follows=bool(edits.moved_text)
+            )
             body, added = openrouter.add_breakpoints(body, missing, adapter)
             if added:
-                edits.note(BREAKPOINTS_MISSING, f"{added} placed")
+                edits.record_change(BREAKPOINTS_MISSING, f"{added} placed")
     # OpenRouter routes requests with the same session_id to the same provider, whose cache they share.
-    if row.cache.kind != "none" and edits.mends(CACHE_KEY_MISSING) and body.get(openrouter.SESSION_MEMBER) is None:
+    if row.cache.kind != "none" and edits.should_fix(CACHE_KEY_MISSING) and body.get(openrouter.SESSION_MEMBER) is None:
         body[openrouter.SESSION_MEMBER] = openrouter.derive_openrouter_session(body)
-        edits.note(CACHE_KEY_MISSING, openrouter.SESSION_MEMBER)
-    if edits.moved:
-        _append_to_last_message(body, {"type": "text", "text": edits.moved})
+        edits.record_change(CACHE_KEY_MISSING, openrouter.SESSION_MEMBER)
+    if edits.moved_text:
+        _append_to_last_message(body, {"type": "text", "text": edits.moved_text})
     return body
 
 
@@ -228,15 +232,15 @@ def _previous_end(wire: WireRequest, draft: RequestDraft) -> int | None:
     """Index of the last block of the previous request: the one before the newest assistant message."""
     entries = wire.prompt.passages
     newest = next((index for index in range(len(entries) - 1, -1, -1) if entries[index].role == "assistant"), 0)
-    blocks_before = len(draft.scroll.pieces) - sum(len(draft.spelled(entry)) for entry in entries[newest:])
+    blocks_before = len(draft.buffer.blocks) - sum(len(draft.encode_entry(entry)) for entry in entries[newest:])
     return blocks_before - 1 if newest and blocks_before > 0 else None
 
 
 def _request(adapter: Adapter, body: JsonObject, row: Model, session: str) -> ClientRequest:
-    wire = adapter.read_request(encode_json(body))
+    wire = adapter.decode_request(encode_json(body))
     draft = RequestDraft(adapter, lambda encoded: 0)
     draft.update(wire.prompt)
-    return ClientRequest(body, wire, draft.scroll, row, session, _previous_end(wire, draft))
+    return ClientRequest(body, wire, draft.buffer, row, session, _previous_end(wire, draft))
 
 
 def get_automatic_ttl(body: dict[str, Json]) -> Json | None:
@@ -273,19 +277,19 @@ def rewrite_gemini(body: JsonObject, edits: RequestEdits) -> JsonObject:
     tools = list_objects(body.get("tools"))
     # Only the plain case: built-in tools, such as code execution, have no name to sort by.
     if len(tools) == 1 and tools[0].keys() == {_DECLARATIONS}:
-        ordered = edits.sorted_tools(tools[0][_DECLARATIONS], lambda tool: tool.get("name"))
+        ordered = edits.sort_tools_by_name(tools[0][_DECLARATIONS], lambda tool: tool.get("name"))
         if ordered is not None:
             body["tools"] = [{**tools[0], _DECLARATIONS: ordered}]
     instruction, contents = body.get("systemInstruction"), body.get("contents")
     if not isinstance(instruction, dict) or not isinstance(contents, list) or not _gemini_ends_with_user(contents):
         return body
-    rest, volatile = edits.without_volatile(instruction.get("parts"))
+    rest, volatile = edits.extract_from_content(instruction.get("parts"))
     if volatile:
-        edits.move(volatile, "systemInstruction")
+        edits.record_move(volatile, "systemInstruction")
         body["systemInstruction"] = {**instruction, "parts": rest}
         if not rest:
             del body["systemInstruction"]
-        body["contents"] = [*contents, {"role": "user", "parts": [{"text": edits.moved}]}]
+        body["contents"] = [*contents, {"role": "user", "parts": [{"text": edits.moved_text}]}]
     return body
 
 
@@ -333,50 +337,52 @@ class GatewayPing(msgspec.Struct, frozen=True):
     """
 
     body: bytes
-    tail: str
+    prefix_digest: str
     ttl: Ttl
     ttl_seconds: float
     cost_usd: Decimal
-    times_max: int
-    piece: int
+    pings_max: int
+    block_index: int
 
 
 class RequestAnalysis(msgspec.Struct, frozen=True):
     """The analysis of a request. `digests` are the prefix digests after each of its blocks."""
 
-    improved: ImprovedRequest
-    claim: FlightKey
+    rewritten: ImprovedRequest
+    flight_key: FlightKey
     digests: frozenset[str]
-    letter: GatewayPing | None = None
+    ping: GatewayPing | None = None
 
 
 def analyze_request(
     improver: RequestRewriter, speaks: str, body: bytes, *, path: str, account: str, at: float
 ) -> RequestAnalysis:
     """May raise anything for a body that we do not understand."""
-    improved = improver.improved(speaks, body, path=path)
+    improved = improver.rewrite_request(speaks, body, path=path)
     adapter = get_adapter(speaks)
     draft = RequestDraft(adapter, lambda encoded: len(encoded) // BYTES_PER_TOKEN)
     draft.update(improved.wire.prompt)
-    chain_digests, rules = draft.scroll.links, improved.row.cache
-    breakpoints = [breakpoint_ for breakpoint_ in improved.wire.plan.marks if breakpoint_.piece < len(chain_digests)]
-    if not any(change.habit.startswith(VOLATILE_PREFIX) for change in improved.changes):
+    chain_digests, rules = draft.buffer.digests, improved.row.cache
+    breakpoints = [
+        breakpoint_ for breakpoint_ in improved.wire.plan.breakpoints if breakpoint_.block_index < len(chain_digests)
+    ]
+    if not any(change.anti_pattern.startswith(VOLATILE_PREFIX) for change in improved.changes):
         # After a move, the automatic breakpoint is on the moved text, which no later request has in its prefix.
-        breakpoints += automatic_breakpoint(improved.wire.parameters, draft.scroll.pieces, breakpoints, rules)
+        breakpoints += automatic_breakpoint(improved.wire.parameters, draft.buffer.blocks, breakpoints, rules)
     prefixes = tuple(
         BreakpointPrefix(
-            chain_digests[breakpoint_.piece].digest,
-            chain_digests[breakpoint_.piece].end,
+            chain_digests[breakpoint_.block_index].digest,
+            chain_digests[breakpoint_.block_index].end,
             rules.ttls_seconds[breakpoint_.ttl],
         )
         for breakpoint_ in breakpoints
-        if chain_digests[breakpoint_.piece].end >= rules.tokens_min * BYTES_PER_TOKEN
+        if chain_digests[breakpoint_.block_index].end >= rules.tokens_min * BYTES_PER_TOKEN
         and breakpoint_.ttl in rules.ttls_seconds
     )
     claim = FlightKey(_scope(adapter, improved, account), prefixes)
     ping = None
-    if prefixes and prefixes[-1].digest == chain_digests[breakpoints[-1].piece].digest:
-        tokens = sum(draft.scroll.tokens[: breakpoints[-1].piece + 1])
+    if prefixes and prefixes[-1].digest == chain_digests[breakpoints[-1].block_index].digest:
+        tokens = sum(draft.buffer.tokens[: breakpoints[-1].block_index + 1])
         ping = _make_ping(
             adapter, improved, body, breakpoint_=breakpoints[-1], prefix=prefixes[-1], tokens=tokens, at=at
         )
@@ -389,7 +395,7 @@ def _scope(adapter: Adapter, improved: ImprovedRequest, account: str) -> str:
     parameters = msgspec.structs.replace(
         improved.wire.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
     )
-    return extend_digest(sha256_hex(f"{account}\n{improved.row.id}".encode()), adapter.opening(parameters))
+    return extend_digest(sha256_hex(f"{account}\n{improved.row.id}".encode()), adapter.request_head(parameters))
 
 
 def _make_ping(
@@ -406,8 +412,8 @@ def _make_ping(
     sent = improved.body or body
     if not isinstance(adapter, PingAdapter) or not improved.row.prices or len(sent) > PING_BYTES_MAX:
         return None
-    parameters = adapter.emptied(improved.wire.parameters)
-    if adapter.conflict_with_empty(parameters) is not None:
+    parameters = adapter.ping_parameters(improved.wire.parameters)
+    if adapter.find_ping_conflict(parameters) is not None:
         return None
     members: JsonObject = msgspec.json.decode(sent)
     # Anthropic's pre-warm request: max_tokens 0 gives no output, and answers 400 together with stream.
@@ -419,10 +425,10 @@ def _make_ping(
     cost = price.cache_read * tokens / 1_000_000
     return GatewayPing(
         body=encode_json(members),
-        tail=prefix.digest,
+        prefix_digest=prefix.digest,
         ttl=breakpoint_.ttl,
         ttl_seconds=prefix.ttl_seconds,
         cost_usd=cost,
-        times_max=pings or 0,
-        piece=breakpoint_.piece,
+        pings_max=pings or 0,
+        block_index=breakpoint_.block_index,
     )

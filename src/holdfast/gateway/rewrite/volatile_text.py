@@ -35,13 +35,13 @@ class VolatileExtractor:
     def __init__(self, rules: Sequence[VolatileRule] = (DATE_RULE,)) -> None:
         self._rules = tuple((rule.name, _compiled(rule)) for rule in rules)
 
-    def without(self, names: frozenset[str]) -> "VolatileExtractor":
+    def without_rules(self, names: frozenset[str]) -> "VolatileExtractor":
         """A copy without the rules of these names."""
         other = VolatileExtractor(())
         other._rules = tuple(rule for rule in self._rules if rule[0] not in names)
         return other
 
-    def taken_out(self, text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    def extract(self, text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
         """The remaining text, and the extracted texts, each as (rule name, text)."""
         spans: list[tuple[int, int, str]] = []
         for name, pattern in self._rules:

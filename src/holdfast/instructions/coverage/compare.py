@@ -22,7 +22,7 @@ class MeasuredUnit(msgspec.Struct, frozen=True):
     """The coverage of a unit, and every query it was measured with."""
 
     coverage: UnitCoverage
-    asked: tuple[str, ...]
+    queries: tuple[str, ...]
 
     @property
     def failures(self) -> dict[str, FailedProbe]:
@@ -40,8 +40,8 @@ class UnitChange(msgspec.Struct, frozen=True, kw_only=True):
     verdict: CoverageChange
     before: float | None = None
     after: float | None = None
-    found: tuple[str, ...] = ()
-    lost: tuple[FailedProbe, ...] = ()
+    newly_found: tuple[str, ...] = ()
+    newly_missed: tuple[FailedProbe, ...] = ()
     failing: tuple[FailedProbe, ...] = ()
 
 
@@ -77,11 +77,11 @@ def compare_manifest_versions(context: InstructionContext, agent_name: str, vers
     manifest = context.records.manifest(agent.id) if agent else None
     if agent is None or manifest is None:
         raise manifest_not_found_error(agent_name)
-    old = context.records.manifest_of(agent.id, version)
+    old = context.records.find_manifest_version(agent.id, version)
     if old is None:
         raise InstructionError("manifest_not_found", f"agent {agent_name[:80]!a} never had a manifest {version[:80]!a}")
-    earlier = context.shelves.made(agent, old, at=old.created_at)
-    later = context.shelves.made(agent, manifest)
+    earlier = context.instruction_sets.build(agent, old, at=old.created_at)
+    later = context.instruction_sets.build(agent, manifest)
     units = compare_coverage(measure_units(earlier, context.settings), measure_units(later, context.settings))
     return CoverageDiff(old.version, manifest.version, later.index.embedding_model_version, units)
 
@@ -101,15 +101,15 @@ def _compare_unit(name: str, earlier: MeasuredUnit | None, later: MeasuredUnit) 
     if earlier is None:
         return UnitChange(unit=name, verdict="new", after=after, failing=tuple(failures_after.values()))
     before, failures_before = earlier.coverage.coverage_pct, earlier.failures
-    earlier_queries = set(earlier.asked)
-    common = tuple(query for query in dict.fromkeys(later.asked) if query in earlier_queries)
+    earlier_queries = set(earlier.queries)
+    common = tuple(query for query in dict.fromkeys(later.queries) if query in earlier_queries)
     return UnitChange(
         unit=name,
         verdict=_verdict(before, after),
         before=before,
         after=after,
-        found=tuple(query for query in common if query in failures_before and query not in failures_after),
-        lost=tuple(
+        newly_found=tuple(query for query in common if query in failures_before and query not in failures_after),
+        newly_missed=tuple(
             failures_after[query] for query in common if query in failures_after and query not in failures_before
         ),
         failing=tuple(probe for query, probe in failures_after.items() if query not in earlier_queries),

@@ -117,7 +117,7 @@ def classify_coverage(unit: UnitCoverage) -> str:
 
 def rank_unit_names(instruction_set: InstructionSet, query: str, *, use_floor: bool) -> tuple[str, ...]:
     floor = instruction_set.index.floor if use_floor else 0.0
-    places = instruction_set.rank(query).places
+    places = instruction_set.rank(query).units
     return tuple(place.id for place in places if place.relevance >= floor)[:PROBE_K]
 
 

@@ -16,7 +16,7 @@ class ProbeMiss(msgspec.Struct, frozen=True):
     """`found` are the units that ranked first instead."""
 
     intent: str
-    found: tuple[str, ...]
+    first_units: tuple[str, ...]
 
 
 class ProbedUnit(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ def _probed_units(instruction_set: InstructionSet, *, k: int, use_floor: bool) -
     for entry in instruction_set.manifest.body:
         intents = entry.load_triggers.intents
         results = [_first_k(instruction_set, intent, k, use_floor=use_floor) for intent in intents]
-        failing = [result for result in results if entry.name not in result.found]
+        failing = [result for result in results if entry.name not in result.first_units]
         queries = generate_probes(intents, entry.description, count=PROBES_PER_UNIT)
         hits = sum(
             entry.name in rank_unit_names(instruction_set, query, use_floor=use_floor)[:PROBE_K] for query in queries
@@ -70,7 +70,7 @@ def _probed_curated(
 ) -> Iterator[ProbedUnit]:
     for curated_probe in curated:
         result = _first_k(instruction_set, curated_probe.intent, curated_probe.k, use_floor=use_floor)
-        found_count = sum(name in result.found for name in curated_probe.required_units)
+        found_count = sum(name in result.first_units for name in curated_probe.required_units)
         passed = found_count == len(curated_probe.required_units)
         share = found_count / len(curated_probe.required_units)
         yield ProbedUnit(curated_probe.probe_id, share, 1, () if passed else (result,), passed)

@@ -43,7 +43,7 @@ def measure_coverage(
     """Measure the active texts with the encoder in use; a re-certification owed after a skipped gate stays owed."""
     last = context.records.coverage(agent.id)
     started = context.now()
-    instruction_set = context.shelves.made(agent, manifest)
+    instruction_set = context.instruction_sets.build(agent, manifest)
     settings = context.settings
     units = measure_all_units(
         instruction_set, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor
@@ -121,14 +121,14 @@ class EncoderRefusal(msgspec.Struct, frozen=True):
     """An encoder, a digest of the manifests it was tried with, and the agents whose manifests failed."""
 
     encoder: str
-    manifests: str
-    failed: tuple[str, ...]
+    manifests_digest: str
+    failed_agents: tuple[str, ...]
 
 
 def activate_encoder(context: InstructionContext) -> tuple[str, ...]:
     """Choose an encoder and load it, so that the first recall does not wait for it."""
     failed = choose_encoder(context, again=True)
-    context.shelves.load_encoder()
+    context.instruction_sets.load_encoder()
     return failed
 
 
@@ -150,7 +150,7 @@ def choose_encoder(context: InstructionContext, *, accept: bool = False, again: 
         why = "whose results changed in this release" if is_revised(previous, name) else "which is new here"
         context.warn(f"measuring all manifests ({len(manifests)}) with the encoder {configured or NO_ENCODER}, {why}")
     refusal = None if again or accept else _known_refusal(context, name, manifests)
-    failed, runs = (refusal.failed, ()) if refusal else _measure_with(context, configured, manifests)
+    failed, runs = (refusal.failed_agents, ()) if refusal else _measure_with(context, configured, manifests)
     if failed and is_revised(previous, name):
         # The earlier revision no longer exists, and without any encoder recall would not work at all.
         context.warn(
@@ -180,7 +180,7 @@ def _measure_with(
     context: InstructionContext, encoder: str | None, manifests: Sequence[tuple[Agent, Manifest]]
 ) -> tuple[tuple[str, ...], tuple[CoverageRun, ...]]:
     """Switch to the encoder and measure: the agents whose manifests fail with it, and all runs."""
-    context.shelves.encoder = encoder
+    context.instruction_sets.encoder = encoder
     runs = tuple(measure_coverage(context, agent, manifest, kind="recert") for agent, manifest in manifests)
     return tuple(run.agent_id for run in runs if not all(unit.passed for unit in run.units)), runs
 
@@ -193,8 +193,8 @@ def _keep_previous(context: InstructionContext, previous: str, failed: Sequence[
             f"manifests fail with the configured one, such as that of {failed[0]}: restore it, or activate the "
             "configured one with `holdfast instructions encoder --accept`"
         )
-    context.shelves.encoder = encoder
-    context.shelves.forget()
+    context.instruction_sets.encoder = encoder
+    context.instruction_sets.clear()
 
 
 def _known_refusal(
@@ -202,7 +202,11 @@ def _known_refusal(
 ) -> EncoderRefusal | None:
     stored = context.records.refused_encoder()
     last = msgspec.json.decode(stored, type=EncoderRefusal) if stored else None
-    return last if last is not None and (last.encoder, last.manifests) == (name, _manifests_digest(manifests)) else None
+    return (
+        last
+        if last is not None and (last.encoder, last.manifests_digest) == (name, _manifests_digest(manifests))
+        else None
+    )
 
 
 def _manifests_digest(manifests: Sequence[tuple[Agent, Manifest]]) -> str:
@@ -265,7 +269,7 @@ def calibrate_due_agents(context: InstructionContext, *, rest: YieldControl = ne
     for agent_id in context.records.agents_to_sample(CALIBRATION_LEASE_PREFIX, since=now - METRICS_WINDOW_MS, at=now):
         manifest = context.records.manifest(agent_id)
         probes = sample_probes(context, manifest) if manifest else ()
-        if context.records.put_sample(
+        if context.records.save_sampled_probes(
             probes, lease=f"{CALIBRATION_LEASE_PREFIX}{agent_id}", until=now + METRICS_WINDOW_MS, at=now
         ):
             sampled.append(agent_id)
@@ -307,7 +311,7 @@ class TimeSharing:
         self._clock = clock
         self._started = clock()
 
-    def rest(self) -> bool:
+    def yield_control(self) -> bool:
         # Resting exactly as long as the work took leaves half of the time to requests.
         is_stopped = self._pause(self._clock() - self._started)
         self._started = self._clock()

@@ -20,19 +20,19 @@ class PendingUnit(msgspec.Struct, frozen=True):
 
     entry: ManifestEntry
     unit: UnitVersion
-    over: str | None
-    judged: tuple[str, ...]
-    lacks: tuple[ApprovalKind, ...]
-    others_lack: tuple[str, ...]
+    replaces_uri: str | None
+    judged_manifest_ids: tuple[str, ...]
+    missing_approvals: tuple[ApprovalKind, ...]
+    agents_missing_approval: tuple[str, ...]
 
     @property
     def is_ready(self) -> bool:
-        return not (self.lacks or self.others_lack)
+        return not (self.missing_approvals or self.agents_missing_approval)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """One line that names the missing approvals."""
-        kinds = [*self.lacks, *(f"that of {agent_id}" for agent_id in self.others_lack)]
+        kinds = [*self.missing_approvals, *(f"that of {agent_id}" for agent_id in self.agents_missing_approval)]
         return f"{self.entry.name}: {self.unit.version} is not active until it is approved ({', '.join(kinds)})"
 
 
@@ -77,7 +77,7 @@ def list_pending_units(
     """Pending versions of a unit that are newer than the active one, oldest first; older ones are obsolete."""
     owner, name = unit_key(entry, agent)
     judged = _other_manifest_ids(context, agent, owner, name)
-    versions = context.records.versions_of(owner, name) if owner else ()
+    versions = context.records.list_unit_versions(owner, name) if owner else ()
     active = find_active_version(versions)
     pending = []
     for unit in versions:
@@ -117,8 +117,8 @@ def record_approvals(
         if not requested or not all(pending.is_ready for pending in requested):
             return ()
         ready = requested[0]
-        judged = (*ready.judged, listing)
-        if context.records.activate_unit(ready.unit, over=ready.over, judged=judged, at=context.now()):
+        judged = (*ready.judged_manifest_ids, listing)
+        if context.records.activate_unit(ready.unit, over=ready.replaces_uri, judged=judged, at=context.now()):
             return (ready.unit.uri,)
     return ()
 
@@ -151,7 +151,7 @@ def find_unit_version(
     context: InstructionContext, agent: Agent, entry: ManifestEntry | None, version: str | None
 ) -> UnitVersion | None:
     owner, name = unit_key(entry, agent) if entry else ("", "")
-    versions = context.records.versions_of(owner, name) if owner and version else ()
+    versions = context.records.list_unit_versions(owner, name) if owner and version else ()
     return next((unit for unit in versions if unit.version == version), None)
 
 

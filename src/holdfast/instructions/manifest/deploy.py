@@ -61,7 +61,7 @@ class DeploymentResult(msgspec.Struct, frozen=True):
     version: str
     changes: dict[str, UnitDeployment]
     published: PublicationResult | None
-    waiting: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
 
 
 class ApprovalResult(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class ApprovalResult(msgspec.Struct, frozen=True):
 
     fact_uri: str
     kinds: tuple[ApprovalKind, ...]
-    activated: bool
+    is_activated: bool
 
 
 def check_instruction_folder(
@@ -100,7 +100,7 @@ def _possible_versions(
     owner, name = unit_key(entry, agent)
     if not owner or entry.fact_uri is None:
         return ()
-    versions = context.records.versions_of(owner, name)
+    versions = context.records.list_unit_versions(owner, name)
     newest, active = select_newest_units(versions).get((owner, name)), find_active_version(versions)
     if text is None or newest is None or _has_text(newest, text):
         return tuple(
@@ -196,7 +196,7 @@ def roll_back_manifest(
 ) -> DeploymentResult:
     """Publish an older manifest as a new version, with the texts that were active when it was replaced."""
     agent, current = _require_published(context, agent_name)
-    old = context.records.manifest_of(agent.id, version)
+    old = context.records.find_manifest_version(agent.id, version)
     if old is None or old.id == current.id:
         raise InstructionError("manifest_not_found", f"there is no older manifest {version[:80]!a} to roll back to")
     began, ended = context.now(), _last_moment(context, old)
@@ -249,17 +249,18 @@ def approve_unit(
     if not pending_units:
         raise InstructionError("approval_invalid", f"no version of {unit_name[:80]!a} is pending approval")
     pending = pending_units[-1]
-    if "force_prepend" in pending.lacks and not reason.strip():
+    if "force_prepend" in pending.missing_approvals and not reason.strip():
         raise InstructionError(
             "prepend_approval_required", "the unit is prepended: give the result of its content review as the reason"
         )
     version = pending.unit.version
     submitted = tuple(
-        SubmittedApproval(kind=kind, unit=unit_name, version=version, reason=reason) for kind in pending.lacks
+        SubmittedApproval(kind=kind, unit=unit_name, version=version, reason=reason)
+        for kind in pending.missing_approvals
     )
     approvals = select_valid_approvals(context, agent, submitted, caller)
     activated = pending.unit.uri in record_approvals(context, agent, approvals, unit=unit_name, version=version)
-    return ApprovalResult(pending.unit.uri, pending.lacks, activated)
+    return ApprovalResult(pending.unit.uri, pending.missing_approvals, activated)
 
 
 def _last_moment(context: InstructionContext, manifest: Manifest) -> int:
@@ -330,7 +331,7 @@ class _Deployment:
             return entry
         address = parse_unit_uri(entry.fact_uri)
         owner, name = unit_key(entry, self._folder_agent)
-        newest = select_newest_units(self._context.records.versions_of(owner, name)).get((owner, name))
+        newest = select_newest_units(self._context.records.list_unit_versions(owner, name)).get((owner, name))
         if newest is not None and _has_text(newest, text):
             return msgspec.structs.replace(entry, fact_uri=newest.uri)
         uri = UnitAddress(address.deployment, address.owner, name, _version_for(entry, newest)).uri
@@ -371,7 +372,7 @@ ARCHIVE_FOLDER = Path("docs", "legacy-instructions")
 class ArchiveResult(msgspec.Struct, frozen=True):
     """Pairs of old and new path, relative to the root."""
 
-    moved: tuple[tuple[str, str], ...]
+    moved_files: tuple[tuple[str, str], ...]
 
 
 def archive_files(context: InstructionContext, agent_name: str, files: Sequence[Path], *, root: Path) -> ArchiveResult:

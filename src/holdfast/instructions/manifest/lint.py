@@ -34,7 +34,7 @@ class LintFlaw(msgspec.Struct, frozen=True):
     unit: str
     rule: LintRule
     message: str
-    mend: str
+    fix: str
 
 
 def lint_manifest(entries: Sequence[ManifestEntry], texts: Mapping[str, str] | None = None) -> tuple[LintFlaw, ...]:

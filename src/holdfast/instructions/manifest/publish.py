@@ -58,7 +58,7 @@ RECERT_MS = 7 * 86_400_000
 class PublicationResult(msgspec.Struct, frozen=True):
     manifest: Manifest
     coverage: tuple[UnitCoverage, ...]
-    skipped: bool
+    gate_skipped: bool
     warnings: tuple[str, ...]
 
 
@@ -133,7 +133,7 @@ def _attempt(
     served = _served_units(context, agent, draft, released)
     # Checked again per attempt: a text written since the last attempt has no approval yet.
     _applicable_approvals(context, agent, draft, served=served, added=added)
-    instruction_set = context.shelves.made(
+    instruction_set = context.instruction_sets.build(
         agent, manifest, instead={pending.entry.name: pending.unit for pending in released}
     )
     settings = context.settings
@@ -165,7 +165,12 @@ def _attempt(
         run=run,
         approvals=added,
         events=events,
-        activates=[*{pending.unit.uri: (pending.unit, pending.over, pending.judged) for pending in released}.values()],
+        activates=[
+            *{
+                pending.unit.uri: (pending.unit, pending.replaces_uri, pending.judged_manifest_ids)
+                for pending in released
+            }.values()
+        ],
         holds=_pinned_uris(draft, served, released),
     )
     warnings = (
@@ -201,7 +206,7 @@ def describe_pending_units(
     """One line per unit that has a newer version pending approval."""
     approvals = context.records.approvals(agent.id)
     newest_pending = (list_pending_units(context, agent, entry, approvals)[-1:] for entry in entries)
-    return tuple(pending.told for pending_units in newest_pending for pending in pending_units)
+    return tuple(pending.summary for pending_units in newest_pending for pending in pending_units)
 
 
 def _released_units(

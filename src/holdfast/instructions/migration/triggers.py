@@ -89,7 +89,7 @@ def _keep_found_intents(candidate: TriggerCandidate, index: SearchIndex) -> Trig
 
 def _hit_share(name: str, intent: str, index: SearchIndex) -> float:
     queries = generate_paraphrases(intent, PARAPHRASES_PER_INTENT)
-    hits = sum(name in [hit.id for hit in index.search(query, limit=GATE_K).found] for query in queries)
+    hits = sum(name in [hit.id for hit in index.search(query, limit=GATE_K).hits] for query in queries)
     return hits / len(queries) if queries else 0.0
 
 

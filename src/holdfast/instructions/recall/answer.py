@@ -25,14 +25,14 @@ AUDIT_TOKEN_AGE_MS_MAX = 24 * 3_600_000
 
 
 class RecallAnswer(msgspec.Struct, frozen=True):
-    recalled: RecallSelection
+    result: RecallSelection
     audit_token: str
     snapshot_id: str
     embedding_model_version: str
 
     @property
     def names(self) -> tuple[str, ...]:
-        return chunk_names(self.recalled.chunks)
+        return chunk_names(self.result.chunks)
 
 
 class RecallReplay(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ def answer_recall(
         )
     recalled = instruction_set.recall(question)
     # Another replica's clock may be ahead, so a version can be active before it starts by our clock.
-    as_of = start if start is not None else max(now, instruction_set.since)
+    as_of = start if start is not None else max(now, instruction_set.active_since)
     audit_token = context.new_id("audi")
     # Retrieval reads no more than this, so the truncated intent is enough for a replay.
     intent = question.intent[:QUERY_CHARACTERS_MAX]
@@ -115,7 +115,7 @@ def instruction_set_at(
         if otherwise is None:
             raise manifest_not_found_error(agent.id)
         return otherwise
-    instruction_set = context.shelves.made(agent, manifest, at=at, lifted=lifted)
+    instruction_set = context.instruction_sets.build(agent, manifest, at=at, lifted=lifted)
     # Prefer the cached set if it is equal: its index is already built.
     return (
         otherwise if otherwise is not None and otherwise.snapshot_id == instruction_set.snapshot_id else instruction_set
@@ -185,7 +185,7 @@ def replay_recall(context: InstructionContext, agent: Agent, record: AuditRecord
 
 
 def render_recall(answered: RecallAnswer) -> str:
-    recalled = answered.recalled
+    recalled = answered.result
     parts = [f"# {chunk.name}\n\n{chunk.content.text}\n" for chunk in recalled.chunks]
     if not parts:
         parts.append("No instruction unit fits this intent.\n")

@@ -58,7 +58,7 @@ def load_boot_stub(context: InstructionContext, agent_name: str, agent: Agent | 
     stub = context.records.stub(agent.id, profile)
     if stub is None or stub.cache_key != key:
         rendered = render_stub(agent, manifest, profile, at=context.now())
-        context.records.keep_stub(rendered)
+        context.records.save_stub(rendered)
         # Another replica may have stored its stub first; its generated_at wins, so that all replicas serve equal bytes.
         stub = context.records.stub(agent.id, profile)
         stub = stub if stub is not None and stub.cache_key == key else rendered
@@ -82,11 +82,11 @@ def start_heartbeat(
         raise InstructionError("task_type_unknown", "this deployment does not know the wake reason")
     now = context.now()
     # Consumed only after the checks above, so that a request that they refuse does not use up its token.
-    if not context.records.use_wake(claims.jti, expires_at=int(claims.exp * 1000) + 60_000, at=now):
+    if not context.records.consume_wake_token(claims.jti, expires_at=int(claims.exp * 1000) + 60_000, at=now):
         raise InstructionError("wake_token_used", "this wake token was used before")
-    agent, instruction_set = context.shelf(agent_name, agent)
+    agent, instruction_set = context.require_instruction_set(agent_name, agent)
     # Recalls of this heartbeat use the state at its start time, which must include the units returned here.
-    now = max(now, instruction_set.since)
+    now = max(now, instruction_set.active_since)
     stub = load_boot_stub(context, agent_name, agent, profile)
     preloads, warnings = _preloads(instruction_set.manifest, instruction_set.contents, claims.wake_reason)
     total = stub.token_count + sum(preload.content.tokens for preload in preloads)

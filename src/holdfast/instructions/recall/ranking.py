@@ -52,7 +52,7 @@ class RankExplanation(msgspec.Struct, frozen=True):
     stages: tuple[StageContribution, ...]
     matched_terms: tuple[str, ...]
     links: tuple[str, ...]
-    lifted: bool
+    is_lifted: bool
     fits_task_type: bool = False
 
 
@@ -94,7 +94,7 @@ class InstructionSet:
         lifted: Collection[str] = (),
         since: int = 0,
     ) -> None:
-        self.since = since
+        self.active_since = since
         self.manifest = manifest
         self.contents = contents
         self.lifted = frozenset(lifted)
@@ -119,16 +119,16 @@ class InstructionSet:
         with _or_unavailable():
             return index.rank(query, weights=weights)
 
-    def ranking(self, question: RecallQuery) -> Ranking:
+    def rank_with_lifts(self, question: RecallQuery) -> Ranking:
         """All units, best first, lifts included."""
         ranking = self.rank(question.intent, weights=question.weights)
-        lifts = Counter((*self.lifted, *self.fitting(question)))
+        lifts = Counter((*self.lifted, *self.units_for_task_type(question)))
         if not lifts:
             return ranking
-        lifted = (_lift(place, lifts[place.id]) for place in ranking.places)
-        return Ranking(tuple(sorted(lifted, key=lambda place: (-place.score, place.id))), ranking.why)
+        lifted = (_lift(place, lifts[place.id]) for place in ranking.units)
+        return Ranking(tuple(sorted(lifted, key=lambda place: (-place.score, place.id))), ranking.explain)
 
-    def fitting(self, question: RecallQuery) -> frozenset[str]:
+    def units_for_task_type(self, question: RecallQuery) -> frozenset[str]:
         """Units that list this task type in their triggers; this counts as much as one lift."""
         wanted = question.task_type
         return frozenset(entry.name for entry in self.manifest.body if wanted in entry.load_triggers.task_types)
@@ -158,9 +158,9 @@ class _ChunkPacker:
     def __init__(self, instruction_set: InstructionSet, question: RecallQuery) -> None:
         self._instruction_set = instruction_set
         self._question = question
-        self._ranking = instruction_set.ranking(question)
-        self._fitting = instruction_set.fitting(question)
-        self._places = {place.id: place for place in self._ranking.places}
+        self._ranking = instruction_set.rank_with_lifts(question)
+        self._fitting = instruction_set.units_for_task_type(question)
+        self._places = {place.id: place for place in self._ranking.units}
         self._dropped: list[DroppedChunk] = []
         self._is_truncated = False
         entries = instruction_set.manifest.body
@@ -210,7 +210,7 @@ class _ChunkPacker:
         done = {entry.name for entry in self._guaranteed} | {chunk.name for chunk in self._taken}
         done |= {chunk.name for chunk in self._dropped}
         floor = self._instruction_set.index.floor if self._question.use_floor else 0.0
-        for place in self._ranking.places:
+        for place in self._ranking.units:
             if place.id in done:
                 continue
             if place.id not in self._instruction_set.contents:
@@ -236,10 +236,10 @@ class _ChunkPacker:
         self._dropped.append(DroppedChunk(name, reason, self._places[name].score))
 
     def _picked(self, name: str, kind: str) -> SelectedChunk:
-        explanation = self._ranking.why(name)
+        explanation = self._ranking.explain(name)
         why = RankExplanation(
             explanation.relevance,
-            explanation.shares,
+            explanation.stages,
             explanation.matched_terms,
             explanation.links,
             name in self._instruction_set.lifted,

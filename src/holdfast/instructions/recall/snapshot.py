@@ -35,7 +35,7 @@ class InstructionSetCache:
         self._lock = Lock()
         self._cached: OrderedDict[str, _CachedSet] = OrderedDict()
 
-    def current(self, agent: Agent) -> InstructionSet | None:
+    def load_current(self, agent: Agent) -> InstructionSet | None:
         """None if the agent has no manifest. The agent's revision tells whether anything has changed.
 
         The clock is not used: one that lags behind would serve a replaced version until the next change.
@@ -53,7 +53,7 @@ class InstructionSetCache:
         manifest = self._records.manifest(agent.id)
         if manifest is None:
             return None
-        instruction_set = self.made(agent, manifest, lifted=find_critical_units(self._records.coverage(agent.id)))
+        instruction_set = self.build(agent, manifest, lifted=find_critical_units(self._records.coverage(agent.id)))
         with self._lock:
             self._cached[agent.id] = _CachedSet(agent.revision, self._files(agent, instruction_set), instruction_set)
             # Least recently used first: an agent that is not asked for costs only one rebuild later.
@@ -61,7 +61,7 @@ class InstructionSetCache:
                 self._cached.popitem(last=False)
         return instruction_set
 
-    def made(
+    def build(
         self,
         agent: Agent,
         manifest: Manifest,
@@ -92,7 +92,7 @@ class InstructionSetCache:
         """Load now rather than at the first recall: reading the weights takes longer than many recalls."""
         _meaning_stage(self.encoder)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         with self._lock:
             self._cached.clear()
 

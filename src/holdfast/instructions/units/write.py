@@ -54,7 +54,7 @@ class WrittenUnit(msgspec.Struct, frozen=True):
     status: UnitStatus
     is_new: bool
     coverage: UnitCoverage | None = None
-    measured_for: tuple[str, ...] = ()
+    measured_agents: tuple[str, ...] = ()
 
 
 def write_unit(context: InstructionContext, submitted: SubmittedUnit, caller: InstructionCaller) -> WrittenUnit:
@@ -99,7 +99,7 @@ def _attempt(
     agent = None if shared else context.records.agent(address.owner)
     registers = None if shared or agent else make_agent(context, address.owner)
     owner = agent.id if agent else address.owner
-    versions = context.records.versions_of(owner, address.name)
+    versions = context.records.list_unit_versions(owner, address.name)
     # The lookup is by owner and not by URI: id and shortname of an agent address the same unit.
     existing = next((unit_version for unit_version in versions if unit_version.version == address.version), None)
     if existing is not None and existing.content_sha256 != digest:
@@ -144,7 +144,7 @@ def _attempt(
         unit.status,
         is_new=existing is None,
         coverage=next((line for _, line in measured), None),
-        measured_for=tuple(dict.fromkeys(measured_agent.id for measured_agent, _ in measured)),
+        measured_agents=tuple(dict.fromkeys(measured_agent.id for measured_agent, _ in measured)),
     )
 
 
@@ -241,7 +241,7 @@ def _measure_listings(
     for agent, entry in listed[:LISTINGS_MEASURED_MAX]:
         manifest = context.records.manifest(agent.id)
         if manifest is not None:
-            instruction_set = context.shelves.made(agent, manifest, instead={entry.name: unit})
+            instruction_set = context.instruction_sets.build(agent, manifest, instead={entry.name: unit})
             coverage = measure_unit(
                 instruction_set, entry, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor
             )

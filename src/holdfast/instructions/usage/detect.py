@@ -102,13 +102,13 @@ def detect_usage(
                 shown.update(
                     match.key
                     for match in _matches_shown(fingerprints, step.text)
-                    if match.fingerprint.unit not in delivered
+                    if match.fingerprint.unit_index not in delivered
                 )
             continue
         for match in _matches_in_step(fingerprints, step):
             kind = match.key[0]
             if match.key not in shown:
-                evidence_by_unit.setdefault(match.fingerprint.unit, {}).setdefault(
+                evidence_by_unit.setdefault(match.fingerprint.unit_index, {}).setdefault(
                     kind, UsageEvidence(kind, number, match.fingerprint.line)
                 )
     return tuple(

@@ -93,7 +93,7 @@ class UnitText(msgspec.Struct, frozen=True):
 class Fingerprint(msgspec.Struct, frozen=True):
     """`unit` is an index into the units, `line` the line of its text that the fingerprint comes from, if any."""
 
-    unit: int
+    unit_index: int
     line: int | None
 
 
@@ -150,7 +150,7 @@ def _unique_fingerprints(
     shared: set[Key] = set()
     for index, unit in units:
         for key, line in keys(unit):
-            if fingerprints.setdefault(key, Fingerprint(index, line)).unit != index:
+            if fingerprints.setdefault(key, Fingerprint(index, line)).unit_index != index:
                 shared.add(key)
     return {key: mark for key, mark in fingerprints.items() if key not in shared}
 

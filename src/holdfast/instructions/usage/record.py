@@ -21,12 +21,12 @@ class UsageComparison(msgspec.Struct, frozen=True, kw_only=True):
     audit_token: str
     intent: str
     loaded: tuple[str, ...]
-    said_used: tuple[str, ...] | None
-    said_missed: tuple[str, ...] | None
+    reported_used: tuple[str, ...] | None
+    reported_missed: tuple[str, ...] | None
     detected_used: tuple[str, ...]
     detected_missed: tuple[str, ...]
     detected: tuple[DetectedUnit, ...]
-    kept: bool
+    is_stored: bool
 
 
 def record_trace_usage(
@@ -36,7 +36,7 @@ def record_trace_usage(
     check_trace_size(trace)
     record = find_own_record(context, token, caller)
     if record.detected_at is None:
-        context.records.keep_detected(token, detect_record_usage(context, record, trace), at=context.now())
+        context.records.save_detected_usage(token, detect_record_usage(context, record, trace), at=context.now())
 
 
 def analyse_trace(
@@ -49,19 +49,19 @@ def analyse_trace(
         raise InstructionError("audit_not_found", "there is no such audit record")
     if record.detected_at is None:
         detected = detect_record_usage(context, record, trace)
-        is_stored = keep and context.records.keep_detected(token, detected, at=context.now())
+        is_stored = keep and context.records.save_detected_usage(token, detected, at=context.now())
         record = msgspec.structs.replace(record, detected=detected, detected_at=context.now() if is_stored else None)
     is_closed = record.audit_closed is not None
     return UsageComparison(
         audit_token=token,
         intent=record.intent,
         loaded=tuple(chunk.name for chunk in record.loaded_chunks),
-        said_used=record.used_chunks if is_closed else None,
-        said_missed=record.missed_chunks if is_closed else None,
+        reported_used=record.used_chunks if is_closed else None,
+        reported_missed=record.missed_chunks if is_closed else None,
         detected_used=record.detected_used,
         detected_missed=record.detected_missed,
         detected=record.detected or (),
-        kept=record.detected_at is not None,
+        is_stored=record.detected_at is not None,
     )
 
 
@@ -77,7 +77,7 @@ def detect_record_usage(
         return ()
     units = tuple(_unit(entry, instruction_set) for entry in instruction_set.manifest.body)
     own = frozenset(chunk.name for chunk in record.loaded_chunks)
-    run = context.records.audits_of_run(agent.id, record.heartbeat_id)
+    run = context.records.list_run_audits(agent.id, record.heartbeat_id)
     elsewhere = frozenset(chunk.name for other in run for chunk in other.loaded_chunks) - own
     # In shadow mode all texts are in the prompt, whatever the recall loaded.
     is_shadow = record.event_type == "shadow"

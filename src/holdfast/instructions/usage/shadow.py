@@ -33,11 +33,11 @@ class ShadowTurn(msgspec.Struct, frozen=True):
 
     audit_token: str
     intent: str
-    given: frozenset[str]
+    loaded_units: frozenset[str]
     eager_tokens: int
     lazy_tokens: int
-    needed: frozenset[str] | None = None
-    went_without: frozenset[str] = frozenset()
+    needed_units: frozenset[str] | None = None
+    missed_units: frozenset[str] = frozenset()
 
 
 class ShadowRegression(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class ShadowRegression(msgspec.Struct, frozen=True):
 
     audit_token: str
     intent: str
-    without: tuple[str, ...]
+    missing_units: tuple[str, ...]
 
 
 class ShadowReport(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class ShadowReport(msgspec.Struct, frozen=True):
 
     manifest_version: str
     turns: int
-    told: int
+    reported_turns: int
     coverage: float | None
     eager_tokens: int
     lazy_tokens: int
@@ -91,14 +91,14 @@ def token_share_max(eager_tokens: float) -> float:
 def make_shadow_report(records: Sequence[AuditRecord], manifest: Manifest) -> ShadowReport:
     """Summarise the shadow turns of this manifest; `records` are oldest first. Raises StoreError for a damaged one."""
     turns = tuple(_turns(records, manifest))
-    needs = [(turn, turn.needed) for turn in turns if turn.needed is not None]
+    needs = [(turn, turn.needed_units) for turn in turns if turn.needed_units is not None]
     needed = sum(len(names) for _, names in needs)
-    missed = [name for turn, names in needs for name in sorted(names - turn.given)]
+    missed = [name for turn, names in needs for name in sorted(names - turn.loaded_units)]
     regressions = tuple(
-        ShadowRegression(turn.audit_token, turn.intent, tuple(sorted(names - turn.given)))
+        ShadowRegression(turn.audit_token, turn.intent, tuple(sorted(names - turn.loaded_units)))
         for turn, names in needs
         # A report of a missing unit counts even if others were there; otherwise one needed unit is enough.
-        if turn.went_without - turn.given or (names and not names & turn.given)
+        if turn.missed_units - turn.loaded_units or (names and not names & turn.loaded_units)
     )
     eager, lazy = (
         sum(sizes) for sizes in ([turn.eager_tokens for turn in turns], [turn.lazy_tokens for turn in turns])
@@ -143,13 +143,13 @@ def _turns(records: Sequence[AuditRecord], manifest: Manifest) -> Iterator[Shado
         if record.audit_closed is not None:
             without = frozenset(record.missed_chunks) & listed
             needed = frozenset(record.used_chunks) & listed | without
-            turn = msgspec.structs.replace(turn, needed=needed, went_without=without)
+            turn = msgspec.structs.replace(turn, needed_units=needed, missed_units=without)
         yield turn
 
 
 def _shortfalls(report: ShadowReport) -> Iterator[str]:
-    if report.told < TURNS_MIN:
-        yield f"{report.told} turns report what they used, at least {TURNS_MIN} are needed"
+    if report.reported_turns < TURNS_MIN:
+        yield f"{report.reported_turns} turns report what they used, at least {TURNS_MIN} are needed"
     if report.coverage is None:
         yield "no turn used a unit"
     elif report.coverage < COVERAGE_MIN:

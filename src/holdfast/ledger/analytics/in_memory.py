@@ -63,7 +63,7 @@ class EventAnalyticsQueries:
                 counts[posting.latency_ms] = counts.get(posting.latency_ms, 0) + 1
         return counts_by_model
 
-    def sized(self, limits: Sequence[int], scope: LedgerScope = FULL_SCOPE) -> tuple[SizedUsage, ...]:
+    def usage_by_size(self, limits: Sequence[int], scope: LedgerScope = FULL_SCOPE) -> tuple[SizedUsage, ...]:
         usage_by_key: dict[tuple[str, int], tuple[int, Usage]] = {}
         for _, posting in self._postings(scope):
             if posting.entry is not None:
@@ -73,7 +73,7 @@ class EventAnalyticsQueries:
                 usage_by_key[key] = calls + 1, usage_before + usage
         return tuple(SizedUsage(*key, *calls_and_usage) for key, calls_and_usage in sorted(usage_by_key.items()))
 
-    def broken(
+    def cache_breaks(
         self,
         scope: LedgerScope = FULL_SCOPE,
         *,
@@ -125,7 +125,7 @@ class EventAnalyticsQueries:
             workspace_path=started.workspace_path if started else None,
         )
 
-    def turn(self, turn_id: str) -> tuple[Event, ...]:
+    def turn_events(self, turn_id: str) -> tuple[Event, ...]:
         for row in self._log.sessions():
             events = list(self._log.read(row.id))
             if any(event.id == turn_id and isinstance(event.payload, TurnStarted) for event in events):
@@ -136,7 +136,7 @@ class EventAnalyticsQueries:
         for row in self._log.sessions():
             for posting in iter_postings(self._log.read(row.id), self._models):
                 is_in_scope = scope.since <= min(posting.at, AT_MAX) < scope.until
-                if is_in_scope and (scope.simulated or not posting.simulated):
+                if is_in_scope and (scope.simulated or not posting.is_simulated):
                     yield row, posting
 
     def _sessions(self, *, simulated: bool) -> Iterator[tuple[SessionRow, list[Event]]]:
@@ -184,7 +184,7 @@ class _EventSource:
         spenders = [(row, sums) for row, sums in sums_by_session.values() if sums.calls or sums.spent]
         return _sort_sessions(spenders, order)[offset : offset + limit]
 
-    def worst(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
+    def worst_verdicts(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
         largest_losses: dict[str, tuple[int, VerdictKind]] = {}
         for row, posting in self._postings(scope):
             lost, verdict = posting.sums.lost, posting.entry.verdict if posting.entry else None
@@ -196,7 +196,7 @@ class _EventSource:
         for row in self._log.sessions():
             if scope.session_id in (None, row.id):
                 for posting in iter_postings(self._log.read(row.id), self._models):
-                    if scope.since <= posting.at < scope.until and (scope.simulated or not posting.simulated):
+                    if scope.since <= posting.at < scope.until and (scope.simulated or not posting.is_simulated):
                         yield row, posting
 
 

@@ -53,7 +53,7 @@ class Amounts(msgspec.Struct, frozen=True):
     uncached_usd: Decimal = _NOTHING
     lost_usd: Decimal = _NOTHING
     latency_ms: int = 0
-    stable_written: int = 0
+    stable_write_tokens: int = 0
 
     @property
     def saved_usd(self) -> Decimal:
@@ -84,7 +84,7 @@ class MissCause(msgspec.Struct, frozen=True):
     calls: int
     tokens: int
     lost_usd: Decimal
-    given: int = 0
+    verdict_count: int = 0
 
 
 class SessionAmounts(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class SessionAmounts(msgspec.Struct, frozen=True):
     model: str
     last_event_at: float
     amounts: Amounts
-    worst: VerdictKind | None
+    worst_verdict: VerdictKind | None
 
 
 class CallOutcome(msgspec.Struct, frozen=True):
@@ -140,7 +140,7 @@ class CostQueries(Protocol):
 class HasCostQueries(Protocol):
     """A log that supports cost queries."""
 
-    def tables(self) -> CostQueries: ...
+    def cost_queries(self) -> CostQueries: ...
 
 
 SessionCostOrder = Literal["cost", "recency"]
@@ -179,7 +179,7 @@ class SizedUsage(msgspec.Struct, frozen=True):
     """Calls of a model whose prompts exceeded exactly the first `limits_exceeded` of the given limits."""
 
     model: str
-    sizes: int
+    limits_exceeded: int
     calls: int
     usage: Usage
 
@@ -221,7 +221,7 @@ class GroupFilter(msgspec.Struct, frozen=True):
     workers: bool = True
 
     @property
-    def by(self) -> frozenset[str]:
+    def filtered_fields(self) -> frozenset[str]:
         """The names of the fields that filter."""
         fields = ("model", "provider", "session", "gateway_key", "user", "team")
         return frozenset(name for name in fields if getattr(self, name) is not None)
@@ -239,10 +239,10 @@ class AnalyticsQueries(Protocol):
     def latencies(self, scope: LedgerScope = ...) -> dict[str, dict[int, int]]:
         """For each model, the number of calls by latency in milliseconds."""
 
-    def sized(self, limits: Sequence[int], scope: LedgerScope = ...) -> tuple[SizedUsage, ...]:
+    def usage_by_size(self, limits: Sequence[int], scope: LedgerScope = ...) -> tuple[SizedUsage, ...]:
         """Calls and usage by model and by how many of the ascending `limits` the prompt exceeded."""
 
-    def broken(
+    def cache_breaks(
         self,
         scope: LedgerScope = ...,
         *,
@@ -261,12 +261,12 @@ class AnalyticsQueries(Protocol):
     ) -> tuple[SessionCost, ...]:
         """One page of all sessions."""
 
-    def turn(self, turn_id: str) -> tuple[Event, ...]:
+    def turn_events(self, turn_id: str) -> tuple[Event, ...]:
         """The events of a turn in order; empty if there is no such turn."""
 
 
 class HasAnalyticsQueries(Protocol):
-    def figures(self) -> AnalyticsQueries: ...
+    def analytics_queries(self) -> AnalyticsQueries: ...
 
 
 def list_size_limits(models: Mapping[str, Model]) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ class RollUpSource(Protocol):
     ) -> Sequence[tuple[SessionRow, Sums]]:
         """Sessions that made a call or spent anything."""
 
-    def worst(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
+    def worst_verdicts(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
         """The verdict of the call that lost most (the first, if several did); sessions without a loss are left out."""
 
 
@@ -111,7 +111,7 @@ class RollUpCostQueries:
     ) -> tuple[SessionAmounts, ...]:
         _check_page_range(limit, offset)
         sessions = self._source.sessions(scope, order=order, limit=limit, offset=offset)
-        worst = self._source.worst([row.id for row, _ in sessions], scope)
+        worst = self._source.worst_verdicts([row.id for row, _ in sessions], scope)
         return tuple(
             SessionAmounts(row.id, row.name, row.model, row.last_event_at, build_amounts(sums), worst.get(row.id))
             for row, sums in sessions
@@ -144,7 +144,7 @@ def build_amounts(sums: Sums) -> Amounts:
         uncached_usd=to_dollars(sums.uncached),
         lost_usd=to_dollars(sums.lost),
         latency_ms=sums.latency_ms,
-        stable_written=sums.stable_written,
+        stable_write_tokens=sums.stable_written,
     )
 
 

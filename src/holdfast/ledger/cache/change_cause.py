@@ -44,19 +44,19 @@ def find_prefix_change(before: Sequence[EncodedBlock], after: Sequence[EncodedBl
     `after` if the second prompt ends there.
     """
     if not after:
-        section = before[0].place if before else "messages"
+        section = before[0].section if before else "messages"
         return PrefixChange(at.end, section, "removed", "the prompt ends earlier than before")
     new = after[0]
     start = at.end - len(new.data)
     if not before:
         pattern = classify_volatile_at(new.data, 0)
-        return PrefixChange(at.start, new.place, *_cause_of_volatile(pattern))
+        return PrefixChange(at.start, new.section, *_cause_of_volatile(pattern))
     old = before[0]
-    if (old.place, old.role, old.opens) != (new.place, new.role, new.opens):
-        return PrefixChange(at.start, new.place, *_cause_of_other_block(before, after))
+    if (old.section, old.role, old.container_start) != (new.section, new.role, new.container_start):
+        return PrefixChange(at.start, new.section, *_cause_of_other_block(before, after))
     shared = common_prefix_length(old.data, new.data)
     diff = tuple(map(mask_diff_line, diff_texts(format_block(old), format_block(new)))) if _is_short(old, new) else ()
-    return PrefixChange(start + shared, new.place, *_cause_of_edit(before, after, shared), diff)
+    return PrefixChange(start + shared, new.section, *_cause_of_edit(before, after, shared), diff)
 
 
 def mask_diff_line(line: str) -> str:
@@ -75,16 +75,16 @@ def _cause_of_other_block(
 ) -> tuple[PrefixChangeCause, str]:
     """The cause where the block is now of another kind."""
     old, new = before[0], after[0]
-    if "tools" in (old.place, new.place):
+    if "tools" in (old.section, new.section):
         return _cause_of_tools(before, after)
-    if old.place == "messages" and any(block.data == new.data for block in before[1:]):
+    if old.section == "messages" and any(block.data == new.data for block in before[1:]):
         return "removed", "the block was removed, and the one after it took its place"
     return "text", f"{_describe_block(new)} replaced {_describe_block(old)}"
 
 
 def _describe_block(block: EncodedBlock) -> str:
     return {"tools": "a tool", "system": "system text"}.get(
-        block.place, f"a block of the {block.role or 'conversation'}"
+        block.section, f"a block of the {block.role or 'conversation'}"
     )
 
 
@@ -92,14 +92,14 @@ def _cause_of_edit(
     before: Sequence[EncodedBlock], after: Sequence[EncodedBlock], shared: int
 ) -> tuple[PrefixChangeCause, str]:
     old, new = before[0], after[0]
-    if new.place == "tools":
+    if new.section == "tools":
         return _cause_of_tools(before, after)
     if _is_short(old, new) and _same_members(old.data, new.data):
         return "order", "the same JSON members in another order"
     for data in (new.data, old.data):
         if (pattern := classify_volatile_at(data, shared)) is not None:
             return _cause_of_volatile(pattern)
-    if old.place == "messages" and any(block.data == new.data for block in before[1:]):
+    if old.section == "messages" and any(block.data == new.data for block in before[1:]):
         return "removed", "the block was removed, and the one after it took its place"
     if _is_short(old, new) and _same_words(old, new):
         return "order", "the same words in another order"
@@ -114,8 +114,8 @@ def _cause_of_volatile(pattern: str | None) -> tuple[PrefixChangeCause, str]:
 
 
 def _cause_of_tools(before: Sequence[EncodedBlock], after: Sequence[EncodedBlock]) -> tuple[PrefixChangeCause, str]:
-    old = [block.data for block in before if block.place == "tools"]
-    new = [block.data for block in after if block.place == "tools"]
+    old = [block.data for block in before if block.section == "tools"]
+    new = [block.data for block in after if block.section == "tools"]
     if sorted(old) == sorted(new):
         return "order", "the same tools in another order"
     if old and new and parse_tool_name(old[0]) == parse_tool_name(new[0]) is not None:
@@ -196,11 +196,11 @@ _OPAQUE = re.compile(rb'"(?:data|signature|encrypted_content|thoughtSignature)":
 class VolatileString(msgspec.Struct, frozen=True):
     """If this string changes, the next request writes `rewritten_tokens` (estimated) again."""
 
-    what: str
+    kind: str
     path: str
-    place: PromptSection
+    section: PromptSection
     byte: int
-    shown: str
+    excerpt: str
     rewritten_tokens: int
     rewritten_usd: Decimal | None
 
@@ -225,18 +225,18 @@ def classify_volatile_within(data: bytes, start: int, end: int) -> str | None:
 
 
 def _find_strings(request: ParsedRequest, price: Price | None) -> Iterator[VolatileString]:
-    buffer = request.scroll
-    readable = count_readable_tokens(request, len(buffer.pieces))
-    first_role = next((block.role for block in buffer.pieces if block.place == "messages"), None)
-    for index, (block, digest) in enumerate(zip(buffer.pieces, buffer.links, strict=True)):
-        if block.place == "messages" and block.role != first_role:
+    buffer = request.buffer
+    readable = count_readable_tokens(request, len(buffer.blocks))
+    first_role = next((block.role for block in buffer.blocks if block.section == "messages"), None)
+    for index, (block, digest) in enumerate(zip(buffer.blocks, buffer.digests, strict=True)):
+        if block.section == "messages" and block.role != first_role:
             return
         start = digest.end - len(block.data)
         # Rewritten if this block changes: what is readable now minus what stays readable before it.
         lost = readable - count_readable_tokens(request, count_unaffected_blocks(request, index))
         for kind, offset, excerpt in _search_block(block.data):
             cost = None if price is None else rewrite_cost_usd(request, lost, price)
-            yield VolatileString(kind, request.paths[index], block.place, start + offset, excerpt, lost, cost)
+            yield VolatileString(kind, request.paths[index], block.section, start + offset, excerpt, lost, cost)
 
 
 def _search_block(data: bytes) -> Iterator[tuple[str, int, str]]:

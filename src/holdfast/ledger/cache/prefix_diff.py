@@ -37,7 +37,7 @@ class PrefixDifference(msgspec.Struct, frozen=True):
 
     path: str
     path_after: str | None
-    place: PromptSection
+    section: PromptSection
     block: int
     byte: int
     diff: tuple[str, ...]
@@ -48,17 +48,17 @@ class ChangedParameter(msgspec.Struct, frozen=True):
     """`first_lost_section` is the first section of the prompt that can no longer be read from the cache."""
 
     name: str
-    first_lost: PromptSection
+    first_lost_section: PromptSection
 
 
 class SectionComparison(msgspec.Struct, frozen=True):
-    place: PromptSection
+    section: PromptSection
     blocks: int
-    blocks_kept: int
+    blocks_unchanged: int
 
     @property
-    def survives(self) -> bool:
-        return self.blocks_kept == self.blocks
+    def is_unchanged(self) -> bool:
+        return self.blocks_unchanged == self.blocks
 
 
 class RequestComparison(msgspec.Struct, frozen=True):
@@ -69,10 +69,10 @@ class RequestComparison(msgspec.Struct, frozen=True):
     """
 
     model: str
-    held: bool
-    moved: PrefixDifference | None
+    is_prefix_unchanged: bool
+    difference: PrefixDifference | None
     parameters: tuple[ChangedParameter, ...]
-    tiers: tuple[SectionComparison, ...]
+    sections: tuple[SectionComparison, ...]
     tokens_before: int
     tokens_read: int
     lost_usd: Decimal | None
@@ -85,27 +85,27 @@ class RequestComparison(msgspec.Struct, frozen=True):
 
 def compare_requests(before: ParsedRequest, after: ParsedRequest, price: Price | None) -> RequestComparison:
     """Cache breakpoints are ignored: they are not part of the cacheable bytes."""
-    if before.told.provider != after.told.provider:
+    if before.recognised.provider != after.recognised.provider:
         raise UserError(
-            f"the first request is for {before.told.provider}, the second for {after.told.provider}; "
+            f"the first request is for {before.recognised.provider}, the second for {after.recognised.provider}; "
             "no cache is shared between providers"
         )
-    shared = count_shared_blocks(before.scroll.links, after.scroll.links)
-    difference = _find_difference(before, after, shared) if shared < len(before.scroll.links) else None
+    shared = count_shared_blocks(before.buffer.digests, after.buffer.digests)
+    difference = _find_difference(before, after, shared) if shared < len(before.buffer.digests) else None
     parameters = _changed_parameters(before, after)
     unaffected = count_unaffected_blocks(before, shared) if difference else shared
     # A changed parameter invalidates everything from its first lost section on, whatever the bytes say.
-    unaffected = min([unaffected, *(find_section_start(before, changed.first_lost) for changed in parameters)])
+    unaffected = min([unaffected, *(find_section_start(before, changed.first_lost_section) for changed in parameters)])
     readable_before, readable_after = (
-        count_readable_tokens(before, len(before.scroll.pieces)),
+        count_readable_tokens(before, len(before.buffer.blocks)),
         count_readable_tokens(before, unaffected),
     )
     return RequestComparison(
         model=before.model,
-        held=difference is None and not parameters,
-        moved=difference,
+        is_prefix_unchanged=difference is None and not parameters,
+        difference=difference,
         parameters=parameters,
-        tiers=tuple(_tiers(before, unaffected)),
+        sections=tuple(_tiers(before, unaffected)),
         tokens_before=readable_before,
         tokens_read=readable_after,
         lost_usd=None if price is None else rewrite_cost_usd(before, readable_before - readable_after, price),
@@ -117,7 +117,7 @@ def _tiers(request: ParsedRequest, unaffected: int) -> list[SectionComparison]:
     tiers = []
     for section in PROMPT_SECTIONS:
         first = find_section_start(request, section)
-        block_count = sum(block.place == section for block in request.scroll.pieces)
+        block_count = sum(block.section == section for block in request.buffer.blocks)
         if block_count:
             tiers.append(SectionComparison(section, block_count, min(max(unaffected - first, 0), block_count)))
     return tiers
@@ -132,9 +132,9 @@ def _notes(request: ParsedRequest, readable: int) -> list[str]:
     if rules.kind == "none" or not request.row.supports_prompt_caching:
         return ["this model has no prompt cache that we know of: nothing is cached, so nothing is lost"]
     if not readable:
-        total = request.scroll.tokens_total
+        total = request.buffer.tokens_total
         return [f"{total} tokens (estimated) are below the floor of {rules.tokens_min}: nothing is cached"]
-    if rules.kind == "marks" and not request.marks:
+    if rules.kind == "marks" and not request.breakpoints:
         return ["the first request has no breakpoint, so nothing of it is cached; the figures assume our breakpoints"]
     return []
 
@@ -147,7 +147,9 @@ def _changed_parameters(before: ParsedRequest, after: ParsedRequest) -> tuple[Ch
         for name in old
         if old[name] != new.get(name) and (lost := _first_lost(name, rules)) is not None
     )
-    return tuple(sorted(parameters, key=lambda changed: (PROMPT_SECTIONS.index(changed.first_lost), changed.name)))
+    return tuple(
+        sorted(parameters, key=lambda changed: (PROMPT_SECTIONS.index(changed.first_lost_section), changed.name))
+    )
 
 
 def _first_lost(name: str, rules: CacheRules | None) -> PromptSection | None:
@@ -165,16 +167,16 @@ def _parameter_values(parameters: CacheParameters) -> dict[str, object]:
 
 
 def _find_difference(before: ParsedRequest, after: ParsedRequest, block: int) -> PrefixDifference:
-    old, new = before.scroll.cacheable_bytes(), after.scroll.cacheable_bytes()
-    is_present = block < len(after.scroll.links)
-    byte = common_prefix_length(old, new, before.scroll.links[block].start)
-    old_block = before.scroll.pieces[block]
-    new_block = after.scroll.pieces[block] if is_present else None
+    old, new = before.buffer.cacheable_bytes(), after.buffer.cacheable_bytes()
+    is_present = block < len(after.buffer.digests)
+    byte = common_prefix_length(old, new, before.buffer.digests[block].start)
+    old_block = before.buffer.blocks[block]
+    new_block = after.buffer.blocks[block] if is_present else None
     change = _classify_change(old_block, new_block)
     return PrefixDifference(
         path=before.paths[block],
         path_after=after.paths[block] if is_present else None,
-        place=new_block.place if new_block and change == "added" else old_block.place,
+        section=new_block.section if new_block and change == "added" else old_block.section,
         block=block,
         byte=byte,
         diff=tuple(
@@ -188,9 +190,9 @@ def _find_difference(before: ParsedRequest, after: ParsedRequest, block: int) ->
 
 
 def _classify_change(old: EncodedBlock, new: EncodedBlock | None) -> Literal["changed", "added", "removed"]:
-    if new is None or PROMPT_SECTIONS.index(new.place) > PROMPT_SECTIONS.index(old.place):
+    if new is None or PROMPT_SECTIONS.index(new.section) > PROMPT_SECTIONS.index(old.section):
         return "removed"
-    return "added" if new.place != old.place else "changed"
+    return "added" if new.section != old.section else "changed"
 
 
 def format_block(block: EncodedBlock) -> str:
@@ -202,7 +204,7 @@ def format_block(block: EncodedBlock) -> str:
             return role_line + str(value["text"])
         return role_line + msgspec.json.format(block.data).decode()
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return role_line + (block.opens + block.data).decode(errors="replace")
+        return role_line + (block.container_start + block.data).decode(errors="replace")
 
 
 def diff_texts(old: str, new: str) -> list[str]:

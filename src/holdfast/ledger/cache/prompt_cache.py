@@ -73,10 +73,10 @@ class ChainedPrompt(msgspec.Struct, frozen=True, tag="default"):
 
     observed_at: float
     model: str
-    links: tuple[PrefixDigest, ...]
+    digests: tuple[PrefixDigest, ...]
     settings: tuple[tuple[str, str], ...]
     cache_read_input_tokens: int
-    kept_tokens: int
+    cached_tokens: int
     encoding: str = JSON_ENCODING_VERSION
 
 
@@ -113,9 +113,9 @@ def track_prompt(request: RequestMembers, usage: Usage, at: float, profile: Cach
         model, system, tools, messages = (f"{fnv1a_64(part):016x}" for part in parts)
         return HashedPrompt(at, model, system, tools, messages, usage.cache_read)
     sent = parse_request(_encode_json(request))
-    settings = cache_settings(sent.told.provider, sent.row.cache, sent.wire.parameters) if sent.row else ()
+    settings = cache_settings(sent.recognised.provider, sent.row.cache, sent.wire.parameters) if sent.row else ()
     kept_tokens = usage.cache_read + usage.cache_write
-    return ChainedPrompt(at, sent.model, tuple(sent.scroll.links), settings, usage.cache_read, kept_tokens)
+    return ChainedPrompt(at, sent.model, tuple(sent.buffer.digests), settings, usage.cache_read, kept_tokens)
 
 
 class CacheBreakEvent(msgspec.Struct, frozen=True):
@@ -175,7 +175,7 @@ def _compare_chains(
     config: PromptCacheConfig, previous: ChainedPrompt, current: ChainedPrompt
 ) -> CacheBreakEvent | None:
     """The first cause that applies, in the order of `VerdictKind`."""
-    before = previous.kept_tokens
+    before = previous.cached_tokens
     if previous.encoding != current.encoding:
         reason = f"encoding changed from {previous.encoding} to {current.encoding}"
         return _build_event(before, current, reason, unexpected=False)
@@ -186,10 +186,10 @@ def _compare_chains(
     if changed := sorted(name for name, _ in set(previous.settings) ^ set(current.settings)):
         reason = f"parameter_changed: {changed[0]} changed"
         return _build_event(before, current, reason, unexpected=False, component=changed[0])
-    shared = count_shared_blocks(previous.links, current.links)
-    if shared < len(previous.links):
-        reason = f"prefix_changed: block {shared} of {len(previous.links)} changed"
-        return _build_event(before, current, reason, unexpected=True, component=previous.links[shared].layer)
+    shared = count_shared_blocks(previous.digests, current.digests)
+    if shared < len(previous.digests):
+        reason = f"prefix_changed: block {shared} of {len(previous.digests)} changed"
+        return _build_event(before, current, reason, unexpected=True, component=previous.digests[shared].layer)
     elapsed = current.observed_at - previous.observed_at
     if elapsed >= config.prompt_ttl.total_seconds():
         return _build_event(before, current, f"ttl_expired: idle for {elapsed:.0f} s", unexpected=False)
@@ -259,7 +259,7 @@ def find_cache_break(entry: LedgerEntry, *, drop_tokens_min: int = DROP_TOKENS_M
     if verdict.kind not in (*EXPECTED_KINDS, *UNEXPECTED_KINDS):
         return None
     return CacheBreakEvent(
-        unexpected=verdict.is_break,
+        unexpected=verdict.is_unexpected,
         reason=f"{verdict.kind}: {verdict.detail}" if verdict.detail else verdict.kind,
         previous_cache_read_input_tokens=verdict.expected_tokens,
         current_cache_read_input_tokens=verdict.read_tokens,
@@ -302,12 +302,12 @@ def count_entry(
         stats,
         tracked_requests=stats.tracked_requests + 1,
         completion_cache_misses=stats.completion_cache_misses + bool(entry.completion_key),
-        completion_cache_writes=stats.completion_cache_writes + entry.completion_kept,
+        completion_cache_writes=stats.completion_cache_writes + entry.is_completion_cached,
         total_cache_creation_input_tokens=stats.total_cache_creation_input_tokens + usage.cache_write,
         total_cache_read_input_tokens=stats.total_cache_read_input_tokens + usage.cache_read,
         last_cache_creation_input_tokens=usage.cache_write,
         last_cache_read_input_tokens=usage.cache_read,
-        last_request_hash=entry.chain or None,
+        last_request_hash=entry.prompt_digest or None,
         last_completion_cache_key=entry.completion_key or stats.last_completion_cache_key,
         last_cache_source=entry.source,
     )
@@ -346,14 +346,14 @@ class CacheStatsState(msgspec.Struct, frozen=True):
     """The counters of a session up to one of its events, and the state needed to continue from there."""
 
     last_event_id: str | None = None
-    books: AccountingState = AccountingState()
+    accounting: AccountingState = AccountingState()
     stats: PromptCacheStats = PromptCacheStats()
     tokens: dict[str, TokenStats] = {}
 
 
 def fold_cache_stats(tally: CacheStatsState, events: Iterable[Event], models: Models) -> CacheStatsState:
     """The counters after more events; events already counted are not read again."""
-    accounting, stats, tokens, last_event_id = tally.books, tally.stats, tally.tokens, tally.last_event_id
+    accounting, stats, tokens, last_event_id = tally.accounting, tally.stats, tally.tokens, tally.last_event_id
     for event in events:
         last_event_id = event.id
         if not isinstance(event.payload, ACCOUNTED_PAYLOADS):

@@ -39,14 +39,14 @@ class CacheState(msgspec.Struct, frozen=True):
     usage: Usage = Usage()
     ttl: str | None = None
     sent_at: float = 0.0
-    kept_until: float | None = None
-    head_session_id: str | None = None
-    heeds: Controllable = "switch"
+    explicit_expires_at: float | None = None
+    prefix_session_id: str | None = None
+    controllable: Controllable = "switch"
 
     @property
-    def owner(self) -> str:
+    def prefix_owner_id(self) -> str:
         """The session whose stable prefix this one starts with: cache controls set for it apply to both."""
-        return self.head_session_id or self.session_id
+        return self.prefix_session_id or self.session_id
 
     @property
     def provider(self) -> str:
@@ -66,17 +66,17 @@ def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
     change = msgspec.structs.replace
     match event.payload:
         case SessionStarted(model=model, name=name, parent=parent):
-            return change(state, model=model, name=name, head_session_id=parent.head_session_id if parent else None)
+            return change(state, model=model, name=name, prefix_session_id=parent.prefix_session_id if parent else None)
         case EpochOpened():
-            return change(state, heeds="all")
+            return change(state, controllable="all")
         case GatewayForwarded():
-            return change(state, heeds="nothing")
+            return change(state, controllable="nothing")
         case ModelSwitched(after=after):
             return change(_clear_cache(state), model=after)  # Caches are per model.
         case CacheControlsApplied(reason=reason) if reason:
             return _clear_cache(state)
         case RequestPrepared(plan=plan):
-            return change(state, ttl=plan.marks[-1].ttl if plan.marks else None, sent_at=event.at)
+            return change(state, ttl=plan.breakpoints[-1].ttl if plan.breakpoints else None, sent_at=event.at)
         case LlmCallCompleted(usage=usage, model=model, source=source):
             counted = change(
                 state,
@@ -86,7 +86,7 @@ def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
                 usage=state.usage + usage,
             )
             return _apply_usage(counted, usage, state.sent_at or event.at, models) if source == "provider" else counted
-        case CachePinged() as ping if ping.piece is not None:
+        case CachePinged() as ping if ping.breakpoint_block is not None:
             return _apply_usage(change(state, ttl=ping.ttl), ping.usage, ping.sent_at or event.at, models)
         case ExplicitCacheChanged() as explicit_cache:
             return _apply_explicit_cache(state, explicit_cache, event.at)
@@ -99,7 +99,7 @@ def _apply_usage(state: CacheState, usage: Usage, at: float, models: Models) -> 
     if row is None or not row.supports_prompt_caching:
         return _clear_cache(state)
     # While an explicit cache exists its own expiry counts, not the TTL of the implicit one.
-    if state.kept_until is not None and state.kept_until > at:
+    if state.explicit_expires_at is not None and state.explicit_expires_at > at:
         return state
     tokens = cached_tokens_after(usage, row.cache)
     if not tokens:
@@ -114,7 +114,7 @@ def _apply_usage(state: CacheState, usage: Usage, at: float, models: Models) -> 
         tokens_cached=tokens,
         cached_at=cached_at,
         expires_at=at + ttl_seconds_known if ttl_seconds_known else None,
-        kept_until=None,
+        explicit_expires_at=None,
     )
 
 
@@ -132,13 +132,13 @@ def _apply_explicit_cache(state: CacheState, event: ExplicitCacheChanged, at: fl
             tokens_cached=event.tokens,
             cached_at=at if event.action == "created" or state.cached_at is None else state.cached_at,
             expires_at=event.expires_at,
-            kept_until=event.expires_at,
+            explicit_expires_at=event.expires_at,
         )
     return _clear_cache(state) if event.action in ("deleted", "lost") else state
 
 
 def _clear_cache(state: CacheState) -> CacheState:
-    return msgspec.structs.replace(state, tokens_cached=0, cached_at=None, expires_at=None, kept_until=None)
+    return msgspec.structs.replace(state, tokens_cached=0, cached_at=None, expires_at=None, explicit_expires_at=None)
 
 
 class ProviderCacheSummary(msgspec.Struct, frozen=True):

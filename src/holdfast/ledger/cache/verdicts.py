@@ -71,11 +71,11 @@ class Verdict(msgspec.Struct, frozen=True):
     lost_usd: Decimal = Decimal(0)
     component: str | None = None
     byte: int | None = None
-    first_lost: PromptSection | None = None
+    first_lost_section: PromptSection | None = None
     detail: str = ""
     cause: PrefixChangeCause | None = None
     diff: tuple[str, ...] = ()
-    sources: VerdictEvidence | None = None
+    evidence: VerdictEvidence | None = None
     disagreement: str = ""
     unsent_tokens: int = 0
 
@@ -90,7 +90,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return max(0, self.missing_tokens - self.unsent_tokens)
 
     @property
-    def is_break(self) -> bool:
+    def is_unexpected(self) -> bool:
         """Whether the miss was unexpected."""
         return self.kind in UNEXPECTED_KINDS
 
@@ -102,9 +102,9 @@ class CachedPrefix(msgspec.Struct, frozen=True):
     used_at: float
     tokens: int
     ttl: Ttl | None
-    mark: int | None
+    breakpoint_block: int | None
     settings: Mapping[str, str]
-    images: bool
+    has_images: bool
 
 
 class PreparedRequest(msgspec.Struct, frozen=True):
@@ -115,38 +115,38 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 
     at: float
     plan: Plan
-    chain: str = ""
+    prompt_digest: str = ""
     settings: Mapping[str, str] = {}
     blocks_before: int = 0
     blocks_shared: int = 0
-    moved_layer: str | None = None
-    move: PrefixChange | None = None
-    planned: tuple[str, str] | None = None
-    images: bool = False
+    changed_layer: str | None = None
+    prefix_change: PrefixChange | None = None
+    planned_change: tuple[str, str] | None = None
+    has_images: bool = False
     stable_share: float = 0.0
     payer: Payer = Payer()
 
     @property
-    def moved(self) -> bool:
+    def is_prefix_changed(self) -> bool:
         return self.blocks_shared < self.blocks_before
 
 
 def derive_cached_prefix(request: PreparedRequest, usage: Usage, row: Model) -> CachedPrefix:
     """The cached prefix that a call leaves for the next one."""
-    breakpoint_ = _last_breakpoint(request.plan.marks)
+    breakpoint_ = _last_breakpoint(request.plan.breakpoints)
     return CachedPrefix(
         model=row.id,
         used_at=request.at,
         tokens=cached_tokens_after(usage, row.cache),
         ttl=breakpoint_.ttl if breakpoint_ else None,
-        mark=breakpoint_.piece if breakpoint_ else None,
+        breakpoint_block=breakpoint_.block_index if breakpoint_ else None,
         settings=request.settings,
-        images=request.images,
+        has_images=request.has_images,
     )
 
 
 def _last_breakpoint(breakpoints: tuple[Breakpoint, ...]) -> Breakpoint | None:
-    return max(breakpoints, key=lambda breakpoint_: breakpoint_.piece, default=None)
+    return max(breakpoints, key=lambda breakpoint_: breakpoint_.block_index, default=None)
 
 
 def judge_call(
@@ -163,7 +163,7 @@ def judge_call(
     expected = cached.tokens if cached is not None else 0
     changed_parameter = _find_changed_parameter(cached, request, row) if cached is not None else None
     sources = VerdictEvidence(
-        bytes="moved" if request.moved else "settings changed" if changed_parameter else "the same",
+        bytes="moved" if request.is_prefix_changed else "settings changed" if changed_parameter else "the same",
         usage=_compare_usage(expected, usage, drop_tokens_min),
         diagnosis=diagnosis,
     )
@@ -172,7 +172,7 @@ def judge_call(
     else:
         verdict = (
             changed_parameter
-            if changed_parameter and not request.planned
+            if changed_parameter and not request.planned_change
             else _find_cause(cached, request, usage, row.cache)
         )
         lost_usd = _lost_usd(request, usage, row, max(0, expected - usage.cache_read))
@@ -181,7 +181,7 @@ def judge_call(
         expected_tokens=expected,
         read_tokens=usage.cache_read,
         lost_usd=lost_usd,
-        sources=sources,
+        evidence=sources,
         disagreement=_disagreement(verdict, sources, request),
         # The cached prefix was longer than the whole prompt: at least the difference was not sent.
         unsent_tokens=max(0, expected - usage.tokens_sent),
@@ -239,7 +239,7 @@ def _disagreement(verdict: Verdict, sources: VerdictEvidence, request: PreparedR
     if sources.bytes == "the same" and verdict.kind not in ("first_use", "below_floor"):
         return f"the provider reports {diagnosis.reason}, but the bytes that we sent were the same"
     blamed_section = _SECTION_BY_DIAGNOSIS.get(diagnosis.reason)
-    changed_section = request.move.place if request.move is not None else None
+    changed_section = request.prefix_change.section if request.prefix_change is not None else None
     if (
         sources.bytes == "moved"
         and changed_section is not None
@@ -252,10 +252,10 @@ def _disagreement(verdict: Verdict, sources: VerdictEvidence, request: PreparedR
 
 def _find_cause(cached: CachedPrefix | None, request: PreparedRequest, usage: Usage, rules: CacheRules) -> Verdict:
     """The first cause that applies, changed parameters excepted; `provider_side` is what remains."""
-    if request.planned is not None:
-        component, detail = request.planned
+    if request.planned_change is not None:
+        component, detail = request.planned_change
         return Verdict("planned", component=component, detail=detail)
-    if request.moved:
+    if request.is_prefix_changed:
         return _judge_prefix_change(request)
     if usage.tokens_sent < rules.tokens_min:
         return Verdict("below_floor", detail=f"{usage.tokens_sent} tokens, minimum is {rules.tokens_min}")
@@ -275,27 +275,27 @@ def _find_cause(cached: CachedPrefix | None, request: PreparedRequest, usage: Us
         )
     if (
         rules.kind == "marks"
-        and cached.mark is not None
-        and not _is_within_lookback(cached.mark, request.plan.marks, rules)
+        and cached.breakpoint_block is not None
+        and not _is_within_lookback(cached.breakpoint_block, request.plan.breakpoints, rules)
     ):
         return Verdict(
             "lookback_miss",
             component="history",
-            detail=f"the last breakpoint was at block {cached.mark}, more than {rules.lookback_positions} blocks back",
+            detail=f"the last breakpoint was at block {cached.breakpoint_block}, more than {rules.lookback_positions} blocks back",
         )
     return Verdict("provider_side", detail="the same bytes, sent in time, but not read")
 
 
 def _judge_prefix_change(request: PreparedRequest) -> Verdict:
     where = f"block {request.blocks_shared} of {request.blocks_before} changed"
-    change = request.move
+    change = request.prefix_change
     if change is None:
-        return Verdict("prefix_changed", component=request.moved_layer, detail=where)
+        return Verdict("prefix_changed", component=request.changed_layer, detail=where)
     return Verdict(
         "prefix_changed",
-        component=request.moved_layer,
+        component=request.changed_layer,
         byte=change.byte,
-        first_lost=change.place,
+        first_lost_section=change.section,
         detail=f"{where}: {change.detail}" if change.detail else where,
         cause=change.cause,
         diff=change.diff,
@@ -305,10 +305,10 @@ def _judge_prefix_change(request: PreparedRequest) -> Verdict:
 def _find_changed_parameter(cached: CachedPrefix, request: PreparedRequest, row: Model) -> Verdict | None:
     """The changed parameter that invalidates the most of the prompt, if any invalidates anything."""
     rules, before, after = row.cache, cached.settings, request.settings
-    if before == after and request.images == cached.images and cached.model == row.id:
+    if before == after and request.has_images == cached.has_images and cached.model == row.id:
         return None
     changed = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
-    changed += ["images"] if request.images != cached.images else []
+    changed += ["images"] if request.has_images != cached.has_images else []
     changed += ["model"] if cached.model != row.id else []
     first_lost_by_name = {**rules.invalidates, **({"effort": "messages"} if rules.effort_breaks_messages else {})}
     sections: tuple[PromptSection, ...] = ("tools", "system", "messages")
@@ -318,9 +318,9 @@ def _find_changed_parameter(cached: CachedPrefix, request: PreparedRequest, row:
     if not invalidating:
         return None
     rank, name = invalidating[0]
-    return Verdict("parameter_changed", component=name, first_lost=sections[rank], detail=f"{name} changed")
+    return Verdict("parameter_changed", component=name, first_lost_section=sections[rank], detail=f"{name} changed")
 
 
 def _is_within_lookback(last_block: int, breakpoints: tuple[Breakpoint, ...], rules: CacheRules) -> bool:
     # Anthropic looks back at most this many blocks from each breakpoint for an existing cache entry.
-    return any(0 <= breakpoint_.piece - last_block < rules.lookback_positions for breakpoint_ in breakpoints)
+    return any(0 <= breakpoint_.block_index - last_block < rules.lookback_positions for breakpoint_ in breakpoints)

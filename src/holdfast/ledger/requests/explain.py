@@ -28,7 +28,7 @@ class ExplainedBlock(msgspec.Struct, frozen=True):
     """One block. If it changes, the next call rewrites `rewritten_tokens` that it could have read."""
 
     path: str
-    place: PromptSection
+    section: PromptSection
     layer: str
     stability: str
     tokens: int
@@ -56,12 +56,12 @@ class ExplainedBreakpoint(msgspec.Struct, frozen=True):
     the cost of writing it, weighted by the probability that the next call comes within the TTL.
     """
 
-    piece: int
+    block: int
     path: str
     ttl: Ttl
     reason: str
     prefix_tokens: int
-    below_floor: bool
+    is_below_floor: bool
     saving_usd: Decimal | None
     expected_usd: Decimal | None
 
@@ -73,14 +73,14 @@ class RequestExplanation(msgspec.Struct, frozen=True):
     """
 
     model: str
-    told_by: str
+    detected_by: str
     cache: str
     tokens: int
     floor_tokens: int | None
     layers: tuple[ExplainedLayer, ...]
-    parts: tuple[ExplainedBlock, ...]
-    marks: tuple[ExplainedBreakpoint, ...]
-    planned: tuple[ExplainedBreakpoint, ...]
+    blocks: tuple[ExplainedBlock, ...]
+    breakpoints: tuple[ExplainedBreakpoint, ...]
+    planned_breakpoints: tuple[ExplainedBreakpoint, ...]
     padding: str | None
     notes: tuple[str, ...]
 
@@ -88,21 +88,21 @@ class RequestExplanation(msgspec.Struct, frozen=True):
 def explain_request(request: ParsedRequest, price: Price | None, *, padding: str | None = None) -> RequestExplanation:
     model = request.row
     planned = _plan_first_call(request, price)
-    own_blocks = {breakpoint_.piece for breakpoint_ in request.marks}
+    own_blocks = {breakpoint_.block_index for breakpoint_ in request.breakpoints}
     parts = tuple(_explain_blocks(request, price))
     return RequestExplanation(
         model=request.model,
-        told_by=request.told.because,
+        detected_by=request.recognised.reason,
         cache=model.cache.kind if model else "unknown",
-        tokens=request.scroll.tokens_total,
+        tokens=request.buffer.tokens_total,
         floor_tokens=model.cache.tokens_min if model else None,
         layers=tuple(_group_layers(parts)),
-        parts=parts,
-        marks=tuple(_explain_breakpoints(request, tuple(map(_label_own, request.marks)), price)),
-        planned=tuple(
+        blocks=parts,
+        breakpoints=tuple(_explain_breakpoints(request, tuple(map(_label_own, request.breakpoints)), price)),
+        planned_breakpoints=tuple(
             breakpoint_
-            for breakpoint_ in _explain_breakpoints(request, planned.marks, price)
-            if breakpoint_.piece not in own_blocks
+            for breakpoint_ in _explain_breakpoints(request, planned.breakpoints, price)
+            if breakpoint_.block not in own_blocks
         ),
         padding=padding,
         notes=(*_notes(request), *planned.notes),
@@ -114,8 +114,8 @@ def _plan_first_call(request: ParsedRequest, price: Price | None) -> Plan:
     if request.row is None:
         return Plan()
     if price is None:
-        return place_breakpoints(request.scroll, request.row.cache)
-    return plan_cache(PlanningMoment(request.scroll, request.row.cache, price, at=0.0), CacheMemory(), keep_small=True)
+        return place_breakpoints(request.buffer, request.row.cache)
+    return plan_cache(PlanningMoment(request.buffer, request.row.cache, price, at=0.0), CacheMemory(), keep_small=True)
 
 
 def _label_own(breakpoint_: Breakpoint) -> Breakpoint:
@@ -138,18 +138,18 @@ def _group_layers(parts: tuple[ExplainedBlock, ...]) -> Iterator[ExplainedLayer]
 
 
 def _explain_blocks(request: ParsedRequest, price: Price | None) -> Iterator[ExplainedBlock]:
-    buffer = request.scroll
-    readable = count_readable_tokens(request, len(buffer.pieces))
-    for index, block in enumerate(buffer.pieces):
+    buffer = request.buffer
+    readable = count_readable_tokens(request, len(buffer.blocks))
+    for index, block in enumerate(buffer.blocks):
         # Rewritten if this block changes: what is readable now minus what stays readable before it.
         lost = readable - count_readable_tokens(request, count_unaffected_blocks(request, index))
         yield ExplainedBlock(
             path=request.paths[index],
-            place=block.place,
+            section=block.section,
             layer=block.layer,
             stability=block.stability.name.lower(),
             tokens=buffer.tokens[index],
-            digest=sha256_hex(block.opens + block.data)[:DIGEST_CHARS],
+            digest=sha256_hex(block.container_start + block.data)[:DIGEST_CHARS],
             rewritten_tokens=lost,
             rewritten_usd=None if price is None else rewrite_cost_usd(request, lost, price),
         )
@@ -159,24 +159,31 @@ def _explain_breakpoints(
     request: ParsedRequest, breakpoints: tuple[Breakpoint, ...], price: Price | None
 ) -> Iterator[ExplainedBreakpoint]:
     floor = request.row.cache.tokens_min if request.row else 0
-    tokens_by_block = {breakpoint_.piece: request.tokens_before(breakpoint_.piece + 1) for breakpoint_ in breakpoints}
+    tokens_by_block = {
+        breakpoint_.block_index: request.tokens_before(breakpoint_.block_index + 1) for breakpoint_ in breakpoints
+    }
     cacheable = _expect_savings(
-        request, tuple(breakpoint_ for breakpoint_ in breakpoints if tokens_by_block[breakpoint_.piece] >= floor), price
+        request,
+        tuple(breakpoint_ for breakpoint_ in breakpoints if tokens_by_block[breakpoint_.block_index] >= floor),
+        price,
     )
-    expected_savings = {breakpoint_.piece: breakpoint_.saving_usd for breakpoint_ in cacheable}
+    expected_savings = {breakpoint_.block_index: breakpoint_.saving_usd for breakpoint_ in cacheable}
     for breakpoint_ in breakpoints:
-        prefix_tokens, below_floor = tokens_by_block[breakpoint_.piece], tokens_by_block[breakpoint_.piece] < floor
+        prefix_tokens, below_floor = (
+            tokens_by_block[breakpoint_.block_index],
+            tokens_by_block[breakpoint_.block_index] < floor,
+        )
         yield ExplainedBreakpoint(
-            piece=breakpoint_.piece,
-            path=request.paths[breakpoint_.piece],
+            block=breakpoint_.block_index,
+            path=request.paths[breakpoint_.block_index],
             ttl=breakpoint_.ttl,
             reason=breakpoint_.reason,
             prefix_tokens=prefix_tokens,
-            below_floor=below_floor,
+            is_below_floor=below_floor,
             saving_usd=None if price is None else Decimal(0) if below_floor else read_saving_usd(prefix_tokens, price),
             expected_usd=None
             if price is None or request.row is None
-            else expected_savings.get(breakpoint_.piece, Decimal(0)),
+            else expected_savings.get(breakpoint_.block_index, Decimal(0)),
         )
 
 
@@ -187,13 +194,13 @@ def _expect_savings(
     if price is None or request.row is None:
         return ()
     # Nothing learned: the prior distribution of idle times alone.
-    idle_times = expected_idle_times(CacheMemory().gaps.all, NOTHING_LEARNED.gaps.all)
-    warmth = PromptWarmth(request.scroll.tokens_total, 0)
-    return add_savings(breakpoints, request.scroll, warmth, idle_times, rules=request.row.cache, price=price)
+    idle_times = expected_idle_times(CacheMemory().idle_times.all, NOTHING_LEARNED.idle_times.all)
+    warmth = PromptWarmth(request.buffer.tokens_total, 0)
+    return add_savings(breakpoints, request.buffer, warmth, idle_times, rules=request.row.cache, price=price)
 
 
 def _notes(request: ParsedRequest) -> Iterator[str]:
-    row, tokens = request.row, request.scroll.tokens_total
+    row, tokens = request.row, request.buffer.tokens_total
     if row is None:
         yield f"the catalog does not know {request.model[:120]}: no prices, no floor, and no breakpoints of ours"
         return
@@ -206,5 +213,5 @@ def _notes(request: ParsedRequest) -> Iterator[str]:
         yield f"{tokens} tokens are below the floor of {rules.tokens_min}: the provider caches nothing of this request"
     if rules.kind == "implicit":
         yield "the provider takes no breakpoints: it caches prefixes automatically"
-    if len(request.marks) > rules.marks_max > 0:
-        yield f"{len(request.marks)} breakpoints are too many: the provider accepts {rules.marks_max}"
+    if len(request.breakpoints) > rules.breakpoints_max > 0:
+        yield f"{len(request.breakpoints)} breakpoints are too many: the provider accepts {rules.breakpoints_max}"

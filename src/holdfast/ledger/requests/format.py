@@ -25,4 +25,4 @@ def format_difference(difference: "PrefixDifference", *, after: str) -> str:
     else:
         new_path = f" (in {after} at {difference.path_after})" if difference.path_after != difference.path else ""
         change = f"{difference.path}{new_path} differs"
-    return f"{change}: layer {difference.place}, block {difference.block}, byte {difference.byte}"
+    return f"{change}: layer {difference.section}, block {difference.block}, byte {difference.byte}"

@@ -49,17 +49,17 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     `paths` gives the JSON path of each block of the buffer.
     """
 
-    told: DetectedApi
+    recognised: DetectedApi
     row: Model | None
     wire: WireRequest
-    scroll: RequestBuffer
+    buffer: RequestBuffer
     paths: tuple[str, ...]
-    marks: tuple[Breakpoint, ...]
+    breakpoints: tuple[Breakpoint, ...]
     prefix_tokens: tuple[int, ...]
 
     @property
     def model(self) -> str:
-        return f"{self.told.provider}:{self.told.model}"
+        return f"{self.recognised.provider}:{self.recognised.model}"
 
     @property
     def blocks(self) -> tuple[Block | ToolSpec, ...]:
@@ -69,9 +69,9 @@ class ParsedRequest(msgspec.Struct, frozen=True):
         return (*prompt.tools, *system, *messages)
 
     @property
-    def marks_in_force(self) -> tuple[Breakpoint, ...]:
+    def effective_breakpoints(self) -> tuple[Breakpoint, ...]:
         """The caller's breakpoints, or those that our planner would place if there are none."""
-        return self.marks or (place_breakpoints(self.scroll, self.row.cache).marks if self.row else ())
+        return self.breakpoints or (place_breakpoints(self.buffer, self.row.cache).breakpoints if self.row else ())
 
     def tokens_before(self, block: int) -> int:
         return self.prefix_tokens[block - 1] if block else 0
@@ -109,11 +109,13 @@ def _parse(raw: bytes, model: str | None, models: Models | None) -> ParsedReques
         factor = row.tokens_factor if row else 1.0
         buffer = RequestBuffer(adapter, lambda encoded: count_block_tokens(encoded, factor))
         for segment in wire.prompt.segments:
-            buffer.extend(adapter.spell(segment))
-        paths = find_block_paths(adapter, body, buffer.pieces, model=recognised.model)
-    breakpoints = tuple(breakpoint_ for breakpoint_ in wire.plan.marks if breakpoint_.piece < len(buffer.pieces))
+            buffer.extend(adapter.encode_segment(segment))
+        paths = find_block_paths(adapter, body, buffer.blocks, model=recognised.model)
+    breakpoints = tuple(
+        breakpoint_ for breakpoint_ in wire.plan.breakpoints if breakpoint_.block_index < len(buffer.blocks)
+    )
     if row is not None:
-        breakpoints += automatic_breakpoint(wire.parameters, buffer.pieces, breakpoints, row.cache)
+        breakpoints += automatic_breakpoint(wire.parameters, buffer.blocks, breakpoints, row.cache)
     return ParsedRequest(recognised, row, wire, buffer, paths, breakpoints, tuple(accumulate(buffer.tokens)))
 
 
@@ -126,9 +128,9 @@ def _find_row(id: str, models: Models | None) -> Model | None:
 
 def get_tier_parameters(request: ParsedRequest) -> CacheParameters:
     parameters = request.wire.parameters
-    if request.told.provider == "gemini":
+    if request.recognised.provider == "gemini":
         return gemini_cache_inputs(parameters, {})
-    if request.told.provider == "anthropic" or (request.row and request.row.cache.kind == "marks"):
+    if request.recognised.provider == "anthropic" or (request.row and request.row.cache.kind == "marks"):
         return anthropic_cache_inputs(request.blocks, parameters)
     return openai_cache_inputs(parameters)
 
@@ -141,7 +143,11 @@ def count_readable_blocks(request: ParsedRequest, shared: int) -> int:
     match rules.kind:
         case "marks":
             # Entries end at breakpoints only.
-            ends = [breakpoint_.piece + 1 for breakpoint_ in request.marks_in_force if breakpoint_.piece < shared]
+            ends = [
+                breakpoint_.block_index + 1
+                for breakpoint_ in request.effective_breakpoints
+                if breakpoint_.block_index < shared
+            ]
         case "implicit" | "breakpoints":
             # The provider finds the longest common prefix by itself.
             ends = [shared]
@@ -152,7 +158,7 @@ def count_readable_blocks(request: ParsedRequest, shared: int) -> int:
 
 def count_readable_tokens(request: ParsedRequest, shared: int) -> int:
     tokens = request.tokens_before(count_readable_blocks(request, shared))
-    step = request.row.cache.rounds_reads_to if request.row else 1
+    step = request.row.cache.reads_rounded_to if request.row else 1
     return tokens // step * step  # OpenAI reports reads in multiples of 128 tokens.
 
 
@@ -161,7 +167,7 @@ def count_unaffected_blocks(request: ParsedRequest, block: int) -> int:
 
     Usually those before it; fewer where the provider renders an earlier section from it.
     """
-    section = request.scroll.pieces[block].place if block < len(request.scroll.pieces) else "messages"
+    section = request.buffer.blocks[block].section if block < len(request.buffer.blocks) else "messages"
     first_lost = request.row.cache.invalidates.get(section, section) if request.row else section
     return min(block, find_section_start(request, first_lost)) if first_lost != section else block
 
@@ -169,12 +175,12 @@ def count_unaffected_blocks(request: ParsedRequest, block: int) -> int:
 def find_section_start(request: ParsedRequest, section: PromptSection) -> int:
     """The number of blocks before a section."""
     rank = PROMPT_SECTIONS.index(section)
-    return sum(PROMPT_SECTIONS.index(block.place) < rank for block in request.scroll.pieces)
+    return sum(PROMPT_SECTIONS.index(block.section) < rank for block in request.buffer.blocks)
 
 
 def rewrite_cost_usd(request: ParsedRequest, tokens: int, price: Price) -> Decimal:
     """What rewriting these tokens costs above reading them."""
-    breakpoints = request.marks_in_force
+    breakpoints = request.effective_breakpoints
     write_price = price.input
     if request.row is not None and request.row.cache.kind in ("marks", "breakpoints"):
         match breakpoints[-1].ttl if breakpoints else "5m":
@@ -219,14 +225,14 @@ def find_block_paths(
         counts: dict[PromptSection, int] = {}
         paths = []
         for block in blocks:
-            counts[block.place] = counts.get(block.place, -1) + 1
-            paths.append(f"{block.place} block {counts[block.place]}")
+            counts[block.section] = counts.get(block.section, -1) + 1
+            paths.append(f"{block.section} block {counts[block.section]}")
     return tuple(paths)
 
 
 def decode_body(adapter: Adapter, body: RequestJson, *, model: str) -> WireRequest:
     path = {PATH_HEADER: f"/v1beta/models/{model}:generateContent"}
-    return adapter.read_request(encode_json(body), path)
+    return adapter.decode_request(encode_json(body), path)
 
 
 class _BlockCounter:
@@ -246,7 +252,7 @@ class _BlockCounter:
         else:
             body[member] = [element]
         request = decode_body(self._adapter, body, model=self._model)
-        return sum(len(self._adapter.spell(segment)) for segment in request.prompt.segments) - len(preceding)
+        return sum(len(self._adapter.encode_segment(segment)) for segment in request.prompt.segments) - len(preceding)
 
     @property
     def prompt_name(self) -> str:

@@ -36,18 +36,18 @@ class FixedPolicy:
         self._ping_rule = ping
         self._calls = 0
 
-    def marks(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
+    def choose_breakpoints(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
         placed = self._placement_rule(moment, self._calls)
         self._calls += 1
         return legal_breakpoints(placed, moment.rules)
 
-    def heard(self, moment: PlanningMoment, usage: Usage) -> None:
+    def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
         """Reported usage does not change a fixed schedule."""
 
-    def ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
+    def next_ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
         return self._ping_rule(moment, pings_so_far) if self._ping_rule else None
 
-    def pinged(self, ping: PingResult) -> None:
+    def record_ping(self, ping: PingResult) -> None:
         """Neither does the result of a ping."""
 
 
@@ -59,7 +59,7 @@ def legal_breakpoints(candidates: BreakpointCandidates, rules: CacheRules) -> tu
     """
     chosen: dict[int, Ttl] = {}
     for block, ttl in candidates:
-        if block is not None and block not in chosen and len(chosen) < rules.marks_max:
+        if block is not None and block not in chosen and len(chosen) < rules.breakpoints_max:
             chosen[block] = ttl
     breakpoints: list[Breakpoint] = []
     ttl_so_far: Ttl = "5m"
@@ -72,17 +72,17 @@ def legal_breakpoints(candidates: BreakpointCandidates, rules: CacheRules) -> tu
 
 def last_stable_block(buffer: RequestBuffer, place: PromptSection) -> int | None:
     """The last block of the stable tools or system prompt that can carry a breakpoint."""
-    return last_breakpoint_block(buffer.pieces, 0, buffer.stable_count, place=place)
+    return last_breakpoint_block(buffer.blocks, 0, buffer.stable_count, place=place)
 
 
 def last_message_block(buffer: RequestBuffer) -> int | None:
     """The last block of the conversation that can carry a breakpoint."""
-    return last_breakpoint_block(buffer.pieces, 0, len(buffer.pieces), place="messages")
+    return last_breakpoint_block(buffer.blocks, 0, len(buffer.blocks), place="messages")
 
 
 def prefix_and_tail_rule(head: Ttl, tail: Ttl) -> PlacementRule:
     def placing(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
-        buffer = moment.scroll
+        buffer = moment.buffer
         return (
             (last_message_block(buffer), tail),
             (last_stable_block(buffer, "system"), head),
@@ -95,9 +95,9 @@ def prefix_and_tail_rule(head: Ttl, tail: Ttl) -> PlacementRule:
 def place_sparse_anchors(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """One hour on the end of every third call, from the second call on: its prefix is what the first call wrote."""
     anchored = calls % ANCHOR_EVERY_CALLS == 1
-    yield last_message_block(moment.scroll), "1h" if anchored else "5m"
+    yield last_message_block(moment.buffer), "1h" if anchored else "5m"
     if not anchored:
-        yield last_stable_block(moment.scroll, "system"), "5m"
+        yield last_stable_block(moment.buffer, "system"), "5m"
 
 
 def ping_upgrade_once(moment: PlanningMoment, pings_so_far: int) -> Ping | None:
@@ -108,7 +108,7 @@ def ping_upgrade_once(moment: PlanningMoment, pings_so_far: int) -> Ping | None:
 
 def place_on_user_text(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """Breakpoints that stay on the last user message, however many tool calls have followed."""
-    buffer = moment.scroll
+    buffer = moment.buffer
     return (
         (last_user_text(buffer), "5m"),
         (last_stable_block(buffer, "system"), "5m"),
@@ -118,12 +118,12 @@ def place_on_user_text(moment: PlanningMoment, calls: int) -> BreakpointCandidat
 
 def last_user_text(buffer: RequestBuffer) -> int | None:
     """The last text block that a person wrote; tool results, which also have the user role, do not count."""
-    blocks = buffer.pieces
+    blocks = buffer.blocks
     for index in range(len(blocks) - 1, -1, -1):
         block = blocks[index]
-        if block.place != "messages":
+        if block.section != "messages":
             return None
-        if block.role == "user" and block.markable and block.data.startswith(TEXT_BLOCK_START):
+        if block.role == "user" and block.accepts_breakpoint and block.data.startswith(TEXT_BLOCK_START):
             return index
     return None
 

@@ -31,30 +31,30 @@ def place_nothing(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
 
 
 def place_tail_only(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
-    return ((last_message_block(moment.scroll), "5m"),)
+    return ((last_message_block(moment.buffer), "5m"),)
 
 
 def place_like_litellm(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """Every system block in order, then the last message, until no breakpoint is left."""
     return (
-        *((block, "5m") for block in _marked_in(moment.scroll, "system")),
-        (last_message_block(moment.scroll), "5m"),
+        *((block, "5m") for block in _marked_in(moment.buffer, "system")),
+        (last_message_block(moment.buffer), "5m"),
     )
 
 
 def place_like_litellm_recipe(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """The system prompt for an hour, the last two messages for five minutes."""
-    buffer = moment.scroll
+    buffer = moment.buffer
     yield last_stable_block(buffer, "system"), "1h"
     for start, stop in _messages_backwards(buffer, 2):
-        yield last_breakpoint_block(buffer.pieces, start, stop, place="messages"), "5m"
+        yield last_breakpoint_block(buffer.blocks, start, stop, place="messages"), "5m"
 
 
 def place_like_inspect_ai(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """Tools, system, the last block and the one before it."""
-    buffer = moment.scroll
+    buffer = moment.buffer
     tail = last_message_block(buffer)
-    second = None if tail is None else last_breakpoint_block(buffer.pieces, 0, tail, place="messages")
+    second = None if tail is None else last_breakpoint_block(buffer.blocks, 0, tail, place="messages")
     return (
         (last_stable_block(buffer, "tools"), "5m"),
         (last_stable_block(buffer, "system"), "5m"),
@@ -65,15 +65,15 @@ def place_like_inspect_ai(moment: PlanningMoment, calls: int) -> BreakpointCandi
 
 def place_like_goose(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """Tools, system, the last two user messages."""
-    yield last_stable_block(moment.scroll, "tools"), "5m"
-    yield last_stable_block(moment.scroll, "system"), "5m"
-    for block in _user_tails(moment.scroll):
+    yield last_stable_block(moment.buffer, "tools"), "5m"
+    yield last_stable_block(moment.buffer, "system"), "5m"
+    for block in _user_tails(moment.buffer):
         yield block, "5m"
 
 
 def place_like_opencode(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """Tools, system, the last text block that a person wrote."""
-    buffer = moment.scroll
+    buffer = moment.buffer
     return (
         (last_stable_block(buffer, "tools"), "5m"),
         (last_stable_block(buffer, "system"), "5m"),
@@ -83,10 +83,10 @@ def place_like_opencode(moment: PlanningMoment, calls: int) -> BreakpointCandida
 
 def place_like_aider(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """System, and the end of the history before the current exchange, which itself never gets a breakpoint."""
-    buffer = moment.scroll
+    buffer = moment.buffer
     person_text = last_user_text(buffer)
     before_exchange = (
-        None if person_text is None else last_breakpoint_block(buffer.pieces, 0, person_text, place="messages")
+        None if person_text is None else last_breakpoint_block(buffer.blocks, 0, person_text, place="messages")
     )
     return ((last_stable_block(buffer, "system"), "5m"), (before_exchange, "5m"))
 
@@ -95,9 +95,9 @@ def claude_code_rule(ttl: Ttl) -> PlacementRule:
     """Two system blocks, the last two user messages; never the tools."""
 
     def placing(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
-        for block in _user_tails(moment.scroll):
+        for block in _user_tails(moment.buffer):
             yield block, ttl
-        for block in reversed(_marked_in(moment.scroll, "system")):
+        for block in reversed(_marked_in(moment.buffer, "system")):
             yield block, ttl
 
     return placing
@@ -105,20 +105,20 @@ def claude_code_rule(ttl: Ttl) -> PlacementRule:
 
 def place_like_autocache(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """System and tools for an hour where each is long enough, then the earliest long texts; breakpoints never move."""
-    buffer, tokens_min = moment.scroll, moment.rules.tokens_min
+    buffer, tokens_min = moment.buffer, moment.rules.tokens_min
     candidates: list[tuple[int | None, Ttl]] = []
     sections: tuple[PromptSection, ...] = ("system", "tools")
     for section in sections:
         tokens = sum(
-            buffer.tokens[index] for index in range(buffer.stable_count) if buffer.pieces[index].place == section
+            buffer.tokens[index] for index in range(buffer.stable_count) if buffer.blocks[index].section == section
         )
         if tokens >= tokens_min:
             candidates.append((last_stable_block(buffer, section), "1h"))
-    for index in range(buffer.stable_count, len(buffer.pieces)):
+    for index in range(buffer.stable_count, len(buffer.blocks)):
         if len(candidates) >= AUTOCACHE_BREAKPOINTS_MAX:
             break
-        block = buffer.pieces[index]
-        if buffer.tokens[index] >= tokens_min and block.markable and block.data.startswith(TEXT_BLOCK_START):
+        block = buffer.blocks[index]
+        if buffer.tokens[index] >= tokens_min and block.accepts_breakpoint and block.data.startswith(TEXT_BLOCK_START):
             candidates.append((index, "5m"))
     return candidates
 
@@ -131,20 +131,22 @@ class ContextGuruPolicy(FixedPolicy):
         self._sent: tuple[int, str] | None = None
 
     def _place(self, moment: PlanningMoment, calls: int) -> BreakpointCandidates:
-        buffer = moment.scroll
+        buffer = moment.buffer
         tail = last_message_block(buffer)
         previous = self._sent
         unchanged = (
-            previous is not None and previous[0] < len(buffer.links) and buffer.links[previous[0]].digest == previous[1]
+            previous is not None
+            and previous[0] < len(buffer.digests)
+            and buffer.digests[previous[0]].digest == previous[1]
         )
-        self._sent = None if tail is None else (tail, buffer.links[tail].digest)
+        self._sent = None if tail is None else (tail, buffer.digests[tail].digest)
         candidates: list[tuple[int | None, Ttl]] = [
             (tail, "5m"),
             (previous[0] if previous and unchanged else None, "5m"),
         ]
         ends = list(_message_ends(buffer))
         for end in ends[GURU_ANCHOR_EVERY_MESSAGES::GURU_ANCHOR_EVERY_MESSAGES][:2]:
-            candidates.append((last_breakpoint_block(buffer.pieces, 0, end, place="messages"), "5m"))
+            candidates.append((last_breakpoint_block(buffer.blocks, 0, end, place="messages"), "5m"))
         return candidates
 
 
@@ -179,16 +181,20 @@ def new_compared_policies() -> dict[str, CachePolicy]:
 
 
 def _marked_in(buffer: RequestBuffer, section: PromptSection) -> list[int]:
-    blocks = buffer.pieces
-    return [index for index in range(buffer.stable_count) if blocks[index].place == section and blocks[index].markable]
+    blocks = buffer.blocks
+    return [
+        index
+        for index in range(buffer.stable_count)
+        if blocks[index].section == section and blocks[index].accepts_breakpoint
+    ]
 
 
 def _messages_backwards(buffer: RequestBuffer, count: int) -> Iterator[tuple[int, int]]:
     """The last messages as ranges of blocks, newest first."""
-    blocks, stop = buffer.pieces, len(buffer.pieces)
+    blocks, stop = buffer.blocks, len(buffer.blocks)
     for _ in range(count):
         start = stop
-        while start and blocks[start - 1].place == "messages" and blocks[start - 1].role == blocks[stop - 1].role:
+        while start and blocks[start - 1].section == "messages" and blocks[start - 1].role == blocks[stop - 1].role:
             start -= 1
         if start == stop:
             return
@@ -199,16 +205,16 @@ def _messages_backwards(buffer: RequestBuffer, count: int) -> Iterator[tuple[int
 def _user_tails(buffer: RequestBuffer) -> Iterator[int]:
     """The last blocks of the last two user messages."""
     for start, stop in _messages_backwards(buffer, 4):
-        if buffer.pieces[start].role == "user":
-            block = last_breakpoint_block(buffer.pieces, start, stop, place="messages")
+        if buffer.blocks[start].role == "user":
+            block = last_breakpoint_block(buffer.blocks, start, stop, place="messages")
             if block is not None:
                 yield block
 
 
 def _message_ends(buffer: RequestBuffer) -> Iterator[int]:
-    blocks = buffer.pieces
+    blocks = buffer.blocks
     for index in range(len(blocks)):
-        if blocks[index].place == "messages" and (
+        if blocks[index].section == "messages" and (
             index + 1 == len(blocks) or blocks[index + 1].role != blocks[index].role
         ):
             yield index + 1

@@ -41,26 +41,26 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class AnthropicAdapter:
     name = "anthropic"
 
-    def lower(self, entry: HistoryEntry) -> HistoryEntry:
+    def lower_entry(self, entry: HistoryEntry) -> HistoryEntry:
         return lower_anthropic_entry(entry)
 
-    def spell(self, segment: Segment) -> tuple[EncodedBlock, ...]:
+    def encode_segment(self, segment: Segment) -> tuple[EncodedBlock, ...]:
         return encode_anthropic_segment(segment)
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
         """None: the cache is keyed by the prefix alone."""
         return ()
 
-    def lead(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
+    def separator(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
         return anthropic_separator(before, block)
 
-    def close(self, last: EncodedBlock | None) -> bytes:
+    def suffix(self, last: EncodedBlock | None) -> bytes:
         return anthropic_suffix(last)
 
-    def mark(self, ttl: Ttl) -> bytes:
+    def encode_breakpoint(self, ttl: Ttl) -> bytes:
         return encode_anthropic_breakpoint(ttl)
 
-    def opening(self, parameters: Parameters) -> bytes:
+    def request_head(self, parameters: Parameters) -> bytes:
         return anthropic_request_head(parameters)
 
     def endpoint(self, parameters: Parameters) -> Endpoint:
@@ -70,45 +70,45 @@ class AnthropicAdapter:
         """As Anthropic's SDK sends it since API version 2026-10-21; older SDKs send `x-api-key`."""
         return {"authorization": f"Bearer {api_key}"}
 
-    def emptied(self, parameters: Parameters) -> Parameters:
+    def ping_parameters(self, parameters: Parameters) -> Parameters:
         return anthropic_ping_parameters(parameters)
 
-    def conflict_with_empty(self, parameters: Parameters) -> str | None:
+    def find_ping_conflict(self, parameters: Parameters) -> str | None:
         return find_anthropic_ping_conflict(parameters)
 
-    def asked_to_diagnose(self, parameters: Parameters, previous_response_id: str | None) -> Parameters:
+    def request_diagnosis(self, parameters: Parameters, previous_response_id: str | None) -> Parameters:
         return request_anthropic_diagnosis(parameters, previous_response_id)
 
-    def compares(self, parameters: Parameters) -> bool:
+    def requests_comparison(self, parameters: Parameters) -> bool:
         return requests_anthropic_comparison(parameters)
 
-    def refuses_diagnosis(self, error: ProviderError) -> bool:
+    def is_diagnosis_refusal(self, error: ProviderError) -> bool:
         return is_anthropic_diagnosis_refusal(error)
 
-    def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
+    def encode_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
         return encode_whole_request(self, prompt, plan, parameters)
 
-    def read_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
+    def decode_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
         return decode_anthropic_request(body, headers)
 
-    def read_count_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
+    def decode_count_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
         """A request to `count_tokens`, which has no `max_tokens`."""
         return decode_anthropic_request(body, headers, output_tokens_default=0)
 
-    def write_reply(self, reply: Reply) -> bytes:
+    def encode_reply(self, reply: Reply) -> bytes:
         return encode_anthropic_reply(reply)
 
-    def read_reply(self, body: bytes) -> Reply:
+    def decode_reply(self, body: bytes) -> Reply:
         return decode_anthropic_reply(body)
 
-    def write_stream(self, reply: Reply) -> Iterable[bytes]:
+    def encode_stream(self, reply: Reply) -> Iterable[bytes]:
         return encode_anthropic_stream(reply)
 
-    def stream_reader(self) -> AnthropicStreamDecoder:
+    def make_stream_decoder(self) -> AnthropicStreamDecoder:
         return AnthropicStreamDecoder()
 
-    def write_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
+    def encode_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
         return encode_anthropic_error(kind, message, status=status)
 
-    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+    def decode_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         return decode_anthropic_error(status, headers, body)

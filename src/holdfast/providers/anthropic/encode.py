@@ -64,7 +64,7 @@ def lower_anthropic_entry(entry: HistoryEntry) -> HistoryEntry:
 def encode_anthropic_segment(segment: Segment) -> tuple[EncodedBlock, ...]:
     """One encoded block per tool, system text or message block, each a JSON object without a breakpoint."""
     tools = (
-        EncodedBlock(segment.name, "tools", segment.stability, encode_anthropic_tool(tool), markable=True)
+        EncodedBlock(segment.name, "tools", segment.stability, encode_anthropic_tool(tool), accepts_breakpoint=True)
         for tool in segment.tools
     )
     system = (
@@ -73,11 +73,11 @@ def encode_anthropic_segment(segment: Segment) -> tuple[EncodedBlock, ...]:
             "system",
             segment.stability,
             encode_anthropic_block(text),
-            markable=accepts_anthropic_breakpoint(text),
+            accepts_breakpoint=accepts_anthropic_breakpoint(text),
         )
         for text in segment.system
     )
-    messages = (block for entry in segment.passages for block in _encode_entry(lower_anthropic_entry(entry)))
+    messages = (block for entry in segment.entries for block in _encode_entry(lower_anthropic_entry(entry)))
     return (*tools, *system, *messages)
 
 
@@ -99,7 +99,7 @@ def _encode_entry(entry: HistoryEntry) -> tuple[EncodedBlock, ...]:
             "messages",
             entry.stability,
             encode_anthropic_block(block),
-            markable=accepts_anthropic_breakpoint(block),
+            accepts_breakpoint=accepts_anthropic_breakpoint(block),
             role=entry.role,
             ephemeral=entry.ephemeral,
         )
@@ -108,14 +108,14 @@ def _encode_entry(entry: HistoryEntry) -> tuple[EncodedBlock, ...]:
 
 
 def anthropic_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
-    if before is not None and before.place == block.place:
+    if before is not None and before.section == block.section:
         # Adjacent entries of one role share a message: Anthropic's roles have to alternate.
         if before.role == block.role:
             return b","
         return b"]}," + _message_start(block)
     check_section_order(before, block)
-    start = b'%b,"%b":[' % (b"" if before is None else b"]", block.place.encode())
-    return start + _message_start(block) if block.place == "messages" else start
+    start = b'%b,"%b":[' % (b"" if before is None else b"]", block.section.encode())
+    return start + _message_start(block) if block.section == "messages" else start
 
 
 def _message_start(block: EncodedBlock) -> bytes:
@@ -125,7 +125,7 @@ def _message_start(block: EncodedBlock) -> bytes:
 def anthropic_suffix(last: EncodedBlock | None) -> bytes:
     if last is None:
         return b',"messages":[]}'
-    return b"]}]}" if last.place == "messages" else b'],"messages":[]}'
+    return b"]}]}" if last.section == "messages" else b'],"messages":[]}'
 
 
 def encode_anthropic_breakpoint(ttl: Ttl) -> bytes:

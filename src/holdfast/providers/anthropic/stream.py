@@ -105,17 +105,17 @@ class BlockAccumulator:
         self._start = start
         self._members = split_object(start)
         self.kind = get_string_member(self._members, "type")
-        self.stopped = False
+        self.is_stopped = False
         self._texts: dict[str, list[str]] = {}
         self._replaced: dict[str, bytes] = {}
         self._citations: list[bytes] = []
         self._arguments: list[str] = []
 
-    def text_at_start(self, name: str) -> str:
+    def start_text(self, name: str) -> str:
         """A string field of the start event; empty if missing."""
         return msgspec.json.decode(self._members.get(name, b"null"), type=str | None) or ""
 
-    def grow(self, delta: dict[str, bytes]) -> str:
+    def apply_delta(self, delta: dict[str, bytes]) -> str:
         """Apply one delta; returns the text that it added."""
         kind = get_string_member(delta, "type")
         match kind:
@@ -161,7 +161,7 @@ class BlockAccumulator:
     def _accumulated(self, arguments: str) -> dict[str, bytes]:
         members = self._members | self._replaced
         for name, parts in self._texts.items():
-            members[name] = encode_string(self.text_at_start(name) + "".join(parts))
+            members[name] = encode_string(self.start_text(name) + "".join(parts))
         if self._citations:
             citations = msgspec.json.decode(members.get("citations", b"null"), type=list[msgspec.Raw] | None)
             members["citations"] = b"[%b]" % b",".join([*map(bytes, citations or ()), *self._citations])
@@ -182,7 +182,7 @@ class BlockAccumulator:
                 # The provider refuses thinking without its signature.
                 return None
             case Opaque() | ToolUse():
-                return block if self.stopped else None
+                return block if self.is_stopped else None
             case _:
                 return block
 
@@ -196,7 +196,7 @@ class AnthropicReplyFold:
         self._blocks: dict[int, BlockAccumulator] = {}
         self._stop = _Stop()
         self._diagnosis: CacheDiagnosis | None = None
-        self.finished = False
+        self.is_finished = False
 
     @property
     def usage(self) -> Usage:
@@ -222,11 +222,11 @@ class AnthropicReplyFold:
             case "content_block_delta":
                 return self._grow(event.index, split_object(bytes(event.delta)))
             case "content_block_stop":
-                self._block(event.index).stopped = True
+                self._block(event.index).is_stopped = True
             case "message_delta":
                 self._update(msgspec.json.decode(event.delta, type=_Stop), event.usage)
             case "message_stop":
-                self.finished = True
+                self.is_finished = True
                 return (ReplyFinished(self.reply()),)
             case _:
                 pass
@@ -261,21 +261,21 @@ class AnthropicReplyFold:
         block = self._blocks[index] = BlockAccumulator(raw)
         match block.kind:
             case "tool_use":
-                return (ToolUseStarted(index, block.text_at_start("id"), block.text_at_start("name")),)
+                return (ToolUseStarted(index, block.start_text("id"), block.start_text("name")),)
             case "text":
-                text = block.text_at_start("text")
+                text = block.start_text("text")
                 return (TextDelta(index, text),) if text else ()
             case "thinking":
-                text = block.text_at_start("thinking")
+                text = block.start_text("thinking")
                 return (ThinkingDelta(index, text),) if text else ()
             case _:
                 return ()
 
     def _grow(self, index: int, delta: dict[str, bytes]) -> tuple[Delta, ...]:
         block = self._block(index)
-        if block.stopped:
+        if block.is_stopped:
             raise msgspec.ValidationError(f"block {index} grows after its end")
-        text = block.grow(delta)
+        text = block.apply_delta(delta)
         match block.kind:
             case "text" if text:
                 return (TextDelta(index, text),)
@@ -299,7 +299,7 @@ class AnthropicReplyFold:
             return None
         salvaged = (block.salvage() for block in self._blocks.values())
         content = [block for block in salvaged if block is not None]
-        if self._stop.stop_reason and all(block.stopped for block in self._blocks.values()):
+        if self._stop.stop_reason and all(block.is_stopped for block in self._blocks.values()):
             # Complete except for `message_stop`, which has no content.
             return self._reply(tuple(content), self._stop_reason())
         # The provider refuses a message that ends in thinking.

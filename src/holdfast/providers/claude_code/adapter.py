@@ -74,26 +74,28 @@ class CommandOutputReader:
 class ClaudeCodeAdapter:
     name = "claude-code"
 
-    def lower(self, entry: HistoryEntry) -> HistoryEntry:
-        return anthropic.lower(entry)
+    def lower_entry(self, entry: HistoryEntry) -> HistoryEntry:
+        return anthropic.lower_entry(entry)
 
-    def spell(self, segment: Segment) -> tuple[EncodedBlock, ...]:
-        return tuple(msgspec.structs.replace(block, markable=False) for block in anthropic.spell(segment))
+    def encode_segment(self, segment: Segment) -> tuple[EncodedBlock, ...]:
+        return tuple(
+            msgspec.structs.replace(block, accepts_breakpoint=False) for block in anthropic.encode_segment(segment)
+        )
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
         return ()
 
-    def lead(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
-        return anthropic.lead(before, block)
+    def separator(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
+        return anthropic.separator(before, block)
 
-    def close(self, last: EncodedBlock | None) -> bytes:
-        return anthropic.close(last)
+    def suffix(self, last: EncodedBlock | None) -> bytes:
+        return anthropic.suffix(last)
 
-    def mark(self, ttl: Ttl) -> bytes:
+    def encode_breakpoint(self, ttl: Ttl) -> bytes:
         raise UserError(f"{self.name} does its own caching and accepts no breakpoints")
 
-    def opening(self, parameters: Parameters) -> bytes:
-        return anthropic.opening(parameters)
+    def request_head(self, parameters: Parameters) -> bytes:
+        return anthropic.request_head(parameters)
 
     def endpoint(self, parameters: Parameters) -> Endpoint:
         """A command has no address, and it chooses its betas itself."""
@@ -103,29 +105,29 @@ class ClaudeCodeAdapter:
         """None: the command has its own credentials."""
         return {}
 
-    def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
+    def encode_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
         return encode_whole_request(self, prompt, plan, parameters)
 
-    def read_request(self, body: bytes, headers: Mapping[str, str] | None = None) -> WireRequest:
-        return anthropic.read_request(body, headers or {})
+    def decode_request(self, body: bytes, headers: Mapping[str, str] | None = None) -> WireRequest:
+        return anthropic.decode_request(body, headers or {})
 
-    def write_reply(self, reply: Reply) -> bytes:
+    def encode_reply(self, reply: Reply) -> bytes:
         return encode_command_reply(reply)
 
-    def read_reply(self, body: bytes) -> Reply:
+    def decode_reply(self, body: bytes) -> Reply:
         return decode_command_reply(body)
 
-    def write_stream(self, reply: Reply) -> Iterable[bytes]:
+    def encode_stream(self, reply: Reply) -> Iterable[bytes]:
         return encode_command_stream(reply)
 
-    def stream_reader(self) -> CommandOutputReader:
+    def make_stream_decoder(self) -> CommandOutputReader:
         return CommandOutputReader()
 
-    def write_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
-        return anthropic.write_error(kind, message, status=status)
+    def encode_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
+        return anthropic.encode_error(kind, message, status=status)
 
-    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        return anthropic.read_error(status, headers, body)
+    def decode_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        return anthropic.decode_error(status, headers, body)
 
 
 _STOP_REASONS: dict[str | None, StopReason] = {

@@ -60,14 +60,14 @@ class CommandTransport:
     ) -> AsyncGenerator[bytes, None]:
         if self._closed:
             raise UserError("the connection to the provider is closed; open a new one")
-        request = self._adapter.read_request(body, {})
+        request = self._adapter.decode_request(body, {})
         if request.prompt.tools:
             raise UserError(f"{self._adapter.name} runs its own tools and cannot call yours; give the session none")
         arguments = [argument.replace("{model}", request.parameters.model) for argument in self._command]
         address = _QUEUE_SCHEME + self._adapter.name
         host = acquire_host(address)
         try:
-            async with host.lane.place(self._requests_max):
+            async with host.queue.slot(self._requests_max):
                 process = await _start(arguments)
                 try:
                     async with aclosing(self._output(process, render_prompt_text(request).encode())) as chunks:

@@ -31,26 +31,26 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class GeminiAdapter:
     name = "gemini"
 
-    def lower(self, entry: HistoryEntry) -> HistoryEntry | None:
+    def lower_entry(self, entry: HistoryEntry) -> HistoryEntry | None:
         return lower_gemini_entry(entry)
 
-    def spell(self, segment: Segment) -> tuple[EncodedBlock, ...]:
+    def encode_segment(self, segment: Segment) -> tuple[EncodedBlock, ...]:
         return encode_gemini_segment(segment)
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
         """None: the implicit cache is keyed by the prefix alone."""
         return ()
 
-    def lead(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
+    def separator(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
         return gemini_separator(before, block)
 
-    def close(self, last: EncodedBlock | None) -> bytes:
+    def suffix(self, last: EncodedBlock | None) -> bytes:
         return gemini_suffix(last)
 
-    def mark(self, ttl: Ttl) -> bytes:
+    def encode_breakpoint(self, ttl: Ttl) -> bytes:
         raise UserError(f"Gemini accepts no cache breakpoints, so none for {ttl}; create an explicit cache instead")
 
-    def opening(self, parameters: Parameters) -> bytes:
+    def request_head(self, parameters: Parameters) -> bytes:
         return gemini_request_head(parameters)
 
     def endpoint(self, parameters: Parameters) -> Endpoint:
@@ -59,44 +59,44 @@ class GeminiAdapter:
     def credentials(self, api_key: str) -> Mapping[str, str]:
         return {"x-goog-api-key": api_key}
 
-    def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
+    def encode_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
         return encode_whole_request(self, prompt, plan, parameters)
 
-    def read_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
+    def decode_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
         return decode_gemini_request(body, headers)
 
-    def write_reply(self, reply: Reply) -> bytes:
+    def encode_reply(self, reply: Reply) -> bytes:
         return encode_gemini_reply(reply)
 
-    def read_reply(self, body: bytes) -> Reply:
+    def decode_reply(self, body: bytes) -> Reply:
         return decode_gemini_reply(body)
 
-    def write_stream(self, reply: Reply) -> Iterable[bytes]:
+    def encode_stream(self, reply: Reply) -> Iterable[bytes]:
         return encode_gemini_stream(reply)
 
-    def stream_reader(self) -> EventStreamDecoder:
+    def make_stream_decoder(self) -> EventStreamDecoder:
         return EventStreamDecoder(GeminiReplyFold())
 
-    def write_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
+    def encode_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
         return encode_gemini_error(kind, message, status=status)
 
-    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+    def decode_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         return decode_gemini_error(status, headers, body)
 
-    def create_cache(self, parameters: Parameters, head: bytes, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
+    def encode_create_cache(self, parameters: Parameters, head: bytes, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
         return cached_content.encode_create_cache(parameters, head, ttl_seconds)
 
-    def extend_cache(self, name: str, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
+    def encode_extend_cache(self, name: str, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
         return cached_content.encode_extend_cache(name, ttl_seconds)
 
-    def delete_cache(self, name: str) -> tuple[Endpoint, bytes]:
+    def encode_delete_cache(self, name: str) -> tuple[Endpoint, bytes]:
         return cached_content.encode_delete_cache(name), b""
 
-    def read_cache(self, body: bytes) -> ExplicitCacheEntry:
+    def decode_cache(self, body: bytes) -> ExplicitCacheEntry:
         return cached_content.decode_cache(body)
 
-    def refer_to(self, parameters: Parameters, name: str) -> Parameters:
+    def reference_cache(self, parameters: Parameters, name: str) -> Parameters:
         return cached_content.reference_cache(parameters, name)
 
-    def is_lost(self, error: ProviderError) -> bool:
+    def is_cache_missing(self, error: ProviderError) -> bool:
         return cached_content.is_cache_missing(error)

@@ -44,11 +44,15 @@ def encode_gemini_segment(segment: Segment) -> tuple[EncodedBlock, ...]:
     tools = (_encode_tool(segment, tool) for tool in segment.tools)
     system = (
         EncodedBlock(
-            segment.name, "system", segment.stability, b'{"text":%b}' % encode_string(text.text), markable=False
+            segment.name,
+            "system",
+            segment.stability,
+            b'{"text":%b}' % encode_string(text.text),
+            accepts_breakpoint=False,
         )
         for text in segment.system
     )
-    lowered = (lower_gemini_entry(entry) for entry in segment.passages)
+    lowered = (lower_gemini_entry(entry) for entry in segment.entries)
     messages = (block for entry in lowered if entry is not None for block in _encode_entry(entry))
     return (*tools, *system, *messages)
 
@@ -56,7 +60,7 @@ def encode_gemini_segment(segment: Segment) -> tuple[EncodedBlock, ...]:
 def _encode_tool(segment: Segment, tool: ToolSpec) -> EncodedBlock:
     if tool.wire_json is not None:
         return EncodedBlock(
-            segment.name, "tools", segment.stability, encode_json_text(tool.wire_json.strip()), markable=False
+            segment.name, "tools", segment.stability, encode_json_text(tool.wire_json.strip()), accepts_breakpoint=False
         )
     declaration = b'{"name":%b,"description":%b,"parametersJsonSchema":%b}' % (
         encode_string(tool.name),
@@ -64,7 +68,12 @@ def _encode_tool(segment: Segment, tool: ToolSpec) -> EncodedBlock:
         encode_json_text(tool.input_schema_json),
     )
     return EncodedBlock(
-        segment.name, "tools", segment.stability, declaration, markable=False, opens=FUNCTION_DECLARATIONS_START
+        segment.name,
+        "tools",
+        segment.stability,
+        declaration,
+        accepts_breakpoint=False,
+        container_start=FUNCTION_DECLARATIONS_START,
     )
 
 
@@ -77,10 +86,10 @@ def _encode_entry(entry: HistoryEntry) -> tuple[EncodedBlock, ...]:
             "messages",
             entry.stability,
             part,
-            markable=False,
+            accepts_breakpoint=False,
             role=entry.role,
             ephemeral=entry.ephemeral,
-            opens=b"" if index else start,
+            container_start=b"" if index else start,
         )
         for index, part in enumerate(encode_gemini_parts(entry.content))
     )
@@ -89,19 +98,19 @@ def _encode_entry(entry: HistoryEntry) -> tuple[EncodedBlock, ...]:
 def gemini_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
     """Adjacent function declarations share an element of `tools`."""
     if before is None:
-        return _STARTS[block.place] + (block.opens or _opened(block))
-    if before.place != block.place:
-        if _ORDER.index(before.place) > _ORDER.index(block.place):
+        return _STARTS[block.section] + (block.container_start or _opened(block))
+    if before.section != block.section:
+        if _ORDER.index(before.section) > _ORDER.index(block.section):
             raise OrderError(
-                f"layer {block.layer!r} ({block.place}) comes after layer {before.layer!r} ({before.place}); "
+                f"layer {block.layer!r} ({block.section}) comes after layer {before.layer!r} ({before.section}); "
                 f"the order is {', '.join(_ORDER)}"
             )
-        return _end(before) + _STARTS[block.place] + (block.opens or _opened(block))
-    if block.place == "messages":
-        return b"]}," + block.opens if block.opens else b","
-    if before.opens == block.opens:
+        return _end(before) + _STARTS[block.section] + (block.container_start or _opened(block))
+    if block.section == "messages":
+        return b"]}," + block.container_start if block.container_start else b","
+    if before.container_start == block.container_start:
         return b","
-    return (b"]}," if before.opens else b",") + block.opens
+    return (b"]}," if before.container_start else b",") + block.container_start
 
 
 def _opened(block: EncodedBlock) -> bytes:
@@ -111,9 +120,9 @@ def _opened(block: EncodedBlock) -> bytes:
 
 def _end(last: EncodedBlock) -> bytes:
     """The bytes that close the section of the last block."""
-    match last.place:
+    match last.section:
         case "tools":
-            return b"]}]" if last.opens else b"]"
+            return b"]}]" if last.container_start else b"]"
         case "system":
             return b"]}"
         case "messages":
@@ -123,7 +132,7 @@ def _end(last: EncodedBlock) -> bytes:
 def gemini_suffix(last: EncodedBlock | None) -> bytes:
     if last is None:
         return b',"contents":[]}'
-    return _end(last) + (b"}" if last.place == "messages" else b',"contents":[]}')
+    return _end(last) + (b"}" if last.section == "messages" else b',"contents":[]}')
 
 
 _GENERATED_ID = re.compile(r"(.+)-(?:[0-9]+|[0-9a-f]{12})", re.DOTALL)

@@ -105,7 +105,7 @@ class GeminiReplyFold:
         self._blocks: list[_OpenBlock | Block] = []
         self._reason: str | None = None
         self._blocked = False
-        self.finished = False
+        self.is_finished = False
 
     def take_event(self, event: ServerSentEvent) -> tuple[Delta, ...]:
         """A stream has no end event: the chunk with the finish reason is the last."""
@@ -128,7 +128,7 @@ class GeminiReplyFold:
         elif chunk.prompt_feedback is not None and chunk.prompt_feedback.block_reason:
             self._blocked = True
         if self._reason or self._blocked:
-            self.finished = True
+            self.is_finished = True
             yield ReplyFinished(self.reply())
 
     def _add(self, raw: bytes) -> Iterator[Delta]:
@@ -180,7 +180,7 @@ class GeminiReplyFold:
     def partial(self) -> Reply | None:
         if not self._started:
             return None
-        if self.finished:
+        if self.is_finished:
             return self.reply()
         content = [block for block in self._content() if not isinstance(block, Text) or block.text.strip()]
         # Thinking without the output it led to cannot be sent back.

@@ -39,25 +39,25 @@ class ChatAdapter:
     def name(self) -> str:
         return self._flavour.name
 
-    def lower(self, entry: HistoryEntry) -> HistoryEntry | None:
+    def lower_entry(self, entry: HistoryEntry) -> HistoryEntry | None:
         return lower_chat_entry(entry, self._flavour)
 
-    def spell(self, segment: Segment) -> tuple[EncodedBlock, ...]:
+    def encode_segment(self, segment: Segment) -> tuple[EncodedBlock, ...]:
         return encode_chat_segment(segment, self._flavour)
 
     def session_fields(self, model: Model, session_id: str) -> RequestFields:
         return self._flavour.session_fields(model, session_id)
 
-    def lead(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
+    def separator(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
         return chat_separator(before, block)
 
-    def close(self, last: EncodedBlock | None) -> bytes:
+    def suffix(self, last: EncodedBlock | None) -> bytes:
         return chat_suffix(last)
 
-    def mark(self, ttl: Ttl) -> bytes:
+    def encode_breakpoint(self, ttl: Ttl) -> bytes:
         return encode_chat_breakpoint(ttl, self._flavour)
 
-    def opening(self, parameters: Parameters) -> bytes:
+    def request_head(self, parameters: Parameters) -> bytes:
         return chat_request_head(parameters, self._flavour)
 
     def endpoint(self, parameters: Parameters) -> Endpoint:
@@ -67,28 +67,28 @@ class ChatAdapter:
     def credentials(self, api_key: str) -> Mapping[str, str]:
         return {"authorization": f"Bearer {api_key}"}
 
-    def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
+    def encode_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
         return encode_whole_request(self, prompt, plan, parameters)
 
-    def read_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
+    def decode_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
         return decode_chat_request(body, self._flavour)
 
-    def write_reply(self, reply: Reply) -> bytes:
+    def encode_reply(self, reply: Reply) -> bytes:
         return encode_chat_reply(reply, self._flavour)
 
-    def read_reply(self, body: bytes) -> Reply:
+    def decode_reply(self, body: bytes) -> Reply:
         return decode_chat_reply(body, self._flavour)
 
-    def write_stream(self, reply: Reply) -> Iterable[bytes]:
+    def encode_stream(self, reply: Reply) -> Iterable[bytes]:
         return encode_chat_stream(reply, self._flavour)
 
-    def stream_reader(self) -> EventStreamDecoder:
+    def make_stream_decoder(self) -> EventStreamDecoder:
         return EventStreamDecoder(ChatReplyFold(self._flavour))
 
-    def write_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
-        return self._flavour.write_error(kind, message, status=status)
+    def encode_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
+        return self._flavour.encode_error(kind, message, status=status)
 
-    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+    def decode_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         return decode_openai_error(status, headers, body)
 
 
@@ -98,12 +98,12 @@ OPENAI_VARIANT = ChatVariant(
     output_limit_name="max_completion_tokens",
     thinking_name="reasoning_effort",
     # OpenAI, "Prompt caching": explicit breakpoints on text, image, file and audio parts; the default TTL is 30m.
-    mark_name="prompt_cache_breakpoint",
-    marks={"30m": b'{"mode":"explicit"}', "12h": b'{"mode":"explicit","ttl":"12h"}'},
-    markable_parts=frozenset({"image_url", "file", "input_audio"}),
+    breakpoint_name="prompt_cache_breakpoint",
+    breakpoints={"30m": b'{"mode":"explicit"}', "12h": b'{"mode":"explicit","ttl":"12h"}'},
+    parts_with_breakpoints=frozenset({"image_url", "file", "input_audio"}),
     # OpenAI returns no reasoning through this API.
-    keeps_reasoning=False,
+    carries_reasoning=False,
     session_fields=openai_session_fields,
-    write_error=encode_openai_error,
-    writes_for_5m=lambda model: False,
+    encode_error=encode_openai_error,
+    writes_with_ttl_5m=lambda model: False,
 )

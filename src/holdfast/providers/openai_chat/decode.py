@@ -118,7 +118,7 @@ def _decode_blocks(role: Role, members: dict[str, bytes], flavour: ChatVariant) 
     content = _content_parts(members.pop("content", b"null"), flavour, accepts_empty=role == "user")
     if role == "assistant":
         calls = _decode_list(members.pop("tool_calls", b"[]"))
-        details = _decode_list(members.pop(REASONING_DETAILS, b"[]")) if flavour.keeps_reasoning else ()
+        details = _decode_list(members.pop(REASONING_DETAILS, b"[]")) if flavour.carries_reasoning else ()
     else:
         calls = details = ()
     for name, value in members.items():

@@ -39,7 +39,7 @@ EMPTY_SYSTEM_MESSAGE = b'{"role":"system","content":""}'
 def encode_chat_segment(segment: Segment, flavour: ChatVariant) -> tuple[EncodedBlock, ...]:
     """One encoded block per tool, system text or message block; parts of content accept breakpoints."""
     tools = (
-        EncodedBlock(segment.name, "tools", segment.stability, encode_chat_tool(tool), markable=False)
+        EncodedBlock(segment.name, "tools", segment.stability, encode_chat_tool(tool), accepts_breakpoint=False)
         for tool in segment.tools
     )
     system = (
@@ -48,11 +48,11 @@ def encode_chat_segment(segment: Segment, flavour: ChatVariant) -> tuple[Encoded
             "system",
             segment.stability,
             encode_chat_part(text),
-            markable=accepts_chat_breakpoint(text, flavour),
+            accepts_breakpoint=accepts_chat_breakpoint(text, flavour),
         )
         for text in segment.system
     )
-    lowered = (lower_chat_entry(entry, flavour) for entry in segment.passages)
+    lowered = (lower_chat_entry(entry, flavour) for entry in segment.entries)
     messages = (block for entry in lowered if entry for block in _encode_entry(entry, flavour))
     return (*tools, *system, *messages)
 
@@ -89,10 +89,10 @@ def _encoded_block(entry: HistoryEntry, container_start: bytes, data: bytes, acc
         "messages",
         entry.stability,
         data,
-        markable=accepts_breakpoint,
+        accepts_breakpoint=accepts_breakpoint,
         role=entry.role,
         ephemeral=entry.ephemeral,
-        opens=container_start,
+        container_start=container_start,
     )
 
 
@@ -132,25 +132,30 @@ def encode_chat_call(call: ToolUse) -> bytes:
 
 
 def chat_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
-    if before is not None and before.place == block.place:
-        return _between(before, block) + block.opens
+    if before is not None and before.section == block.section:
+        return _between(before, block) + block.container_start
     check_section_order(before, block)
-    if before is not None and before.place == "system":
-        return b"]}," + block.opens
+    if before is not None and before.section == "system":
+        return b"]}," + block.container_start
     end = b"" if before is None else b"]"
-    if block.place == "tools":
+    if block.section == "tools":
         return b',"tools":['
-    if block.place == "system":
+    if block.section == "system":
         return end + b',"messages":[' + _SYSTEM_START
-    return end + b',"messages":[' + (EMPTY_SYSTEM_MESSAGE + b"," if block.role == "system" else b"") + block.opens
+    return (
+        end
+        + b',"messages":['
+        + (EMPTY_SYSTEM_MESSAGE + b"," if block.role == "system" else b"")
+        + block.container_start
+    )
 
 
 def _between(before: EncodedBlock, block: EncodedBlock) -> bytes:
     """A block starts a message, or an array in one, or continues where the previous one is."""
-    if block.opens.startswith(b"{"):
+    if block.container_start.startswith(b"{"):
         # A new message, even after one of the same role: GPT-5.6 and later look up prefixes at message ends.
         return _end_of_member(before) + b"},"
-    if block.opens:
+    if block.container_start:
         return _end_of_member(before) + b","
     return b","
 
@@ -167,15 +172,15 @@ def _is_member(block: EncodedBlock) -> bool:
 def chat_suffix(last: EncodedBlock | None) -> bytes:
     if last is None:
         return b',"messages":[]}'
-    if last.place == "tools":
+    if last.section == "tools":
         return b'],"messages":[]}'
     return _end_of_member(last) + b"}]}"
 
 
 def encode_chat_breakpoint(ttl: Ttl, flavour: ChatVariant) -> bytes:
-    if ttl not in flavour.marks:
-        raise UserError(f"{flavour.vendor}'s cache TTL is {' or '.join(flavour.marks)}, not {ttl}")
-    return b',"%b":%b' % (flavour.mark_name.encode(), flavour.marks[ttl])
+    if ttl not in flavour.breakpoints:
+        raise UserError(f"{flavour.vendor}'s cache TTL is {' or '.join(flavour.breakpoints)}, not {ttl}")
+    return b',"%b":%b' % (flavour.breakpoint_name.encode(), flavour.breakpoints[ttl])
 
 
 CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
@@ -241,7 +246,7 @@ def _lower_block(block: Block, role: Role, flavour: ChatVariant) -> Block | None
             member = member_position(block)
     if member in (_REASONING, _CALLS) and role != "assistant":
         return None
-    return None if member == _REASONING and not flavour.keeps_reasoning else block
+    return None if member == _REASONING and not flavour.carries_reasoning else block
 
 
 def _lower_result(result: ToolResult) -> ToolResult:

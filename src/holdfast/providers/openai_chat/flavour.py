@@ -23,11 +23,11 @@ class ChatVariant(msgspec.Struct, frozen=True):
     vendor: str
     output_limit_name: str
     thinking_name: str
-    mark_name: str
-    marks: Mapping[Ttl, bytes]
-    markable_parts: frozenset[str]
-    keeps_reasoning: bool
+    breakpoint_name: str
+    breakpoints: Mapping[Ttl, bytes]
+    parts_with_breakpoints: frozenset[str]
+    carries_reasoning: bool
     session_fields: Callable[[Model, str], RequestFields]
-    write_error: ErrorEncoder
+    encode_error: ErrorEncoder
     # Whether a model's cache writes have the TTL 5m; all others count as `cache_write_other`.
-    writes_for_5m: Callable[[str], bool]
+    writes_with_ttl_5m: Callable[[str], bool]

@@ -78,13 +78,13 @@ def accepts_chat_breakpoint(part: ChatPart, flavour: ChatVariant) -> bool:
         case Text(text=text):
             return bool(text.strip())
         case Image(source=FileSource()):
-            return "file" in flavour.markable_parts
+            return "file" in flavour.parts_with_breakpoints
         case Image():
-            return "image_url" in flavour.markable_parts
+            return "image_url" in flavour.parts_with_breakpoints
         case Opaque(kind="text", raw=raw):
             return _has_text(raw)
         case Opaque(kind=kind):
-            return kind in flavour.markable_parts
+            return kind in flavour.parts_with_breakpoints
 
 
 def _has_text(raw: bytes) -> bool:
@@ -100,11 +100,11 @@ def decode_chat_part(raw: bytes, flavour: ChatVariant) -> tuple[ChatPart, Ttl | 
     kind = get_string_member(members, "type")
     if kind.startswith(NON_CONTENT_KINDS):
         raise msgspec.ValidationError("a part of this type is not allowed in content - at `$.type`")
-    raw_breakpoint = members.pop(flavour.mark_name, None)
+    raw_breakpoint = members.pop(flavour.breakpoint_name, None)
     ttl = None if raw_breakpoint is None else _breakpoint_ttl(raw_breakpoint, flavour)
     # Every known type has one member, with the name of the type.
     known = _decode_known(kind, members) if kind in _KNOWN and members.keys() == {"type", kind} else None
-    return known or Opaque(kind, raw if raw_breakpoint is None else remove_member(raw, flavour.mark_name)), ttl
+    return known or Opaque(kind, raw if raw_breakpoint is None else remove_member(raw, flavour.breakpoint_name)), ttl
 
 
 def _decode_known(kind: str, members: dict[str, bytes]) -> ChatPart | None:
@@ -123,12 +123,12 @@ def _breakpoint_ttl(raw: bytes, flavour: ChatVariant) -> Ttl | None:
     point = _decode_breakpoint_or_null(raw)
     if point is None:
         return None
-    default_ttl = next(iter(flavour.marks))
-    for ttl, encoded in flavour.marks.items():
+    default_ttl = next(iter(flavour.breakpoints))
+    for ttl, encoded in flavour.breakpoints.items():
         expected = msgspec.structs.replace(_decode_breakpoint(encoded), ttl=point.ttl)
         if (point.ttl or default_ttl) == ttl and point == expected:
             return ttl
-    raise msgspec.ValidationError(f"`{flavour.mark_name}` must ask for {' or '.join(flavour.marks)}")
+    raise msgspec.ValidationError(f"`{flavour.breakpoint_name}` must ask for {' or '.join(flavour.breakpoints)}")
 
 
 MESSAGE_KIND = "message."

@@ -63,7 +63,7 @@ def _wire_message(reply: Reply, flavour: ChatVariant) -> _WireMessage:
                 members.append(encode_string(kind.removeprefix(MESSAGE_KIND)) + b":" + raw)
             case _:
                 pass
-    carried_details = tuple(details) if flavour.keeps_reasoning else ()
+    carried_details = tuple(details) if flavour.carries_reasoning else ()
     return _WireMessage(join_text_blocks(reply.content), carried_details, tuple(members), tuple(calls))
 
 

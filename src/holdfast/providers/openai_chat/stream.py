@@ -96,11 +96,11 @@ class ChatReplyFold:
         self._blocks: dict[_Key, tuple[int, ChatBlockAccumulator]] = {}
         self._finish_reason: str | None = None
         self.has_answer = False
-        self.finished = False
+        self.is_finished = False
 
     @property
     def usage(self) -> Usage:
-        return chat_usage_buckets(self._usage, for_5m=self._flavour.writes_for_5m(self._model))
+        return chat_usage_buckets(self._usage, for_5m=self._flavour.writes_with_ttl_5m(self._model))
 
     def take_event(self, event: ServerSentEvent) -> tuple[Delta, ...]:
         with decoding_errors("server_error", "an event of the stream"):
@@ -142,7 +142,7 @@ class ChatReplyFold:
             reply = self._reply(self._salvaged(), "error")
         else:
             reply = self.reply()
-        self.finished = True
+        self.is_finished = True
         return (ReplyFinished(reply),)
 
     def _grow(self, message: _Message) -> Iterator[Delta]:
@@ -154,9 +154,11 @@ class ChatReplyFold:
                 yield from self._add_part(bytes(part))
         yield from self._add_text(("refusal", 0), message.refusal or "")
         for raw in message.images or ():
-            self._block(("images", 0), lambda _: ListAccumulator(MESSAGE_KIND + "images"))[1].grow(bytes(raw))
+            self._block(("images", 0), lambda _: ListAccumulator(MESSAGE_KIND + "images"))[1].apply_delta(bytes(raw))
         if _is_present(message.audio):
-            self._block(("audio", 0), lambda _: OpaqueAccumulator(MESSAGE_KIND + "audio"))[1].grow(bytes(message.audio))
+            self._block(("audio", 0), lambda _: OpaqueAccumulator(MESSAGE_KIND + "audio"))[1].apply_delta(
+                bytes(message.audio)
+            )
         for position, raw in enumerate(message.tool_calls or ()):
             yield from self._add_call(bytes(raw), position)
         if message.function_call is not None:
@@ -168,19 +170,19 @@ class ChatReplyFold:
             decoded = _decode_detail(raw)
             key = (decoded.type, position if decoded.index is None else decoded.index)
             index, detail = self._block(key, lambda _: ReasoningDetailAccumulator())
-            detail.grow(bytes(raw))
+            detail.apply_delta(bytes(raw))
             if text := decoded.text or decoded.summary:
                 yield ThinkingDelta(index, text)
         text = message.reasoning or message.reasoning_content
         if text and not message.reasoning_details:
             index, block = self._block(("reasoning", 0), lambda _: ThinkingAccumulator())
-            block.grow(text)
+            block.apply_delta(text)
             yield ThinkingDelta(index, text)
 
     def _add_text(self, key: _Key, text: str) -> Iterator[Delta]:
         if text:
             index, block = self._block(key, lambda _: TextAccumulator())
-            block.grow(text)
+            block.apply_delta(text)
             yield TextDelta(index, text)
 
     def _add_part(self, raw: bytes) -> Iterator[Delta]:
@@ -190,7 +192,7 @@ class ChatReplyFold:
             yield from self._add_text(("content", 0), part.text)
         else:
             kind = part.kind if isinstance(part, Opaque) else "image_url"
-            self._block(("part", len(self._blocks)), lambda _: OpaqueAccumulator(kind))[1].grow(raw)
+            self._block(("part", len(self._blocks)), lambda _: OpaqueAccumulator(kind))[1].apply_delta(raw)
 
     def _add_call(self, raw: bytes, position: int) -> Iterator[Delta]:
         delta = _decode_call(raw)
@@ -198,13 +200,13 @@ class ChatReplyFold:
         if delta.type not in (None, "", "function") or ("call of another type", index) in self._blocks:
             kind = f"{CALL_KIND}{delta.type}"
             other = self._block(("call of another type", index), lambda _: OpaqueAccumulator(kind))[1]
-            other.grow(remove_member(raw, "index"))
+            other.apply_delta(remove_member(raw, "index"))
         else:
             yield from self._add_function_call(index, delta)
 
     def _add_function_call(self, index: int, delta: CallDelta) -> tuple[Delta, ...]:
         _, call = self._block(("call", index), lambda block_index: CallAccumulator(block_index, self._id or ""))
-        return call.grow(delta)
+        return call.apply_delta(delta)
 
     def _block(self, key: _Key, begin: Callable[[int], _Block]) -> tuple[int, _Block]:
         """The index and the block of that key; creates the block if there is none yet."""

@@ -46,7 +46,7 @@ class TextAccumulator:
     def __init__(self) -> None:
         self._parts: list[str] = []
 
-    def grow(self, text: str) -> None:
+    def apply_delta(self, text: str) -> None:
         self._parts.append(text)
 
     def finish(self) -> Block:
@@ -76,14 +76,14 @@ class ObjectAccumulator:
         self._objects: dict[str, ObjectAccumulator] = {}
         self._members: dict[str, bytes] = {}
 
-    def grow(self, raw: bytes) -> None:
+    def apply_delta(self, raw: bytes) -> None:
         self._is_merged = self._first is not None
         self._first = self._first or raw
         for name, value in split_object(raw).items():
             if value.startswith(b'"') and name not in _REPEATED_MEMBERS:
                 self._texts.setdefault(name, []).append(get_string_member({name: value}, name))
             elif value.startswith(b"{"):
-                self._objects.setdefault(name, ObjectAccumulator()).grow(value)
+                self._objects.setdefault(name, ObjectAccumulator()).apply_delta(value)
             elif value == b"null" and name in self._members:
                 continue
             self._members[name] = value
@@ -126,7 +126,7 @@ class ListAccumulator:
         self._kind = kind
         self._raws: list[bytes] = []
 
-    def grow(self, raw: bytes) -> None:
+    def apply_delta(self, raw: bytes) -> None:
         self._raws.append(raw)
 
     def finish(self) -> Block:
@@ -146,7 +146,7 @@ class CallAccumulator:
         self._name = ""
         self._parts: list[str] = []
 
-    def grow(self, delta: CallDelta) -> tuple[Delta, ...]:
+    def apply_delta(self, delta: CallDelta) -> tuple[Delta, ...]:
         """A call is reported as started once its name is known, with the arguments received so far."""
         function = delta.function or CallFunction()
         self._id = self._id or delta.id or ""

@@ -36,27 +36,27 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class OpenAIResponsesAdapter:
     name = "openai"
 
-    def lower(self, entry: HistoryEntry) -> HistoryEntry | None:
+    def lower_entry(self, entry: HistoryEntry) -> HistoryEntry | None:
         return lower_responses_entry(entry)
 
-    def spell(self, segment: Segment) -> tuple[EncodedBlock, ...]:
+    def encode_segment(self, segment: Segment) -> tuple[EncodedBlock, ...]:
         return encode_responses_segment(segment)
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
         fields = openai_session_fields(model, session_id)
         # A model without reasoning refuses `include: ["reasoning.encrypted_content"]`, so the list is emptied.
-        return fields if model.reasons else (*fields, ("include", "[]"))
+        return fields if model.has_reasoning else (*fields, ("include", "[]"))
 
-    def lead(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
+    def separator(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
         return responses_separator(before, block)
 
-    def close(self, last: EncodedBlock | None) -> bytes:
+    def suffix(self, last: EncodedBlock | None) -> bytes:
         return responses_suffix(last)
 
-    def mark(self, ttl: Ttl) -> bytes:
+    def encode_breakpoint(self, ttl: Ttl) -> bytes:
         return encode_responses_breakpoint(ttl)
 
-    def opening(self, parameters: Parameters) -> bytes:
+    def request_head(self, parameters: Parameters) -> bytes:
         return responses_request_head(parameters)
 
     def endpoint(self, parameters: Parameters) -> Endpoint:
@@ -65,36 +65,36 @@ class OpenAIResponsesAdapter:
     def credentials(self, api_key: str) -> Mapping[str, str]:
         return {"authorization": f"Bearer {api_key}"}
 
-    def asked_to_diagnose(self, parameters: Parameters, previous_response_id: str | None) -> Parameters:
+    def request_diagnosis(self, parameters: Parameters, previous_response_id: str | None) -> Parameters:
         return request_responses_diagnosis(parameters, previous_response_id)
 
-    def compares(self, parameters: Parameters) -> bool:
+    def requests_comparison(self, parameters: Parameters) -> bool:
         return requests_responses_comparison(parameters)
 
-    def refuses_diagnosis(self, error: ProviderError) -> bool:
+    def is_diagnosis_refusal(self, error: ProviderError) -> bool:
         return is_responses_diagnosis_refusal(error)
 
-    def write_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
+    def encode_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
         return encode_whole_request(self, prompt, plan, parameters)
 
-    def read_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
+    def decode_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
         """Also decodes requests to count tokens, which have neither `max_output_tokens` nor `stream`."""
         return decode_responses_request(body)
 
-    def write_reply(self, reply: Reply) -> bytes:
+    def encode_reply(self, reply: Reply) -> bytes:
         return encode_responses_reply(reply)
 
-    def read_reply(self, body: bytes) -> Reply:
+    def decode_reply(self, body: bytes) -> Reply:
         return decode_responses_reply(body)
 
-    def write_stream(self, reply: Reply) -> Iterable[bytes]:
+    def encode_stream(self, reply: Reply) -> Iterable[bytes]:
         return encode_responses_stream(reply)
 
-    def stream_reader(self) -> EventStreamDecoder:
+    def make_stream_decoder(self) -> EventStreamDecoder:
         return EventStreamDecoder(ResponsesReplyFold())
 
-    def write_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
+    def encode_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
         return encode_openai_error(kind, message, status=status)
 
-    def read_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+    def decode_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         return decode_openai_error(status, headers, body)

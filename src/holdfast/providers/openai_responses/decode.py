@@ -50,7 +50,7 @@ def decode_responses_request(body: bytes) -> WireRequest:
         [DecodedItem("user", (Text(raw_input),), (None,))] if isinstance(raw_input, str) else _decode_items(raw_input)
     )
     # One per block; tools and top-level instructions cannot have a breakpoint.
-    ttls = [None] * (len(tools) + bool(typed.instructions)) + [ttl for item in items for ttl in item.lifetimes]
+    ttls = [None] * (len(tools) + bool(typed.instructions)) + [ttl for item in items for ttl in item.ttls]
     system: tuple[Text, ...] = (Text(typed.instructions),) if typed.instructions else ()
     if not isinstance(raw_input, str) and items and _is_system_prompt(raw_input[0], items[0]):
         system += tuple(block for block in items.pop(0).blocks if isinstance(block, Text))

@@ -83,7 +83,7 @@ def _lower_block(block: Block, role: Role) -> Block:
 def encode_responses_segment(segment: Segment) -> tuple[EncodedBlock, ...]:
     """One encoded block per tool, system text or message block, without breakpoints."""
     tools = (
-        EncodedBlock(segment.name, "tools", segment.stability, encode_responses_tool(tool), markable=False)
+        EncodedBlock(segment.name, "tools", segment.stability, encode_responses_tool(tool), accepts_breakpoint=False)
         for tool in segment.tools
     )
     system = (
@@ -92,11 +92,11 @@ def encode_responses_segment(segment: Segment) -> tuple[EncodedBlock, ...]:
             "system",
             segment.stability,
             encode_input_part(text),
-            markable=accepts_responses_breakpoint(text),
+            accepts_breakpoint=accepts_responses_breakpoint(text),
         )
         for text in segment.system
     )
-    lowered = (lower_responses_entry(entry) for entry in segment.passages)
+    lowered = (lower_responses_entry(entry) for entry in segment.entries)
     messages = (block for entry in lowered if entry is not None for block in encode_responses_entry(entry))
     return (*tools, *system, *messages)
 
@@ -113,30 +113,30 @@ def encode_responses_tool(tool: ToolSpec) -> bytes:
 
 def responses_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
     check_section_order(before, block)
-    if block.place == "tools":
+    if block.section == "tools":
         return b',"tools":[' if before is None else b","
-    if before is None or before.place == "tools":
+    if before is None or before.section == "tools":
         return (b"" if before is None else b"]") + b',"input":[' + _first_start(block)
-    if before.place == block.place and not block.opens:
+    if before.section == block.section and not block.container_start:
         return b","
-    return _end(before) + b"," + block.opens
+    return _end(before) + b"," + block.container_start
 
 
 def _first_start(block: EncodedBlock) -> bytes:
     """A first developer message is the system prompt, so a system entry in that place gets the role `system`."""
-    if block.place == "system":
+    if block.section == "system":
         return _DEVELOPER
-    return message_start("system") if block.opens == _DEVELOPER else block.opens
+    return message_start("system") if block.container_start == _DEVELOPER else block.container_start
 
 
 def _end(block: EncodedBlock) -> bytes:
-    return b"" if block.opens == ITEM_START else b"]}"
+    return b"" if block.container_start == ITEM_START else b"]}"
 
 
 def responses_suffix(last: EncodedBlock | None) -> bytes:
     if last is None:
         return b',"input":[]}'
-    return b'],"input":[]}' if last.place == "tools" else _end(last) + b"]}"
+    return b'],"input":[]}' if last.section == "tools" else _end(last) + b"]}"
 
 
 def encode_responses_breakpoint(ttl: Ttl) -> bytes:

@@ -43,7 +43,7 @@ class DecodedItem(msgspec.Struct, frozen=True):
 
     role: Role
     blocks: tuple[Block, ...]
-    lifetimes: tuple[Ttl | None, ...]
+    ttls: tuple[Ttl | None, ...]
 
 
 def message_start(role: str) -> bytes:
@@ -80,10 +80,10 @@ def encode_responses_entry(entry: HistoryEntry) -> Iterator[EncodedBlock]:
             "messages",
             entry.stability,
             data,
-            markable=accepts_breakpoint,
+            accepts_breakpoint=accepts_breakpoint,
             role=entry.role,
             ephemeral=entry.ephemeral,
-            opens=container_start,
+            container_start=container_start,
         )
 
 

@@ -89,7 +89,7 @@ class OutputBlocks(msgspec.Struct, frozen=True):
     """`is_refusal`: a part is the model's refusal."""
 
     blocks: tuple[Block, ...]
-    refused: bool = False
+    is_refusal: bool = False
 
 
 class ItemAccumulator:
@@ -107,23 +107,23 @@ class ItemAccumulator:
         self.name = get_string_member(members, "name") if is_call else ""
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self._done is not None
 
-    def grow_text(self, part: int, text: str) -> str:
+    def append_text(self, part: int, text: str) -> str:
         """Append text to a part; returns what that adds to the joined text of all parts."""
         starts_summary = self.kind == "reasoning" and part not in self._texts and bool(self._texts)
         self._texts.setdefault(part, []).append(text)
         return SUMMARY_SEPARATOR + text if starts_summary else text
 
-    def grow_arguments(self, json_part: str) -> None:
+    def append_arguments(self, json_part: str) -> None:
         self._arguments.append(json_part)
 
     def finish(self, raw: bytes) -> OutputBlocks:
         self._done = decode_output_item(raw)
         return self._done
 
-    def output(self) -> OutputBlocks:
+    def get_output(self) -> OutputBlocks:
         return self._done if self._done is not None else self._accumulated()
 
     def _accumulated(self) -> OutputBlocks:
@@ -143,7 +143,7 @@ class ItemAccumulator:
 
     def salvage(self) -> tuple[Block, ...]:
         """The blocks that are valid in a message although the response was interrupted."""
-        return tuple(block for block in self.output().blocks if self._is_valid(block))
+        return tuple(block for block in self.get_output().blocks if self._is_valid(block))
 
     def _is_valid(self, block: Block) -> bool:
         match block:
@@ -152,7 +152,7 @@ class ItemAccumulator:
             case Thinking(signature=signature):
                 return signature is not None
             case _:
-                return self.done
+                return self.is_done
 
 
 class ResponsesReplyFold:
@@ -163,7 +163,7 @@ class ResponsesReplyFold:
         self._ended = _Response()
         self._items: dict[int, ItemAccumulator] = {}
         self._block_indexes: dict[tuple[int, int], int] = {}
-        self.finished = False
+        self.is_finished = False
 
     def take_event(self, event: ServerSentEvent) -> tuple[Delta, ...]:
         with decoding_errors("server_error", "an event of the stream"):
@@ -223,9 +223,9 @@ class ResponsesReplyFold:
         item = self._open_item(index)
         match item.kind:
             case "message" if text:
-                return (TextDelta(self._block_index(index, part), item.grow_text(part, text)),)
+                return (TextDelta(self._block_index(index, part), item.append_text(part, text)),)
             case "reasoning" if text:
-                return (ThinkingDelta(self._block_index(index), item.grow_text(part, text)),)
+                return (ThinkingDelta(self._block_index(index), item.append_text(part, text)),)
             case _:
                 return ()
 
@@ -233,13 +233,13 @@ class ResponsesReplyFold:
         item = self._open_item(index)
         if item.kind != "function_call" or not json_part:
             return ()
-        item.grow_arguments(json_part)
+        item.append_arguments(json_part)
         return (ToolUseDelta(self._block_index(index), json_part),)
 
     def _open_item(self, index: int) -> ItemAccumulator:
         if index not in self._items:
             raise msgspec.ValidationError(f"item {index} never started")
-        if self._items[index].done:
+        if self._items[index].is_done:
             raise msgspec.ValidationError(f"item {index} grows after its end")
         return self._items[index]
 
@@ -271,10 +271,10 @@ class ResponsesReplyFold:
         """Items without a `done` event are taken from the complete response, if it has them."""
         deltas: list[Delta] = []
         for index, raw in enumerate(response.output or ()):
-            if index not in self._items or not self._items[index].done:
+            if index not in self._items or not self._items[index].is_done:
                 deltas += self._finish(index, bytes(raw))
         self._ended = msgspec.structs.replace(response, status=response.status or status)
-        self.finished = True
+        self.is_finished = True
         return tuple(deltas)
 
     def _block_index(self, index: int, part: int = 0) -> int:
@@ -282,13 +282,13 @@ class ResponsesReplyFold:
         return self._block_indexes.setdefault((index, part), len(self._block_indexes))
 
     def reply(self) -> Reply:
-        outputs = [self._items[index].output() for index in sorted(self._items)]
+        outputs = [self._items[index].get_output() for index in sorted(self._items)]
         content = tuple(block for output in outputs for block in output.blocks)
-        refused = any(output.refused for output in outputs)
+        refused = any(output.is_refusal for output in outputs)
         return self._reply(content, "refusal" if refused else self._stop_reason(content))
 
     def partial(self) -> Reply | None:
-        if self.finished:
+        if self.is_finished:
             return self.reply()
         if self._started is None:
             return None

@@ -23,14 +23,14 @@ OPENROUTER_VARIANT = ChatVariant(
     vendor="OpenRouter",
     output_limit_name="max_tokens",
     thinking_name="reasoning",
-    mark_name="cache_control",
-    marks={"5m": b'{"type":"ephemeral"}', "1h": b'{"type":"ephemeral","ttl":"1h"}'},
-    markable_parts=frozenset(),
-    keeps_reasoning=True,
+    breakpoint_name="cache_control",
+    breakpoints={"5m": b'{"type":"ephemeral"}', "1h": b'{"type":"ephemeral","ttl":"1h"}'},
+    parts_with_breakpoints=frozenset(),
+    carries_reasoning=True,
     session_fields=_session_fields,
-    write_error=encode_openrouter_error,
+    encode_error=encode_openrouter_error,
     # On routes to Anthropic, writes have its default TTL of 5m.
-    writes_for_5m=lambda model: model.startswith("anthropic/"),
+    writes_with_ttl_5m=lambda model: model.startswith("anthropic/"),
 )
 
 openrouter = ChatAdapter(OPENROUTER_VARIANT)

@@ -17,7 +17,7 @@ class SimilarityStage(Protocol):
     def model_version(self) -> str: ...
     def add(self, slot: int, unit: SearchUnit) -> None: ...
     def remove(self, slot: int) -> None: ...
-    def near(self, query: str, *, slots: int) -> Sums:
+    def compute_similarities(self, query: str, *, slots: int) -> Sums:
         """Similarities by slot, 0 to 1."""
 
 
@@ -43,11 +43,11 @@ class CombinedStage:
         for _, stage in self._parts:
             stage.remove(slot)
 
-    def near(self, query: str, *, slots: int) -> Sums:
-        return np.asarray(sum(share * stage.near(query, slots=slots) for share, stage in self._parts))
+    def compute_similarities(self, query: str, *, slots: int) -> Sums:
+        return np.asarray(sum(share * stage.compute_similarities(query, slots=slots) for share, stage in self._parts))
 
     def match(self, query: str, *, slots: int) -> list[float]:
-        similarities: list[float] = self.near(query, slots=slots).tolist()
+        similarities: list[float] = self.compute_similarities(query, slots=slots).tolist()
         return similarities
 
 

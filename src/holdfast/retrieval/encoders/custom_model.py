@@ -59,11 +59,11 @@ class OwnEncoder:
         self.model_version = f"{folder.name}@{fingerprint(folder)}"
         try:
             self._model = read_own_model(folder)
-            self.dimensions = self._model.transformer.tokens.shape[1]
-            self.asked = PromptedEncoder(self, self._model.query_prompt)
-            self.told = PromptedEncoder(self, self._model.document_prompt)
+            self.dimensions = self._model.transformer.token_embeddings.shape[1]
+            self.query_encoder = PromptedEncoder(self, self._model.query_prompt)
+            self.document_encoder = PromptedEncoder(self, self._model.document_prompt)
             # Running the model once reveals inconsistent files now instead of at the first query.
-            self.zero = _measure_zero(self.told)
+            self.zero = _measure_zero(self.document_encoder)
         except _UNEXPECTED as error:
             raise UserError(f"{folder} is not a supported model: {_error_text(error)}") from error
         if _digest(folder) != fingerprint(folder):
@@ -75,8 +75,8 @@ class OwnEncoder:
             readable = text.encode(errors="replace").decode()
             normalized = readable.lower() if self._model.lower_case else readable
             if ids := self._model.tokenizer.encode(normalized).ids:
-                rows = self._model.transformer.rows(ids)
-                sums[row] = rows[0] if self._model.of_first else rows.sum(axis=0, dtype=np.float64)
+                rows = self._model.transformer.run(ids)
+                sums[row] = rows[0] if self._model.pools_first_token else rows.sum(axis=0, dtype=np.float64)
         return sums
 
 
@@ -132,7 +132,7 @@ def _digest(folder: Path) -> str:
 def load_own_encoders(folder: Path) -> tuple[CachingEncoder, CachingEncoder, float]:
     """The encoders for queries and for documents, and the zero point."""
     encoder = OwnEncoder(folder)
-    return CachingEncoder(encoder.asked), CachingEncoder(encoder.told), encoder.zero
+    return CachingEncoder(encoder.query_encoder), CachingEncoder(encoder.document_encoder), encoder.zero
 
 
 def stage(folder: Path, beside: tuple[str, CombinedStage] | None) -> CombinedStage:

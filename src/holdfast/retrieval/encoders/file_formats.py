@@ -72,8 +72,8 @@ _TEXT, _SCORE = 0x0A, b"\x15"
 class SentencePieces(msgspec.Struct, frozen=True):
     """Pieces by id with their scores, and the compiled normalization map in the form that `tokenizers` takes."""
 
-    scored: tuple[tuple[str, float], ...]
-    normal_forms: bytes
+    scored_pieces: tuple[tuple[str, float], ...]
+    normalization_map: bytes
 
 
 def read_sentence_pieces(path: Path) -> SentencePieces:

@@ -60,7 +60,7 @@ class GraniteEncoder:
         sums = np.zeros((len(texts), self.dimensions), np.float64)
         for row, text in enumerate(texts):
             ids = self._tokenizer.encode(text.encode(errors="replace").decode()).ids
-            sums[row] = self._transformer.rows(ids)[0]
+            sums[row] = self._transformer.run(ids)[0]
         return sums
 
 
@@ -99,10 +99,10 @@ def _build_transformer(architecture: _Architecture, weights: Mapping[str, Vector
         return TransformerLayer(query, key, value, *rest)
 
     return Transformer(
-        tokens=weights["word_emb"],
-        places=weights["pos_emb"][architecture.position_offset :],
-        base=weights["type_emb"][0],
-        normal=affine("emb_ln"),
+        token_embeddings=weights["word_emb"],
+        position_embeddings=weights["pos_emb"][architecture.position_offset :],
+        token_type_embedding=weights["type_emb"][0],
+        embedding_norm=affine("emb_ln"),
         layers=tuple(map(layer, range(architecture.layers))),
         heads=architecture.heads,
         epsilon=architecture.layer_norm_eps,

@@ -103,7 +103,7 @@ class OwnModel(msgspec.Struct, frozen=True):
 
     transformer: Transformer
     tokenizer: Tokenizer
-    of_first: bool
+    pools_first_token: bool
     lower_case: bool
     query_prompt: str
     document_prompt: str
@@ -159,14 +159,14 @@ def _build_transformer(config: _Config, family: str, tensors: Mapping[str, Vecto
     tokens = tensor("embeddings.word_embeddings")
     token_types = None if family == "mpnet" else tensor("embeddings.token_type_embeddings")
     return Transformer(
-        tokens=tokens,
-        places=tensor("embeddings.position_embeddings")[_position_offset(config) :],
-        base=np.zeros(tokens.shape[-1], np.float32) if token_types is None else token_types[0],
-        normal=affine("embeddings.LayerNorm"),
+        token_embeddings=tokens,
+        position_embeddings=tensor("embeddings.position_embeddings")[_position_offset(config) :],
+        token_type_embedding=np.zeros(tokens.shape[-1], np.float32) if token_types is None else token_types[0],
+        embedding_norm=affine("embeddings.LayerNorm"),
         layers=tuple(map(layer, range(config.num_hidden_layers))),
         heads=config.num_attention_heads,
         epsilon=config.layer_norm_eps,
-        distances=tensor("encoder.relative_attention_bias") if family == "mpnet" else None,
+        distance_bias=tensor("encoder.relative_attention_bias") if family == "mpnet" else None,
     )
 
 
@@ -214,12 +214,12 @@ def _load_tokenizer(folder: Path, transformer: Transformer, length_max: int | No
         tokenizer.encode(_RARE_CHARACTERS)
     except Exception as error:
         raise ValueError(f"{TOKENS} is not a tokenizer, or cannot encode rare characters") from error
-    if max(tokenizer.get_vocab().values(), default=-1) >= len(transformer.tokens):
+    if max(tokenizer.get_vocab().values(), default=-1) >= len(transformer.token_embeddings):
         raise ValueError(f"{TOKENS} has tokens that {WEIGHTS} has no vectors for")
     if length_max is None and (folder / TOKENS_CONFIG).is_file():
         model_max = _read_json(folder / TOKENS_CONFIG, _TokensConfig).model_max_length
         length_max = None if model_max is None else int(min(model_max, TOKENS_MAX))
-    tokens_max = min(TOKENS_MAX, length_max or TOKENS_MAX, len(transformer.places))
+    tokens_max = min(TOKENS_MAX, length_max or TOKENS_MAX, len(transformer.position_embeddings))
     if tokens_max <= tokenizer.num_special_tokens_to_add(is_pair=False):
         raise ValueError(f"it accepts only {tokens_max} tokens per text")
     tokenizer.enable_truncation(tokens_max)

@@ -25,44 +25,47 @@ class Affine(msgspec.Struct, frozen=True):
 class TransformerLayer(msgspec.Struct, frozen=True):
     """One layer: attention (query, key, value, output) and the feed-forward part, each followed by a normalization."""
 
-    asked: Affine
-    offered: Affine
-    said: Affine
-    seen: Affine
-    seen_normal: Affine
-    inner: Affine
-    outer: Affine
-    outer_normal: Affine
+    query: Affine
+    key: Affine
+    value: Affine
+    attention_output: Affine
+    attention_norm: Affine
+    intermediate: Affine
+    output: Affine
+    output_norm: Affine
 
 
 class Transformer(msgspec.Struct, frozen=True):
     """Position embeddings start with the first token; the distance bias, if there is one, has a row per bucket."""
 
-    tokens: Vectors
-    places: Vectors
-    base: Vectors
-    normal: Affine
+    token_embeddings: Vectors
+    position_embeddings: Vectors
+    token_type_embedding: Vectors
+    embedding_norm: Affine
     layers: tuple[TransformerLayer, ...]
     heads: int
     epsilon: float
-    distances: Vectors | None = None
+    distance_bias: Vectors | None = None
 
-    def rows(self, ids: Sequence[int]) -> Vectors:
+    def run(self, ids: Sequence[int]) -> Vectors:
         """The last layer, one row per token."""
-        rows = self._normalize(self.tokens[ids] + self.places[: len(ids)] + self.base, self.normal)
+        rows = self._normalize(
+            self.token_embeddings[ids] + self.position_embeddings[: len(ids)] + self.token_type_embedding,
+            self.embedding_norm,
+        )
         bias = self._distance_bias(len(ids))
         for layer in self.layers:
-            attended = _apply(self._attend(rows, layer, bias), layer.seen)
-            rows = self._normalize(rows + attended, layer.seen_normal)
-            output = _apply(gelu(_apply(rows, layer.inner)), layer.outer)
-            rows = self._normalize(rows + output, layer.outer_normal)
+            attended = _apply(self._attend(rows, layer, bias), layer.attention_output)
+            rows = self._normalize(rows + attended, layer.attention_norm)
+            output = _apply(gelu(_apply(rows, layer.intermediate)), layer.output)
+            rows = self._normalize(rows + output, layer.output_norm)
         return rows
 
     def _attend(self, rows: Vectors, layer: TransformerLayer, bias: Vectors | np.float32) -> Vectors:
         count = len(rows)
         queries, keys, values = (
             _apply(rows, projection).reshape(count, self.heads, -1).transpose(1, 0, 2)
-            for projection in (layer.asked, layer.offered, layer.said)
+            for projection in (layer.query, layer.key, layer.value)
         )
         logits = queries @ keys.transpose(0, 2, 1) / np.float32(np.sqrt(queries.shape[-1])) + bias
         attention = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -72,9 +75,9 @@ class Transformer(msgspec.Struct, frozen=True):
 
     def _distance_bias(self, count: int) -> Vectors | np.float32:
         """The attention bias of each head by token distance."""
-        if self.distances is None:
+        if self.distance_bias is None:
             return np.float32(0)
-        return self.distances[_distance_buckets(count, len(self.distances))].transpose(2, 0, 1)
+        return self.distance_bias[_distance_buckets(count, len(self.distance_bias))].transpose(2, 0, 1)
 
     def _normalize(self, rows: Vectors, scale_and_shift: Affine) -> Vectors:
         centred = rows - rows.mean(axis=-1, keepdims=True)
@@ -85,17 +88,19 @@ class Transformer(msgspec.Struct, frozen=True):
 
 def check_sizes(model: Transformer) -> None:
     """Raises ValueError if the sizes of its parts are inconsistent."""
-    hidden = model.tokens.shape[1:]
+    hidden = model.token_embeddings.shape[1:]
     square, flat = hidden * 2, hidden
-    fits = len(hidden) == 1 and hidden[0] > 0 and hidden[0] % model.heads == 0 and model.base.shape == flat
-    fits = fits and model.places.shape[1:] == hidden and _has_shape(model.normal, flat)
+    fits = (
+        len(hidden) == 1 and hidden[0] > 0 and hidden[0] % model.heads == 0 and model.token_type_embedding.shape == flat
+    )
+    fits = fits and model.position_embeddings.shape[1:] == hidden and _has_shape(model.embedding_norm, flat)
     for layer in model.layers:
-        inner = layer.inner.bias.shape
+        inner = layer.intermediate.bias.shape
         sizes = (square, square, square, square, flat, (*inner, *hidden), (*hidden, *inner), flat)
         fits = fits and all(map(_has_shape, msgspec.structs.astuple(layer), sizes))
-    if model.distances is not None:
-        buckets = model.distances.shape[:1]
-        fits = fits and model.distances.shape == (*buckets, model.heads) and buckets >= (_BUCKETS_MIN,)
+    if model.distance_bias is not None:
+        buckets = model.distance_bias.shape[:1]
+        fits = fits and model.distance_bias.shape == (*buckets, model.heads) and buckets >= (_BUCKETS_MIN,)
     if not fits:
         raise ValueError("the sizes of its layers are inconsistent")
 

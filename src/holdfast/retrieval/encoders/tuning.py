@@ -26,8 +26,8 @@ _FOLDER = Path(__file__).parents[1] / "tunings"
 class Tuning(msgspec.Struct, frozen=True):
     """The matrices for requests and for documents; their product with a vector is added to it."""
 
-    asked: Vectors
-    found: Vectors
+    query_matrix: Vectors
+    document_matrix: Vectors
     version: str
 
 
@@ -52,7 +52,7 @@ def create_tuned_stage(encoder: Encoder, name: str) -> VectorStage:
     """A stage for a sentence encoder with the matrices that were fitted for it."""
     tuning = load_tuning(name)
     query_encoder, document_encoder = (
-        TunedEncoder(encoder, added, tuning.version) for added in (tuning.asked, tuning.found)
+        TunedEncoder(encoder, added, tuning.version) for added in (tuning.query_matrix, tuning.document_matrix)
     )
     return VectorStage(document_encoder, encode_by_sentences, query_encoder=query_encoder)
 

@@ -185,8 +185,8 @@ def _build_dense_weights(layers: Mapping[str, Vectors]) -> _DenseWeights:
 
 
 def _build_tokenizer(pieces: SentencePieces) -> Tokenizer:
-    tokenizer = Tokenizer(Unigram(list(pieces.scored), _UNKNOWN, False))
-    tokenizer.normalizer = Steps([Precompiled(pieces.normal_forms), Replace(Regex(" {2,}"), " "), Strip()])
+    tokenizer = Tokenizer(Unigram(list(pieces.scored_pieces), _UNKNOWN, False))
+    tokenizer.normalizer = Steps([Precompiled(pieces.normalization_map), Replace(Regex(" {2,}"), " "), Strip()])
     tokenizer.pre_tokenizer = Metaspace()
     return tokenizer
 

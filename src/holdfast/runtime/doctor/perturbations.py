@@ -36,12 +36,12 @@ class Perturbation(msgspec.Struct, frozen=True):
 
     changed: str = "nothing"
     clock: float | None = FIRST_TIME
-    chance: str | None = "first"
+    random_seed: str | None = "first"
     hash_seed: int = 0
     locale: str = "C.UTF-8"
     time_zone: str = "UTC"
-    elsewhere: bool = False
-    folders: Literal["sorted", "backwards"] = "sorted"
+    other_folder: bool = False
+    folder_order: Literal["sorted", "backwards"] = "sorted"
     variables: tuple[tuple[str, str], ...] = ()
 
 
@@ -56,7 +56,7 @@ def list_perturbations(runs: int, first: Perturbation = UNPERTURBED) -> tuple[Pe
 
     repetitions = [with_changes(changed="nothing") for _ in range(max(1, runs - 1))]
     hash_seeds = [with_changes(changed="set order", hash_seed=seed) for seed in range(1, runs + 1)]
-    random = [with_changes(changed="random", chance="second")] if first.chance is not None else []
+    random = [with_changes(changed="random", chance="second")] if first.random_seed is not None else []
     clock = [with_changes(changed="clock", clock=OTHER_TIME)] if first.clock is not None else []
     return (
         *repetitions,

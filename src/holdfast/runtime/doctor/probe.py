@@ -50,11 +50,11 @@ class TargetResult(msgspec.Struct, frozen=True):
     """One run's result: a value of some kind as bytes, or why it failed. `read` names the variables it looked up."""
 
     kind: str
-    said: bytes
-    read: tuple[str, ...] = ()
+    output: bytes
+    variables_read: tuple[str, ...] = ()
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         return self.kind not in ("bytes", "text", "json")
 
 
@@ -95,7 +95,7 @@ class TargetRunner:
         self.runs += 1
         with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
             result_file = Path(folder, "answer")
-            cwd = _mirror(self._home, Path(folder, "elsewhere")) if perturbation.elsewhere else self._home
+            cwd = _mirror(self._home, Path(folder, "elsewhere")) if perturbation.other_folder else self._home
             command = [sys.executable, "-P", str(_WORKER), str(result_file), str(self._home), self.target]
             failure = _run_to_end(
                 [*command, *_worker_arguments(perturbation)], self._variables(perturbation), cwd, self._seconds_max
@@ -108,10 +108,10 @@ class TargetRunner:
                 return TargetResult("raised", b"it ended the process")
         return TargetResult(kind.decode(), content, tuple(name for name in variables.decode().split("\t") if name))
 
-    def without_values(self, answer: TargetResult) -> bytes:
+    def masked_output(self, answer: TargetResult) -> bytes:
         """The output with the values of the variables that were read masked, because one may be a key."""
-        output = answer.said
-        for name in answer.read:
+        output = answer.output
+        for name in answer.variables_read:
             value = self.environ.get(name, "").encode(errors="surrogateescape")
             if len(value) >= HIDDEN_BYTES_MIN and not _UNPERTURBED.fullmatch(name):
                 output = output.replace(value, b"*" * len(value))
@@ -135,41 +135,39 @@ def diagnose_target(prober: TargetRunner, *, runs: int) -> StabilityReport:
     expected = prober.run(baseline)
     if expected.kind == "raised":
         # Some libraries fail under a changed clock. Without that perturbation the function can still be checked.
-        baseline = msgspec.structs.replace(UNPERTURBED, clock=None, chance=None)
+        baseline = msgspec.structs.replace(UNPERTURBED, clock=None, random_seed=None)
         retry = prober.run(baseline)
-        if not retry.failed:
+        if not retry.has_failed:
             notes.append("it fails under a changed clock, so the clock and random values were not changed")
             expected = retry
-    if expected.failed:
-        raise UserError(
-            f"{prober.target}: {sanitize_message(prober.without_values(expected).decode(errors='replace'))}"
-        )
+    if expected.has_failed:
+        raise UserError(f"{prober.target}: {sanitize_message(prober.masked_output(expected).decode(errors='replace'))}")
     findings: dict[Cause, Instability] = {}
-    noise_start = len(expected.said) + 1
+    noise_start = len(expected.output) + 1
     for perturbation in list_perturbations(runs, baseline):
         finding = _run_perturbed(prober, expected, perturbation)
         if finding is None or finding.byte >= noise_start:
             continue
         if perturbation.changed == "nothing":
             # The output differs between identical runs from here on, so a later difference proves nothing.
-            noise_start = word_start(expected.said, finding.byte)
+            noise_start = word_start(expected.output, finding.byte)
             findings = {finding.cause: finding}
         findings.setdefault(finding.cause, finding)
     environment = _find_environment(prober, expected, baseline, noise_start)
     if environment is not None:
         findings["environment"] = environment
     ordered = tuple(sorted(findings.values(), key=lambda finding: finding.byte))
-    return StabilityReport(prober.target, prober.runs, len(expected.said), ordered, tuple(notes))
+    return StabilityReport(prober.target, prober.runs, len(expected.output), ordered, tuple(notes))
 
 
 def _run_perturbed(prober: TargetRunner, expected: TargetResult, perturbation: Perturbation) -> Instability | None:
     cause: Cause = _CAUSES[perturbation.changed]
     result = prober.run(perturbation)
-    masked, masked_expected = prober.without_values(result), prober.without_values(expected)
-    if result.failed:
+    masked, masked_expected = prober.masked_output(result), prober.masked_output(expected)
+    if result.has_failed:
         error = sanitize_message(masked.decode(errors="replace"))
         return Instability(cause, ADVICE[cause], 0, None, (), detail=f"it fails when this is changed: {error}")
-    difference = first_difference(expected.kind, expected.said, result.said)
+    difference = first_difference(expected.kind, expected.output, result.output)
     if difference is None:
         return None
     excerpts = tuple(sanitize_message(excerpt_around(output, difference.byte)) for output in (masked_expected, masked))
@@ -196,22 +194,24 @@ def _find_environment(
     prober: TargetRunner, expected: TargetResult, baseline: Perturbation, noise_start: int
 ) -> Instability | None:
     """Change all variables that were read at once; only if that made a difference, change them one by one."""
-    names = [name for name in expected.read if not _UNPERTURBED.fullmatch(name) and "=" not in name][:VARIABLES_MAX]
+    names = [name for name in expected.variables_read if not _UNPERTURBED.fullmatch(name) and "=" not in name][
+        :VARIABLES_MAX
+    ]
     if not names:
         return None
     changed = {name: _changed_value(prober.environ.get(name, "")) for name in names}
 
     def finding_of(answer: TargetResult, detail: str) -> Instability | None:
-        if answer.failed:
+        if answer.has_failed:
             return None
-        difference = first_difference(expected.kind, expected.said, answer.said)
+        difference = first_difference(expected.kind, expected.output, answer.output)
         if difference is None or difference.byte >= noise_start:
             return None
         # No excerpts: they would show the value of the variable.
         return Instability("environment", ADVICE["environment"], difference.byte, difference.path, (), detail)
 
     all_changed = prober.run(msgspec.structs.replace(baseline, variables=tuple(changed.items())))
-    if not all_changed.failed and first_difference(expected.kind, expected.said, all_changed.said) is None:
+    if not all_changed.has_failed and first_difference(expected.kind, expected.output, all_changed.output) is None:
         return None
     for name, value in changed.items():
         one_changed = prober.run(msgspec.structs.replace(baseline, variables=((name, value),)))
@@ -227,11 +227,11 @@ def _changed_value(value: str) -> str:
 def _worker_arguments(perturbation: Perturbation) -> Iterator[str]:
     yield f"bytes_max={OUTPUT_BYTES_MAX}"
     yield "environment=watched"
-    yield f"folders={perturbation.folders}"
+    yield f"folders={perturbation.folder_order}"
     if perturbation.clock is not None:
         yield f"clock={perturbation.clock}"
-    if perturbation.chance is not None:
-        yield f"chance={perturbation.chance}"
+    if perturbation.random_seed is not None:
+        yield f"chance={perturbation.random_seed}"
 
 
 def _mirror(folder: Path, mirror: Path) -> Path:

@@ -81,9 +81,9 @@ class EncoderStatus(msgspec.Struct, frozen=True):
     """
 
     configured: str | None
-    in_use: str | None
-    switched: bool
-    failing: tuple[str, ...]
+    active: str | None
+    is_switched: bool
+    failing_agents: tuple[str, ...]
 
 
 DAY_MS = 86_400_000
@@ -152,8 +152,8 @@ class Library:
     def encoder(self) -> EncoderStatus:
         """The encoder, loaded and ready to use. Raises UserError if it cannot be loaded."""
         context = self._context
-        context.shelves.load_encoder()
-        return EncoderStatus(context.settings.encoder, context.shelves.encoder, self._switched, self._failing)
+        context.instruction_sets.load_encoder()
+        return EncoderStatus(context.settings.encoder, context.instruction_sets.encoder, self._switched, self._failing)
 
     def migrate(
         self, *paths: str | os.PathLike[str], agent: str = DEFAULT_AGENT, version: str = "v1", root: Path | None = None
@@ -233,20 +233,20 @@ class Library:
         """Submit, once, the agent's steps after the recall, from which usage is detected. The record stays open."""
         record_trace_usage(self._context, audit_token, self._admin, trace)
 
-    def usage_seen(self, audit_token: str, trace: Sequence[TraceStep], *, keep: bool = False) -> UsageComparison:
+    def detect_usage(self, audit_token: str, trace: Sequence[TraceStep], *, keep: bool = False) -> UsageComparison:
         """Compare the loaded units with the usage that the agent reported and that the trace shows."""
         return analyse_trace(
             self._context, audit_token, truncate_trace(trace_from_token(trace, audit_token)), keep=keep
         )
 
-    def usages_seen(
+    def detect_all_usage(
         self, trace: Sequence[TraceStep], *, agent: str = DEFAULT_AGENT, keep: bool = False
     ) -> tuple[UsageComparison, ...]:
         """`usage_seen` for every recall of the agent in the trace, each with the steps that followed it."""
         record = self._context.records.agent(agent)
         audits = (self._context.records.audit(token) for token in find_audit_tokens(trace))
         return tuple(
-            self.usage_seen(audit.audit_token, trace, keep=keep)
+            self.detect_usage(audit.audit_token, trace, keep=keep)
             for audit in audits
             if audit is not None and record is not None and audit.agent_id == record.id
         )
@@ -302,7 +302,7 @@ class Library:
             )
         text = render_standing_instructions(record, manifest, normalize_profile(profile))
         tools = instruction_tools(partial(self.recall, agent=agent), self.submit_usage)
-        return SessionInstructions(text, tools, TurnTraceSubmitter(self.submit_trace).hear)
+        return SessionInstructions(text, tools, TurnTraceSubmitter(self.submit_trace).on_event)
 
     def manifest_sha256(self, agent: str = DEFAULT_AGENT) -> str:
         return manifest_digest(self._instruction_set(agent)[1].manifest)
@@ -357,4 +357,4 @@ class Library:
         return make_shadow_report(audits, instruction_set.manifest)
 
     def _instruction_set(self, agent: str) -> tuple[Agent, InstructionSet]:
-        return self._context.shelf(agent, self._context.records.agent(agent))
+        return self._context.require_instruction_set(agent, self._context.records.agent(agent))

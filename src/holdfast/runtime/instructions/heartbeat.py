@@ -88,18 +88,18 @@ class HeartbeatRun(Generic[Recalled]):
         self._open_recalls.append(_OpenRecall(recalled.audit_token, recalled.names, len(self._steps.steps)))
         return recalled
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Listen to the events of the session that does the work."""
-        self._steps.hear(event)
+        self._steps.on_event(event)
 
-    def did(self, *steps: TraceStep) -> None:
+    def add_steps(self, *steps: TraceStep) -> None:
         """Add steps in order: what the agent wrote, which tools it called, and what they returned."""
         self._steps.steps.extend(steps)
 
-    def used(self, *names: str) -> None:
+    def report_used(self, *names: str) -> None:
         self._used.update(dict.fromkeys(names))
 
-    def missed(self, *names: str) -> None:
+    def report_missed(self, *names: str) -> None:
         """Report units that were needed but not loaded; they are submitted with the last recall."""
         self._missed.update(dict.fromkeys(names))
 

@@ -190,7 +190,7 @@ class SettingsChange(msgspec.Struct, frozen=True):
     after: str
 
     @property
-    def is_same(self) -> bool:
+    def is_unchanged(self) -> bool:
         return (self.before or "") == self.after
 
 
@@ -205,11 +205,11 @@ def add_hook(text: str, command: str) -> str:
         return text
     text = remove_hook(text)
     root = _require_object(text, find_root(text), "the file")
-    hooks = root.last(HOOKS_KEY)
+    hooks = root.find_last(HOOKS_KEY)
     if hooks is None:
         return append_part(text, root, HOOKS_KEY, {SESSION_START: [group]})
     event_hooks = _require_object(text, find_container(text, hooks.value_start), HOOKS_KEY)
-    start_hooks = event_hooks.last(SESSION_START)
+    start_hooks = event_hooks.find_last(SESSION_START)
     if start_hooks is None:
         return append_part(text, event_hooks, SESSION_START, [group])
     groups = find_container(text, start_hooks.value_start)
@@ -239,7 +239,7 @@ def edit_settings_file(path: Path, change: Callable[[str], str], *, write: bool)
         old_bytes = _read(located)
         old_text = None if old_bytes is None else old_bytes.decode()
         settings_change = SettingsChange(old_text, change(old_text or ""))
-        if write and not settings_change.is_same:
+        if write and not settings_change.is_unchanged:
             _write(located, settings_change.after.encode(), old_bytes)
     except UnicodeError:
         raise UserError(f"{path} is not JSON in UTF-8; it is left as it is") from None
@@ -260,16 +260,16 @@ class _InstalledHook(msgspec.Struct, frozen=True):
 
 def _find_hooks(text: str) -> list[_InstalledHook]:
     root = find_root(text)
-    hooks = root.last(HOOKS_KEY) if root else None
+    hooks = root.find_last(HOOKS_KEY) if root else None
     event_hooks = find_container(text, hooks.value_start) if hooks else None
-    start_hooks = event_hooks.last(SESSION_START) if event_hooks else None
+    start_hooks = event_hooks.find_last(SESSION_START) if event_hooks else None
     groups = find_container(text, start_hooks.value_start) if start_hooks else None
     if root is None or hooks is None or event_hooks is None or start_hooks is None or groups is None:
         return []
     installed: list[_InstalledHook] = []
     for group_index, group in enumerate(groups.parts):
         members = find_container(text, group.value_start)
-        hook_list = members.last(HOOKS_KEY) if members else None
+        hook_list = members.find_last(HOOKS_KEY) if members else None
         commands = find_container(text, hook_list.value_start) if hook_list else None
         for index, part in enumerate(commands.parts if commands else ()):
             if commands is None or not _is_our_hook(_value_at(text, part.value_start)):

@@ -71,7 +71,7 @@ def instruction_tools(recall: Callable[..., RecallAnswer], submit_usage: Callabl
         ),
     )
     return tuple(
-        msgspec.structs.replace(instruction_tool, asks=False, output_characters_max=RECALL_CHARACTERS_MAX)
+        msgspec.structs.replace(instruction_tool, needs_confirmation=False, output_characters_max=RECALL_CHARACTERS_MAX)
         for instruction_tool in tools
     )
 
@@ -84,7 +84,7 @@ class StepCollector:
         self._session_id: str | None = None
         self._tools: dict[str, str] = {}
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         self._session_id = self._session_id or event.session_id
         if isinstance(event.payload, MessageAppended) and event.session_id == self._session_id:
             self.steps.extend(extract_steps([event.payload.message], self._tools))
@@ -97,8 +97,8 @@ class TurnTraceSubmitter:
         self._submit = submit_trace
         self._steps_by_session: dict[str, StepCollector] = {}
 
-    def hear(self, event: Event) -> None:
-        self._steps_by_session.setdefault(event.session_id, StepCollector()).hear(event)
+    def on_event(self, event: Event) -> None:
+        self._steps_by_session.setdefault(event.session_id, StepCollector()).on_event(event)
         if isinstance(event.payload, TurnCompleted | TurnCancelled):
             steps = self._steps_by_session.pop(event.session_id).steps
             for token in find_audit_tokens(steps):

@@ -98,7 +98,7 @@ def shadow_instructions(
         input_schema={"type": "object", "properties": {"used_chunks": UNIT_NAMES_SCHEMA}, "required": ["used_chunks"]},
         side_effects="read",
     )
-    return SessionInstructions(text, (msgspec.structs.replace(usage, asks=False),), shadow.hear)
+    return SessionInstructions(text, (msgspec.structs.replace(usage, needs_confirmation=False),), shadow.hear)
 
 
 class _Shadow:
@@ -120,7 +120,7 @@ class _Shadow:
         if event.session_id != self._session_id:
             # A session that this one delegates to is not a turn of this one.
             return
-        self._steps.hear(event)
+        self._steps.on_event(event)
         if isinstance(event.payload, TurnCompleted | TurnCancelled) and self._token is not None:
             submit_best_effort(self._submit_trace, self._token, tuple(self._steps.steps))
             self._steps.steps.clear()

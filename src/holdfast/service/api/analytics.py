@@ -205,7 +205,7 @@ async def _query_window(
     """Runs `make` for the requested window, in a thread because it queries the store."""
     within = parse_window(request.start, request.end, now=context.clock())
     scope = LedgerScope(since=within.start, until=within.end, simulated=context.simulated)
-    return within.told, await asyncio.to_thread(make, scope)
+    return within.window, await asyncio.to_thread(make, scope)
 
 
 async def get_cost(context: AppContext, request: CostRequest) -> CostResponse:
@@ -220,7 +220,9 @@ async def get_cost(context: AppContext, request: CostRequest) -> CostResponse:
     )
 
     def make(scope: LedgerScope) -> tuple[CostRow, ...]:
-        rows = make_cost_rows(request.group_by, context.log.figures().groups(request.group_by, scope, filters))
+        rows = make_cost_rows(
+            request.group_by, context.log.analytics_queries().groups(request.group_by, scope, filters)
+        )
         return add_key_names(rows, context.records.key) if request.group_by == "gateway_key" else rows
 
     window, rows = await _query_window(context, request, make)
@@ -230,28 +232,28 @@ async def get_cost(context: AppContext, request: CostRequest) -> CostResponse:
 
 async def get_cache_effectiveness(context: AppContext, request: WindowRequest) -> CacheEffectResponse:
     window, rows = await _query_window(
-        context, request, lambda scope: make_effect_rows(context.log.figures().groups("model", scope))
+        context, request, lambda scope: make_effect_rows(context.log.analytics_queries().groups("model", scope))
     )
     return CacheEffectResponse(window=window, current_pricing_version=context.pricing_version, data=rows)
 
 
 async def get_breaks(context: AppContext, request: WindowRequest) -> BreaksResponse:
     window, rows = await _query_window(
-        context, request, lambda scope: make_break_rows(context.log.tables().verdicts(scope))
+        context, request, lambda scope: make_break_rows(context.log.cost_queries().verdicts(scope))
     )
     return BreaksResponse(window=window, current_pricing_version=context.pricing_version, data=rows)
 
 
 async def get_skill_loads(context: AppContext, request: WindowRequest) -> SkillLoadsResponse:
     window, rows = await _query_window(
-        context, request, lambda scope: make_skill_rows(context.log.figures().skill_loads(scope))
+        context, request, lambda scope: make_skill_rows(context.log.analytics_queries().skill_loads(scope))
     )
     return SkillLoadsResponse(window=window, current_pricing_version=context.pricing_version, data=rows)
 
 
 async def get_reliability(context: AppContext, request: WindowRequest) -> ReliabilityResponse:
     def make(scope: LedgerScope) -> Reliability:
-        figures = context.log.figures()
+        figures = context.log.analytics_queries()
         failures, latencies = figures.failures(scope), figures.latencies(scope)
         return Reliability(
             tuple(ErrorRow(kind, count) for kind, count in sorted(failures.items(), key=lambda row: (-row[1], row[0]))),
@@ -267,7 +269,7 @@ async def get_reliability(context: AppContext, request: WindowRequest) -> Reliab
 
 async def get_session_costs(context: AppContext, request: SessionCostsRequest) -> SessionCostsResponse:
     def make() -> tuple[SessionCostRow, ...]:
-        page = context.log.figures().session_costs(
+        page = context.log.analytics_queries().session_costs(
             order=request.order, limit=request.limit, skip=request.skip, simulated=context.simulated
         )
         return tuple(map(_session_cost, page))
@@ -292,7 +294,7 @@ def _session_cost(session: queries.SessionCost) -> SessionCostRow:
 
 
 async def get_turn(context: AppContext, request: TurnRequest) -> TurnResponse:
-    events = await asyncio.to_thread(lambda: context.log.figures().turn(request.turn_id))
+    events = await asyncio.to_thread(lambda: context.log.analytics_queries().turn_events(request.turn_id))
     if not events:
         raise make_not_found_error("turn", request.turn_id)
     details = make_turn_detail(request.turn_id, events[0].session_id, events)
@@ -305,8 +307,8 @@ async def get_savings(context: AppContext, request: SavingsRequest) -> SavingsRe
 
     def make(scope: LedgerScope) -> Savings:
         # Charges outside of calls, such as cache storage, are on both sides, as in the CLI report.
-        totals = context.log.tables().totals(scope)
-        sized = context.log.figures().sized(list_size_limits(context.models), scope)
+        totals = context.log.cost_queries().totals(scope)
+        sized = context.log.analytics_queries().usage_by_size(list_size_limits(context.models), scope)
         repriced_usd = reprice_usage(sized, baseline, context.models, at=context.clock())
         saved = repriced_usd.baseline_usd - repriced_usd.actual_usd
         return Savings(

@@ -153,7 +153,7 @@ def _effect_row(model: str, amounts: Amounts) -> CacheEffectRow:
         hit_rate=_share(amounts.usage.cache_read, tokens_sent),
         hit_coverage=_share(amounts.hits, amounts.calls),
         cache_write_share=_share(amounts.usage.cache_write, tokens_sent),
-        stable_write_share=_share(amounts.stable_written, tokens_sent),
+        stable_write_share=_share(amounts.stable_write_tokens, tokens_sent),
         call_count=amounts.calls,
     )
 
@@ -169,7 +169,7 @@ def make_break_rows(verdicts: Iterable[MissCause]) -> tuple[BreakRow, ...]:
             cause.kind,
             cause.component,
             cause.kind in UNEXPECTED_KINDS,
-            cause.given,
+            cause.verdict_count,
             cause.calls,
             cause.tokens,
             to_json_usd(cause.lost_usd),
@@ -216,7 +216,7 @@ def reprice_usage(sized: Iterable[SizedUsage], baseline: Model, models: Models, 
             missing += group.calls
             continue
         # Calls are grouped by price tier, so any size within the tier gives the same price.
-        tokens_sent = limits[group.sizes - 1] + 1 if group.sizes else 0
+        tokens_sent = limits[group.limits_exceeded - 1] + 1 if group.limits_exceeded else 0
         actual += cost_usd(group.usage, price_at(row, today, tokens_sent))
         baseline_total += cost_usd(group.usage, price_at(baseline, today, tokens_sent))
     return RepricedCost(actual, baseline_total, missing)

@@ -58,14 +58,14 @@ async def list_cache_breaks(context: AppContext, request: CacheBreaksRequest) ->
         scope = LedgerScope(since=within.start, until=within.end, simulated=context.simulated)
         kind = None if request.cause == "any" else request.cause
         # One extra row shows whether there is another page.
-        calls = context.log.figures().broken(
+        calls = context.log.analytics_queries().cache_breaks(
             scope, kind=kind, component=request.component, limit=request.limit + 1, skip=request.skip
         )
         return tuple(map(_call_row, calls))
 
     calls = await asyncio.to_thread(find)
     more = len(calls) > request.limit
-    return CacheBreaksResponse(within.told, context.pricing_version, calls[: request.limit], more)
+    return CacheBreaksResponse(within.window, context.pricing_version, calls[: request.limit], more)
 
 
 def _call_row(call: queries.CacheBreakCall) -> CacheBreakRow:

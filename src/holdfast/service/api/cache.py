@@ -54,7 +54,7 @@ class Discussion(msgspec.Struct, frozen=True):
     tokens_read: int
     verdict: VerdictKind | None
     verdict_detail: str
-    heeds: Controllable
+    controllable: Controllable
 
 
 class Discussions(msgspec.Struct, frozen=True):
@@ -96,11 +96,11 @@ class DiscussionsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 async def list_cache_states(context: AppContext, request: DiscussionsRequest) -> Discussions:
     def read() -> Discussions:
         # One extra row shows whether there is another page.
-        caches = context.cache_states.newest(limit=request.limit + 1, skip=request.skip)
+        caches = context.cache_states.list_newest(limit=request.limit + 1, skip=request.skip)
         page = caches[: request.limit]
         controls, settings = context.records.session_controls(), context.records.settings()
         discussions = (
-            _discussion_view(context, cache, controls.get(cache.state.owner, SessionControl()), settings)
+            _discussion_view(context, cache, controls.get(cache.state.prefix_owner_id, SessionControl()), settings)
             for cache in page
             if cache.state.model
         )
@@ -125,10 +125,10 @@ async def disable_caching(context: AppContext, request: DiscussionRequest) -> Di
 async def invalidate_cache(context: AppContext, request: DiscussionRequest) -> InvalidationResponse:
     def change() -> InvalidationResponse:
         state = _state(context, request.discussion_id)
-        if state.heeds != "all":
+        if state.controllable != "all":
             raise make_not_controllable_error("invalidate its cache")
         at = context.clock()
-        control = context.records.invalidate(state.owner, at=at)
+        control = context.records.invalidate(state.prefix_owner_id, at=at)
         changed = list_invalidation_changes(context, state)
         invalidated_at = to_optional_datetime(control.invalidated_at)
         assert invalidated_at is not None
@@ -165,7 +165,7 @@ def list_invalidation_changes(context: AppContext, state: CacheState) -> tuple[I
     except UserError:
         ways = ()
     explicit_cache: tuple[InvalidationChange, ...] = (
-        ("named_cache",) if state.kept_until and state.kept_until > context.clock() else ()
+        ("named_cache",) if state.explicit_expires_at and state.explicit_expires_at > context.clock() else ()
     )
     return (*ways, *explicit_cache)
 
@@ -181,9 +181,9 @@ def _effect(changed: tuple[InvalidationChange, ...]) -> str:
 
 def _set_enabled(context: AppContext, session_id: str, *, enabled: bool) -> Discussion:
     state = _state(context, session_id)
-    if state.heeds == "nothing":
+    if state.controllable == "nothing":
         raise make_not_controllable_error("switch caching on or off")
-    context.records.enable(state.owner, enabled=enabled)
+    context.records.set_caching_enabled(state.prefix_owner_id, enabled=enabled)
     return _discussion(context, session_id)
 
 
@@ -193,13 +193,13 @@ def make_not_controllable_error(what: str) -> ApiError:
 
 
 def _discussion(context: AppContext, session_id: str) -> Discussion:
-    cache = context.cache_states.known(_state(context, session_id).session_id)
-    controls = context.records.controls(cache.state.owner)
+    cache = context.cache_states.get_cache(_state(context, session_id).session_id)
+    controls = context.records.controls(cache.state.prefix_owner_id)
     return _discussion_view(context, cache, controls.session, controls.settings)
 
 
 def _state(context: AppContext, session_id: str) -> CacheState:
-    state = context.cache_states.of(session_id)
+    state = context.cache_states.get_state(session_id)
     if not state.model:
         raise make_not_found_error("discussion", session_id)
     return state
@@ -229,7 +229,7 @@ def _discussion_view(
         tokens_read=state.usage.cache_read,
         verdict=verdict.kind if verdict else None,
         verdict_detail=verdict.detail if verdict else "",
-        heeds=state.heeds,
+        controllable=state.controllable,
     )
 
 

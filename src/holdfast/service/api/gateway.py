@@ -32,9 +32,9 @@ class ForwardedCall(msgspec.Struct, frozen=True):
     """
 
     number: int
-    because: str
+    reason: str
     confidence: float
-    improved: bool
+    rewritten: bool
     changes: tuple[RequestChange, ...]
 
 
@@ -71,7 +71,7 @@ def _calls(context: AppContext, request: ChangesRequest) -> Iterator[ForwardedCa
     forwarded = (event.payload for event in events if isinstance(event.payload, GatewayForwarded))
     for number, payload in enumerate(forwarded, 1):
         if number > request.after:
-            yield ForwardedCall(number, payload.because, payload.confidence, payload.improved, payload.changes)
+            yield ForwardedCall(number, payload.reason, payload.confidence, payload.is_improved, payload.changes)
 
 
 def _check_exists(context: AppContext, session_id: str) -> None:

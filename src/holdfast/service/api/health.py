@@ -27,7 +27,7 @@ async def get_health(context: AppContext, request: EmptyRequest) -> Health:
 
 async def get_readiness(context: AppContext, request: EmptyRequest) -> Health:
     try:
-        await asyncio.to_thread(context.records.newest_place)
+        await asyncio.to_thread(context.records.newest_position)
     except StoreError as error:
         raise ApiError(503, "store_unavailable", "the store cannot be read") from error
     return Health("ready", __version__)
@@ -35,8 +35,8 @@ async def get_readiness(context: AppContext, request: EmptyRequest) -> Health:
 
 async def get_metrics(context: AppContext, request: EmptyRequest, last_event_id: str | None) -> RouteResponse:
     scope = LedgerScope(simulated=context.simulated)
-    call_lines = await asyncio.to_thread(lambda: list(_call_metrics(context.log.tables(), scope)))
-    lines = [*context.counted.lines(), *call_lines]
+    call_lines = await asyncio.to_thread(lambda: list(_call_metrics(context.log.cost_queries(), scope)))
+    lines = [*context.request_metrics.format_lines(), *call_lines]
     return RouteResponse(("\n".join(lines) + "\n").encode(), PLAIN_TEXT)
 
 

@@ -53,19 +53,19 @@ class KnowledgeItem(msgspec.Struct, frozen=True):
     approved: bool
     edited: bool
     flagged: str
-    held_back: str
+    excluded_reason: str
 
 
 class CategoryCount(msgspec.Struct, frozen=True):
     category: Category
     items: int
-    held_back: int
+    excluded: int
 
 
 class KnowledgeResponse(msgspec.Struct, frozen=True):
     """In page order; `items_total` counts all items of the requested category, or of all categories."""
 
-    on: bool
+    enabled: bool
     categories: tuple[CategoryCount, ...]
     items: tuple[KnowledgeItem, ...]
     items_total: int
@@ -74,7 +74,7 @@ class KnowledgeResponse(msgspec.Struct, frozen=True):
 class DigestResponse(msgspec.Struct, frozen=True):
     """`pending` describes a newer digest: than the one the session uses, else than the one on disk."""
 
-    on: bool
+    enabled: bool
     exists: bool
     text: str
     size_bytes: int
@@ -87,7 +87,7 @@ class DigestResponse(msgspec.Struct, frozen=True):
 
 class HarvestedSession(msgspec.Struct, frozen=True):
     session_id: str
-    said_bytes: int
+    message_bytes: int
     items: int
     secrets: int
 
@@ -107,7 +107,7 @@ class HarvestResponse(msgspec.Struct, frozen=True):
 
     applied: bool
     sessions: tuple[HarvestedSession, ...]
-    known_sessions: int
+    harvested_before: int
     new_items: int
     merged_items: int
     secrets: int
@@ -196,7 +196,7 @@ async def harvest_sessions(context: AppContext, request: HarvestRequest) -> Harv
                 workspace=context.workspace,
                 simulated=context.simulated,
                 quiet_seconds=request.quiet_hours * HOUR_SECONDS,
-                known=read_ledger(folder).seen,
+                known=read_ledger(folder).harvested_sessions,
             )
         )
         plan = plan_harvest(folder, sessions)
@@ -218,7 +218,7 @@ async def get_digest(context: AppContext, request: DigestRequest) -> DigestRespo
         raw = text.encode()
         digest = KnowledgeDigest(text, sum(line.startswith("- ") for line in text.split("\n")))
         return DigestResponse(
-            on=on,
+            enabled=on,
             exists=bool(text),
             text=text,
             size_bytes=len(raw),
@@ -277,7 +277,7 @@ def _counts(items: Sequence[Item]) -> tuple[CategoryCount, ...]:
     for item in items:
         total_and_excluded = counts.setdefault(item.category, [0, 0])
         total_and_excluded[0] += 1
-        total_and_excluded[1] += bool(item.held_back)
+        total_and_excluded[1] += bool(item.exclusion_reason)
     return tuple(CategoryCount(category, total, excluded) for category, (total, excluded) in counts.items())
 
 
@@ -286,34 +286,36 @@ def _item_view(item: Item) -> KnowledgeItem:
         id=item.id,
         category=item.category,
         text=item.text,
-        done=item.done,
+        done=item.is_done,
         status=item.status,
         superseded_by=item.superseded_by,
         scope=item.scope,
         first_seen=item.first_seen,
         last_seen=item.last_seen,
         sources=tuple(KnowledgeSource(source.session, source.number, source.origin) for source in item.sources),
-        approved=item.approved,
-        edited=item.edited,
+        approved=item.is_approved,
+        edited=item.is_edited,
         flagged=item.flagged,
-        held_back=item.held_back,
+        excluded_reason=item.exclusion_reason,
     )
 
 
 def _harvest_reply(plan: HarvestPlan, outcome: HarvestResult | None) -> HarvestResponse:
     digest_change = None
     if outcome is not None:
-        diff = outcome.change
+        diff = outcome.digest_change
         # About four bytes per token; this is an estimate for people.
         tokens = diff.bytes_changed // 4
         digest_change = DigestChange(diff.first_byte, diff.bytes_before, diff.bytes_after, diff.items, tokens)
     return HarvestResponse(
         applied=outcome is not None,
         sessions=tuple(
-            HarvestedSession(source.session, source.said_bytes, len(source.found.items), source.found.secrets)
+            HarvestedSession(
+                source.session, source.content_bytes, len(source.extracted.items), source.extracted.secrets
+            )
             for source in plan.sources
         ),
-        known_sessions=plan.known,
+        harvested_before=plan.unchanged,
         new_items=plan.new_items,
         merged_items=plan.merged_items,
         secrets=plan.secrets,

@@ -113,12 +113,12 @@ async def request_digest_refresh(context: AppContext, request: SessionRequest) -
     """Stores the order only: the session may run in any process, and picks it up itself."""
 
     def order() -> RefreshResponse:
-        state = context.cache_states.of(request.session_id)
+        state = context.cache_states.get_state(request.session_id)
         if not state.model:
             raise make_not_found_error("session", request.session_id)
-        if state.heeds != "all":
+        if state.controllable != "all":
             raise make_not_controllable_error("refresh its digest")
-        context.records.adopt(state.owner)
+        context.records.request_refresh(state.prefix_owner_id)
         return RefreshResponse(state.session_id)
 
     return await asyncio.to_thread(order)

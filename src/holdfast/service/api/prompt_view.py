@@ -51,9 +51,9 @@ def find_divergence(events: Iterable[Event], session_id: str, models: Models, *,
                 draft = draft or RequestDraft(get_adapter(find_model(state.model, models).provider), len)
                 draft.update(assemble_prompt(build_sent_view(state)))
                 if number == ordinal:
-                    return None if before is None else compare_bytes(before, draft.scroll.cacheable_bytes())
+                    return None if before is None else compare_bytes(before, draft.buffer.cacheable_bytes())
                 if number == ordinal - 1:
-                    before = draft.scroll.cacheable_bytes()
+                    before = draft.buffer.cacheable_bytes()
             # Another model has its own cache, and maybe another encoding: nothing to compare with.
             case ModelSwitched():
                 draft, before = None, None
@@ -95,7 +95,7 @@ class PromptViews:
         self._lock = Lock()
         self._sessions: OrderedDict[str, CallTimeline] = OrderedDict()
 
-    def of(self, session_id: str, make: Callable[[CallTimeline], Result]) -> Result:
+    def view_session(self, session_id: str, make: Callable[[CallTimeline], Result]) -> Result:
         """Returns `make` of the up-to-date session; a session without events has no model."""
         with self._lock:
             session = self._sessions.pop(session_id, None) or CallTimeline(session_id, self._models)
@@ -103,11 +103,11 @@ class PromptViews:
                 # The session was deleted, so its content must not be shown any more.
                 session = CallTimeline(session_id, self._models)
             try:
-                session.take(self._log.read(session_id, after=session.last_event_id))
+                session.apply_events(self._log.read(session_id, after=session.last_event_id))
             except UserError:
                 # The session was deleted and created again, so our last event id is unknown.
                 session = CallTimeline(session_id, self._models)
-                session.take(self._log.read(session_id))
+                session.apply_events(self._log.read(session_id))
             if session.last_event_id is not None:
                 self._sessions[session_id] = session
                 if len(self._sessions) > SESSIONS_MAX:

@@ -71,8 +71,8 @@ def compute_regret(log: AnalyticsLog, models: Models, scope: LedgerScope) -> Reg
     transcripts, left_out = _transcripts(log, scope, sessions_max=SESSIONS_MAX)
     audit = Audit(models)
     for transcript in transcripts:
-        audit.add(transcript)
-    report = audit.report()
+        audit.add_transcript(transcript)
+    report = audit.build_report()
     return Regret(
         spent_usd=_usd(report.spent_usd),
         planned_usd=(_usd(report.planned_usd[0]), _usd(report.planned_usd[1])),
@@ -103,14 +103,17 @@ def compute_policy_costs(log: AnalyticsLog, models: Models, scope: LedgerScope) 
             row = find_model(name, models)
         except UserError:
             continue
-        if transcript.spelled and has_plannable_cache(row):
+        if transcript.has_text and has_plannable_cache(row):
             # Our policy learns from session to session, as it does in production; the other policies have no memory.
-            ours = AdaptivePolicy(ours.learned())
+            ours = AdaptivePolicy(ours.learned_parameters())
             policies: tuple[CachePolicy, ...] = (ours, *new_compared_policies().values())
-            totals.add(
+            totals.add_comparison(
                 compare_policies(transcript.recording, policies, make_replay_setting(row, ttl_upgrade=False)), None, 0
             )
-    rows = (PolicyCostRow(row.policy, _usd(row.cost_usd), round(row.read_share, 6)) for row in totals.report().policies)
+    rows = (
+        PolicyCostRow(row.policy, _usd(row.cost_usd), round(row.read_share, 6))
+        for row in totals.build_report().policies
+    )
     return PolicyCosts(totals.recordings, tuple(sorted(rows, key=lambda row: (row.cost_usd, row.policy))))
 
 
@@ -122,7 +125,7 @@ def _transcripts(log: AnalyticsLog, scope: LedgerScope, *, sessions_max: int) ->
 
 
 def _sessions_with_calls(log: AnalyticsLog, scope: LedgerScope) -> Iterator[str]:
-    tables, offset = log.tables(), 0
+    tables, offset = log.cost_queries(), 0
     while page := tables.session_amounts(scope, order="newest", limit=PAGE_MAX, offset=offset):
         yield from (session.id for session in page if session.amounts.calls)
         offset += len(page)

@@ -56,7 +56,7 @@ class CallView(msgspec.Struct, frozen=True):
     stop_reason: str
     source: str
     layers: tuple[LayerTokens, ...]
-    marks: tuple[BreakpointTokens, ...]
+    breakpoints: tuple[BreakpointTokens, ...]
     verdict: VerdictKind | None
     component: str | None
     is_break: bool
@@ -104,9 +104,9 @@ class VerdictView(msgspec.Struct, frozen=True):
     byte: int | None
     first_lost: PromptSection | None
     diff: tuple[str, ...]
-    bytes_say: str | None
-    usage_says: str | None
-    provider_says: str | None
+    bytes_verdict: str | None
+    usage_verdict: str | None
+    provider_diagnosis: str | None
     disagreement: str
 
 
@@ -114,9 +114,9 @@ class CallResponse(msgspec.Struct, frozen=True):
     """`chain` is the digest of everything the call sent; `certificate` is recomputed from the log."""
 
     call: CallView
-    marks: tuple[PlannedBreakpoint, ...]
+    breakpoints: tuple[PlannedBreakpoint, ...]
     notes: tuple[str, ...]
-    odds: PlanProbabilities | None
+    probabilities: PlanProbabilities | None
     floor_tokens: int | None
     expected_read_tokens: int
     blocks: int
@@ -150,12 +150,12 @@ async def list_calls(context: AppContext, request: CallsRequest) -> CallsRespons
             session_id=session.session_id,
             name=session.name,
             model=session.model,
-            simulated=session.simulated,
+            simulated=session.is_simulated,
             calls_total=total,
             calls=tuple(map(_call_view, session.calls[first:last])),
             between=tuple(
                 InterCallEvent(to_datetime(event.at), event.calls_before, event.kind, event.detail)
-                for event in session.happenings
+                for event in session.timeline_events
                 if first <= event.calls_before <= last
             ),
         )
@@ -166,7 +166,7 @@ async def list_calls(context: AppContext, request: CallsRequest) -> CallsRespons
 async def get_call(context: AppContext, request: CallRequest) -> CallResponse:
     def read() -> CallResponse:
         call = _find_call(context, request)
-        certificate = _certificate(context, request.session_id, call.sent) if call.sent else None
+        certificate = _certificate(context, request.session_id, call.request) if call.request else None
         return _detail(call, certificate)
 
     return await asyncio.to_thread(read)
@@ -174,7 +174,7 @@ async def get_call(context: AppContext, request: CallRequest) -> CallResponse:
 
 async def get_divergence(context: AppContext, request: CallRequest) -> Divergence:
     def read() -> Divergence:
-        sent_request = _find_call(context, request).sent
+        sent_request = _find_call(context, request).request
         events = context.log.read(request.session_id)
         try:
             result = sent_request and find_divergence(
@@ -190,7 +190,7 @@ async def get_divergence(context: AppContext, request: CallRequest) -> Divergenc
 
 
 def _view_session(context: AppContext, session_id: str, make: Callable[[CallTimeline], CallsResponse]) -> CallsResponse:
-    calls = context.watched.of(session_id, lambda session: make(session) if session.model else None)
+    calls = context.prompt_views.view_session(session_id, lambda session: make(session) if session.model else None)
     if calls is None:
         raise make_not_found_error("session", session_id)
     return calls
@@ -200,7 +200,7 @@ def _find_call(context: AppContext, request: CallRequest) -> CallLayers:
     def pick(session: CallTimeline) -> CallLayers | None:
         return session.calls[request.number - 1] if request.number <= len(session.calls) else None
 
-    call = context.watched.of(request.session_id, pick)
+    call = context.prompt_views.view_session(request.session_id, pick)
     if call is None:
         raise make_not_found_error("call", f"{request.number} of {request.session_id}")
     return call
@@ -217,7 +217,7 @@ def _certificate(context: AppContext, session_id: str, request: RequestLayers) -
 
 
 def _call_view(call: CallLayers) -> CallView:
-    record, verdict, sent = call.entry.record, call.entry.verdict, call.sent
+    record, verdict, sent = call.entry.record, call.entry.verdict, call.request
     tokens = record.usage.tokens_sent
     return CallView(
         number=record.number,
@@ -233,12 +233,14 @@ def _call_view(call: CallLayers) -> CallView:
         stop_reason=call.entry.stop_reason,
         source=call.entry.source,
         layers=distribute_tokens(sent, tokens) if sent else (),
-        marks=tuple(BreakpointTokens(_share(mark.bytes, sent, tokens), mark.mark.ttl) for mark in sent.marks)
+        breakpoints=tuple(
+            BreakpointTokens(_share(mark.prefix_bytes, sent, tokens), mark.breakpoint.ttl) for mark in sent.breakpoints
+        )
         if sent
         else (),
         verdict=verdict.kind if verdict else None,
         component=verdict.component if verdict else None,
-        is_break=verdict.is_break if verdict else False,
+        is_break=verdict.is_unexpected if verdict else False,
         lost_tokens=verdict.lost_tokens if verdict else 0,
         lost_usd=to_json_usd(verdict.lost_usd if verdict else Decimal(0)),
     )
@@ -248,7 +250,7 @@ def distribute_tokens(sent: RequestLayers, tokens: int) -> tuple[LayerTokens, ..
     """Distributes `tokens` over the layers by their bytes."""
     # Rounding the running total instead of each layer keeps the sum equal to `tokens`.
     layers, bytes_so_far, tokens_so_far = [], 0, 0
-    for band in sent.bands:
+    for band in sent.layers:
         bytes_so_far += band.bytes
         tokens_up_to_here = _share(bytes_so_far, sent, tokens)
         layers.append(LayerTokens(band.layer, tokens_up_to_here - tokens_so_far))
@@ -257,42 +259,42 @@ def distribute_tokens(sent: RequestLayers, tokens: int) -> tuple[LayerTokens, ..
 
 
 def _share(size_bytes: int, sent: RequestLayers, tokens: int) -> int:
-    return round(tokens * size_bytes / sent.bytes) if sent.bytes else 0
+    return round(tokens * size_bytes / sent.cacheable_bytes) if sent.cacheable_bytes else 0
 
 
 def _detail(call: CallLayers, certificate: Certificate | None) -> CallResponse:
-    entry, sent = call.entry, call.sent
+    entry, sent = call.entry, call.request
     tokens = entry.record.usage.tokens_sent
-    marks = sent.marks if sent else ()
+    marks = sent.breakpoints if sent else ()
     return CallResponse(
         call=_call_view(call),
-        marks=tuple(
+        breakpoints=tuple(
             PlannedBreakpoint(
-                block=mark.mark.piece,
+                block=mark.breakpoint.block_index,
                 layer=mark.layer,
-                tokens=_share(mark.bytes, sent, tokens) if sent else 0,
-                ttl=mark.mark.ttl,
-                reason=mark.mark.reason,
-                saving_usd=to_json_usd(mark.mark.saving_usd),
+                tokens=_share(mark.prefix_bytes, sent, tokens) if sent else 0,
+                ttl=mark.breakpoint.ttl,
+                reason=mark.breakpoint.reason,
+                saving_usd=to_json_usd(mark.breakpoint.saving_usd),
             )
             for mark in marks
         ),
         notes=entry.plan.notes,
-        odds=entry.plan.odds,
+        probabilities=entry.plan.probabilities,
         floor_tokens=entry.plan.floor_tokens,
         expected_read_tokens=entry.plan.expected_read_tokens,
         blocks=sent.blocks if sent else 0,
         blocks_shared=entry.record.blocks_shared,
         blocks_before=entry.record.blocks_before,
         body_bytes=sent.body_bytes if sent else 0,
-        chain=entry.chain,
+        chain=entry.prompt_digest,
         verdict=_verdict_view(entry.verdict) if entry.verdict else None,
         certificate=certificate,
     )
 
 
 def _verdict_view(verdict: Verdict) -> VerdictView:
-    sources = verdict.sources
+    sources = verdict.evidence
     diagnosis = sources.diagnosis if sources else None
     diagnosis_text = f"{diagnosis.outcome}: {diagnosis.reason}" if diagnosis and diagnosis.reason else None
     return VerdictView(
@@ -303,11 +305,11 @@ def _verdict_view(verdict: Verdict) -> VerdictView:
         detail=verdict.detail,
         cause=verdict.cause,
         byte=verdict.byte,
-        first_lost=verdict.first_lost,
+        first_lost=verdict.first_lost_section,
         diff=verdict.diff,
-        bytes_say=sources.bytes if sources else None,
-        usage_says=sources.usage if sources else None,
-        provider_says=diagnosis_text or (diagnosis.outcome if diagnosis else None),
+        bytes_verdict=sources.bytes if sources else None,
+        usage_verdict=sources.usage if sources else None,
+        provider_diagnosis=diagnosis_text or (diagnosis.outcome if diagnosis else None),
         disagreement=verdict.disagreement,
     )
 

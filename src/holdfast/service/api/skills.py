@@ -18,7 +18,7 @@ class LibraryFinding(msgspec.Struct, frozen=True):
     severity: str
     rule: str
     message: str
-    mend: str
+    fix: str
     line: int | None
 
 
@@ -53,7 +53,7 @@ def _skill_row(report: SkillReport) -> LibrarySkill:
         source=skill.source if skill else None,
         loads=report.valid,
         findings=tuple(
-            LibraryFinding(finding.severity, finding.rule, finding.message, finding.mend, finding.line)
+            LibraryFinding(finding.severity, finding.rule, finding.message, finding.fix, finding.line)
             for finding in report.findings
         ),
     )

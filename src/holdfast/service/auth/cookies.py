@@ -59,7 +59,7 @@ def _visitor(context: AppContext, incoming: RouteRequest) -> Visitor:
 def _sample(context: AppContext) -> str:
     if context.sample is None:
         return "off"
-    return "playing" if context.sample.playing else "ready"
+    return "playing" if context.sample.is_playing else "ready"
 
 
 ROUTES: tuple[Route, ...] = (

@@ -29,7 +29,7 @@ class ApiError(Exception):
         safe_message = " ".join(redact_secrets(message).split())[:MESSAGE_CHARS_MAX]
         super().__init__(safe_message)
         self.status = status
-        self.reply = ErrorResponse(ErrorBody(code, safe_message, dict(details) if details else None))
+        self.response = ErrorResponse(ErrorBody(code, safe_message, dict(details) if details else None))
 
 
 def make_not_found_error(what: str, name: str) -> ApiError:

@@ -32,7 +32,7 @@ Json = dict[str, object]
 
 
 def make_openapi(routes: Sequence[Route]) -> Json:
-    replies = tuple(route.reply for route in routes if route.reply is not NonJsonResponse)
+    replies = tuple(route.response for route in routes if route.response is not NonJsonResponse)
     requests = tuple(route.request for route in routes)
     _, schemas = msgspec.json.schema_components(
         (*replies, *requests, ErrorResponse), ref_template=REF, schema_hook=_any_json
@@ -63,18 +63,18 @@ def has_body(route: Route) -> bool:
 def list_error_statuses(route: Route) -> tuple[int, ...]:
     """All error statuses of a route."""
     key_statuses = () if route.rule == "open" else (401,)
-    body_statuses = () if route.method == "GET" else (413, 415, route.unfit_status)
-    return tuple(sorted({*COMMON_STATUSES, *key_statuses, *body_statuses, *route.refusals}))
+    body_statuses = () if route.method == "GET" else (413, 415, route.invalid_body_status)
+    return tuple(sorted({*COMMON_STATUSES, *key_statuses, *body_statuses, *route.error_statuses}))
 
 
 def _operation(route: Route, schemas: dict[str, Json]) -> Json:
     schema: Json = {"type": "string"}
-    if route.reply is not NonJsonResponse:
-        schema = {"$ref": REF.format(name=_name(route.reply))}
-    content = {route.content_type if route.reply is NonJsonResponse else JSON: {"schema": schema}}
+    if route.response is not NonJsonResponse:
+        schema = {"$ref": REF.format(name=_name(route.response))}
+    content = {route.content_type if route.response is NonJsonResponse else JSON: {"schema": schema}}
     responses: Json = {
         str(status): {"description": "Success.", **({"content": content} if status != 204 else {})}
-        for status in route.successes
+        for status in route.success_statuses
     }
     for status in list_error_statuses(route):
         responses[str(status)] = {"description": _MEANINGS[status], "content": {JSON: {"schema": ERROR_SCHEMA}}}

@@ -44,7 +44,7 @@ async def _body_fields(route: Route, request: Request) -> dict[str, object]:
         raise ApiError(400, "unknown_field", "this route takes no query; put the fields into the body")
     body = await _body(request)
     if not body and route.needs_body:
-        raise ApiError(route.unfit_status, "body_required", "this route requires a JSON object as its body")
+        raise ApiError(route.invalid_body_status, "body_required", "this route requires a JSON object as its body")
     if not body:
         return {}
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -55,7 +55,7 @@ async def _body_fields(route: Route, request: Request) -> dict[str, object]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, "malformed_json", "the body is not valid JSON") from error
     if not isinstance(fields, dict):
-        raise ApiError(route.unfit_status, "invalid_body", "the body must be a JSON object")
+        raise ApiError(route.invalid_body_status, "invalid_body", "the body must be a JSON object")
     return fields
 
 
@@ -101,11 +101,11 @@ class TimeSpan(msgspec.Struct, frozen=True):
     start: float
     end: float
 
-    def holds(self, at: float) -> bool:
+    def contains(self, at: float) -> bool:
         return self.start <= at < self.end
 
     @property
-    def told(self) -> TimeWindow:
+    def window(self) -> TimeWindow:
         return TimeWindow(to_datetime(self.start), to_datetime(self.end))
 
 

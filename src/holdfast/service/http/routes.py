@@ -62,18 +62,18 @@ class Route(msgspec.Struct, frozen=True):
     rule: AccessRule
     summary: str
     request: type[msgspec.Struct]
-    reply: type[msgspec.Struct]
+    response: type[msgspec.Struct]
     respond: Callable[[AppContext, RouteRequest], Awaitable[RouteResponse]]
     keyless: bool = True
     content_type: str = JSON
-    refusals: tuple[int, ...] = ()
-    successes: tuple[int, ...] = (200,)
-    denied: str = "not_allowed"
+    error_statuses: tuple[int, ...] = ()
+    success_statuses: tuple[int, ...] = (200,)
+    denied_code: str = "not_allowed"
     body_optional: bool = False
-    unfit_status: int = 422
+    invalid_body_status: int = 422
     retry_code: str | None = None
     check_holder: Callable[[AppContext, KeyRow, Mapping[str, str]], Awaitable[None]] | None = None
-    check_served: Callable[[AppContext], object] | None = None
+    check_enabled: Callable[[AppContext], object] | None = None
 
     @property
     def path_names(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def json_route(
     async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
         return RouteResponse(_encode(await run(context, decode_request_fields(incoming, request))))
 
-    return Route(method, path, rule, summary, request, reply, respond, keyless=keyless, refusals=refusals)
+    return Route(method, path, rule, summary, request, reply, respond, keyless=keyless, error_statuses=refusals)
 
 
 def raw_route(
@@ -144,7 +144,15 @@ def raw_route(
         return await run(context, decode_request_fields(incoming, request), incoming.last_event_id)
 
     return Route(
-        "GET", path, rule, summary, request, NonJsonResponse, respond, content_type=content_type, refusals=refusals
+        "GET",
+        path,
+        rule,
+        summary,
+        request,
+        NonJsonResponse,
+        respond,
+        content_type=content_type,
+        error_statuses=refusals,
     )
 
 

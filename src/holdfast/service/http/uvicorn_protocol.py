@@ -109,7 +109,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(plain + b"\r\n" + rest)
 
     def send_400_response(self, msg: str) -> None:
-        body = msgspec.json.encode(ApiError(400, "malformed_request", msg.rstrip(".")).reply)
+        body = msgspec.json.encode(ApiError(400, "malformed_request", msg.rstrip(".")).response)
         head = (
             "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

@@ -59,7 +59,7 @@ class EventHub:
         self._floor = 0  # All events after this place, up to the newest, are in the ring.
         self._newest: int | None = None
         self._gap: tuple[int, float] | None = None
-        self.listeners = 0
+        self.listener_count = 0
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failure: StoreError | None = None
@@ -75,7 +75,7 @@ class EventHub:
 
         Ends at `close`: at once, or with `to_the_end` after the newest event read until then.
         """
-        self.listeners += 1
+        self.listener_count += 1
         try:
             place = await self._start() if after is None else after
             # Also with a place given; the poll may not be running yet.
@@ -87,17 +87,17 @@ class EventHub:
                     place = newest - self._lag_places_max
                 for placed in await self._page(place, newest):
                     yield placed
-                    place = placed.place
+                    place = placed.position
                 if place >= (self._newest or 0) and not await self._wait():
                     yield NoEvents()
         finally:
-            self.listeners -= 1
-            if not self.listeners:
+            self.listener_count -= 1
+            if not self.listener_count:
                 await self._stop()
 
     async def _start(self) -> int:
         if self._task is None:
-            newest = await asyncio.to_thread(self._feed.newest_place)
+            newest = await asyncio.to_thread(self._feed.newest_position)
             if self._task is None and not self._closed:
                 self._newest = self._floor = newest
                 self._ring.clear()
@@ -109,9 +109,9 @@ class EventHub:
         if place >= newest:
             return []
         if place >= self._floor:
-            return [placed for placed in self._ring if placed.place > place]
-        page = await asyncio.to_thread(self._feed.behind, place, limit=PAGE_EVENTS)
-        events = [placed for placed in page if placed.place <= newest]
+            return [placed for placed in self._ring if placed.position > place]
+        page = await asyncio.to_thread(self._feed.events_after, place, limit=PAGE_EVENTS)
+        events = [placed for placed in page if placed.position <= newest]
         # Empty if the sessions were deleted; the placeholder moves the listener forward.
         return events or [PositionedEvent(newest, None)]
 
@@ -140,13 +140,13 @@ class EventHub:
         """Reads new events up to the first gap that another process may still fill; returns whether there were any."""
         before = self._newest or 0
         place = before
-        for placed in await asyncio.to_thread(self._feed.behind, before, limit=PAGE_EVENTS):
-            if placed.place != place + 1 and self._may_be_filled(place + 1):
+        for placed in await asyncio.to_thread(self._feed.events_after, before, limit=PAGE_EVENTS):
+            if placed.position != place + 1 and self._may_be_filled(place + 1):
                 break
             if len(self._ring) == self._ring.maxlen:
-                self._floor = self._ring[0].place
+                self._floor = self._ring[0].position
             self._ring.append(placed)
-            place = placed.place
+            place = placed.position
         # Advance only to here: after a gap, a listener would miss the event that fills it.
         self._newest = place
         if place > before:

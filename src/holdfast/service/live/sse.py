@@ -72,7 +72,7 @@ async def iterate_sse_frames(hub: EventHub, *, after: int | None, session_id: st
                     yield f"id: {last}\nevent: dropped\ndata: {_encode(item).decode()}\n\n".encode()
                 case NoEvents():
                     yield b": still here\n\n"
-                case PositionedEvent(place=place, event=event):
+                case PositionedEvent(position=place, event=event):
                     if event is not None and session_id in (None, event.session_id):
                         yield encode_sse_frame(place, event)
 
@@ -92,7 +92,9 @@ def encode_sse_frame(place: int, event: Event) -> bytes:
 
 def _public_payload(payload: AnyPayload) -> dict[str, object] | None:
     if isinstance(payload, RequestPrepared):
-        breakpoints = [{"piece": breakpoint_.piece, "ttl": breakpoint_.ttl} for breakpoint_ in payload.plan.marks]
+        breakpoints = [
+            {"piece": breakpoint_.block_index, "ttl": breakpoint_.ttl} for breakpoint_ in payload.plan.breakpoints
+        ]
         return {"body_bytes": payload.body_bytes, "shared_blocks": payload.shared_blocks, "marks": breakpoints}
     if isinstance(payload, _WITH_PAYLOAD):
         fields: dict[str, object] = msgspec.to_builtins(payload)

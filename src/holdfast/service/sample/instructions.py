@@ -158,13 +158,13 @@ def _publish(
 
 def _play_day(library: InstructionContext, clock: ManualClock, day: int) -> None:
     """Plays one day, with three to five recalls, each closed with the units it needed."""
-    agent, instruction_set = library.shelf(AGENT, library.records.agent(AGENT))
+    agent, instruction_set = library.require_instruction_set(AGENT, library.records.agent(AGENT))
     for intent, needed in SAMPLE_INTENTS[: len(SAMPLE_INTENTS) - day % 3]:
         clock.advance(600)
         response = answer_recall(
             library, agent, instruction_set, RecallQuery(intent=intent), caller=_ANN, heartbeat_id=None
         )
-        loaded = {chunk.name for chunk in response.recalled.chunks}
+        loaded = {chunk.name for chunk in response.result.chunks}
         used = tuple(name for name in needed if name in loaded)
         missed = tuple(name for name in needed if name not in loaded)
         close_audit_record(library, response.audit_token, _ANN, used=used, missed=missed)

@@ -82,10 +82,10 @@ class SampleSession(msgspec.Struct, frozen=True):
     layout: Layout = "default"
     clock_in_prompt: bool = False
     switches_to: str | None = None
-    teaches: str = ""
+    lesson: str = ""
     """A sentence at the end of the session for later sessions to learn from."""
 
-    is_told: bool = False
+    has_knowledge: bool = False
     """Whether the session's prompt includes the knowledge harvested from the sessions before it."""
 
 
@@ -94,8 +94,8 @@ SAMPLE_SESSIONS = (
         "Good: stable prefix, append-only history",
         "anthropic:claude-sonnet-5-5",
         (40.0, 90.0, 60.0, 30.0),
-        teaches="Always say what happens next, and when.",
-        is_told=True,
+        lesson="Always say what happens next, and when.",
+        has_knowledge=True,
     ),
     SampleSession(
         "Bad: the time is before the history",
@@ -111,13 +111,13 @@ SAMPLE_SESSIONS = (
         "Good: automatic caching at OpenAI",
         "openai:gpt-6-luna",
         (30.0, 45.0, 20.0, 30.0),
-        teaches="Never promise the day a parcel arrives.",
+        lesson="Never promise the day a parcel arrives.",
     ),
     SampleSession(
         "Good: a Gemini session",
         "gemini:gemini-3.8-flash",
         (30.0, 45.0, 20.0, 30.0),
-        teaches="The list of brokers is in docs/brokers.md.",
+        lesson="The list of brokers is in docs/brokers.md.",
     ),
     SampleSession(
         "Bad: model switched mid-session",
@@ -153,11 +153,11 @@ class SamplePlayer:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def playing(self) -> bool:
+    def is_playing(self) -> bool:
         return self._task is not None and not self._task.done()
 
     def start(self) -> None:
-        if not self.playing:
+        if not self.is_playing:
             self._task = asyncio.get_running_loop().create_task(self.play())
             self._task.add_done_callback(_log_failure)
 
@@ -169,7 +169,7 @@ class SamplePlayer:
                 await asyncio.to_thread(add_sample_instructions, self._library, clock=self._clock, new_id=new_ulid)
             # The best one comes last, so that it is at the top of the list and still cached when viewed.
             for habit in reversed(SAMPLE_SESSIONS):
-                if habit.is_told:
+                if habit.has_knowledge:
                     await self._harvest()
                 await self._play(habit, folder)
             await self._harvest()
@@ -191,7 +191,7 @@ class SamplePlayer:
         async with Session.create(**self._options(habit, clock, skills)) as session:
             for number, question in enumerate(SAMPLE_QUESTIONS):
                 await session.send(
-                    f"{question} {habit.teaches}".strip() if number == len(SAMPLE_QUESTIONS) - 1 else question
+                    f"{question} {habit.lesson}".strip() if number == len(SAMPLE_QUESTIONS) - 1 else question
                 )
                 if number == 2 and habit.switches_to:
                     await session.switch_model(habit.switches_to)
@@ -217,9 +217,9 @@ class SamplePlayer:
             "steps_max": 20,
             "spend_max_usd": SPEND_MAX_USD,
         }
-        if self._workspace is not None and habit.teaches:
+        if self._workspace is not None and habit.lesson:
             options["workspace"] = self._workspace
-            options["knowledge"] = habit.is_told
+            options["knowledge"] = habit.has_knowledge
         if habit.switches_to:
             options["models"] = [habit.model, habit.switches_to]
         if habit.clock_in_prompt:
@@ -288,7 +288,7 @@ async def play_sample(context: AppContext, request: EmptyRequest) -> SampleStatu
     if context.sample is None:
         raise ApiError(409, "not_simulating", "start the service with `holdfast serve --simulate` to play a sample")
     context.sample.start()
-    return SampleStatus(context.sample.playing)
+    return SampleStatus(context.sample.is_playing)
 
 
 ROUTES: tuple[Route, ...] = (

@@ -75,7 +75,7 @@ class TelemetryExporter:
             async with aclosing(self._hub.listen(to_the_end=True)) as items:
                 async for item in items:
                     if isinstance(item, PositionedEvent) and item.event is not None:
-                        self._queue.extend(self._spans.enter(item.event))
+                        self._queue.extend(self._spans.add_event(item.event))
         except StoreError as error:
             logger.warning("telemetry stopped: %s", error)
 

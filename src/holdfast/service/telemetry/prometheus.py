@@ -18,11 +18,11 @@ class RequestMetrics:
         self._seconds_total: dict[str, float] = {}
         self._external_counters: list[tuple[str, str, Callable[[], int]]] = []
 
-    def also(self, name: str, help_text: str, read: Callable[[], int]) -> None:
+    def add_counter(self, name: str, help_text: str, read: Callable[[], int]) -> None:
         """Adds a counter whose value is kept elsewhere."""
         self._external_counters.append((name, help_text, read))
 
-    def request(self, method: str, path: str, *, status: int, seconds: float) -> None:
+    def count_request(self, method: str, path: str, *, status: int, seconds: float) -> None:
         with self._lock:
             key = (method, path, status)
             self._requests[key] = self._requests.get(key, 0) + 1
@@ -33,7 +33,7 @@ class RequestMetrics:
             row[-1] += 1
             self._seconds_total[path] = self._seconds_total.get(path, 0.0) + seconds
 
-    def lines(self) -> Iterable[str]:
+    def format_lines(self) -> Iterable[str]:
         with self._lock:
             requests, rows, totals = dict(self._requests), dict(self._seconds), dict(self._seconds_total)
         name = "holdfast_http_requests_total"

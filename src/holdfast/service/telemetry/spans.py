@@ -55,7 +55,7 @@ class SpanBuilder:
         self._new_messages: dict[str, list[Message]] = {}
         self._ended: dict[str, TraceSpan] = {}
 
-    def enter(self, event: Event) -> Iterator[TraceSpan]:
+    def add_event(self, event: Event) -> Iterator[TraceSpan]:
         """Yields the spans that end with this event."""
         ended = self._ended.pop(event.session_id, None)
         if ended is not None:

@@ -64,7 +64,7 @@ class AnthropicApi:
     reply_id_prefix = "msg_sim"
     call_id_prefix = "toolu_"
 
-    def takes(self, http_request: SimulatedRequest) -> bool:
+    def accepts(self, http_request: SimulatedRequest) -> bool:
         if http_request.method == "POST":
             return http_request.path in (_MESSAGES, _COUNT)
         # Other providers list their models at the same path; only Anthropic's clients send one of these headers.
@@ -77,7 +77,7 @@ class AnthropicApi:
             and (http_request.path == _MODELS or bool(parse_model_name(http_request.path, _MODELS)))
         )
 
-    def understand(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+    def parse_request(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
         _check_version(http_request.headers)
         if http_request.path == _MODELS:
             return encode_json(list_anthropic_models(setting.models, http_request.query))
@@ -87,23 +87,23 @@ class AnthropicApi:
             )
         if http_request.path == _COUNT:
             counted = parse_anthropic_request(
-                anthropic.read_count_request(http_request.body, http_request.headers), setting, counting=True
+                anthropic.decode_count_request(http_request.body, http_request.headers), setting, counting=True
             )
             return encode_json({"input_tokens": counted.call.tokens})
-        return parse_anthropic_request(anthropic.read_request(http_request.body, http_request.headers), setting)
+        return parse_anthropic_request(anthropic.decode_request(http_request.body, http_request.headers), setting)
 
-    def sealed(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
+    def sign_thinking(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
         return sign_anthropic_thinking(content, model=request.parameters.model, prefix=request.prefix)
 
-    def spell(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
+    def encode_reply(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
         reports_dropped = BINDING_BETA in request.parameters.betas
         if not request.parameters.stream:
-            body = anthropic.write_reply(reply)
+            body = anthropic.encode_reply(reply)
             return add_input_transformations(body, request.dropped) if reports_dropped else body
-        events = iter(anthropic.write_stream(reply))
+        events = iter(anthropic.encode_stream(reply))
         return add_input_transformations_to_stream(events, request.dropped) if reports_dropped else events
 
-    def refusal(self, error: ProviderError) -> tuple[int, bytes]:
+    def encode_error(self, error: ProviderError) -> tuple[int, bytes]:
         return encode_error_with(anthropic, error)
 
 
@@ -202,9 +202,9 @@ def parse_anthropic_request(wire: WireRequest, setting: RequestContext, *, count
         prefix=admitted.prefix,
         dropped=admitted.dropped,
         # A prewarming request gets no content and the stop reason `max_tokens`.
-        prewarmed="max_tokens" if parameters.output_tokens_max == 0 else None,
+        prewarm_stop_reason="max_tokens" if parameters.output_tokens_max == 0 else None,
         fingerprint=fingerprint_anthropic_request(sent, parameters, model.cache),
-        wish=None if counting else read_diagnosis_request(parameters, model.cache),
+        diagnosis_request=None if counting else read_diagnosis_request(parameters, model.cache),
     )
 
 

@@ -42,7 +42,7 @@ def make_anthropic_cache_call(
 
 
 def _tier(sent: SentBlock) -> PromptSection:
-    return "system" if is_web_search(sent.block) else sent.piece.place
+    return "system" if is_web_search(sent.block) else sent.encoded.section
 
 
 _PREVIOUS = "previous_message_id"

@@ -46,8 +46,8 @@ def accept_thinking(
                 continue
         accepted.append(sent)
         # Whether a moved `cache_control` counts as an edit is undocumented, so the catalog decides per model.
-        bound_ttl = sent.ttl if rules.binding_sees_marks else None
-        prefix = extend_prefix_digest(prefix, sent.piece.role or sent.piece.place, sent.piece.data, bound_ttl)
+        bound_ttl = sent.ttl if rules.breakpoints_change_binding else None
+        prefix = extend_prefix_digest(prefix, sent.encoded.role or sent.encoded.section, sent.encoded.data, bound_ttl)
     visible = _strip_old_thinking(accepted) if rules.strips_old_thinking else accepted
     return AcceptedBlocks(tuple(visible), tuple(dropped), prefix)
 
@@ -79,7 +79,7 @@ def _read_seal(sent: SentBlock) -> ThinkingSeal:
             seal, thought = read_seal(sealed_thought), ""
         case _:
             seal, thought = None, ""
-    if seal is None or seal.thought != thought:
+    if seal is None or seal.thought_digest != thought:
         member = "signature" if sent.kind == "thinking" else "data"
         raise ProviderError(
             "invalid_request",
@@ -103,7 +103,7 @@ def _binding_error(path: str) -> ProviderError:
 def _strip_old_thinking(blocks: Sequence[SentBlock]) -> list[SentBlock]:
     """Drop the thinking before the last user message; tool results do not count as user messages."""
     user_indexes = (
-        index for index, sent in enumerate(blocks) if sent.piece.role == "user" and sent.kind != "tool_result"
+        index for index, sent in enumerate(blocks) if sent.encoded.role == "user" and sent.kind != "tool_result"
     )
     last_user = max(user_indexes, default=-1)
     return [sent for index, sent in enumerate(blocks) if index > last_user or sent.kind not in THINKING_NAMES]

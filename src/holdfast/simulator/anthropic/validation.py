@@ -35,7 +35,7 @@ def check_anthropic_transcript(entries: Sequence[HistoryEntry], rules: CacheRule
         )
     findings = validate_transcript(
         messages,
-        rules=TranscriptRules(system_messages="after_user" if rules.takes_system_messages else "refused"),
+        rules=TranscriptRules(system_messages="after_user" if rules.accepts_system_messages else "refused"),
         complete=True,
     )
     if findings:
@@ -130,15 +130,17 @@ def _add_automatic_breakpoint(
         raise refuse(
             f"cache_control: the automatic mark has ttl {ttl!r}, but {blocks[last].path} is marked with {existing!r}"
         )
-    if existing is None and sum(sent.ttl is not None for sent in blocks) >= rules.marks_max:
-        raise refuse(f"cache_control: the automatic mark needs one of the {rules.marks_max} marks, and all are taken")
+    if existing is None and sum(sent.ttl is not None for sent in blocks) >= rules.breakpoints_max:
+        raise refuse(
+            f"cache_control: the automatic mark needs one of the {rules.breakpoints_max} marks, and all are taken"
+        )
     return (*blocks[:last], msgspec.structs.replace(blocks[last], ttl=ttl), *blocks[last + 1 :])
 
 
 def _automatic_ttl(value: object, rules: CacheRules) -> Ttl | None:
     if value is None:
         return None
-    if not rules.takes_automatic_mark:
+    if not rules.accepts_automatic_breakpoint:
         raise refuse("cache_control: this model takes marks on blocks only")
     ttl = nested_field(value, "ttl") or "5m"
     if nested_field(value, "type") != "ephemeral" or ttl not in ("5m", "1h"):
@@ -148,7 +150,7 @@ def _automatic_ttl(value: object, rules: CacheRules) -> Ttl | None:
 
 def _takes_breakpoint(sent: SentBlock) -> bool:
     # Anthropic allows `cache_control` on all blocks but thinking and empty text.
-    return sent.piece.markable if sent.kind == "text" else sent.kind not in THINKING_NAMES
+    return sent.encoded.accepts_breakpoint if sent.kind == "text" else sent.kind not in THINKING_NAMES
 
 
 def _parse_object(text: str | None, name: str) -> dict[str, object] | None:

@@ -45,7 +45,7 @@ class GeminiApi:
     reply_id_prefix = "gemini_sim"
     call_id_prefix = "call_"
 
-    def takes(self, http_request: SimulatedRequest) -> bool:
+    def accepts(self, http_request: SimulatedRequest) -> bool:
         if http_request.method == "POST" and _ACTION.fullmatch(http_request.path):
             return True
         if http_request.method == "GET" and (models := _MODELS.fullmatch(http_request.path)):
@@ -54,7 +54,7 @@ class GeminiApi:
         caches = _CACHES.fullmatch(http_request.path)
         return caches is not None and http_request.method in (_METHODS_OF_ONE if caches[1] else ("GET", "POST"))
 
-    def understand(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+    def parse_request(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
         if caches := _CACHES.fullmatch(http_request.path):
             return handle_cache_request(http_request, caches[1], setting)
         if action := _ACTION.fullmatch(http_request.path):
@@ -64,16 +64,16 @@ class GeminiApi:
             return encode_json(list_gemini_models(setting.models, http_request.query))
         return encode_json(describe_gemini_model(find_gemini_model(models[2], setting.models, method="getModel")))
 
-    def sealed(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
+    def sign_thinking(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
         return sign_gemini_thoughts(content, model=request.parameters.model, prefix=request.prefix)
 
-    def spell(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
+    def encode_reply(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
         if extra_field(request.parameters, AS_ARRAY) is None:
             return encode_reply_with(gemini, reply, stream=request.parameters.stream)
-        chunks = (event.removeprefix(b"data: ").strip() for event in gemini.write_stream(reply))
+        chunks = (event.removeprefix(b"data: ").strip() for event in gemini.encode_stream(reply))
         return b"[" + b",\r\n".join(chunks) + b"]"
 
-    def refusal(self, error: ProviderError) -> tuple[int, bytes]:
+    def encode_error(self, error: ProviderError) -> tuple[int, bytes]:
         return encode_error_with(gemini, error)
 
 

@@ -71,17 +71,17 @@ def join_cached_content(cached: Mapping[str, bytes], members: Mapping[str, bytes
 def decode_gemini_members(members: Mapping[str, bytes], model: str, action: str = "generateContent") -> WireRequest:
     """Decode the members as a request to the model."""
     whole = join_object({CONTENTS: b"[]", **members})
-    return gemini.read_request(whole, {PATH_HEADER: f"/v1/models/{model}:{action}"})
+    return gemini.decode_request(whole, {PATH_HEADER: f"/v1/models/{model}:{action}"})
 
 
 def list_sent_parts(request: WireRequest) -> tuple[SentBlock, ...]:
     """A thought, and the signature on the part after it, count as separate parts, as on the wire."""
     blocks: list[SentBlock] = []
     for segment in request.prompt.segments:
-        encoded_parts = gemini.spell(segment)
+        encoded_parts = gemini.encode_segment(segment)
         head: tuple[Text | ToolSpec, ...] = (*segment.tools, *segment.system)
         blocks += (
-            SentBlock(encoded.place, block, encoded) for block, encoded in zip(head, encoded_parts, strict=False)
+            SentBlock(encoded.section, block, encoded) for block, encoded in zip(head, encoded_parts, strict=False)
         )
         blocks += _sent_contents(encoded_parts[len(head) :])
     return tuple(blocks)
@@ -90,7 +90,7 @@ def list_sent_parts(request: WireRequest) -> tuple[SentBlock, ...]:
 def _sent_contents(encoded_parts: Sequence[EncodedBlock]) -> Iterator[SentBlock]:
     content = part = -1
     for encoded in encoded_parts:
-        content, part = (content + 1, 0) if encoded.opens else (content, part + 1)
+        content, part = (content + 1, 0) if encoded.container_start else (content, part + 1)
         yield SentBlock(f"contents[{content}].parts[{part}]", decode_gemini_part(encoded.data)[0], encoded)
 
 
@@ -100,13 +100,15 @@ def make_gemini_cache_call(
     """The request as the cache sees it; `named_tokens` of its tokens are in the explicit cache that it refers to."""
     head = {"tools": _digest_section(blocks, "tools"), "system": _digest_section(blocks, "system")}
     seeds = chain_seeds(model.cache, gemini_cache_inputs(parameters, head))
-    parts = (make_cache_block(sent, sent.piece.place, model=model, count=setting.count) for sent in blocks)
+    parts = (make_cache_block(sent, sent.encoded.section, model=model, count=setting.count) for sent in blocks)
     scope = CacheScope(setting.workspace, model.name)
-    return CacheCall(scope, chain_prefixes(seeds, parts), (), setting.at, named_tokens=named_tokens)
+    return CacheCall(scope, chain_prefixes(seeds, parts), (), setting.at, explicit_cache_tokens=named_tokens)
 
 
 def _digest_section(blocks: Sequence[SentBlock], place: PromptSection) -> str | None:
-    digests = [sha256_hex(sent.piece.opens + sent.piece.data) for sent in blocks if sent.piece.place == place]
+    digests = [
+        sha256_hex(sent.encoded.container_start + sent.encoded.data) for sent in blocks if sent.encoded.section == place
+    ]
     return sha256_hex(canonical_json(digests)) if digests else None
 
 

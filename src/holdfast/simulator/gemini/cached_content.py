@@ -55,7 +55,7 @@ def handle_cache_request(http_request: SimulatedRequest, id: str | None, setting
         case "PATCH":
             return _update(http_request.body, content, setting)
         case "DELETE":
-            setting.named.remove(content.cache.name)
+            setting.explicit_caches.remove(content.cache.name)
             return b"{}"
         case _:
             return encode_cache(content.cache)
@@ -63,7 +63,7 @@ def handle_cache_request(http_request: SimulatedRequest, id: str | None, setting
 
 def find_cached_content(name: str, setting: RequestContext) -> CachedContent:
     """A missing cache, an expired one and one of another workspace give the same error, as with the provider."""
-    content = setting.named.find(setting.workspace, name, at=setting.at)
+    content = setting.explicit_caches.find(setting.workspace, name, at=setting.at)
     if content is None:
         # Gemini answers PERMISSION_DENIED here, not NOT_FOUND.
         raise ProviderError("auth", "CachedContent not found (or permission denied)", status=403)
@@ -92,14 +92,18 @@ def _create(body: bytes, setting: RequestContext) -> bytes:
         raise refuse(f"Cached content is too small. total_token_count={tokens}, min_total_token_count={floor}")
     check_gemini_window(tokens, model)
     cache = ExplicitCacheEntry(
-        f"{COLLECTION}/{setting.named.new_id(setting.at)}", model.name, tokens, expires_at, display_name
+        f"{COLLECTION}/{setting.explicit_caches.new_id(setting.at)}", model.name, tokens, expires_at, display_name
     )
-    setting.named.keep(CachedContent(setting.workspace, cache, content), at=setting.at)
+    setting.explicit_caches.store(CachedContent(setting.workspace, cache, content), at=setting.at)
     return encode_cache(cache)
 
 
 def _list(query: Mapping[str, str], setting: RequestContext) -> bytes:
-    own = [content.cache for content in setting.named.live(at=setting.at) if content.workspace == setting.workspace]
+    own = [
+        content.cache
+        for content in setting.explicit_caches.list_live(at=setting.at)
+        if content.workspace == setting.workspace
+    ]
     caches, next_page_token = cut_page(own, query)
     return encode_cache_page(CachePage(tuple(caches), next_page_token))
 
@@ -110,7 +114,7 @@ def _update(body: bytes, content: CachedContent, setting: RequestContext) -> byt
     if not members or not members.keys() <= {*_EXPIRY_FIELDS}:
         raise refuse("Only the expiration of a CachedContent can be updated: set ttl or expire_time and nothing else.")
     extended = replace(content, cache=replace(content.cache, expires_at=_expires_at(members, setting.at)))
-    setting.named.keep(extended, at=setting.at)
+    setting.explicit_caches.store(extended, at=setting.at)
     return encode_cache(extended.cache)
 
 

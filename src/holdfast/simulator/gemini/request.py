@@ -78,7 +78,7 @@ def count_gemini_tokens(body: bytes, name: str, setting: RequestContext) -> dict
         members = split_gemini_body(members[_COUNTED], _KNOWN)
         _check_model(members, name)
     call = _understand(members, model, setting).call
-    cached = {"cachedContentTokenCount": call.named_tokens} if call.named_tokens else {}
+    cached = {"cachedContentTokenCount": call.explicit_cache_tokens} if call.explicit_cache_tokens else {}
     return {"totalTokens": call.tokens, **cached}
 
 

@@ -177,5 +177,5 @@ def _check(signature: str, thought: str) -> None:
         return
     # Clients that store the signature as bytes re-encode it in either base64 alphabet.
     seal = read_seal(signature.translate(_STANDARD))
-    if seal is None or (thought and seal.thought != digest_thought(thought)):
+    if seal is None or (thought and seal.thought_digest != digest_thought(thought)):
         raise refuse("Thought signature is not valid.")

@@ -48,29 +48,29 @@ class OpenAIChatApi:
     reply_id_prefix = "chatcmpl-sim"
     call_id_prefix = "call_"
 
-    def takes(self, http_request: SimulatedRequest) -> bool:
+    def accepts(self, http_request: SimulatedRequest) -> bool:
         return (http_request.method, http_request.path) == ("POST", _COMPLETIONS)
 
-    def understand(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
-        wire = openai_chat.read_request(http_request.body, http_request.headers)
+    def parse_request(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+        wire = openai_chat.decode_request(http_request.body, http_request.headers)
         if wire.parameters.stream and not _wants_usage(http_request.body):
             # Decoding drops `include_usage`, because our adapter always sets it; note here that the client did not.
             extra = (*wire.parameters.extra, ("stream_options", '{"include_usage":false}'))
             wire = replace(wire, parameters=replace(wire.parameters, extra=extra))
         return parse_openai_request(wire, setting, _CHAT)
 
-    def sealed(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
+    def sign_thinking(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
         """Without the thinking, which this API does not return."""
         return tuple(block for block in content if not isinstance(block, THINKING_TYPES))
 
-    def spell(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
+    def encode_reply(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
         encoded = encode_reply_with(openai_chat, reply, stream=request.parameters.stream)
         if isinstance(encoded, bytes) or extra_field(request.parameters, "stream_options") is None:
             return encoded
         # OpenAI sends the usage of a stream only on request, in a last chunk without choices.
         return (chunk for chunk in encoded if not _is_usage_chunk(chunk))
 
-    def refusal(self, error: ProviderError) -> tuple[int, bytes]:
+    def encode_error(self, error: ProviderError) -> tuple[int, bytes]:
         return encode_error_with(openai_chat, error)
 
 

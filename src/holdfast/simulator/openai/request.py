@@ -83,9 +83,11 @@ def parse_openai_request(
         conversations=digest_conversation_starts(setting.workspace, sent),
         prefix=digest_conversation(sent),
         # A prewarming request gets no output.
-        prewarmed="end_turn" if options.prewarms else None,
+        prewarm_stop_reason="end_turn" if options.is_prewarm else None,
         fingerprint=fingerprint_openai_request(sent, parameters, model.cache),
-        wish=None if options.comparison is None else DiagnosisRequest(options.comparison),
+        diagnosis_request=None
+        if options.comparison_response_id is None
+        else DiagnosisRequest(options.comparison_response_id),
     )
 
 
@@ -96,9 +98,9 @@ class CacheOptions(msgspec.Struct, frozen=True):
     """
 
     ttl: str | None = None
-    only_marks: bool = False
-    prewarms: bool = False
-    comparison: str | None = None
+    explicit_only: bool = False
+    is_prewarm: bool = False
+    comparison_response_id: str | None = None
 
 
 def make_openai_cache_call(
@@ -112,31 +114,31 @@ def make_openai_cache_call(
     parts = (
         make_cache_block(
             sent,
-            "system" if index < start and sent.piece.place == "messages" else sent.piece.place,
+            "system" if index < start and sent.encoded.section == "messages" else sent.encoded.section,
             model=model,
             count=setting.count,
-            ending=(index == start - 1 and sent.piece.place != "tools") or _ends_turn(sent, following),
+            ending=(index == start - 1 and sent.encoded.section != "tools") or _ends_turn(sent, following),
         )
         for index, (sent, following) in enumerate(zip_longest(blocks, blocks[1:]))
     )
     breakpoints = tuple(Breakpoint(index, sent.ttl) for index, sent in enumerate(blocks) if sent.ttl is not None)
     scope = CacheScope(setting.workspace, parameters.model)
-    return CacheCall(scope, chain_prefixes(seeds, parts), breakpoints, setting.at, options.ttl, options.only_marks)
+    return CacheCall(scope, chain_prefixes(seeds, parts), breakpoints, setting.at, options.ttl, options.explicit_only)
 
 
 def _conversation_start(blocks: Sequence[SentBlock]) -> int:
     """The number of blocks before the conversation: tools, and the leading developer messages."""
-    conversation_blocks = (index for index, sent in enumerate(blocks) if sent.piece.role in ("user", "assistant"))
+    conversation_blocks = (index for index, sent in enumerate(blocks) if sent.encoded.role in ("user", "assistant"))
     return next(conversation_blocks, len(blocks))
 
 
 def _ends_turn(sent: SentBlock, following: SentBlock | None) -> bool:
     """Whether the block ends a user message, or a run of tool results."""
-    if sent.piece.role != "user":
+    if sent.encoded.role != "user":
         return False
-    if following is None or following.piece.role != "user":
+    if following is None or following.encoded.role != "user":
         return True
-    return following.kind != "tool_result" if sent.kind == "tool_result" else bool(following.piece.opens)
+    return following.kind != "tool_result" if sent.kind == "tool_result" else bool(following.encoded.container_start)
 
 
 CACHE_KEY_CHARS_MAX = 64
@@ -187,7 +189,9 @@ def _parse_options(field: object, rules: CacheRules, known: frozenset[str]) -> C
         raise refuse(f"Invalid value for '{_OPTIONS}.ttl': supported values are {supported}.")
     if not isinstance(prewarm, bool):
         raise refuse(f"Invalid type for '{_OPTIONS}.prewarm': expected a boolean.")
-    return CacheOptions(ttl=ttl, only_marks=mode == "explicit", prewarms=prewarm, comparison=_comparison(field, rules))
+    return CacheOptions(
+        ttl=ttl, explicit_only=mode == "explicit", is_prewarm=prewarm, comparison_response_id=_comparison(field, rules)
+    )
 
 
 def _comparison(field: dict[str, object], rules: CacheRules) -> str | None:
@@ -222,5 +226,5 @@ def fingerprint_openai_request(
             (NO_REASON, digest_settings(parameter_values, ("parallel_tool_calls",), rules)),
         ),
         prompt_reason="input_changed",
-        hits_are_read=True,
+        hit_requires_read=True,
     )

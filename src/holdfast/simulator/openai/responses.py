@@ -40,7 +40,7 @@ def _check(encrypted_content: object, text: str | None, path: str) -> None:
     if encrypted_content is None:
         return
     content = read_seal(encrypted_content) if isinstance(encrypted_content, str) else None
-    if content is None or (text is not None and content.thought != digest_thought(text)):
+    if content is None or (text is not None and content.thought_digest != digest_thought(text)):
         raise refuse(
             f"The encrypted content of the reasoning item at {path} could not be verified; send it as it came."
         )
@@ -80,19 +80,19 @@ class OpenAIResponsesApi:
     reply_id_prefix = "resp_sim"
     call_id_prefix = "call_"
 
-    def takes(self, http_request: SimulatedRequest) -> bool:
+    def accepts(self, http_request: SimulatedRequest) -> bool:
         if http_request.method == "POST":
             return http_request.path in (_RESPONSES, _COUNT)
         return http_request.method == "GET" and (
             http_request.path == _MODELS or bool(parse_model_name(http_request.path, _MODELS))
         )
 
-    def understand(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+    def parse_request(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
         if http_request.path == _MODELS:
             return encode_json(list_openai_models(setting.models))
         if name := parse_model_name(http_request.path, _MODELS):
             return encode_json(describe_openai_model(find_openai_model(name, setting.models, provider=PROVIDER)))
-        wire = openai_responses.read_request(http_request.body, http_request.headers)
+        wire = openai_responses.decode_request(http_request.body, http_request.headers)
         _check_state(wire.parameters)
         counting = http_request.path == _COUNT
         understood = parse_openai_request(wire, setting, _INTERFACE, counting=counting)
@@ -101,19 +101,19 @@ class OpenAIResponsesApi:
             return encode_json({"object": "response.input_tokens", "input_tokens": understood.call.tokens})
         return understood
 
-    def sealed(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
+    def sign_thinking(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
         return sign_openai_reasoning(content, model=request.parameters.model, prefix=request.prefix)
 
-    def spell(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
+    def encode_reply(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
         return encode_reply_with(openai_responses, reply, stream=request.parameters.stream)
 
-    def refusal(self, error: ProviderError) -> tuple[int, bytes]:
+    def encode_error(self, error: ProviderError) -> tuple[int, bytes]:
         return encode_error_with(openai_responses, error)
 
 
 def _check_reasoning_options(parameters: Parameters, model: Model) -> None:
     """A model without reasoning takes neither an effort nor a request for encrypted reasoning."""
-    if model.reasons:
+    if model.has_reasoning:
         return
     if parameters.thinking_json is not None:
         raise refuse("Unsupported parameter: 'reasoning.effort' is not supported with this model.")

@@ -56,36 +56,36 @@ class OpenRouterApi:
     reply_id_prefix = "gen-sim"
     call_id_prefix = "call_"
 
-    def takes(self, http_request: SimulatedRequest) -> bool:
+    def accepts(self, http_request: SimulatedRequest) -> bool:
         return (http_request.method, http_request.path) in (("POST", _COMPLETIONS), ("GET", _MODELS))
 
-    def understand(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+    def parse_request(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
         if http_request.path == _MODELS:
             return encode_json(list_openrouter_models(setting.models, at=setting.at))
-        return parse_openrouter_request(openrouter.read_request(http_request.body, http_request.headers), setting)
+        return parse_openrouter_request(openrouter.decode_request(http_request.body, http_request.headers), setting)
 
-    def sealed(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
+    def sign_thinking(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
         """Thinking is moved before all other blocks, because clients send it back there."""
-        ordered = openrouter.lower(HistoryEntry("assistant", tuple(content)))
+        ordered = openrouter.lower_entry(HistoryEntry("assistant", tuple(content)))
         blocks = ordered.content if ordered else ()
         return sign_anthropic_thinking(
             blocks, model=request.parameters.model, prefix=request.prefix, encode_block=_encode_block
         )
 
-    def spell(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
+    def encode_reply(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
         encoded = encode_reply_with(openrouter, reply, stream=request.parameters.stream)
         cost = compute_reply_cost(reply.usage, request)
         if cost is None:
             return encoded
         return add_cost_to_body(encoded, cost) if isinstance(encoded, bytes) else add_cost_to_stream(encoded, cost)
 
-    def refusal(self, error: ProviderError) -> tuple[int, bytes]:
+    def encode_error(self, error: ProviderError) -> tuple[int, bytes]:
         return encode_error_with(openrouter, error)
 
 
 def _encode_block(block: Block) -> bytes:
-    segment = Segment("reply", Stability.GROWING, "messages", passages=(HistoryEntry("assistant", (block,)),))
-    return b"".join(encoded.data for encoded in openrouter.spell(segment))
+    segment = Segment("reply", Stability.GROWING, "messages", entries=(HistoryEntry("assistant", (block,)),))
+    return b"".join(encoded.data for encoded in openrouter.encode_segment(segment))
 
 
 _EVENT_START = b"data: "

@@ -20,7 +20,7 @@ YamlValue = str | None | list["YamlValue"] | dict[str, "YamlValue"]
 class SkillFault(NamedTuple):
     rule: str
     message: str
-    mend: str
+    fix: str
     line: int | None = None
 
 

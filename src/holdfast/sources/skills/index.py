@@ -23,8 +23,8 @@ class SkillIndex(msgspec.Struct, frozen=True):
     """The text for the prompt (empty without skills), and how many skills it lists and leaves out."""
 
     text: str
-    listed: int = 0
-    more: int = 0
+    listed_count: int = 0
+    unlisted_count: int = 0
     tokens: int = 0
 
 

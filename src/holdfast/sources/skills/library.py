@@ -38,9 +38,9 @@ class SkillLibrary(msgspec.Struct, frozen=True):
     store: SkillStore
     reports: tuple[SkillReport, ...] = ()
     limits: SkillLimits = SkillLimits()
-    seen: dict[SkillRoot, dict[str, _CachedReport]] = {}
+    cached_reports: dict[SkillRoot, dict[str, _CachedReport]] = {}
 
-    def reloaded(self) -> "SkillLibrary":
+    def reload(self) -> "SkillLibrary":
         """Read the roots again; a file is parsed again only if its modification time, size or inode changed."""
         return read_skill_library(self.roots, self.mode, limits=self.limits, before=self)
 
@@ -126,7 +126,7 @@ def read_skill_library(
     """Read the roots; of skills with the same name the last root wins. Unchanged files are taken from `before`."""
     limits = SkillLimits() if limits is None else limits
     roots = tuple(roots)
-    cached = before.seen if before is not None and before.mode == mode and before.limits == limits else {}
+    cached = before.cached_reports if before is not None and before.mode == mode and before.limits == limits else {}
     cached_by_root: dict[SkillRoot, dict[str, _CachedReport]] = {root: {} for root in roots}
     reports: list[SkillReport] = []
     merged: dict[str, Skill] = {}
@@ -147,7 +147,7 @@ def read_skill_library(
         _merge_skills(merged, root_reports)
     if before is not None and before.roots == roots and before.reports == tuple(reports):
         # Keep the same store object, because it holds prepared search indexes.
-        return msgspec.structs.replace(before, seen=cached_by_root)
+        return msgspec.structs.replace(before, cached_reports=cached_by_root)
     findings = (finding for skill_report in reports for finding in skill_report.findings)
     return SkillLibrary(roots, mode, SkillStore(merged.values(), findings), tuple(reports), limits, cached_by_root)
 

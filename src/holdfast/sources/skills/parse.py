@@ -59,7 +59,7 @@ def make_skill_report(
         return SkillReport(folder, skill.name if skill else name, skill)
     shown = format_path(file)
     findings = tuple(
-        SkillFinding(shown, fault.line, fault.rule, fault.message, fault.mend, level)
+        SkillFinding(shown, fault.line, fault.rule, fault.message, fault.fix, level)
         for fault in faults
         if (level := find_severity(fault.rule, mode))
     )

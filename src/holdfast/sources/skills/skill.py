@@ -56,12 +56,12 @@ class SkillFinding(msgspec.Struct, frozen=True):
     line: int | None
     rule: str
     message: str
-    mend: str
+    fix: str
     severity: Severity = "error"
 
     def __str__(self) -> str:
         location = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{location}: {self.message}; {self.mend} ({self.rule})"
+        return f"{location}: {self.message}; {self.fix} ({self.rule})"
 
 
 class SkillReport(msgspec.Struct, frozen=True):

@@ -70,7 +70,7 @@ class SkillStore:
         if not needle:
             return list(self._skills.values())[:limit]
         if self.ranking == "semantic":
-            return [self._skills[match.id] for match in self.ranked(query, limit=limit).found]
+            return [self._skills[match.id] for match in self.rank(query, limit=limit).hits]
         if self._lowercase is None:
             # Built on first use, because most sessions never search.
             self._lowercase = tuple(
@@ -83,7 +83,7 @@ class SkillStore:
                 by_rank[3 - score].append(skill)
         return [skill for rank in by_rank for skill in rank][:limit]
 
-    def ranked(self, query: str, *, limit: int = SEARCH_LIMIT) -> SearchResult:
+    def rank(self, query: str, *, limit: int = SEARCH_LIMIT) -> SearchResult:
         """Skills ranked by words and meaning, with reasons; the first call is slow because it indexes all skills."""
         with self._lock:
             if self._index is None:

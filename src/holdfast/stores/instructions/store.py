@@ -27,7 +27,7 @@ from holdfast.stores.write.queue import GroupCommit, SqlStep
 class InstructionStore(OwnerTransfer):
     def __init__(self, tables: InstructionTables, fetch: FetchRows, changes: ChangeRunner) -> None:
         super().__init__(tables, fetch, changes)
-        self._group_commit = GroupCommit(partial(changes.change_all, synced=False))
+        self._group_commit = GroupCommit(partial(changes.run_steps, synced=False))
 
     def agent(self, name: str) -> Agent | None:
         matches = self._rows(self._tables.agents, "WHERE id = ? OR shortname = ?", name, name)
@@ -52,14 +52,14 @@ class InstructionStore(OwnerTransfer):
             f"{name} = excluded.{name}" for name in table.columns if name not in ("id", "created_at", "revision")
         )
         statement = f"{table.insert} ON CONFLICT (id) DO UPDATE SET {changed}"
-        return self._changes.change_all(
-            [SqlStep(statement, table.cells(agent)), self._bump(agent.id), self._forget_stubs(agent.id)]
+        return self._changes.run_steps(
+            [SqlStep(statement, table.encode_row(agent)), self._bump(agent.id), self._forget_stubs(agent.id)]
         )
 
     def unit(self, uri: str) -> UnitVersion | None:
         return next(iter(self._rows(self._tables.units, "WHERE uri = ?", uri)), None)
 
-    def versions_of(self, owner: str, name: str) -> tuple[UnitVersion, ...]:
+    def list_unit_versions(self, owner: str, name: str) -> tuple[UnitVersion, ...]:
         return self._rows(self._tables.units, "WHERE agent_id = ? AND name = ? ORDER BY created_at, uri", owner, name)
 
     def units_at(self, owners: Sequence[str], at: int | None) -> tuple[UnitVersion, ...]:
@@ -79,10 +79,10 @@ class InstructionStore(OwnerTransfer):
         steps = [self._register(registers)] if registers else []
         if unit.status == "active":
             steps += self._check_unchanged(unit, over, judged)
-        steps.append(SqlStep(table.insert, table.cells(unit)))
+        steps.append(SqlStep(table.insert, table.encode_row(unit)))
         if unit.status == "active":
             steps += self._replace_active(unit, unit.created_at)
-        return self._changes.change_all(steps)
+        return self._changes.run_steps(steps)
 
     def release_unit(self, unit: UnitVersion, *, over: str | None, judged: Sequence[str] = ()) -> bool:
         columns = ("status", "created_at", "source_trust", "derived_from", "signature", "signed_by")
@@ -93,12 +93,12 @@ class InstructionStore(OwnerTransfer):
             rows_min=1,
         )
         if unit.status != "active":
-            return self._changes.change_all([release])
+            return self._changes.run_steps([release])
         checks = self._check_unchanged(unit, over, judged)
-        return self._changes.change_all([*checks, release, *self._replace_active(unit, unit.created_at)])
+        return self._changes.run_steps([*checks, release, *self._replace_active(unit, unit.created_at)])
 
     def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int, judged: Sequence[str]) -> bool:
-        return self._changes.change_all(self._activate(unit, over, judged, at=at))
+        return self._changes.run_steps(self._activate(unit, over, judged, at=at))
 
     def manifest(self, agent_id: str) -> Manifest | None:
         manifests = self._rows(self._tables.manifests, "WHERE agent_id = ? AND superseded_at IS NULL", agent_id)
@@ -115,7 +115,7 @@ class InstructionStore(OwnerTransfer):
         )
         return next(iter(manifests), None)
 
-    def manifest_of(self, agent_id: str, version: str) -> Manifest | None:
+    def find_manifest_version(self, agent_id: str, version: str) -> Manifest | None:
         manifests = self._rows(self._tables.manifests, "WHERE agent_id = ? AND version = ?", agent_id, version)
         return next(iter(manifests), None)
 
@@ -149,35 +149,35 @@ class InstructionStore(OwnerTransfer):
         if over is not None:
             supersede = f"UPDATE {tables.manifests.name} SET superseded_at = ? WHERE id = ? AND superseded_at IS NULL"
             steps.append(self._step(supersede, (manifest.created_at, over), rows_min=1))
-        steps.append(SqlStep(tables.manifests.insert, tables.manifests.cells(manifest)))
+        steps.append(SqlStep(tables.manifests.insert, tables.manifests.encode_row(manifest)))
         for uri in holds:
             is_active = "uri = ? AND status = 'active' AND valid_until IS NULL"
             confirm = f"UPDATE {tables.units.name} SET status = 'active' WHERE {is_active}"
             steps.append(self._step(confirm, (uri,), rows_min=1))
         for unit, replaced, judged in activates:
             steps += self._activate(unit, replaced, (*judged, manifest.id), at=manifest.created_at)
-        steps.append(SqlStep(tables.coverage.insert, tables.coverage.cells(run)))
-        steps += [SqlStep(tables.approvals.insert, tables.approvals.cells(record)) for record in approvals]
-        steps += [SqlStep(tables.audit.insert, tables.audit.cells(record)) for record in events]
+        steps.append(SqlStep(tables.coverage.insert, tables.coverage.encode_row(run)))
+        steps += [SqlStep(tables.approvals.insert, tables.approvals.encode_row(record)) for record in approvals]
+        steps += [SqlStep(tables.audit.insert, tables.audit.encode_row(record)) for record in events]
         steps += [self._bump(manifest.agent_id), self._forget_stubs(manifest.agent_id)]
-        return self._changes.change_all(steps)
+        return self._changes.run_steps(steps)
 
     def stub(self, agent_id: str, profile: str) -> BootStub | None:
         stubs = self._rows(self._tables.stubs, "WHERE agent_id = ? AND adapter_profile = ?", agent_id, profile)
         return next(iter(stubs), None)
 
-    def keep_stub(self, stub: BootStub) -> None:
+    def save_stub(self, stub: BootStub) -> None:
         table = self._tables.stubs
         changed = ", ".join(f"{name} = excluded.{name}" for name in table.columns)
-        self._changes.change(
+        self._changes.run_statement(
             f"{table.insert} ON CONFLICT (agent_id, adapter_profile) DO UPDATE SET {changed} "
             f"WHERE {table.name}.cache_key <> excluded.cache_key",
-            table.cells(stub),
+            table.encode_row(stub),
         )
 
     def add_audit(self, record: AuditRecord) -> None:
         table = self._tables.audit
-        if not self._group_commit.write(SqlStep(table.insert, table.cells(record))):
+        if not self._group_commit.commit_step(SqlStep(table.insert, table.encode_row(record))):
             raise StoreError("the audit record contains text that no database can store")
 
     def audit(self, token: str) -> AuditRecord | None:
@@ -190,23 +190,23 @@ class InstructionStore(OwnerTransfer):
             (msgspec.json.encode(used).decode(), msgspec.json.encode(missed).decode(), at, token),
             rows_min=1,
         )
-        return self._changes.change_all([step])
+        return self._changes.run_steps([step])
 
-    def keep_detected(self, token: str, detected: Sequence[DetectedUnit], *, at: int) -> bool:
+    def save_detected_usage(self, token: str, detected: Sequence[DetectedUnit], *, at: int) -> bool:
         step = self._step(
             f"UPDATE {self._tables.audit.name} SET detected = ?, detected_at = ? "
             "WHERE audit_token = ? AND detected_at IS NULL",
             (msgspec.json.encode(detected).decode(), at, token),
             rows_min=1,
         )
-        return self._changes.change_all([step])
+        return self._changes.run_steps([step])
 
     def audits(self, agent_id: str, *, since: int) -> tuple[AuditRecord, ...]:
         return self._rows(
             self._tables.audit, "WHERE agent_id = ? AND created_at >= ? ORDER BY created_at, id", agent_id, since
         )
 
-    def audits_of_run(self, agent_id: str, heartbeat_id: str) -> tuple[AuditRecord, ...]:
+    def list_run_audits(self, agent_id: str, heartbeat_id: str) -> tuple[AuditRecord, ...]:
         where = "WHERE agent_id = ? AND heartbeat_id = ? ORDER BY created_at, id"
         return self._rows(self._tables.audit, where, agent_id, heartbeat_id)
 
@@ -221,7 +221,7 @@ class InstructionStore(OwnerTransfer):
 
     def add_approval(self, approval: Approval, *, registers: Agent) -> None:
         table = self._tables.approvals
-        self._run_all([self._register(registers), SqlStep(table.insert, table.cells(approval))])
+        self._run_all([self._register(registers), SqlStep(table.insert, table.encode_row(approval))])
 
     def approvals(self, agent_id: str) -> tuple[Approval, ...]:
         return self._rows(self._tables.approvals, "WHERE agent_id = ? ORDER BY id", agent_id)
@@ -238,17 +238,17 @@ class InstructionStore(OwnerTransfer):
 
     def add_coverage(self, run: CoverageRun) -> None:
         table = self._tables.coverage
-        self._run_all([SqlStep(table.insert, table.cells(run)), self._bump(run.agent_id)])
+        self._run_all([SqlStep(table.insert, table.encode_row(run)), self._bump(run.agent_id)])
 
     def probes(self, agent_id: str) -> tuple[Probe, ...]:
         return self._rows(self._tables.probes, "WHERE agent_id = ? ORDER BY probe_id", agent_id)
 
     def put_probe(self, probe: Probe) -> None:
         step = self._upsert_probe(probe)
-        self._changes.change(step.statement, step.cells)
+        self._changes.run_statement(step.statement, step.cells)
 
-    def put_sample(self, probes: Sequence[Probe], *, lease: str, until: int, at: int) -> bool:
-        return self._changes.change_all([*self._lease(lease, until, at), *map(self._upsert_probe, probes)])
+    def save_sampled_probes(self, probes: Sequence[Probe], *, lease: str, until: int, at: int) -> bool:
+        return self._changes.run_steps([*self._lease(lease, until, at), *map(self._upsert_probe, probes)])
 
     def agents_to_sample(self, lease_prefix: str, *, since: int, at: int) -> tuple[str, ...]:
         schema = self._tables.schema
@@ -288,21 +288,23 @@ class InstructionStore(OwnerTransfer):
 
     def add_signer(self, signer: Signer) -> None:
         table = self._tables.signers
-        self._changes.change(f"{table.insert} ON CONFLICT (entity, public_key) DO NOTHING", table.cells(signer))
+        self._changes.run_statement(
+            f"{table.insert} ON CONFLICT (entity, public_key) DO NOTHING", table.encode_row(signer)
+        )
 
     def remove_signers(self, signers: Sequence[Signer]) -> None:
         delete = f"DELETE FROM {self._tables.signers.name} WHERE entity = ? AND public_key = ?"
         self._run_all([self._step(delete, (signer.entity, signer.public_key)) for signer in signers])
 
-    def use_wake(self, jti: str, *, expires_at: int, at: int) -> bool:
-        return self._changes.change_all(self._wake(jti, expires_at, at))
+    def consume_wake_token(self, jti: str, *, expires_at: int, at: int) -> bool:
+        return self._changes.run_steps(self._wake(jti, expires_at, at))
 
     def take_lease(self, name: str, *, until: int, at: int) -> bool:
-        return self._changes.change_all(self._lease(name, until, at))
+        return self._changes.run_steps(self._lease(name, until, at))
 
-    def end_lease(self, name: str, *, until: int) -> None:
+    def release_lease(self, name: str, *, until: int) -> None:
         table = f"{self._tables.schema}instruction_wakes"
-        self._changes.change_all(
+        self._changes.run_steps(
             [self._step(f"DELETE FROM {table} WHERE jti = ? AND expires_at = ?", (_lease_name(name), until))]
         )
 
@@ -328,12 +330,14 @@ class InstructionStore(OwnerTransfer):
             "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
             (name, value),
         )
-        self._changes.change(step.statement, step.cells)
+        self._changes.run_statement(step.statement, step.cells)
 
     def _upsert_probe(self, probe: Probe) -> SqlStep:
         table = self._tables.probes
         changed = ", ".join(f"{name} = excluded.{name}" for name in ("intent", "required_units", "k"))
-        return SqlStep(f"{table.insert} ON CONFLICT (agent_id, probe_id) DO UPDATE SET {changed}", table.cells(probe))
+        return SqlStep(
+            f"{table.insert} ON CONFLICT (agent_id, probe_id) DO UPDATE SET {changed}", table.encode_row(probe)
+        )
 
     def _lease(self, name: str, until: int, at: int) -> list[SqlStep]:
         # A lease is stored like a used wake token: a name that is taken until it expires.
@@ -348,7 +352,7 @@ class InstructionStore(OwnerTransfer):
 
     def _run_all(self, steps: Sequence[SqlStep]) -> None:
         """These steps conflict with nothing, so a refusal is an error."""
-        if not self._changes.change_all(steps):
+        if not self._changes.run_steps(steps):
             raise StoreError("the database refused the change")
 
 

@@ -43,7 +43,7 @@ class InstructionTable(Generic[Row]):
         self.insert = f"INSERT INTO {self.name} ({', '.join(self.columns)}) VALUES ({params})"
         self.select = f"SELECT {', '.join(self.columns)} FROM {self.name}"
 
-    def cells(self, row: Row) -> tuple[Cell, ...]:
+    def encode_row(self, row: Row) -> tuple[Cell, ...]:
         return tuple(self._cell(name, getattr(row, name)) for name in self.columns)
 
     def _cell(self, name: str, value: object) -> Cell:
@@ -54,7 +54,7 @@ class InstructionTable(Generic[Row]):
         assert value is None or isinstance(value, str | int | float)
         return value
 
-    def row(self, cells: Sequence[object]) -> Row:
+    def decode_row(self, cells: Sequence[object]) -> Row:
         """Raises StoreError for a row that this version cannot read."""
         try:
             values = dict(zip(self.columns, cells, strict=True))
@@ -67,7 +67,7 @@ class InstructionTable(Generic[Row]):
 
 
 class InstructionTables(msgspec.Struct, frozen=True):
-    mark: str
+    param: str
     schema: str
     agents: InstructionTable[Agent]
     units: InstructionTable[UnitVersion]
@@ -112,7 +112,7 @@ class InstructionSteps:
         self._tables = tables
 
     def _step(self, statement: str, cells: tuple[Cell, ...], *, rows_min: int = 0) -> SqlStep:
-        return SqlStep(statement.replace("?", self._tables.mark), cells, rows_min)
+        return SqlStep(statement.replace("?", self._tables.param), cells, rows_min)
 
     def _activate(self, unit: UnitVersion, over: str | None, judged: Sequence[str], *, at: int) -> list[SqlStep]:
         # It is in force from its activation, not from when it was written.
@@ -173,7 +173,9 @@ class InstructionSteps:
         return self._step(f"{update} agent_id IN ({listing})", (manifest_pattern(owner, name),))
 
     def _register(self, agent: Agent) -> SqlStep:
-        return SqlStep(f"{self._tables.agents.insert} ON CONFLICT (id) DO NOTHING", self._tables.agents.cells(agent))
+        return SqlStep(
+            f"{self._tables.agents.insert} ON CONFLICT (id) DO NOTHING", self._tables.agents.encode_row(agent)
+        )
 
     def _bump(self, owner: str) -> SqlStep:
         """Increases the agent's revision; a shared unit changes the revision of every agent."""

@@ -36,7 +36,7 @@ class OwnerTransfer(InstructionSteps):
         ]
         return (*sorted(shared), *self._ids(f"SELECT id FROM {self._tables.agents.name} ORDER BY id"))
 
-    def records_of(self, owner: str) -> Iterator[OwnedRecord]:
+    def list_owner_records(self, owner: str) -> Iterator[OwnedRecord]:
         tables, of_owner = self._tables, "WHERE agent_id = ? ORDER BY"
         yield from self._rows(tables.agents, "WHERE id = ?", owner)
         # In one query: with pages, a version and its successor could both be read as active.
@@ -47,7 +47,7 @@ class OwnerTransfer(InstructionSteps):
         yield from self._rows(tables.probes, f"{of_owner} probe_id", owner)
         yield from self._audit_pages(owner)
 
-    def is_here(self, owner: str) -> bool:
+    def has_owner(self, owner: str) -> bool:
         table, column = (self._tables.units, "agent_id") if is_shared_owner(owner) else (self._tables.agents, "id")
         return bool(self._ids(f"SELECT {column} FROM {table.name} WHERE {column} = ? LIMIT 1", owner))
 
@@ -66,7 +66,7 @@ class OwnerTransfer(InstructionSteps):
         if is_shared_owner(owner):
             unit_names = {record.name for record in records if isinstance(record, UnitVersion)}
             steps += [*(self._mark_stale(owner, name) for name in sorted(unit_names)), self._bump(owner)]
-        return self._changes.change_all(steps)
+        return self._changes.run_steps(steps)
 
     def other_deployment(self, deployment: str) -> str | None:
         agents = f"SELECT deployment FROM {self._tables.agents.name} WHERE deployment <> ? LIMIT 1"
@@ -105,15 +105,15 @@ class OwnerTransfer(InstructionSteps):
                 return _build_insert(tables.probes, record)
 
     def _rows(self, table: InstructionTable[Row], where: str, *cells: Cell) -> tuple[Row, ...]:
-        rows = self._fetch(f"{table.select} {where}".replace("?", self._tables.mark), cells)
-        return tuple(map(table.row, rows))
+        rows = self._fetch(f"{table.select} {where}".replace("?", self._tables.param), cells)
+        return tuple(map(table.decode_row, rows))
 
     def _ids(self, query: str, *cells: Cell) -> tuple[str, ...]:
-        return tuple(str(name) for (name,) in self._fetch(query.replace("?", self._tables.mark), cells))
+        return tuple(str(name) for (name,) in self._fetch(query.replace("?", self._tables.param), cells))
 
 
 def _build_insert(table: InstructionTable[Row], row: Row) -> SqlStep:
-    return SqlStep(table.insert, table.cells(row))
+    return SqlStep(table.insert, table.encode_row(row))
 
 
 RECORD_TAG = "instruction_records"
@@ -128,9 +128,9 @@ class ImportedOwner(msgspec.Struct, frozen=True):
 
     owner: str
     added: int = 0
-    was_here: bool = False
+    already_existed: bool = False
     quarantined: int = 0
-    left_out: int = 0
+    dropped_approvals: int = 0
 
 
 class _Agent(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="agent", forbid_unknown_fields=True):
@@ -173,7 +173,7 @@ _decode = msgspec.json.Decoder(_Line).decode
 def export_records(store: InstructionRecords) -> Iterator[bytes]:
     """Owner by owner; only one owner's texts are in memory at a time."""
     for owner in store.owners():
-        for record in store.records_of(owner):
+        for record in store.list_owner_records(owner):
             yield _encode(_wrap_record(export_record(record))) + b"\n"
 
 
@@ -209,14 +209,14 @@ class OwnerImporter:
         self._judge = judge
         self._seen_owners: set[str] = set()
 
-    def take(self, records: Sequence[OwnedRecord], name: str, first: int) -> ImportedOwner:
+    def import_owner(self, records: Sequence[OwnedRecord], name: str, first: int) -> ImportedOwner:
         """`first` is the line number of the first record; raises UserError with the number of the invalid line."""
         owner = record_owner(records[0])
         if owner in self._seen_owners:
             raise UserError(f"{name}, line {first}: the records of {owner[:80]!a} are not contiguous: export it again")
         self._seen_owners.add(owner)
-        if self._store.is_here(owner):
-            return ImportedOwner(owner, was_here=True)
+        if self._store.has_owner(owner):
+            return ImportedOwner(owner, already_existed=True)
         accepted: list[OwnedRecord | None] = []
         try:
             for record in self._judge(records):
@@ -239,7 +239,7 @@ class OwnerImporter:
             owner,
             added=len(added),
             quarantined=_count_quarantined(added) - _count_quarantined(records),
-            left_out=len(records) - len(added),
+            dropped_approvals=len(records) - len(added),
         )
 
 

@@ -78,7 +78,7 @@ class PostgresChangeRunner:
         self._name = name
         self._pool = ConnectionPool(connect)
 
-    def change(self, statement: str, parameters: Sequence[Cell]) -> int:
+    def run_statement(self, statement: str, parameters: Sequence[Cell]) -> int:
         if not all(is_storable_text(value) for value in parameters if isinstance(value, str)):
             return 0
         try:
@@ -87,7 +87,7 @@ class PostgresChangeRunner:
         except psycopg.Error as error:
             raise explain_postgres_error(error, self._name) from error
 
-    def change_all(self, steps: Sequence[SqlStep], *, synced: bool = True) -> bool:
+    def run_steps(self, steps: Sequence[SqlStep], *, synced: bool = True) -> bool:
         if not all(is_storable_text(cell) for step in steps for cell in step.cells if isinstance(cell, str)):
             return False
         try:
@@ -102,7 +102,7 @@ class PostgresChangeRunner:
                             raise TooFewRowsError
             finally:
                 if not connection.closed:
-                    self._pool.give_back(connection)
+                    self._pool.release(connection)
         except (psycopg.errors.IntegrityError, TooFewRowsError):
             return False
         except psycopg.Error as error:
@@ -117,7 +117,7 @@ class PostgresChangeRunner:
         except psycopg.OperationalError:
             # A restarted server has closed all pooled connections.
             connection.close()
-            self._pool.empty()
+            self._pool.close_idle()
             return self._connect()
         return connection
 
@@ -153,9 +153,9 @@ class PostgresReader:
             if not is_lost:
                 raise
             # A restarted server has closed all pooled connections.
-            self._pool.empty()
+            self._pool.close_idle()
             raise _ConnectionLostError from error
-        self._pool.give_back(connection)
+        self._pool.release(connection)
         return rows
 
     def close(self) -> None:

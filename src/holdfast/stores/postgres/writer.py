@@ -98,7 +98,7 @@ class PostgresWriter:
             violation=psycopg.IntegrityError,
         )
         if not self._rollups.is_current(self):
-            self.commit([RollUpJob((), Future(), afresh=True)])
+            self.commit([RollUpJob((), Future(), clear_first=True)])
 
     def commit(self, group: Sequence[WriteJob]) -> list[SettleJob]:
         try:
@@ -129,7 +129,7 @@ class PostgresWriter:
                 return settles
         with self._transaction() as settles:
             self._lock(group)
-            settles += [self._batch.settle(job) for job in group]
+            settles += [self._batch.run_job(job) for job in group]
         return settles
 
     @contextmanager
@@ -154,15 +154,17 @@ class PostgresWriter:
 
     def _insert(self, appends: Sequence[AppendJob]) -> None:
         # Always in the same order, so that two processes cannot deadlock.
-        session_rows = sorted(merge_tallies(tally for job in appends for tally in job.tallies), key=lambda row: row.id)
+        session_rows = sorted(
+            merge_tallies(tally for job in appends for tally in job.session_tallies), key=lambda row: row.id
+        )
         with self._connection.cursor() as cursor:
             cursor.executemany(ADD_TO_SESSION, [(*_cells(row), row.event_count) for row in session_rows])
-            self._rollups.open(self, appends, session_rows)
+            self._rollups.load_sessions(self, appends, session_rows)
             with cursor.copy(COPY_EVENTS) as copy:
                 for job in appends:
                     for row in job.rows:
                         copy.write_row(_cells(row))
-        self._rollups.enter(appends)
+        self._rollups.add_appends(appends)
 
     def _lock(self, group: Sequence[WriteJob]) -> None:
         sessions: set[str] = set()
@@ -170,7 +172,7 @@ class PostgresWriter:
             match job:
                 case AppendJob(rows=rows):
                     sessions.update(row.session_id for row in rows)
-                case RollUpJob(session_ids=ids, afresh=afresh):
+                case RollUpJob(session_ids=ids, clear_first=afresh):
                     sessions.update(ids)
                     if afresh:
                         self._connection.execute(LOCK_SESSIONS_TABLE)

@@ -57,7 +57,7 @@ class SqlRollUpSource:
     def rows(self, table: RollUp, keys: tuple[str, ...], scope: LedgerScope) -> RollUpRows:
         self._catch_up()
         if scope.session_id is not None:
-            query = self._queries.within(table, keys, sessions=1)
+            query = self._queries.sum_rows(table, keys, sessions=1)
             rows = self._fetch(query, _row_parameters(table, scope, ((scope.since, scope.until),), scope.session_id))
         else:
             rows = self._read_days(table, keys, scope)
@@ -68,11 +68,11 @@ class SqlRollUpSource:
     ) -> list[tuple[object, ...]]:
         """Whole days from the roll-up, and the first and last day as far as they are in the scope."""
         days = split_days(scope.since, scope.until)
-        query = self._queries.rolled_up(table, keys, sessions=len(ids))
-        rows = self._fetch(query, (days.first, days.behind, int(scope.simulated), *ids))
-        if days.partly:
-            query = self._queries.within(table, keys, sessions=len(ids), spans=len(days.partly))
-            rows += self._fetch(query, _row_parameters(table, scope, days.partly, *ids))
+        query = self._queries.sum_rollups(table, keys, sessions=len(ids))
+        rows = self._fetch(query, (days.first, days.end, int(scope.simulated), *ids))
+        if days.partial_spans:
+            query = self._queries.sum_rows(table, keys, sessions=len(ids), spans=len(days.partial_spans))
+            rows += self._fetch(query, _row_parameters(table, scope, days.partial_spans, *ids))
         return rows
 
     def sessions(
@@ -82,10 +82,10 @@ class SqlRollUpSource:
         if scope.session_id is not None:
             return self._one_session(scope, scope.session_id)[offset : offset + limit]
         days = split_days(scope.since, scope.until)
-        parameters: tuple[Cell, ...] = (days.first, days.behind, int(scope.simulated))
-        if days.partly:
-            parameters += _row_parameters(SESSION_DAYS, scope, days.partly)
-        query = self._queries.session_page(order, spans=len(days.partly))
+        parameters: tuple[Cell, ...] = (days.first, days.end, int(scope.simulated))
+        if days.partial_spans:
+            parameters += _row_parameters(SESSION_DAYS, scope, days.partial_spans)
+        query = self._queries.session_page(order, spans=len(days.partial_spans))
         session_rows = list(map(decode_session_row, self._fetch(query, (*parameters, limit, offset))))
         sums_by_session = {row.id: Sums() for row in session_rows}
         if session_rows:
@@ -98,10 +98,10 @@ class SqlRollUpSource:
         rows = map(decode_session_row, self._fetch(self._queries.session, (session_id,)))
         return [(row, sums) for row in rows if sums.calls or sums.spent]
 
-    def worst(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
+    def worst_verdicts(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
         if not session_ids:
             return {}
-        query = self._queries.worst(len(session_ids))
+        query = self._queries.worst_verdicts(len(session_ids))
         rows = self._fetch(query, (scope.since, scope.until, int(scope.simulated), *session_ids))
         return {str(session_id): VERDICT_KINDS[kind] for session_id, kind in rows}
 
@@ -110,8 +110,8 @@ class DayWindow(msgspec.Struct, frozen=True):
     """The whole days from `first` up to but excluding `end`, and the partial days as time spans."""
 
     first: str
-    behind: str
-    partly: tuple[tuple[float, float], ...]
+    end: str
+    partial_spans: tuple[tuple[float, float], ...]
 
 
 def split_days(since: float, until: float) -> DayWindow:
@@ -169,7 +169,7 @@ class SqlAnalyticsQueries:
         self, group_by: GroupBy, scope: LedgerScope = FULL_SCOPE, narrowed: GroupFilter = NO_FILTER
     ) -> tuple[Group, ...]:
         """From roll-ups if they distinguish such groups, otherwise from the rows."""
-        if group_by in DAY_GROUPINGS and narrowed.workers and narrowed.by <= {"model", "provider"}:
+        if group_by in DAY_GROUPINGS and narrowed.workers and narrowed.filtered_fields <= {"model", "provider"}:
             rows = self._group_days(group_by, scope, narrowed)
         elif group_by in ACCOUNT_GROUPINGS and narrowed.workers and _filters_accounts(narrowed):
             rows = self._group_accounts(group_by, scope, narrowed)
@@ -194,10 +194,10 @@ class SqlAnalyticsQueries:
         columns = ("day", "key_id", "user_id", "team_id")
         for (day, key_id, user_id, team_id), cells in self._tables.rows(ACCOUNT_DAYS, columns, scope):
             keys: dict[str, object] = {"gateway_key": key_id, "user": user_id, "team": team_id, "day": day, "none": 0}
-            if all(getattr(filter_, name) == keys[name] for name in filter_.by):
+            if all(getattr(filter_, name) == keys[name] for name in filter_.filtered_fields):
                 with_account += Sums(*cells)
                 yield keys[group_by], Sums(*cells)
-        if not filter_.by:
+        if not filter_.filtered_fields:
             total = sum((Sums(*cells) for _, cells in self._tables.rows(DAYS, (), scope)), Sums())
             remainder = Sums(
                 *(
@@ -213,11 +213,11 @@ class SqlAnalyticsQueries:
         simulated, filter_cells = int(scope.simulated), filter_parameters(filter_)
         spans: Sequence[tuple[float, float]] = ((scope.since, scope.until),)
         rows: list[tuple[object, ...]] = []
-        if group_by in SESSION_GROUPINGS and filter_.by <= {"session"}:
+        if group_by in SESSION_GROUPINGS and filter_.filtered_fields <= {"session"}:
             days = split_days(scope.since, scope.until)
-            spans = days.partly
+            spans = days.partial_spans
             query = self._queries.session_groups(group_by, filter_)
-            rows += self._fetch(query, (days.first, days.behind, simulated, *filter_cells))
+            rows += self._fetch(query, (days.first, days.end, simulated, *filter_cells))
         if spans:
             table_parameters: tuple[Cell, ...] = (*chain.from_iterable(spans), simulated)
             query = self._queries.groups(group_by, filter_, spans=len(spans))
@@ -238,16 +238,16 @@ class SqlAnalyticsQueries:
             counts_by_model.setdefault(str(model), {})[_as_int(latency_ms)] = _as_int(calls)
         return counts_by_model
 
-    def sized(self, limits: Sequence[int], scope: LedgerScope = FULL_SCOPE) -> tuple[SizedUsage, ...]:
+    def usage_by_size(self, limits: Sequence[int], scope: LedgerScope = FULL_SCOPE) -> tuple[SizedUsage, ...]:
         self._catch_up()
-        rows = self._fetch(self._queries.sized(limits), _scope_parameters(scope))
+        rows = self._fetch(self._queries.usage_by_size(limits), _scope_parameters(scope))
         sized = [
             SizedUsage(str(model), _as_int(sizes), _as_int(calls), Usage(*map(_as_int, usage)))
             for model, sizes, calls, *usage in rows
         ]
-        return tuple(sorted(sized, key=lambda row: (row.model, row.sizes)))
+        return tuple(sorted(sized, key=lambda row: (row.model, row.limits_exceeded)))
 
-    def broken(
+    def cache_breaks(
         self,
         scope: LedgerScope = FULL_SCOPE,
         *,
@@ -257,7 +257,7 @@ class SqlAnalyticsQueries:
         skip: int,
     ) -> tuple[CacheBreakCall, ...]:
         self._catch_up()
-        query = self._queries.broken(kind=kind is not None, component=component is not None)
+        query = self._queries.cache_breaks(kind=kind is not None, component=component is not None)
         filter_cells = [value for value in (kind, component) if value is not None]
         return tuple(
             map(_build_broken_call, self._fetch(query, (*_scope_parameters(scope), *filter_cells, limit, skip)))
@@ -282,9 +282,9 @@ class SqlAnalyticsQueries:
         if not ids:
             return ()
         models = {str(id): model for id, model in self._fetch(self._queries.last_models(len(ids)), ids)}
-        turns = {str(id): count for id, count in self._fetch(self._queries.turns(len(ids)), ids)}
+        turns = {str(id): count for id, count in self._fetch(self._queries.turn_counts(len(ids)), ids)}
         paths: dict[str, str | None] = {}
-        for event in _decode_events(self._fetch(self._queries.started(len(ids)), ids)):
+        for event in _decode_events(self._fetch(self._queries.session_starts(len(ids)), ids)):
             if isinstance(event.payload, SessionStarted):
                 paths.setdefault(event.session_id, event.payload.workspace_path)
         costs = []
@@ -294,14 +294,14 @@ class SqlAnalyticsQueries:
             costs.append(SessionCost(row, to_dollars(_as_int(spent)), model, turn_count, paths.get(row.id)))
         return tuple(costs)
 
-    def turn(self, turn_id: str) -> tuple[Event, ...]:
-        for seq, session_id in self._fetch(self._queries.turn, (turn_id,)):
+    def turn_events(self, turn_id: str) -> tuple[Event, ...]:
+        for seq, session_id in self._fetch(self._queries.turn_start, (turn_id,)):
             return tuple(self._events_of_turn(turn_id, str(session_id), _as_int(seq)))
         return ()
 
     def _events_of_turn(self, turn_id: str, session_id: str, seq: int) -> Iterable[Event]:
         """Turns of a session do not overlap, so a turn ends where the next one starts."""
-        while batch := self._fetch(self._queries.behind, (session_id, seq, TURN_BATCH_EVENTS)):
+        while batch := self._fetch(self._queries.events_from, (session_id, seq, TURN_BATCH_EVENTS)):
             seq = _as_int(batch[-1][0]) + 1
             for event in _decode_events(columns for _, *columns in batch):
                 if isinstance(event.payload, TurnStarted) and event.id != turn_id:
@@ -312,7 +312,7 @@ class SqlAnalyticsQueries:
 
 def _filters_accounts(filter_: GroupFilter) -> bool:
     """Whether the filter names accounts only, and none of them is empty: those are not in the roll-up."""
-    return filter_.by <= {"gateway_key", "user", "team"} and all(filter_parameters(filter_))
+    return filter_.filtered_fields <= {"gateway_key", "user", "team"} and all(filter_parameters(filter_))
 
 
 def _scope_parameters(scope: LedgerScope) -> tuple[Cell, ...]:

@@ -73,74 +73,76 @@ class RollUpSql:
     """The queries of an engine that writes `param` for a parameter and `schema` before a table name."""
 
     def __init__(self, param: str, *, schema: str = "") -> None:
-        self.mark, self.schema = param, schema
+        self.param, self.schema = param, schema
         events, sessions = f"{schema}events", f"{schema}sessions"
         self.version = f"SELECT version FROM {schema}ledger"
         self.set_version = f"UPDATE {schema}ledger SET version = {param}"
-        self.unenter = f"UPDATE {sessions} SET entered_events = -1"
-        self.empty = [
+        self.reset_sessions = f"UPDATE {sessions} SET entered_events = -1"
+        self.clear_tables = [
             f"DELETE FROM {schema}{name}" for name in (*TABLE_NAMES.values(), *(rollup.name for rollup in ROLLUPS))
         ]
-        self.to_enter = (
+        self.pending_sessions = (
             f"SELECT id FROM {sessions} WHERE entered_events <> event_count AND id >= {param} ORDER BY id LIMIT {param}"
         )
-        self.is_to_enter = f"SELECT 1 FROM {sessions} WHERE entered_events <> event_count LIMIT 1"
-        self.mark_entered = f"UPDATE {sessions} SET entered_events = event_count WHERE id = {param}"
+        self.any_pending_session = f"SELECT 1 FROM {sessions} WHERE entered_events <> event_count LIMIT 1"
+        self.mark_rolled_up = f"UPDATE {sessions} SET entered_events = event_count WHERE id = {param}"
         event_types = ", ".join(f"'{event_type}'" for event_type in POSTED_EVENT_TYPES)
         # Only messages with an image matter, and their payload contains the word.
-        self.to_post = (
+        self.ledger_events = (
             f"SELECT seq, {', '.join(EVENT_COLUMNS)} FROM {events} WHERE session_id = {param} AND seq > {param} "
             f"AND type IN ({event_types}) AND (type <> 'message.appended' OR payload LIKE {param}) "
             f"ORDER BY seq LIMIT {param}"
         )
         self.session = f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} WHERE id = {param}"
-        self.forget = [f"DELETE FROM {schema}{name} WHERE session_id = {param}" for name in TABLE_NAMES.values()]
+        self.delete_session_rows = [
+            f"DELETE FROM {schema}{name} WHERE session_id = {param}" for name in TABLE_NAMES.values()
+        ]
 
     @cache  # noqa: B019 - one object per engine
-    def states(self, count: int) -> str:
+    def session_states(self, count: int) -> str:
         last = f"SELECT e.id FROM {self.schema}events AS e WHERE e.session_id = s.id ORDER BY e.seq DESC LIMIT 1"
         return (
             f"SELECT s.id, s.event_count, s.entered_events, ({last}) FROM {self.schema}sessions AS s "
-            f"WHERE s.id IN ({self.marks(count)})"
+            f"WHERE s.id IN ({self.params(count)})"
         )
 
-    def marks(self, count: int) -> str:
-        return ", ".join([self.mark] * count)
+    def params(self, count: int) -> str:
+        return ", ".join([self.param] * count)
 
     def insert(self, table: str, columns: tuple[str, ...]) -> str:
         # An append must not fail because someone edited the tables by hand.
-        values = f"VALUES ({self.marks(len(columns))}) ON CONFLICT DO NOTHING"
+        values = f"VALUES ({self.params(len(columns))}) ON CONFLICT DO NOTHING"
         return f"INSERT INTO {self.schema}{table} ({', '.join(columns)}) {values}"
 
-    def add(self, table: RollUp) -> str:
+    def upsert_sums(self, table: RollUp) -> str:
         sums = ", ".join(f"{name} = kept.{name} + excluded.{name}" for name in table.sums)
         return (
             f"INSERT INTO {self.schema}{table.name} AS kept ({', '.join(table.keys + table.sums)}) "
-            f"VALUES ({self.marks(len(table.keys + table.sums))}) "
+            f"VALUES ({self.params(len(table.keys + table.sums))}) "
             f"ON CONFLICT ({', '.join(table.keys)}) DO UPDATE SET {sums}"
         )
 
-    def rows_of(self, table: str, columns: Sequence[str], *, session: bool) -> str:
-        where = f" WHERE session_id = {self.mark}" if session else ""
+    def select_rows(self, table: str, columns: Sequence[str], *, session: bool) -> str:
+        where = f" WHERE session_id = {self.param}" if session else ""
         return f"SELECT {', '.join(columns)} FROM {self.schema}{table}{where}"
 
     def drop_empty(self, table: RollUp) -> str:
-        key = " AND ".join(f"{name} = {self.mark}" for name in table.keys)
+        key = " AND ".join(f"{name} = {self.param}" for name in table.keys)
         return f"DELETE FROM {self.schema}{table.name} WHERE {key} AND {table.sums[0]} = 0"
 
-    def rolled_up(self, table: RollUp, keys: tuple[str, ...], *, sums: Sequence[str] = (), sessions: int = 0) -> str:
+    def sum_rollups(self, table: RollUp, keys: tuple[str, ...], *, sums: Sequence[str] = (), sessions: int = 0) -> str:
         """Parameters: first day, day after the last, maximum of `simulated`, and the session ids."""
-        where = f"day >= {self.mark} AND day < {self.mark} AND simulated <= {self.mark}{self._in_sessions(sessions)}"
+        where = f"day >= {self.param} AND day < {self.param} AND simulated <= {self.param}{self._in_sessions(sessions)}"
         return _sum_query(keys, sums or table.sums, f"{self.schema}{table.name} WHERE {where}")
 
-    def within(
+    def sum_rows(
         self, table: RollUp, keys: tuple[str, ...], *, sums: Sequence[str] = (), sessions: int = 0, spans: int = 1
     ) -> str:
         """The same from the rows of the tables.
 
         Parameters, once for each table: since and until for each span, maximum of `simulated`, and the session ids.
         """
-        where = f"{self.spans(spans)} AND simulated <= {self.mark}{self._in_sessions(sessions)}"
+        where = f"{self.time_condition(spans)} AND simulated <= {self.param}{self._in_sessions(sessions)}"
         selects = []
         for table_name, expressions in ROLLUP_SOURCES[table.name]:
             columns = ", ".join(f"{expression} AS {sum}" for sum, expression in expressions.items())
@@ -150,12 +152,12 @@ class RollUpSql:
             )
         return _sum_query(keys, sums or table.sums, f"({' UNION ALL '.join(selects)}) AS part")
 
-    def spans(self, count: int) -> str:
+    def time_condition(self, count: int) -> str:
         """Parameters: since and until, `count` times."""
-        return f"({' OR '.join([f'at >= {self.mark} AND at < {self.mark}'] * count)})"
+        return f"({' OR '.join([f'at >= {self.param} AND at < {self.param}'] * count)})"
 
     def _in_sessions(self, sessions: int) -> str:
-        return f" AND session_id IN ({self.marks(sessions)})" if sessions else ""
+        return f" AND session_id IN ({self.params(sessions)})" if sessions else ""
 
     def session_page(self, order: SessionOrder, *, spans: int) -> str:
         """Which sessions are on a page.
@@ -163,23 +165,23 @@ class RollUpSql:
         Parameters: those of `sum_rollups`, those of `sum_rows` if some days count partly, limit and offset.
         """
         sums = ("calls", "spent", "lost")
-        totals = self.rolled_up(SESSION_DAYS, ("session_id",), sums=sums)
+        totals = self.sum_rollups(SESSION_DAYS, ("session_id",), sums=sums)
         if spans:
-            partial_days = self.within(SESSION_DAYS, ("session_id",), sums=sums, spans=spans)
+            partial_days = self.sum_rows(SESSION_DAYS, ("session_id",), sums=sums, spans=spans)
             combined = f"({totals} UNION ALL {partial_days}) AS parts"
             totals = _sum_query(("session_id",), sums, combined)
         return (
             f"SELECT {', '.join(SESSION_COLUMNS)} FROM ({totals}) AS added JOIN {self.schema}sessions "
             f"ON id = session_id WHERE calls > 0 OR spent <> 0 "
-            f"ORDER BY {SESSION_ORDER_SQL[order]} LIMIT {self.mark} OFFSET {self.mark}"
+            f"ORDER BY {SESSION_ORDER_SQL[order]} LIMIT {self.param} OFFSET {self.param}"
         )
 
-    def worst(self, sessions: int) -> str:
+    def worst_verdicts(self, sessions: int) -> str:
         """Parameters: since, until, maximum of `simulated`, the session ids."""
         ranked = "row_number() OVER (PARTITION BY session_id ORDER BY lost DESC, number) AS place"
         where = (
-            f"lost > 0 AND at >= {self.mark} AND at < {self.mark} AND simulated <= {self.mark} "
-            f"AND session_id IN ({self.marks(sessions)})"
+            f"lost > 0 AND at >= {self.param} AND at < {self.param} AND simulated <= {self.param} "
+            f"AND session_id IN ({self.params(sessions)})"
         )
         return (
             f"SELECT session_id, kind FROM (SELECT session_id, kind, {ranked} FROM {self.schema}calls WHERE {where}) "
@@ -239,17 +241,17 @@ _BUCKETS = ("input", "cache_read", "cache_write_5m", "cache_write_1h", "cache_wr
 class AnalyticsSql:
     def __init__(self, tables: RollUpSql) -> None:
         self._tables = tables
-        param, schema = tables.mark, tables.schema
+        param, schema = tables.param, tables.schema
         self._param, self._schema = param, schema
         events = f"{schema}events"
         started = f"SELECT 1 FROM {events} AS e WHERE e.session_id = s.id AND e.type = 'session.started'"
         self._not_simulated = f"NOT EXISTS ({started} AND e.payload LIKE {param})"
-        in_scope = f"{tables.spans(1)} AND simulated <= {param}"
+        in_scope = f"{tables.time_condition(1)} AND simulated <= {param}"
         self.latencies = (
             f"SELECT model, latency_ms, count(*) FROM {schema}calls WHERE {in_scope} GROUP BY model, latency_ms"
         )
-        self.turn = f"SELECT seq, session_id FROM {events} WHERE id = {param} AND type = 'turn.started'"
-        self.behind = (
+        self.turn_start = f"SELECT seq, session_id FROM {events} WHERE id = {param} AND type = 'turn.started'"
+        self.events_from = (
             f"SELECT seq, {', '.join(EVENT_COLUMNS)} FROM {events} "
             f"WHERE session_id = {param} AND seq >= {param} ORDER BY seq LIMIT {param}"
         )
@@ -263,7 +265,7 @@ class AnalyticsSql:
         selects = []
         for table, expressions in ROLLUP_SOURCES[DAYS.name]:
             columns = ", ".join(f"{expressions[sum]} AS {sum}" for sum in sums)
-            where = f"{self._tables.spans(spans)} AND simulated <= {self._param}"
+            where = f"{self._tables.time_condition(spans)} AND simulated <= {self._param}"
             selects.append(f"SELECT {_FIGURE_COLUMNS}, {columns} FROM {self._schema}{table} WHERE {where}")
         return self._group(group_by, filter_, f"({' UNION ALL '.join(selects)}) AS part")
 
@@ -281,7 +283,7 @@ class AnalyticsSql:
         # CAST to bigint truncates in SQLite but rounds in PostgreSQL, so PostgreSQL needs trunc() first.
         seconds = "at" if self._param == "?" else "trunc(at)"
         key = f"CAST({seconds} AS bigint) / {HOUR_SECONDS}" if group_by == "hour" else _GROUP_KEYS[group_by]
-        conditions = [f"{_FILTER_COLUMNS[name]} = {self._param}" for name in sorted(filter_.by)]
+        conditions = [f"{_FILTER_COLUMNS[name]} = {self._param}" for name in sorted(filter_.filtered_fields)]
         if not filter_.workers:
             conditions.append("parent_session_id IS NULL")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -289,18 +291,18 @@ class AnalyticsSql:
             f"SELECT {key}, {sums} FROM {source} LEFT JOIN {self._schema}sessions ON id = session_id{where} GROUP BY 1"
         )
 
-    def sized(self, limits: Sequence[int]) -> str:
+    def usage_by_size(self, limits: Sequence[int]) -> str:
         """Parameters: since, until, maximum of `simulated`."""
         exceeded = " + ".join(f"CASE WHEN {_TOKENS_SENT} > {limit} THEN 1 ELSE 0 END" for limit in limits) or "0"
         sums = ", ".join(f"CAST(sum({name}) AS bigint)" for name in _BUCKETS)
-        where = f"{self._tables.spans(1)} AND simulated <= {self._param}"
+        where = f"{self._tables.time_condition(1)} AND simulated <= {self._param}"
         return (
             f"SELECT model, {exceeded} AS sizes, count(*), {sums} FROM {self._schema}calls WHERE {where} GROUP BY 1, 2"
         )
 
-    def broken(self, *, kind: bool, component: bool) -> str:
+    def cache_breaks(self, *, kind: bool, component: bool) -> str:
         """Parameters: since, until, maximum of `simulated`, kind, component, limit and offset."""
-        where = f"kind <> 'held' AND {self._tables.spans(1)} AND simulated <= {self._param}"
+        where = f"kind <> 'held' AND {self._tables.time_condition(1)} AND simulated <= {self._param}"
         where += f" AND kind = {self._param}" * kind + f" AND component = {self._param}" * component
         order = "lost DESC, session_id, number, event_id"
         # Choose the page first and join the wide rows afterwards, so that they are not sorted.
@@ -337,26 +339,26 @@ class AnalyticsSql:
 
     def last_models(self, sessions: int) -> str:
         ranked = "row_number() OVER (PARTITION BY session_id ORDER BY number DESC, event_id DESC) AS place"
-        of_sessions = f"session_id IN ({self._tables.marks(sessions)})"
+        of_sessions = f"session_id IN ({self._tables.params(sessions)})"
         return (
             f"SELECT session_id, model FROM (SELECT session_id, model, {ranked} FROM {self._schema}calls "
             f"WHERE {of_sessions}) AS ranked WHERE place = 1"
         )
 
-    def turns(self, sessions: int) -> str:
+    def turn_counts(self, sessions: int) -> str:
         # The partial index is used only if the types are literals, written as in its definition.
         return (
             f"SELECT session_id, count(*) FROM {self._schema}events WHERE type IN ('turn.completed', 'turn.cancelled') "
-            f"AND session_id IN ({self._tables.marks(sessions)}) GROUP BY session_id"
+            f"AND session_id IN ({self._tables.params(sessions)}) GROUP BY session_id"
         )
 
-    def started(self, sessions: int) -> str:
+    def session_starts(self, sessions: int) -> str:
         return (
             f"SELECT {', '.join(EVENT_COLUMNS)} FROM {self._schema}events WHERE type = 'session.started' "
-            f"AND session_id IN ({self._tables.marks(sessions)}) ORDER BY seq"
+            f"AND session_id IN ({self._tables.params(sessions)}) ORDER BY seq"
         )
 
 
 def filter_parameters(filter_: GroupFilter) -> tuple[Cell, ...]:
     """The parameters of a filter."""
-    return tuple(getattr(filter_, name) for name in sorted(filter_.by))
+    return tuple(getattr(filter_, name) for name in sorted(filter_.filtered_fields))

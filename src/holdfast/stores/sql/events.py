@@ -237,16 +237,16 @@ SESSION_COLUMNS = SessionRow.__struct_fields__
 
 
 class LogQueries(msgspec.Struct, frozen=True):
-    mark: str
-    page: str
-    place: str
+    param: str
+    events_page: str
+    event_position: str
     session: str
     sessions: str
-    lessons: str
-    known: str
-    continued: str
-    forget_events: str
-    forget_session: str
+    learned_events: str
+    event_exists: str
+    continuation_exists: str
+    delete_events: str
+    delete_session: str
     any_event: str
     is_old: str
     prunable: str
@@ -262,17 +262,17 @@ def build_log_queries(param: str, *, schema: str = "") -> LogQueries:
     newest_first = "ORDER BY last_event_at DESC, id DESC"
     after_seq = f"session_id = {param} AND seq > {param}"
     return LogQueries(
-        mark=param,
-        page=f"SELECT seq, {columns} FROM {events} WHERE {after_seq} ORDER BY seq LIMIT {param}",
-        place=f"SELECT seq FROM {events} WHERE id = {param} AND session_id = {param}",
+        param=param,
+        events_page=f"SELECT seq, {columns} FROM {events} WHERE {after_seq} ORDER BY seq LIMIT {param}",
+        event_position=f"SELECT seq FROM {events} WHERE id = {param} AND session_id = {param}",
         session=f"SELECT 1 FROM {sessions} WHERE id = {param}",
         sessions=f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} {newest_first} LIMIT {param}",
         # The partial index is used only if the type is a literal.
-        lessons=f"SELECT {columns} FROM {events} WHERE type = 'cache.learned' ORDER BY seq DESC LIMIT {param}",
-        known=f"SELECT 1 FROM {events} WHERE id = {param}",
-        continued=f"SELECT 1 FROM {events} WHERE session_id = {param} AND parent_event_id = {param}",
-        forget_events=f"DELETE FROM {events} WHERE session_id = {param}",
-        forget_session=f"DELETE FROM {sessions} WHERE id = {param}",
+        learned_events=f"SELECT {columns} FROM {events} WHERE type = 'cache.learned' ORDER BY seq DESC LIMIT {param}",
+        event_exists=f"SELECT 1 FROM {events} WHERE id = {param}",
+        continuation_exists=f"SELECT 1 FROM {events} WHERE session_id = {param} AND parent_event_id = {param}",
+        delete_events=f"DELETE FROM {events} WHERE session_id = {param}",
+        delete_session=f"DELETE FROM {sessions} WHERE id = {param}",
         is_old=f"SELECT 1 FROM {sessions} WHERE id = {param} AND last_event_at < {param}",
         prunable=f"""
 SELECT s.id, count(*) FROM {sessions} AS s JOIN {events} AS e ON e.session_id = s.id

@@ -17,10 +17,10 @@ FetchRows = Callable[[str, Sequence[Cell]], list[tuple[object, ...]]]
 
 
 class ChangeRunner(Protocol):
-    def change(self, statement: str, parameters: Sequence[Cell]) -> int:
+    def run_statement(self, statement: str, parameters: Sequence[Cell]) -> int:
         """Runs one statement, durable once this returns, and returns the number of rows it changed."""
 
-    def change_all(self, steps: Sequence[SqlStep], *, synced: bool = True) -> bool:
+    def run_steps(self, steps: Sequence[SqlStep], *, synced: bool = True) -> bool:
         """Runs all steps in one transaction; returns False, with nothing changed, if one of them fails.
 
         A step fails if it changes too few rows or violates a constraint. Without `synced` the change survives a crash
@@ -40,12 +40,12 @@ class RecordQueries(msgspec.Struct, frozen=True):
     session_controls: str
     settings: str
     set_settings: str
-    enable: str
+    set_caching_enabled: str
     invalidate: str
-    adopt: str
-    forget_controls: str
-    newest_place: str
-    behind: str
+    request_refresh: str
+    delete_controls: str
+    newest_position: str
+    events_after: str
 
 
 class DatabaseRecords:
@@ -57,7 +57,7 @@ class DatabaseRecords:
         self._changes = changes
 
     def add_key(self, row: KeyRow) -> None:
-        self._changes.change(self._queries.add_key, astuple(row))
+        self._changes.run_statement(self._queries.add_key, astuple(row))
 
     def key(self, key_id: str) -> KeyRow | None:
         return next(map(_decode_key, self._fetch(self._queries.key, (key_id,))), None)
@@ -69,7 +69,7 @@ class DatabaseRecords:
         return bool(self._fetch(self._queries.any_key, ()))
 
     def revoke_key(self, key_id: str, *, at: float) -> bool:
-        return self._changes.change(self._queries.revoke_key, (at, key_id)) > 0
+        return self._changes.run_statement(self._queries.revoke_key, (at, key_id)) > 0
 
     def controls(self, session_id: str) -> CacheControls:
         for settings, *columns in self._fetch(self._queries.controls, (session_id,)):
@@ -86,32 +86,32 @@ class DatabaseRecords:
         return next((_decode_settings(value) for (value,) in self._fetch(self._queries.settings, ())), CacheSettings())
 
     def set_settings(self, settings: CacheSettings) -> None:
-        self._changes.change(self._queries.set_settings, (msgspec.json.encode(settings).decode(),))
+        self._changes.run_statement(self._queries.set_settings, (msgspec.json.encode(settings).decode(),))
 
-    def enable(self, session_id: str, *, enabled: bool) -> SessionControl:
-        self._changes.change(self._queries.enable, (session_id, int(enabled)))
+    def set_caching_enabled(self, session_id: str, *, enabled: bool) -> SessionControl:
+        self._changes.run_statement(self._queries.set_caching_enabled, (session_id, int(enabled)))
         return self.controls(session_id).session
 
     def invalidate(self, session_id: str, *, at: float) -> SessionControl:
-        self._changes.change(self._queries.invalidate, (session_id, at))
+        self._changes.run_statement(self._queries.invalidate, (session_id, at))
         return self.controls(session_id).session
 
-    def adopt(self, session_id: str) -> SessionControl:
-        self._changes.change(self._queries.adopt, (session_id,))
+    def request_refresh(self, session_id: str) -> SessionControl:
+        self._changes.run_statement(self._queries.request_refresh, (session_id,))
         return self.controls(session_id).session
 
-    def forget(self, session_id: str) -> None:
+    def delete_controls(self, session_id: str) -> None:
         """Deletes the controls of a session."""
-        self._changes.change(self._queries.forget_controls, (session_id,))
+        self._changes.run_statement(self._queries.delete_controls, (session_id,))
 
-    def newest_place(self) -> int:
-        ((seq,),) = self._fetch(self._queries.newest_place, ())
+    def newest_position(self) -> int:
+        ((seq,),) = self._fetch(self._queries.newest_position, ())
         assert isinstance(seq, int)
         return seq
 
-    def behind(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:
+    def events_after(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:
         placed = []
-        for seq, *columns in self._fetch(self._queries.behind, (position, limit)):
+        for seq, *columns in self._fetch(self._queries.events_after, (position, limit)):
             assert isinstance(seq, int)
             placed.append(PositionedEvent(seq, _decode_event(columns)))
         return tuple(placed)
@@ -174,14 +174,14 @@ def build_record_queries(param: str, *, schema: str = "") -> RecordQueries:
         settings=select_settings,
         set_settings=f"INSERT INTO {settings} (name, value) VALUES ('cache', {param}) "
         "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-        enable=f"INSERT INTO {controls} AS kept (session_id, {fields}) VALUES ({param}, {param}, 0, NULL, 0) "
+        set_caching_enabled=f"INSERT INTO {controls} AS kept (session_id, {fields}) VALUES ({param}, {param}, 0, NULL, 0) "
         "ON CONFLICT (session_id) DO UPDATE SET caching_enabled = excluded.caching_enabled",
         invalidate=f"INSERT INTO {controls} AS kept (session_id, {fields}) VALUES ({param}, 1, 1, {param}, 0) "
         "ON CONFLICT (session_id) DO UPDATE SET generation = kept.generation + 1, "
         "invalidated_at = excluded.invalidated_at",
-        adopt=f"INSERT INTO {controls} AS kept (session_id, {fields}) VALUES ({param}, 1, 0, NULL, 1) "
+        request_refresh=f"INSERT INTO {controls} AS kept (session_id, {fields}) VALUES ({param}, 1, 0, NULL, 1) "
         "ON CONFLICT (session_id) DO UPDATE SET adoptions = kept.adoptions + 1",
-        forget_controls=f"DELETE FROM {controls} WHERE session_id = {param}",
-        newest_place=f"SELECT coalesce(max(seq), 0) FROM {schema}events",
-        behind=f"SELECT seq, {', '.join(EVENT_COLUMNS)} FROM {schema}events WHERE seq > {param} ORDER BY seq LIMIT {param}",
+        delete_controls=f"DELETE FROM {controls} WHERE session_id = {param}",
+        newest_position=f"SELECT coalesce(max(seq), 0) FROM {schema}events",
+        events_after=f"SELECT seq, {', '.join(EVENT_COLUMNS)} FROM {schema}events WHERE seq > {param} ORDER BY seq LIMIT {param}",
     )

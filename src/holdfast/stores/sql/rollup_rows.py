@@ -91,7 +91,7 @@ def encode_posting(posting: Posting) -> TableRow:
     if posting.entry is not None:
         return _call_row(posting, posting.entry)
     common = (posting.session_id, posting.event_id, posting.at, posting.day, posting.provider, posting.model)
-    simulated, latency_ms = int(posting.simulated), posting.latency_ms
+    simulated, latency_ms = int(posting.is_simulated), posting.latency_ms
     if posting.outcome is None:
         return ChargeRow(*common, simulated, posting.type, posting.sums.spent, *astuple(posting.payer))
     return FailureRow(*common, simulated, posting.outcome, latency_ms, latency_ms.bit_length(), posting.retries)
@@ -108,7 +108,7 @@ def _call_row(posting: Posting, entry: LedgerEntry) -> CallRow:
         day=posting.day,
         provider=posting.provider,
         model=posting.model,
-        simulated=int(posting.simulated),
+        simulated=int(posting.is_simulated),
         input=sums.input,
         cache_read=sums.cache_read,
         cache_write_5m=sums.cache_write_5m,
@@ -125,11 +125,11 @@ def _call_row(posting: Posting, entry: LedgerEntry) -> CallRow:
         outcome=posting.outcome or "",
         stop_reason=entry.stop_reason,
         request_id=call.request_id,
-        chain=entry.chain,
+        chain=entry.prompt_digest,
         blocks_shared=call.blocks_shared,
         blocks_before=call.blocks_before,
-        moved_layer=call.moved_layer,
-        moved_byte=call.moved_byte,
+        moved_layer=call.changed_layer,
+        moved_byte=call.changed_byte,
         plan=_encode(entry.plan).decode(),
         kind=verdict.kind if verdict else None,
         component=component_key(verdict.component) if verdict else None,

@@ -67,9 +67,9 @@ class RollUpWriter:
         self._totals = RollUpTotals()
         self._rows: dict[type[TableRow], list[TableRow]] = {kind: [] for kind in TABLE_NAMES}
 
-    def open(self, port: QueryPort, appends: Sequence[AppendJob], session_rows: Sequence[SessionRow]) -> None:
+    def load_sessions(self, port: QueryPort, appends: Sequence[AppendJob], session_rows: Sequence[SessionRow]) -> None:
         """Prepares for events whose session rows are already updated but which are not on the log yet themselves."""
-        relevant = {event.session_id for job in appends for event in job.posted}
+        relevant = {event.session_id for job in appends for event in job.ledger_events}
         counts = {
             row.id: row.event_count
             for row in session_rows
@@ -78,7 +78,7 @@ class RollUpWriter:
         session_ids = list(counts)
         for start in range(0, len(session_ids), _SESSIONS_AT_ONCE):
             batch = session_ids[start : start + _SESSIONS_AT_ONCE]
-            for session_id, count, entered, last_id in port.fetch(self._queries.states(len(batch)), batch):
+            for session_id, count, entered, last_id in port.fetch(self._queries.session_states(len(batch)), batch):
                 assert isinstance(session_id, str)
                 assert isinstance(count, int)
                 count_before = count - counts[session_id]
@@ -96,7 +96,7 @@ class RollUpWriter:
     ) -> _SessionState:
         """The state of a session from its log; with `post_all`, the amounts of its events are added again too."""
         if post_all:
-            self.take_out(port, session_id)
+            self.remove_session(port, session_id)
             self._rebuilt.add(session_id)
         accounting = AccountingState()
         if count:
@@ -109,7 +109,7 @@ class RollUpWriter:
     def _relevant_events(self, port: QueryPort, session_id: str) -> Iterator[Event]:
         """The events of a session that change the accounting state."""
         seq = 0
-        while page := port.fetch(self._queries.to_post, (session_id, seq, _IMAGE, PAGE_EVENTS)):
+        while page := port.fetch(self._queries.ledger_events, (session_id, seq, _IMAGE, PAGE_EVENTS)):
             for row_seq, *columns in page:
                 assert isinstance(row_seq, int)
                 seq = row_seq
@@ -117,15 +117,15 @@ class RollUpWriter:
                 with suppress(StoreError):
                     yield decode_event_row(columns)
 
-    def enter(self, appends: Sequence[AppendJob]) -> None:
+    def add_appends(self, appends: Sequence[AppendJob]) -> None:
         """Computes what the appended events add; nothing of it is written yet."""
         for job in appends:
-            for event in job.posted:
+            for event in job.ledger_events:
                 state = self._active[event.session_id]
                 state.accounting, posting = post_event(state.accounting, event, self._models)
                 if posting is not None:
                     self._add(posting)
-            for session_row in job.tallies:
+            for session_row in job.session_tallies:
                 active = self._active.get(session_row.id)
                 if active is not None:
                     active.count += session_row.event_count
@@ -136,23 +136,23 @@ class RollUpWriter:
         row = encode_posting(posting)
         self._rows[type(row)].append(row)
 
-    def take_out(self, port: QueryPort, session_id: str) -> None:
+    def remove_session(self, port: QueryPort, session_id: str) -> None:
         """Deletes a session's rows and subtracts its amounts from all roll-ups."""
         self.write(port)
         self._active.pop(session_id, None)
         for table in ROLLUPS:
-            query = self._queries.within(table, table.keys, sessions=1)
+            query = self._queries.sum_rows(table, table.keys, sessions=1)
             for row in port.fetch(query, (*_ALWAYS, session_id) * len(ROLLUP_SOURCES[table.name])):
                 key, sums = row[: len(table.keys)], row[len(table.keys) :]
                 self._totals.add(table.name, tuple(map(_as_cell, key)), tuple(-_as_int(sum) for sum in sums))
                 self._has_removals = True
-        for statement in self._queries.forget:
+        for statement in self._queries.delete_session_rows:
             port.write(statement, [(session_id,)])
 
     def catch_up(self, port: QueryPort, session_ids: Iterable[str]) -> None:
         """Processes those sessions completely whose events are not all in the tables."""
         for session_id in session_ids:
-            for _, count, entered, last_id in port.fetch(self._queries.states(1), (session_id,)):
+            for _, count, entered, last_id in port.fetch(self._queries.session_states(1), (session_id,)):
                 if session_id not in self._rebuilt and count != entered:
                     assert isinstance(count, int)
                     self._active[session_id] = self._rebuild(port, session_id, count, last_id, post_all=True)
@@ -169,13 +169,13 @@ class RollUpWriter:
             sums = self._totals.rows(table)
             if sums:
                 keys = sorted(sums)
-                port.write(self._queries.add(table), [key + sums[key] for key in keys])
+                port.write(self._queries.upsert_sums(table), [key + sums[key] for key in keys])
                 if self._has_removals:
                     port.write(self._queries.drop_empty(table), keys)
         self._totals.clear()
         self._has_removals = False
         if self._rebuilt:
-            port.write(self._queries.mark_entered, [(session_id,) for session_id in sorted(self._rebuilt)])
+            port.write(self._queries.mark_rolled_up, [(session_id,) for session_id in sorted(self._rebuilt)])
             self._rebuilt.clear()
 
     def commit(self) -> None:
@@ -186,11 +186,11 @@ class RollUpWriter:
         while len(self._cached) > self._sessions_max:
             self._cached.popitem(last=False)
 
-    def restart(self, port: QueryPort) -> None:
+    def reset_tables(self, port: QueryPort) -> None:
         """Empties the tables, so that every session is processed again. No other process may be writing."""
         self.begin()
         self._cached.clear()
-        for statement in (*self._queries.empty, self._queries.unenter):
+        for statement in (*self._queries.clear_tables, self._queries.reset_sessions):
             port.write(statement, [()])
         port.write(self._queries.set_version, [(LEDGER_VERSION,)])
 

@@ -77,7 +77,7 @@ class SqliteChangeRunner:
         self._identity = file_identity(path)
         self._pool = ConnectionPool(connect)
 
-    def change(self, statement: str, parameters: Sequence[Cell]) -> int:
+    def run_statement(self, statement: str, parameters: Sequence[Cell]) -> int:
         if not all(is_storable_text(value) for value in parameters if isinstance(value, str)):
             return 0
         try:
@@ -87,7 +87,7 @@ class SqliteChangeRunner:
         except sqlite3.Error as error:
             raise explain_sqlite_error(error, self._path) from error
 
-    def change_all(self, steps: Sequence[SqlStep], *, synced: bool = True) -> bool:
+    def run_steps(self, steps: Sequence[SqlStep], *, synced: bool = True) -> bool:
         if not all(is_storable_text(cell) for step in steps for cell in step.cells if isinstance(cell, str)):
             return False
         try:
@@ -100,7 +100,7 @@ class SqliteChangeRunner:
                         if connection.execute(step.statement, step.cells).rowcount < step.rows_min:
                             raise TooFewRowsError
             finally:
-                self._pool.give_back(connection)
+                self._pool.release(connection)
         except (sqlite3.IntegrityError, TooFewRowsError):
             return False
         except sqlite3.Error as error:
@@ -111,7 +111,7 @@ class SqliteChangeRunner:
         """A connection to the file that is at the path now; it may have been replaced."""
         identity = file_identity(self._path)
         if identity != self._identity:
-            self._pool.empty()
+            self._pool.close_idle()
             self._identity = identity
         return self._pool.borrow()
 
@@ -132,7 +132,7 @@ class SqliteReader:
             try:
                 rows: list[tuple[object, ...]] = connection.execute(query, parameters).fetchall()
             finally:
-                self._pool.give_back(connection)
+                self._pool.release(connection)
         except sqlite3.Error as error:
             raise explain_sqlite_error(error, self._path) from error
         return rows

@@ -62,7 +62,7 @@ class SqliteWriter:
             with self._transaction():
                 # Check again under the lock: another process may have done it.
                 if not self._rollups.is_current(self._port):
-                    self._rollups.restart(self._port)
+                    self._rollups.reset_tables(self._port)
 
     def commit(self, group: Sequence[WriteJob]) -> list[SettleJob]:
         # SQLite would keep writing to the open file even if it was moved or deleted.
@@ -85,7 +85,7 @@ class SqliteWriter:
 
     def _commit_jobs(self, group: Sequence[WriteJob]) -> list[SettleJob]:
         with self._transaction():
-            settles = [self._batch.settle(job) for job in group]
+            settles = [self._batch.run_job(job) for job in group]
         if any(isinstance(job, DeleteJob | PruneJob) for job in group):
             self._truncate_wal()
         return settles
@@ -101,11 +101,11 @@ class SqliteWriter:
         self._rollups.commit()
 
     def _insert(self, appends: Sequence[AppendJob]) -> None:
-        session_rows = merge_tallies(tally for job in appends for tally in job.tallies)
+        session_rows = merge_tallies(tally for job in appends for tally in job.session_tallies)
         self._port.write(ADD_TO_SESSION, [(*astuple(row), row.event_count) for row in session_rows])
-        self._rollups.open(self._port, appends, session_rows)
+        self._rollups.load_sessions(self._port, appends, session_rows)
         self._port.write(INSERT_EVENT, [astuple(row) for job in appends for row in job.rows])
-        self._rollups.enter(appends)
+        self._rollups.add_appends(appends)
 
     def _truncate_wal(self) -> None:
         # The WAL still contains the deleted text. If a reader blocks this, a later checkpoint truncates it.

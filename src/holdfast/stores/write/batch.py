@@ -41,7 +41,7 @@ class JobBatch:
         self._port = port
         self._violation = violation
 
-    def settle(self, job: WriteJob) -> SettleJob:
+    def run_job(self, job: WriteJob) -> SettleJob:
         match job:
             case AppendJob():
                 return self._append(job)
@@ -54,7 +54,7 @@ class JobBatch:
 
     def _append(self, job: AppendJob) -> SettleJob:
         # Before the savepoint: roll-ups of earlier events must stay even if this append is rolled back.
-        self._rollups.catch_up(self._port, dict.fromkeys(event.session_id for event in job.posted))
+        self._rollups.catch_up(self._port, dict.fromkeys(event.session_id for event in job.ledger_events))
         self._execute("SAVEPOINT append")
         try:
             self._insert([job])
@@ -72,34 +72,34 @@ class JobBatch:
     def _find_refusal(self, job: AppendJob) -> StoreError | None:
         """Why the events of this append conflict with those on the log; None if they do not."""
         for row in job.rows:
-            if self._execute(self._queries.known, (row.id,)).fetchone():
+            if self._execute(self._queries.event_exists, (row.id,)).fetchone():
                 return duplicate_event_error(row.id)
-            if self._execute(self._queries.continued, (row.session_id, row.parent_event_id)).fetchone():
+            if self._execute(self._queries.continuation_exists, (row.session_id, row.parent_event_id)).fetchone():
                 return continued_elsewhere_error(row.session_id)
         return None
 
     def _delete(self, job: DeleteJob) -> SettleJob:
-        self._rollups.take_out(self._port, job.session_id)
-        deleted = self._execute(self._queries.forget_events, (job.session_id,)).rowcount
-        self._execute(self._queries.forget_session, (job.session_id,))
+        self._rollups.remove_session(self._port, job.session_id)
+        deleted = self._execute(self._queries.delete_events, (job.session_id,)).rowcount
+        self._execute(self._queries.delete_session, (job.session_id,))
         return partial(job.done.set_result, deleted)
 
     def _prune(self, job: PruneJob) -> SettleJob:
         # The session may have continued since it was selected for pruning.
         if not self._port.fetch(self._queries.is_old, (job.session_id, job.before)):
             return partial(job.done.set_result, 0)
-        self._rollups.take_out(self._port, job.session_id)
-        statement = self._queries.prune.format(retained=", ".join([self._queries.mark] * len(job.kept_types)))
-        deleted = self._execute(statement, (job.session_id, *job.kept_types)).rowcount
+        self._rollups.remove_session(self._port, job.session_id)
+        statement = self._queries.prune.format(retained=", ".join([self._queries.param] * len(job.retained_types)))
+        deleted = self._execute(statement, (job.session_id, *job.retained_types)).rowcount
         if self._port.fetch(self._queries.any_event, (job.session_id,)):
             self._execute(self._queries.recount, (job.session_id,))
             self._rollups.catch_up(self._port, (job.session_id,))
         else:
-            self._execute(self._queries.forget_session, (job.session_id,))
+            self._execute(self._queries.delete_session, (job.session_id,))
         return partial(job.done.set_result, deleted)
 
     def _enter(self, job: RollUpJob) -> SettleJob:
-        if job.afresh:
-            self._rollups.restart(self._port)
+        if job.clear_first:
+            self._rollups.reset_tables(self._port)
         self._rollups.catch_up(self._port, job.session_ids)
         return partial(job.done.set_result, None)

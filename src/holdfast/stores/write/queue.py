@@ -26,9 +26,9 @@ class AppendJob(msgspec.Struct, frozen=True):
     """`ledger_events` are the events that change the roll-up tables."""
 
     rows: tuple[EventRow, ...]
-    tallies: tuple[SessionRow, ...]
+    session_tallies: tuple[SessionRow, ...]
     done: Future[None]
-    posted: tuple[Event, ...] = ()
+    ledger_events: tuple[Event, ...] = ()
 
 
 class DeleteJob(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class PruneJob(msgspec.Struct, frozen=True):
     """Deletes a session's events of all types but `retained_types` if its last event is older than `before`."""
 
     session_id: str
-    kept_types: tuple[str, ...]
+    retained_types: tuple[str, ...]
     before: float
     done: Future[int]
 
@@ -50,7 +50,7 @@ class RollUpJob(msgspec.Struct, frozen=True):
 
     session_ids: tuple[str, ...]
     done: Future[None]
-    afresh: bool = False
+    clear_first: bool = False
 
 
 WriteJob = AppendJob | DeleteJob | PruneJob | RollUpJob
@@ -197,7 +197,7 @@ class GroupCommit:
         self._commit_lock = Lock()
         self._queue: list[_PendingStep] = []
 
-    def write(self, step: SqlStep) -> bool:
+    def commit_step(self, step: SqlStep) -> bool:
         """Durable once this returns; False if a constraint rejects the row. Raises StoreError."""
         pending = _PendingStep(step, Future())
         with self._lock:

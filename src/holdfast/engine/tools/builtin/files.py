@@ -107,7 +107,7 @@ def make_edit_tools() -> tuple[Callable[..., str], Callable[..., str]]:
             if before is not None and before.has_crlf:
                 content = to_crlf(content)
             _check_not_stopped(context)
-            raw = (before or DecodedFile("")).with_text(content)
+            raw = (before or DecodedFile("")).encode_text(content)
             write_atomically(folder, name, raw)
         context.files_modified.append(format_path(path))
         return f"{'Wrote' if before is None else 'Replaced'} {format_path(path)} ({len(raw)} bytes)."
@@ -123,7 +123,7 @@ def make_edit_tools() -> tuple[Callable[..., str], Callable[..., str]]:
             file = _checked_text(read_regular_at(folder, name, FILE_BYTES_MAX + 1), path)
             text, line = _replace_once(file, old_text, replace_surrogates(new_text), format_path(path))
             _check_not_stopped(context)
-            write_atomically(folder, name, file.with_text(text))
+            write_atomically(folder, name, file.encode_text(text))
         context.files_modified.append(format_path(path))
         return f"Replaced the passage at line {line} of {format_path(path)}."
 
@@ -135,17 +135,17 @@ class DecodedFile(msgspec.Struct, frozen=True):
 
     text: str
     encoding: str = "utf-8"
-    mark: bytes = b""
+    byte_order_mark: bytes = b""
 
     @property
     def has_crlf(self) -> bool:
         """Whether every line ends in CR LF."""
         return 0 < self.text.count("\n") == self.text.count("\r\n")
 
-    def with_text(self, text: str) -> bytes:
+    def encode_text(self, text: str) -> bytes:
         """Encode another text with the same encoding and byte order mark."""
         errors = "surrogateescape" if self.encoding == "utf-8" else "strict"
-        return self.mark + text.encode(self.encoding, errors)
+        return self.byte_order_mark + text.encode(self.encoding, errors)
 
 
 def _read(context: ToolContext, path: str) -> DecodedFile:

@@ -143,7 +143,7 @@ def _result_text(printed: BoundedOutput, search: _Search, seconds_max: int) -> s
                 pass
     notes = _notes(len(lines), counts, search)
     if counts is None:
-        if printed.ended not in ("timed_out", "cut"):
+        if printed.end not in ("timed_out", "cut"):
             raise ToolError("The search failed.")
         notes.append(
             f"[the search was stopped after {seconds_max} s; a simpler pattern or a smaller folder takes less]"

@@ -40,8 +40,8 @@ def recall_tool(log: EventLog) -> Tool:
         groups = groups_containing(entries, first, min(last, first + RECALLED_MESSAGES_MAX - 1))
         if not groups:
             raise ToolError(f"there is no message {source} in this session", kind="not_found")
-        return render_messages(entry for group in groups for entry in group if not entry.injected)
+        return render_messages(entry for group in groups for entry in group if not entry.is_injected)
 
     # No confirmation: it shows only what was in the conversation before.
     recall = tool(recall_history, name=RECALL_TOOL)
-    return msgspec.structs.replace(recall, asks=False, output_characters_max=OUTPUT_CHARACTERS_MAX)
+    return msgspec.structs.replace(recall, needs_confirmation=False, output_characters_max=OUTPUT_CHARACTERS_MAX)

@@ -87,14 +87,14 @@ def _apply_edit(file: MemoryFile, context: ToolContext, edit: Callable[[], Memor
     # No event: MemoryUpdated records a change of bytes.
     if result.before == result.after:
         return f"{file.name} says so already; nothing was changed."
-    context.note(
+    context.record_event(
         MemoryUpdated(file.name, result.operation, sha256_hex(result.before), sha256_hex(result.after), before, after)
     )
     if result.operation == "consolidate" and result.entries_evicted:
         too_large = before > file.soft_bytes_max
         trigger: Literal["size_cap_exceeded", "manual"] = "size_cap_exceeded" if too_large else "manual"
-        context.note(MemoryEviction(file.name, trigger, result.entries_evicted, before, after))
-    context.files_modified.append(file.located.shown)
+        context.record_event(MemoryEviction(file.name, trigger, result.entries_evicted, before, after))
+    context.files_modified.append(file.path.shown)
     hint = ""
     if after > file.soft_bytes_max:
         hint = (

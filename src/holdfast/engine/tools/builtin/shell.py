@@ -104,7 +104,7 @@ class CommandRequest(msgspec.Struct, frozen=True):
 class CommandExit(msgspec.Struct, frozen=True):
     """How a command ended; `code` is negative for a signal."""
 
-    ended: CommandEnding
+    ending: CommandEnding
     code: int
 
 
@@ -120,7 +120,7 @@ class CommandOutput:
         self._path: Path | None = None
         self.size = 0
 
-    def take(self, chunk: bytes) -> None:
+    def append(self, chunk: bytes) -> None:
         before, self.size = self.size, self.size + len(chunk)
         room = HEAD_BYTES_MAX + TAIL_BYTES_MAX - before
         self._start += chunk[: max(0, room)]
@@ -234,7 +234,7 @@ class _PipeReader:
             self._at_end = True
             self._selector.unregister(self._pipe)
             return False
-        self._captured.take(chunk)
+        self._captured.append(chunk)
         return True
 
 
@@ -255,7 +255,7 @@ def _signal_group(pid: int, number: int) -> None:
 def _result_text(ended: object, captured: CommandOutput, context: ToolContext) -> str:
     assert isinstance(ended, CommandExit)
     printed = captured.text()
-    if ended.ended != "exited":
+    if ended.ending != "exited":
         context.success = False
         raise ToolError(f"{printed}\n[stopped: the time was up]".lstrip(), kind="timeout")
     if ended.code == 0:

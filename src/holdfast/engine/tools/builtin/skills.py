@@ -57,8 +57,8 @@ def skill_tools(store: SkillStore | None = None) -> tuple[Tool, ...]:
         side_effects="read",
     )
     return (
-        msgspec.structs.replace(load, asks=False, output_characters_max=BODY_CHARACTERS_MAX),
-        msgspec.structs.replace(search, asks=False),
+        msgspec.structs.replace(load, needs_confirmation=False, output_characters_max=BODY_CHARACTERS_MAX),
+        msgspec.structs.replace(search, needs_confirmation=False),
     )
 
 
@@ -96,9 +96,9 @@ async def skill_load(name: str, context: ToolContext) -> list[Text]:
     if skill.name in registry.active.names:
         context.metadata["already_loaded"] = True
         return [_with_heading(skill, _LOADED.format(name=skill.name))]
-    if reason := registry.reason_against(skill):
+    if reason := registry.refusal_reason(skill):
         raise ToolError(reason)
-    context.note(registry.take(skill, context.tool_use_id))
+    context.record_event(registry.activate(skill, context.tool_use_id))
     return [_with_heading(skill, skill.body), Text(f"The files of this skill are in {format_path(skill.skill_dir)}")]
 
 

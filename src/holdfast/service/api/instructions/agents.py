@@ -100,7 +100,7 @@ def put_unit(library: InstructionContext, caller: InstructionCaller, request: Un
     written = write_unit(library, unit, caller)
     coverage = _coverage_line(written.coverage) if written.coverage else None
     view = UnitResponse(
-        written.fact_uri, written.content_sha256, written.tokens, written.status, coverage, written.measured_for
+        written.fact_uri, written.content_sha256, written.tokens, written.status, coverage, written.measured_agents
     )
     # Writing the same version with the same content again is allowed, so that clients can retry.
     return RouteResponse(_encode(view), status=201 if written.is_new else 200)
@@ -122,7 +122,7 @@ def get_stub(library: InstructionContext, caller: InstructionCaller, request: Bo
 def get_manifest(library: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ManifestResponse:
     agent = library.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
-    agent, instruction_set = library.shelf(request.agent_id, agent)
+    agent, instruction_set = library.require_instruction_set(request.agent_id, agent)
     manifest = instruction_set.manifest
     return ManifestResponse(
         manifest.version,
@@ -144,7 +144,7 @@ def put_manifest(library: InstructionContext, caller: InstructionCaller, request
         approvals=request.approvals,
     )
     published = publish_manifest(library, publication, caller)
-    lines = tuple(_coverage_line(unit, skipped=published.skipped) for unit in published.coverage)
+    lines = tuple(_coverage_line(unit, skipped=published.gate_skipped) for unit in published.coverage)
     return PublishResponse(published.manifest.fact_uri, published.manifest.token_count, lines, published.warnings)
 
 
@@ -209,7 +209,7 @@ def _recall(
         check_recall_access(caller, agent_id, agent, library.records.agent)
         if not question.intent.strip():
             raise InstructionError("intent_required", "say in `intent` what you are about to do")
-        agent, instruction_set = library.shelf(agent_id, agent)
+        agent, instruction_set = library.require_instruction_set(agent_id, agent)
         response = answer_recall(
             library, agent, instruction_set, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow
         )
@@ -286,7 +286,7 @@ def _entry_view(entry: ManifestEntry) -> dict[str, object]:
 
 
 def _recall_view(response: RecallAnswer, *, explain: bool, caller: InstructionCaller) -> RecallResponse:
-    recalled = response.recalled
+    recalled = response.result
     dropped = tuple(DroppedUnit(unit.name, unit.reason, unit.score) for unit in recalled.dropped)
     return RecallResponse(
         chunks=tuple(_chunk(picked, explain=explain, caller=caller) for picked in recalled.chunks),
@@ -306,8 +306,8 @@ def _chunk(picked: SelectedChunk, *, explain: bool, caller: InstructionCaller) -
     why = picked.why
     explanation = None
     if explain and why is not None:
-        stages = tuple(StageScore(stage.stage, stage.fit, stage.added) for stage in why.stages)
-        lifted = why.lifted if caller.is_admin else None
+        stages = tuple(StageScore(stage.stage, stage.score, stage.contribution) for stage in why.stages)
+        lifted = why.is_lifted if caller.is_admin else None
         explanation = RecallExplanation(
             picked.kind, why.relevance, stages, why.matched_terms, why.links, lifted, why.fits_task_type
         )

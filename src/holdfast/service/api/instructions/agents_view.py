@@ -52,7 +52,7 @@ class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
     token_count: int
     failing: int
     measured_at: str | None
-    waiting: int
+    pending: int
 
 
 class AgentsResponse(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class CoverageFailureRow(msgspec.Struct, frozen=True):
     """A probe query that missed; `taken_by` is the unit found instead, null if none was."""
 
     query: str
-    taken_by: str | None
+    found_instead: str | None
 
 
 class UnitRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +128,7 @@ class AgentResponse(msgspec.Struct, frozen=True, kw_only=True):
     coverage: CoverageState | None
     units: tuple[UnitRow, ...]
     versions: tuple[ManifestVersionRow, ...]
-    waiting: tuple[PendingVersionRow, ...]
+    pending: tuple[PendingVersionRow, ...]
 
 
 def list_agents(library: InstructionContext, request: AgentsRequest) -> AgentsResponse:
@@ -147,7 +147,7 @@ def get_agent(library: InstructionContext, request: AgentRequest) -> AgentRespon
         coverage=_coverage_state(run) if run else None,
         units=_unit_lines(library, agent, run) if manifest else (),
         versions=_version_lines(library, manifest) if manifest else (),
-        waiting=_pending_lines(library, agent, manifest),
+        pending=_pending_lines(library, agent, manifest),
     )
 
 
@@ -173,12 +173,12 @@ def _agent_line(library: InstructionContext, agent: Agent) -> AgentRow:
         token_count=manifest.token_count if manifest else 0,
         failing=sum(not unit.passed for unit in run.units) if run else 0,
         measured_at=format_optional_time(run.finished_at if run else None),
-        waiting=len(_pending_lines(library, agent, manifest)),
+        pending=len(_pending_lines(library, agent, manifest)),
     )
 
 
 def _unit_lines(library: InstructionContext, agent: Agent, run: CoverageRun | None) -> tuple[UnitRow, ...]:
-    _, instruction_set = library.shelf(agent.id, agent)
+    _, instruction_set = library.require_instruction_set(agent.id, agent)
     coverage_by_unit = {unit.unit: unit for unit in run.units} if run else {}
 
     def make_line(entry: ManifestEntry) -> UnitRow:
@@ -263,7 +263,7 @@ def _pending_lines(
     return tuple(
         make_line(entry, unit)
         for entry in (manifest.body if manifest else ())
-        for unit in _inactive(library.records.versions_of(*unit_key(entry, agent)))
+        for unit in _inactive(library.records.list_unit_versions(*unit_key(entry, agent)))
     )
 
 
@@ -292,20 +292,22 @@ def page_route(
     """
 
     async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
-        if incoming.key is None and context.library is not None and not context.keeps_sample_only:
+        if incoming.key is None and context.instructions is not None and not context.has_sample_only:
             raise make_key_required_error()
         query = decode_request_fields(incoming, request)
-        if context.library is None:
+        if context.instructions is None:
             if otherwise is None:
                 raise ApiError(404, "instructions_disabled", "start the service with `holdfast serve --instructions`")
             return RouteResponse(_encode(otherwise))
         try:
-            return RouteResponse(_encode(await asyncio.to_thread(run, context.library, query)))
+            return RouteResponse(_encode(await asyncio.to_thread(run, context.instructions, query)))
         except InstructionError as error:
             raise make_instruction_error(error) from error
 
     refusals = (404,) if otherwise is None else ()
-    return Route("GET", path, "admin", summary, request, reply, respond, refusals=refusals, denied=SCOPE_DENIED)
+    return Route(
+        "GET", path, "admin", summary, request, reply, respond, error_statuses=refusals, denied_code=SCOPE_DENIED
+    )
 
 
 ROUTES: tuple[Route, ...] = (

@@ -37,7 +37,7 @@ class ScoredUnit(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[str, ...]
     lifted: bool
     tokens: int | None
-    place: int | None
+    rank: int | None
     outcome: str
 
 
@@ -74,14 +74,14 @@ class RecallDayRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class RecallDaysResponse(msgspec.Struct, frozen=True):
     days: tuple[RecallDayRow, ...]
-    whole: RecallMetrics
+    total: RecallMetrics
 
 
 def explore_recall(library: InstructionContext, request: ExploreRequest) -> ExploreResponse:
     agent = require_agent(library, request.agent_id)
     if not request.intent.strip():
         raise InstructionError("intent_required", "say in `intent` what an agent is about to do")
-    _, instruction_set = library.shelf(agent.id, agent)
+    _, instruction_set = library.require_instruction_set(agent.id, agent)
     question = RecallQuery(
         intent=request.intent,
         max_chunks=request.max_chunks,
@@ -91,21 +91,21 @@ def explore_recall(library: InstructionContext, request: ExploreRequest) -> Expl
     recalled = instruction_set.recall(question)
     loaded = {chunk.name: (rank, chunk.kind) for rank, chunk in enumerate(recalled.chunks, start=1)}
     left_out = {unit.name: unit.reason for unit in recalled.dropped}
-    ranking = instruction_set.ranking(question)
+    ranking = instruction_set.rank_with_lifts(question)
     units = tuple(
         ScoredUnit(
             name=unit.id,
             score=unit.score,
             relevance=unit.relevance,
-            stages=tuple(StageScore(share.stage, share.fit, share.added) for share in why.shares),
+            stages=tuple(StageScore(share.stage, share.score, share.contribution) for share in why.stages),
             matched_terms=why.matched_terms,
             links=why.links,
             lifted=unit.id in instruction_set.lifted,
             tokens=instruction_set.contents[unit.id].tokens if unit.id in instruction_set.contents else None,
-            place=loaded[unit.id][0] if unit.id in loaded else None,
+            rank=loaded[unit.id][0] if unit.id in loaded else None,
             outcome=loaded[unit.id][1] if unit.id in loaded else left_out.get(unit.id, "unavailable"),
         )
-        for unit, why in ((unit, ranking.why(unit.id)) for unit in ranking.places)
+        for unit, why in ((unit, ranking.explain(unit.id)) for unit in ranking.units)
     )
     return ExploreResponse(
         intent=request.intent,

@@ -67,7 +67,7 @@ def get_coverage(library: InstructionContext, caller: InstructionCaller, request
 
 def run_coverage_now(library: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> CoverageResponse:
     agent = library.records.agent(request.agent_id)
-    agent, instruction_set = library.shelf(request.agent_id, agent)
+    agent, instruction_set = library.require_instruction_set(request.agent_id, agent)
     last = library.records.coverage(agent.id)
     needs_certification = last is not None and last.recert_due is not None
     run = (
@@ -188,7 +188,7 @@ def list_probes(library: InstructionContext, caller: InstructionCaller, request:
 
 def _probes_view(library: InstructionContext, agent: Agent) -> ProbesResponse:
     probes = library.records.probes(agent.id)
-    instruction_set = library.shelves.current(agent)
+    instruction_set = library.instruction_sets.load_current(agent)
     results = run_probes(instruction_set, probes, use_floor=library.settings.use_floor) if instruction_set else ()
     by_id = {result.probe_id: result for result in results}
     rows = tuple(

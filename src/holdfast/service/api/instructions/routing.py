@@ -105,14 +105,14 @@ def instruction_route(
         respond,
         keyless=False,
         content_type=content_type,
-        refusals=(404, *refusals),
-        successes=successes,
-        denied=SCOPE_DENIED,
+        error_statuses=(404, *refusals),
+        success_statuses=successes,
+        denied_code=SCOPE_DENIED,
         body_optional=True,
-        unfit_status=400,
+        invalid_body_status=400,
         retry_code=retry_code,
         check_holder=check_holder,
-        check_served=_enabled_library,
+        check_enabled=_enabled_library,
     )
 
 
@@ -131,13 +131,13 @@ def _access_check(
 
 
 def _enabled_library(context: AppContext) -> InstructionContext:
-    if context.library is None:
+    if context.instructions is None:
         raise ApiError(
             404,
             "instructions_disabled",
             "instructions are not enabled; start the service with `holdfast serve --instructions`",
         )
-    return context.library
+    return context.instructions
 
 
 def _caller(key: KeyRow) -> InstructionCaller:

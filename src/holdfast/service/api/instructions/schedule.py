@@ -41,7 +41,7 @@ async def _measure_repeatedly(
     while not stop.is_set():
         try:
             turns = TimeSharing(ended.wait, time.monotonic)
-            await asyncio.to_thread(measure_under_lease, library, rest=turns.rest)
+            await asyncio.to_thread(measure_under_lease, library, rest=turns.yield_control)
         except HoldfastError as error:
             # The store may be available again at the next run.
             logger.warning("coverage could not be measured: %s", type(error).__name__)
@@ -62,4 +62,4 @@ def measure_under_lease(library: InstructionContext, *, rest: YieldControl = nev
         calibrate_due_agents(library, rest=rest)
         return run_due_coverage(library, rest=rest)
     finally:
-        library.records.end_lease(LEASE, until=until)
+        library.records.release_lease(LEASE, until=until)

@@ -274,7 +274,7 @@ class SignerRow(msgspec.Struct, frozen=True):
     entity: str
     public_key: str
     registered_at: str
-    counts: bool
+    is_accepted: bool
 
 
 class SignersResponse(msgspec.Struct, frozen=True):
