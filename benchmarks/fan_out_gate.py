@@ -16,7 +16,7 @@ SCRIPT = '{"fault": "slow;seconds=0.2"}\n{"content": "The harbour is open."}\n'
 
 
 def run() -> Iterator[tuple[str, str]]:
-    without, with_gate, warmed = (asyncio.run(_cost_usd(**how)) for how in ({"gate": False}, {}, {"prewarm": True}))
+    without, with_gate, warmed = (asyncio.run(_cost_usd(**how)) for how in ({"single_flight": False}, {}, {"prewarm": True}))
     yield f"{SESSIONS} sessions at once, without the gate", f"${without:.6f}"
     yield f"{SESSIONS} sessions at once, with the gate", f"${with_gate:.6f}"
     yield "with / without", f"{with_gate / without:.3f}"
@@ -33,7 +33,7 @@ async def _cost_usd(*, gate: bool = True, prewarm: bool = False) -> Decimal:
                     system_prompt=HEAD,
                     base_url=url,
                     store=MemoryStore(),
-                    gate=shared,
+                    single_flight=shared,
                     prewarm=prewarm and number == 0,
                 )
             )

@@ -209,11 +209,11 @@ async def test_what_was_mended_by_hand_is_what_the_next_message_is_sent_with(tmp
     )
     provider = SimulatedProvider(clock=ManualClock(), script=script)
     async with Session.create(
-        model="anthropic:claude-sonnet-5-5", store=db, wire=provider, clock=ManualClock(), new_id=CountingIds("0")
+        model="anthropic:claude-sonnet-5-5", store=db, transport=provider, clock=ManualClock(), new_id=CountingIds("0")
     ) as session:
         await session.send("a")
     done = await asyncio.to_thread(invoked, "run", session.id, "thinking_prefix_mismatch", "--db", db)
     assert done.output.splitlines()[0] == "  drop_all_thinking: done: dropped thinking blocks: 1"
-    async with Session.resume(session.id, store=db, wire=provider) as session:
+    async with Session.resume(session.id, store=db, transport=provider) as session:
         assert (await session.send("b")).text == "Two."
     assert b'"thinking"' not in provider.requests[-1].body

@@ -41,7 +41,7 @@ async def play(
     said = iter(memory)
     options: Options = {
         "store": store,
-        "wire": provider,
+        "transport": provider,
         "tools": [look],
         "volatile": lambda: [LayerText("memory", next(said), ephemeral)],
     }

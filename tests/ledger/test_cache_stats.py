@@ -37,7 +37,7 @@ PROMPT = "Follow the rules of the house. " * 2000
 class Stage:
     def __init__(self) -> None:
         self.clock, self.store = ManualClock(), MemoryStore()
-        self.options: Options = {"store": self.store, "wire": self.provider(), "clock": self.clock}
+        self.options: Options = {"store": self.store, "transport": self.provider(), "clock": self.clock}
         self.created: Options = {**self.options, "model": SONNET, "system_prompt": PROMPT, "new_id": CountingIds()}
 
     def provider(self) -> SimulatedProvider:
@@ -78,7 +78,7 @@ async def test_a_pause_is_an_expected_invalidation_and_a_lost_cache_an_unexpecte
         paused = session.cache_stats()
     assert (paused.expected_invalidations, paused.unexpected_cache_breaks) == (1, 0)
     assert paused.last_break_reason == "ttl_expired: idle for 301 s, TTL 300 s"
-    options: Options = {**stage.options, "wire": stage.provider()}
+    options: Options = {**stage.options, "transport": stage.provider()}
     async with Session.resume(session.id, **options) as again:
         await again.send("So?")
         lost = again.cache_stats()

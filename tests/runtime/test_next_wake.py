@@ -52,7 +52,7 @@ async def test_a_resumed_session_still_knows_when_its_cache_lapses(agent: MakeAg
     async with one.session as session:
         await session.send("hello")
     one.clock.advance(60)
-    async with Session.resume(session.id, store=one.store, wire=one.wire, clock=one.clock) as again:
+    async with Session.resume(session.id, store=one.store, transport=one.wire, clock=one.clock) as again:
         assert again.next_wake().within_seconds == 225.0
 
 
@@ -65,7 +65,7 @@ async def wake_after_one_call(model: str, system_prompt: str) -> NextWake:
         "allow_uncached": True,
         "store": MemoryStore(),
         "clock": clock,
-        "wire": SimulatedProvider(clock=clock),
+        "transport": SimulatedProvider(clock=clock),
     }
     async with Session.create(**given) as session:
         await session.send("hello")
@@ -99,7 +99,7 @@ async def test_a_named_cache_is_warm_for_as_long_as_it_is_paid_for() -> None:
         profile="seed",
         store=store,
         clock=clock,
-        wire=SimulatedProvider(clock=clock),
+        transport=SimulatedProvider(clock=clock),
     ) as session:
         await session.send("hello")
         kept = next(

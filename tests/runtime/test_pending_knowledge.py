@@ -56,7 +56,7 @@ async def test_a_newer_digest_is_pending_until_the_session_takes_it(workspace: P
 @pytest.mark.parametrize("model", MODELS)
 async def test_taking_a_digest_changes_its_own_bytes_and_no_others(workspace: Path, model: str) -> None:
     provider, store = answering(model), MemoryStore()
-    parts: Options = {"wire": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
+    parts: Options = {"transport": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
     async with Session.create(**(parts | {"model": model, "workspace": workspace, "padding": "never"})) as session:
         await session.send("x")
         folder_of(workspace).replace(DIGEST_FILE, b"- another\n")
@@ -90,7 +90,7 @@ async def test_the_verdict_of_the_call_behind_it_is_that_it_was_planned(workspac
 @pytest.mark.parametrize("model", MODELS)
 async def test_whoever_gives_up_a_cache_has_the_session_take_the_newer_digest(workspace: Path, model: str) -> None:
     provider, store = answering(model), MemoryStore()
-    parts: Options = {"wire": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
+    parts: Options = {"transport": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
     async with Session.create(**(parts | {"model": model, "workspace": workspace, "padding": "never"})) as session:
         await session.send("x")
         folder_of(workspace).replace(DIGEST_FILE, b"- another\n")

@@ -127,7 +127,7 @@ async def test_an_old_session_of_the_seed_profile_goes_on_without_skills(
         for event in await recorded(one)
     ]
     store.append(events)
-    async with Session.resume(events[0].session_id, store=store, wire=ReplayWire([says("ok")])) as session:
+    async with Session.resume(events[0].session_id, store=store, transport=ReplayWire([says("ok")])) as session:
         await session.send("hello")
     assert caplog.records == []
 

@@ -36,7 +36,7 @@ def new_session(provider: SimulatedProvider, **options: Unpack[Options]) -> Sess
         "model": "anthropic:claude-sonnet-5-5",
         "system_prompt": LONG,
         "store": MemoryStore(),
-        "wire": provider,
+        "transport": provider,
         "clock": ManualClock(),
         "new_id": CountingIds(),
     }

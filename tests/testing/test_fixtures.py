@@ -92,7 +92,7 @@ def test_clients_without_arguments_find_the_simulator(simulated_provider: Served
 async def test_a_session_with_the_provider_as_its_wire_holds_and_is_counted(
     simulated_provider: ServedProvider, prefix_guard: PrefixGuard, cache_report: CacheReport
 ) -> None:
-    async with Session.create(system_prompt=LONG, store="memory:", wire=simulated_provider) as session:
+    async with Session.create(system_prompt=LONG, store="memory:", transport=simulated_provider) as session:
         for question in ("one", "two", "three"):
             await session.send(question)
         assert cache_report.calls == 3
@@ -111,7 +111,7 @@ async def test_ephemeral_text_of_a_session_is_seen_to_leave(
         system_prompt=LONG,
         volatile=lambda: [LayerText("rag-context", next(texts), ephemeral=True)],
         store="memory:",
-        wire=simulated_provider,
+        transport=simulated_provider,
     ) as session:
         await session.send("one")
         await session.send("two")

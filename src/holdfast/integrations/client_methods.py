@@ -35,10 +35,7 @@ class ClientCall(NamedTuple):
 
 
 ClientCalls = dict[str, ClientCall]
-
-
 """Methods by their path from the client, such as `chat.completions.create`."""
-
 
 # Methods that return a new client, which has to be wrapped too.
 _COPY_METHODS = frozenset({"copy", "with_options"})

@@ -21,7 +21,6 @@ GENERATE_METHOD = ClientMethod(
 )
 
 _GENERATE_PATH = re.compile(r".*(models/[^/:]+:(?:generateContent|streamGenerateContent))(?:\?.*)?")
-
 SendRequest = Callable[..., object]
 
 

@@ -18,7 +18,6 @@ MAX_CACHEABLE_PREFIX_TOKENS = 5500
 """Bounds of seed 000, in heuristic tokens of four characters; all other token counts come from a tokenizer."""
 
 PADDING_LAYER = "padding"
-
 _SKILL_HEADING = re.compile(r"^# Skill: (\S+)$", re.MULTILINE)
 
 

@@ -144,10 +144,10 @@ def compose_session(
     model = with_learned_floor(model, learned)
     dimensions = KnowledgeLayers(options, config, workspace)
     volatile_for = _volatile_for(options, volatile_prompt, state, workspace=workspace, home=home, knowledge=dimensions)
-    wire, owns_wire = _choose_wire(options, config, models, provider)
+    transport, owns_transport = _choose_transport(options, config, models, provider)
     parts = Dependencies(
         log=log,
-        transport=wire,
+        transport=transport,
         adapter=provider.adapter,
         model=model,
         pricing_version=pricing_version(models),
@@ -166,7 +166,7 @@ def compose_session(
         learning_scope=scene,
         keep_alive=_keep_alive(options, config),
         single_flight=single_flight_of(options),
-        account=account_name(wire),
+        account=account_name(transport),
         diagnoses_misses=config.diagnostics == "auto",
         response_cache=response_cache_of(options),
         simulated=state.simulated if state.model else options.get("simulated", False),
@@ -187,7 +187,7 @@ def compose_session(
         skills=tuple(skill.name for skill in skills.skills),
         preloaded=skills.preloaded_events(padding.skill_names) if padding else (),
         volatile_source_for=volatile_for,
-        owns_transport=owns_wire,
+        owns_transport=owns_transport,
         owns_log=owns_log,
         knowledge_layers=dimensions,
         delegation=delegation,
@@ -209,13 +209,15 @@ def _volatile_for(
     )
 
 
-def _choose_wire(options: Options, config: Config, models: Models, provider: Provider) -> tuple[Transport, bool]:
-    """The wire that requests are sent through, and whether the session has to close it."""
-    wire = options.get("wire")
-    if wire is None:
+def _choose_transport(options: Options, config: Config, models: Models, provider: Provider) -> tuple[Transport, bool]:
+    """The transport that requests are sent through, and whether the session has to close it."""
+    transport = options.get("transport")
+    if transport is None:
         return open_transport(options, config, provider), True
     return (
-        wire.create_transport(models, provider=provider.adapter.name) if isinstance(wire, TransportProvider) else wire
+        transport.create_transport(models, provider=provider.adapter.name)
+        if isinstance(transport, TransportProvider)
+        else transport
     ), False
 
 
@@ -413,7 +415,7 @@ def _spend_max(options: Options, config: Config, state: SessionState) -> Decimal
 
 
 def open_transport(options: Options, config: Config, provider: Provider) -> Transport:
-    """A wire to the provider, over HTTP or through its command. Raises UserError if there is no API key."""
+    """A transport to the provider, over HTTP or through its command. Raises UserError if there is no API key."""
     name = provider.adapter.name
     requests_max = config.requests_max.get(name, CONCURRENT_REQUESTS_MAX)
     if provider.is_command:

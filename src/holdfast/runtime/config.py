@@ -31,7 +31,6 @@ HOUR_SECONDS = 3600
 # A week. An explicit cache is billed by the hour, so a typo in a TTL must not run up months of storage.
 CACHE_TTL_SECONDS_MAX = 7 * 24 * HOUR_SECONDS
 
-
 Diagnostics = Literal["auto", "off"]
 """Whether the provider is asked for the reason of a cache miss, where it supports that."""
 

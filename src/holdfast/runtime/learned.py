@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 def provider_route(options: Options, config: Config, provider: Provider) -> str:
     """How the provider is reached: directly, through another host, or by a substitute such as a simulator."""
-    wire = options.get("wire")
-    if isinstance(wire, TransportProvider):
+    transport = options.get("transport")
+    if isinstance(transport, TransportProvider):
         return "simulated"
-    if wire is not None:
-        return "given"
+    if transport is not None:
+        return "custom"
     base_url = options.get("base_url") or config.base_urls.get(provider.adapter.name, provider.base_url)
     if base_url == provider.base_url:
         return "direct"

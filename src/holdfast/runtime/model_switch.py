@@ -26,7 +26,7 @@ from holdfast.types.prompt import Parameters
 class ProviderEndpoint(TypedDict, total=False):
     """The endpoint of the other provider, if it is not the configured one."""
 
-    wire: Transport | TransportProvider
+    transport: Transport | TransportProvider
     base_url: str
     api_key: str
 
@@ -46,7 +46,7 @@ def quote_session_switch(composition: Composition, conversation: Conversation, m
 async def switch_session(
     composition: Composition, conversation: Conversation, model: str, *, options: Options, allow_uncached: bool
 ) -> Composition:
-    """Switch the conversation to the model and return its new composition; a wire no longer needed is closed."""
+    """Switch the conversation to the model and return its new composition; a transport no longer needed is closed."""
     new_model, provider = find_switch_target(composition.config, model)
     quoted = quote_switch(conversation, new_model, provider.adapter)
     if not quoted.supports_prompt_caching and not allow_uncached:
@@ -55,8 +55,8 @@ async def switch_session(
     parameters = _transfer_parameters(before.parameters, composition.config, before.model, new_model)
     # Raises for parameters that the provider does not support now, and not in the middle of a turn.
     provider.adapter.request_head(parameters)
-    wire, owns_wire = _choose_wire(options, composition, provider)
-    route = provider_route(options, composition.config, provider) if wire else before.learning_scope.route
+    transport, owns_transport = _choose_transport(options, composition, provider)
+    route = provider_route(options, composition.config, provider) if transport else before.learning_scope.route
     # What was learned (cache floor, idle times) belongs to a model and route, so it is loaded again.
     scene = LearningScope(new_model.id, route, before.learning_scope.workspace_hash)
     learned = load_learned(before.log, scene, session_id=conversation.state.session_id)
@@ -67,8 +67,8 @@ async def switch_session(
         learned=learned,
         learning_scope=scene,
         parameters=parameters,
-        transport=wire or before.transport,
-        account=account_name(wire) if wire else before.account,
+        transport=transport or before.transport,
+        account=account_name(transport) if transport else before.account,
         volatile=composition.volatile_source_for(new_model),
     )
     switched = ModelSwitched(
@@ -86,14 +86,14 @@ async def switch_session(
         await record_learned(conversation)
         await conversation.record("user", switched)
     except BaseException:
-        if wire is not None and owns_wire:
-            await wire.aclose()
+        if transport is not None and owns_transport:
+            await transport.aclose()
         raise
     conversation.switch_deps(parts)
-    if wire is not None and composition.owns_transport:
+    if transport is not None and composition.owns_transport:
         await before.transport.aclose()
     return msgspec.structs.replace(
-        composition, deps=parts, owns_transport=owns_wire if wire is not None else composition.owns_transport
+        composition, deps=parts, owns_transport=owns_transport if transport is not None else composition.owns_transport
     )
 
 
@@ -110,20 +110,20 @@ def _transfer_parameters(before: Parameters, config: Config, old: Model, new: Mo
     )
 
 
-def _choose_wire(options: Options, composition: Composition, provider: Provider) -> tuple[Transport | None, bool]:
-    """The wire to the other provider, or None to keep the current one; and whether the session has to close it."""
-    wire = options.get("wire")
-    if isinstance(wire, TransportProvider):
+def _choose_transport(options: Options, composition: Composition, provider: Provider) -> tuple[Transport | None, bool]:
+    """The transport to the other provider, or None to keep the current one; and whether the session has to close it."""
+    transport = options.get("transport")
+    if isinstance(transport, TransportProvider):
         models = apply_model_overrides(shipped_models(), composition.config.models)
-        return wire.create_transport(models, provider=provider.adapter.name), True
-    if wire is not None:
-        return wire, False
+        return transport.create_transport(models, provider=provider.adapter.name), True
+    if transport is not None:
+        return transport, False
     has_endpoint = bool(options.get("base_url") or options.get("api_key"))
     if provider.adapter is composition.deps.adapter and not has_endpoint:
         return None, False
     if not composition.owns_transport and not has_endpoint:
         raise UserError(
-            f"this session was created with a wire to {composition.deps.adapter.name}; pass one to "
-            f"{provider.adapter.name} too: switch_model(..., wire=...)"
+            f"this session was created with a transport to {composition.deps.adapter.name}; pass one to "
+            f"{provider.adapter.name} too: switch_model(..., transport=...)"
         )
     return open_transport(options, composition.config, provider), True

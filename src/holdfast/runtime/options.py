@@ -33,12 +33,10 @@ from holdfast.types.blocks import Json, replace_surrogates
 from holdfast.types.prompt import LayerText, Layout, Parameters
 
 VolatileText = str | Callable[[], str | Awaitable[str]]
-
-
 VolatileLayers = Sequence[LayerText] | Callable[[], Sequence[LayerText] | Awaitable[Sequence[LayerText]]]
 
 
-# Checked by isinstance, because a plain wire is accepted in the same option.
+# Checked by isinstance, because a plain transport is also accepted in the same option.
 @runtime_checkable
 class TransportProvider(Protocol):
     """A substitute for any provider, such as the simulator."""
@@ -58,8 +56,8 @@ class Options(TypedDict, total=False):
     Cost and caching: a model without prompt caching needs `allow_uncached`. `padding` says whether a prefix that is
     too short to be cached is extended, `models` which other models the session may switch to, `calls_expected` how
     many calls it is likely to make; all three matter only when a session is created. Of sessions that start with the
-    same prefix at the same time, one writes it to the cache and the others wait for it; `gate=False` turns this off, a
-    `Gate` restricts it to the sessions that share it. `prewarm` writes the stable prefix to the cache when the session
+    same prefix at the same time, one writes it to the cache and the others wait for it; `single_flight=False` turns this off, a
+    `SingleFlight` restricts it to the sessions that share it. `prewarm` writes the stable prefix to the cache when the session
     is entered. `keep_alive` pings the cache of an idle session where that is expected to save money, up to
     `keep_alive_usd_max`. By default a session asks its provider for the reason of a cache miss, if the model supports
     that; `diagnostics="off"` turns it off. With `completion_cache`, a request that is byte for byte equal to one of
@@ -67,7 +65,7 @@ class Options(TypedDict, total=False):
 
     Requests: `temperature`, `thinking`, `tool_choice`, `stop_sequences` and `betas` go into every request.
     `request_fields` are request fields without an option of their own, such as `top_p`, under the provider's names.
-    `wire` replaces the network, for example by a simulated provider. `simulated`, set when a session is created, says
+    `transport` replaces the network, for example by a simulated provider. `simulated`, set when a session is created, says
     that its calls cost nothing; `user_id` and `team_id` say whose account it is billed to. `store` is a path, a URL or
     a store.
 
@@ -147,13 +145,13 @@ class Options(TypedDict, total=False):
     betas: Sequence[str]
     stop_sequences: Sequence[str]
     store: EventLog | str | Path
-    wire: Transport | TransportProvider
+    transport: Transport | TransportProvider
     simulated: bool
     user_id: str
     team_id: str
     base_url: str
     api_key: str
-    gate: SingleFlight | bool
+    single_flight: SingleFlight | bool
     completion_cache: bool
     completion_cache_seconds: float
     prewarm: bool
@@ -164,10 +162,7 @@ class Options(TypedDict, total=False):
 
 
 CONFIG_ONLY_NAMES = ("requests_max", "base_urls", "claude_code_command", "db")
-
-
 """Names that a caller might try as options, but that are settings of config.toml."""
-
 
 _TEXT_OPTIONS = (
     *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
@@ -175,10 +170,7 @@ _TEXT_OPTIONS = (
     *("profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
 )
 
-
 _TEXT_LIST_OPTIONS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")
-
-
 _LIST_OPTIONS = ("tools", "read_roots", *_TEXT_LIST_OPTIONS)
 
 
@@ -234,9 +226,9 @@ def _expected_type(key: str, value: object) -> str | None:
         "request_fields": (_are_fields(value), "a mapping from names of fields to values, such as {'top_p': 0.9}"),
         "temperature": (_is_temperature(value), "a number from 0 to 2"),
         "store": (isinstance(value, str | Path) or hasattr(value, "append"), "a path, a URL or a store"),
-        "wire": (_is_wire(value), "a wire or a simulated provider"),
+        "transport": (_is_transport(value), "a transport or a simulated provider"),
         "calls_expected": (_is_count(value), "a whole number of at least 1"),
-        "gate": (isinstance(value, SingleFlight | bool), "a Gate, True or False"),
+        "single_flight": (isinstance(value, SingleFlight | bool), "a SingleFlight, True or False"),
         "completion_cache": (isinstance(value, bool), "True or False"),
         "completion_cache_seconds": (_is_duration(value), "a number of seconds above 0"),
         "prewarm": (isinstance(value, bool), "True or False"),
@@ -267,7 +259,7 @@ def _expected_type(key: str, value: object) -> str | None:
     return None if fits else expected
 
 
-def _is_wire(value: object) -> bool:
+def _is_transport(value: object) -> bool:
     return not isinstance(value, type) and (hasattr(value, "send") or isinstance(value, TransportProvider))
 
 

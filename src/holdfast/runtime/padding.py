@@ -34,11 +34,9 @@ from holdfast.types.request_buffer import RequestBuffer
 
 CALLS_EXPECTED = 20
 
-
 # What a call adds to the conversation, about the mean of recorded agents. It is cached with the prefix, so a natural
 # prefix below the floor reaches the floor by itself after (floor - natural) / 500 calls.
 GROWTH_TOKENS_EXPECTED = 500
-
 
 # The target is 10 % above the floor, because token counts are estimates: a padded prefix that ends up below the floor
 # is not cached, and the padding is billed for nothing.

@@ -50,7 +50,6 @@ from holdfast.types.transcript import merge_into_messages
 from holdfast.types.usage import Usage
 
 logger = logging.getLogger(__name__)
-
 StreamItem = Delta | Event
 
 
@@ -213,7 +212,7 @@ class Session:
         """Use another model from the next message on; the history is transferred as far as its provider allows.
 
         Raises UserError, which names the price, for a model without prompt caching unless `allow_uncached`. The
-        endpoint of another provider is the configured one, or that of `wire`, `base_url` and `api_key`.
+        endpoint of another provider is the configured one, or that of `transport`, `base_url` and `api_key`.
         """
         conversation = self._open_conversation
         if self._turn is not None and not self._turn.done():
@@ -226,10 +225,10 @@ class Session:
         return quoted
 
     def _session_endpoint(self) -> Options:
-        # `wire`, `base_url` and `api_key` of the session's options are for its first provider, and must not send a
+        # `transport`, `base_url` and `api_key` of the session's options are for its first provider, and must not send a
         # key to another one. A simulator stands in for every provider, so it stays in use.
-        wire = self._options.get("wire")
-        return {"wire": wire} if isinstance(wire, TransportProvider) else {}
+        transport = self._options.get("transport")
+        return {"transport": transport} if isinstance(transport, TransportProvider) else {}
 
     async def compact(self, config: CompactionConfig | None = None) -> CompactionResult:
         """Replace all but the newest part of the conversation by a summary, from the next message on.

@@ -24,13 +24,8 @@ from holdfast.sources.skills.store import SkillStore
 from holdfast.types.prompt import LayerText
 
 logger = logging.getLogger(__name__)
-
-
 SKILLS_LAYER = "skills"
-
-
 LIBRARIES_MAX = 16
-
 
 # Skill libraries that this process has read. Reloading one reads only the files whose time or size changed.
 _libraries: dict[tuple[tuple[SkillRoot, ...], SkillMode], SkillLibrary] = {}

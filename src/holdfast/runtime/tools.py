@@ -30,16 +30,10 @@ from holdfast.sources.confined_paths import resolve_roots
 from holdfast.sources.memory_files import MemoryFile, user_memory, workspace_memory
 
 READ_ONLY_FOLDERS = (".git", ".holdfast")
-
-
 """Folders of a workspace that built-in tools read but never write."""
 
-
 CLEANUP_INTERVAL_SECONDS = 3_600.0
-
-
 """How often a process deletes old spilled outputs."""
-
 
 _cleaned_at: dict[Path, float] = {}
 
@@ -168,7 +162,6 @@ def _confirmation_rules(options: Options, built_in: Sequence[Tool]) -> Permissio
 
 
 BUILTIN_TOOL_NAMES = ("edit_file", "grep_files", "list_dir", "read_file", "run_command", "write_file")
-
 
 # The tool's timeout is this much longer than a command's own limit, because a command that runs out of time gets
 # a grace period to end before it is killed.

@@ -51,7 +51,7 @@ class Room:
         given: Options = {
             "model": MODELS[0],
             "store": self.store,
-            "wire": self.provider,
+            "transport": self.provider,
             "clock": self.clock,
             "system_prompt": PROMPT,
             "completion_cache": True,
@@ -144,7 +144,7 @@ async def test_another_request_is_another(other: Options) -> None:
 async def test_another_account_is_not_given_what_this_one_was_told() -> None:
     room, other = Room(), Room()
     await room.ask()
-    await room.ask(wire=other.provider)
+    await room.ask(transport=other.provider)
     assert other.asked == 1
 
 
@@ -266,7 +266,7 @@ def reply(stop_reason: StopReason, *content: Text | ToolUse) -> Reply:
 async def test_only_whole_replies_that_say_something_are_kept(answer: Reply, calls: int, agent: MakeAgent) -> None:
     wire = ReplayWire([answer, answer])
     for _ in range(2):
-        one: Agent = agent(wire=wire, completion_cache=True)
+        one: Agent = agent(transport=wire, completion_cache=True)
         async with one.session as session:
             await session.send("So?")
     assert len(wire.bodies) == calls
@@ -274,11 +274,11 @@ async def test_only_whole_replies_that_say_something_are_kept(answer: Reply, cal
 
 async def test_a_reply_that_is_cut_off_is_not_kept(agent: MakeAgent) -> None:
     wire = ReplayWire([Pause(says("Yes, of course."), 3), says("No.")])
-    async with agent(wire=wire, completion_cache=True).session as session:
+    async with agent(transport=wire, completion_cache=True).session as session:
         async for _ in session.stream("So?"):
             if wire.paused.is_set():
                 break
-    async with agent(wire=wire, completion_cache=True).session as session:
+    async with agent(transport=wire, completion_cache=True).session as session:
         assert (await session.send("So?")).text == "No."
 
 
@@ -292,7 +292,7 @@ async def test_a_call_for_tools_is_repeated_and_they_are_run(agent: MakeAgent) -
 
     wire = ReplayWire([says(ToolUse("t1", "look", "{}")), says("Done."), says("Done again.")])
     for said in ("Done.", "Done again."):
-        async with agent(wire=wire, completion_cache=True, tools=[look]).session as session:
+        async with agent(transport=wire, completion_cache=True, tools=[look]).session as session:
             # Its second request is marked otherwise, because nothing of its first was sent.
             assert (await session.send("Look.")).text == said
     assert len(runs) == 2

@@ -27,7 +27,7 @@ class Play:
         provider = SimulatedProvider(clock=self.clock, models=models, script='{"content": "Yes."}\n' * 200)
         self.options: Options = {
             "store": self.store,
-            "wire": provider,
+            "transport": provider,
             "clock": self.clock,
             "new_id": CountingIds(),
         }

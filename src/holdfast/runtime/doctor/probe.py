@@ -19,26 +19,14 @@ from holdfast.types.json_encoding import canonical_json
 from holdfast.types.request_buffer import common_prefix_length
 
 OUTPUT_BYTES_MAX = 32 * 1024 * 1024
-
-
 RUN_SECONDS_MAX = 60.0
-
-
 VARIABLES_MAX = 40
-
 
 # Shorter values, such as "1" or "true", are no secrets, and masking them would garble the excerpts.
 HIDDEN_BYTES_MIN = 6
-
-
 MIRRORED_ENTRIES_MAX = 5_000
-
-
 TARGET_PATTERN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-
-
 _WORKER = Path(__file__).with_name("worker.py")
-
 
 # Variables that have perturbations of their own, or without which no program would start.
 _UNPERTURBED = re.compile(
@@ -227,11 +215,11 @@ def _changed_value(value: str) -> str:
 def _worker_arguments(perturbation: Perturbation) -> Iterator[str]:
     yield f"bytes_max={OUTPUT_BYTES_MAX}"
     yield "environment=watched"
-    yield f"folders={perturbation.folder_order}"
+    yield f"folder_order={perturbation.folder_order}"
     if perturbation.clock is not None:
         yield f"clock={perturbation.clock}"
     if perturbation.random_seed is not None:
-        yield f"chance={perturbation.random_seed}"
+        yield f"random_seed={perturbation.random_seed}"
 
 
 def _mirror(folder: Path, mirror: Path) -> Path:
@@ -268,14 +256,8 @@ def _run_to_end(command: list[str], environ: Mapping[str, str], cwd: Path, secon
 
 
 EXCERPT_BYTES_BEFORE = 30
-
-
 EXCERPT_BYTES_AFTER = 60
-
-
 WORD_BYTES_MAX = 200
-
-
 _WORD_BEFORE = re.compile(rb"[\w.:+-]+\Z")
 
 

@@ -27,29 +27,17 @@ from holdfast.sources.json_edit import JsonContainer, append_part, find_containe
 from holdfast.types.blocks import Json
 
 SESSION_START = "SessionStart"
-
-
 EVENT_BYTES_MAX = 1_000_000
-
 
 # Claude Code writes a longer context to a file, and shows its model only the beginning.
 CONTEXT_CHARACTERS_WARN = 10_000
-
-
 CONTEXT_CHARACTERS_MAX = 400_000
 
-
 CONTINUED_SOURCES = frozenset({"resume", "fork"})
-
-
 """Sources of a conversation that continues, and still contains the text from its start."""
 
-
 RESTARTED_SOURCES = frozenset({"clear", "compact"})
-
-
 """Sources of a session that had begun before, and has lost the text from its start."""
-
 
 _FRONT_MATTER = "---\n"
 
@@ -168,18 +156,11 @@ def _preload_sections(preloads: Sequence[Preload]) -> str:
 
 
 SETTINGS_BYTES_MAX = 4_000_000
-
-
 HOOK_TIMEOUT_SECONDS = 30
-
 
 # Not "resume": a resumed conversation still has the text that the hook added when it began.
 HOOK_MATCHER = "startup|clear|compact"
-
-
 HOOKS_KEY = "hooks"
-
-
 _SUBCOMMAND = ("instructions", "hook")
 
 

@@ -22,7 +22,6 @@ from holdfast.types.blocks import Json
 
 UNIT_NAMES_SCHEMA: dict[str, Json] = {"type": "array", "items": {"type": "string"}}
 
-
 # A recall is bounded by its token budget. This limit is far above any budget, so that no result is cut by characters.
 RECALL_CHARACTERS_MAX = 1_000_000
 

@@ -23,8 +23,6 @@ from holdfast.runtime.instructions.session_tools import (
 from holdfast.types.blocks import Text
 
 FILE_BYTES_MAX = 200_000_000
-
-
 GZIP_SUFFIX = ".gz"
 
 
