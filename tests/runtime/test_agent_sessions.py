@@ -9,13 +9,14 @@ import pytest
 from tests.support.agents import MakeAgent, ReplayWire, moved_prefixes, says
 from tests.support.played_sessions import new_session, played, results, uses
 
-from holdfast import ConfirmationRequest, LayerText, MemoryStore, Session, SimulatedProvider, UserError
+from holdfast import ConfirmationRequest, MemoryStore, Session, SimulatedProvider, UserError
 from holdfast.clock import ManualClock
 from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
 from holdfast.events.payloads.session import EpochOpened, MemoryUpdated
 from holdfast.events.payloads.tools import ToolFailed
 from holdfast.runtime.options import Options
 from holdfast.types.blocks import ToolUse
+from holdfast.types.prompt import LayerText
 
 
 async def test_a_model_works_on_the_files_of_its_workspace(tmp_path: Path) -> None:

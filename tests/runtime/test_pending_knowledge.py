@@ -9,7 +9,7 @@ from tests.support.knowledge_folders import folder_of
 from tests.support.long_conversations import LongTalk
 from tests.support.played_sessions import new_session, played
 
-from holdfast import MemoryStore, Session, pending_knowledge, refresh_knowledge
+from holdfast import MemoryStore, Session
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
 from holdfast.engine.certify import certify
@@ -20,6 +20,7 @@ from holdfast.events.payloads.session import EpochOpened
 from holdfast.knowledge.flags import DigestRefresh
 from holdfast.knowledge.folder import DIGEST_FILE
 from holdfast.runtime.options import Options
+from holdfast.runtime.pending_knowledge import pending_knowledge, refresh_knowledge
 
 
 @pytest.fixture

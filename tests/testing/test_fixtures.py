@@ -13,12 +13,14 @@ from openrouter import OpenRouter
 from tests.support import sdk_clients as sdk_players
 from tests.support.simulated import LONG, SONNET
 
-from holdfast import LayerText, Session, UserError, parse_script
+from holdfast import Session, UserError
 from holdfast.integrations import wrap
+from holdfast.simulator.script import parse_script
 from holdfast.testing.cache_report import CacheReport
 from holdfast.testing.prefix_check import find_prefix_breaks
 from holdfast.testing.prefix_guard import PrefixGuard
 from holdfast.testing.simulated_provider import ServedProvider
+from holdfast.types.prompt import LayerText
 
 SYNC = {
     "anthropic": sdk_players.anthropic_sync,

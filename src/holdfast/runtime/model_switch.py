@@ -1,7 +1,5 @@
 """Switches an open session to another model: quotes the cost, checks consent, records the switch."""
 
-from typing import TypedDict
-
 import msgspec
 
 from holdfast.catalog.lookup import apply_model_overrides, find_model, shipped_models
@@ -21,14 +19,6 @@ from holdfast.runtime.learned import load_learned, provider_route, with_learned_
 from holdfast.runtime.options import Options, TransportProvider
 from holdfast.runtime.shared import account_name
 from holdfast.types.prompt import Parameters
-
-
-class ProviderEndpoint(TypedDict, total=False):
-    """The endpoint of the other provider, if it is not the configured one."""
-
-    transport: Transport | TransportProvider
-    base_url: str
-    api_key: str
 
 
 def find_switch_target(config: Config, model: str) -> tuple[Model, Provider]:

@@ -2,35 +2,51 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
+from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Never, Self, Unpack
 
-from holdfast.clock import new_ulid, system_clock
+from holdfast.clock import Clock, NewId, Sleep, new_ulid, system_clock
 from holdfast.compaction.models import CompactionConfig, CompactionResult
 from holdfast.economics.keep_alive import NextWake
 from holdfast.engine.cache.explicit_cache import delete_explicit_cache
 from holdfast.engine.cache.keep_alive import SessionKeepAlive
 from holdfast.engine.cache.plan import record_learned
 from holdfast.engine.cache.prewarm import PrewarmResult, prewarm
+from holdfast.engine.cache.single_flight import SingleFlight
 from holdfast.engine.compaction.compact import handoff_summary
 from holdfast.engine.compaction.triggers import snapshot_conversation
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.loop import TurnResult, run_turn
 from holdfast.engine.model_switch import SwitchQuote
-from holdfast.engine.recovery.runner import IncidentReport, PlannedRecovery, RecoveryOutcome, RecoveryRunner
+from holdfast.engine.recovery.runner import (
+    IncidentReport,
+    PlannedRecovery,
+    RecoveryOutcome,
+    RecoveryRunner,
+    StepFunction,
+)
 from holdfast.engine.reducer import fold_events
 from holdfast.engine.state import SessionState
+from holdfast.engine.tools.definition import Tool, ToolFunction
+from holdfast.engine.tools.permissions import Allowed, Confirm
 from holdfast.errors import AbortedError, StoreError, UserError
 from holdfast.events.log import Event, EventListener, EventLog
 from holdfast.events.payloads.recovery import RecoveryTrigger
 from holdfast.events.payloads.session import SessionEnded
+from holdfast.events.payloads.tools import SideEffects
+from holdfast.knowledge.flags import DigestRefresh
+from holdfast.layers.padding import Padding
 from holdfast.ledger.cache.prompt_cache import CacheStatsState, PromptCacheStats, TokenStats, fold_cache_stats
+from holdfast.planning.breakpoints import CacheProfile
+from holdfast.providers.wire_request import Transport
 from holdfast.recovery.attempts import Incident
 from holdfast.runtime.compaction import compact_conversation
 from holdfast.runtime.compose import Composition, compose_session, first_events, load_models, new_event_bus
+from holdfast.runtime.config import Diagnostics
 from holdfast.runtime.context_report import ContextUse, measure_context
 from holdfast.runtime.inputs import (
     TURN_IN_PROGRESS,
@@ -39,11 +55,22 @@ from holdfast.runtime.inputs import (
     open_session_log,
     unknown_session_error,
 )
-from holdfast.runtime.model_switch import ProviderEndpoint, quote_session_switch, switch_session
+from holdfast.runtime.instructions.session_tools import SessionInstructions
+from holdfast.runtime.model_switch import quote_session_switch, switch_session
 from holdfast.runtime.next_wake import SessionCacheState, plan_next_wake, session_cache_state
-from holdfast.runtime.options import Options, TransportProvider, check_options
+from holdfast.runtime.options import (
+    Options,
+    TransportProvider,
+    VolatileLayers,
+    VolatileText,
+    check_options,
+    collect_options,
+)
 from holdfast.runtime.recovery import find_scenario, host_steps, session_recoverer
-from holdfast.types.blocks import Block, Message
+from holdfast.sources.skills.skill import SkillMode
+from holdfast.sources.skills.store import SkillRanking, SkillStore
+from holdfast.types.blocks import Block, Json, Message
+from holdfast.types.prompt import Layout
 from holdfast.types.reply import Delta
 from holdfast.types.tool_spec import ToolSpec
 from holdfast.types.transcript import merge_into_messages
@@ -73,14 +100,224 @@ class Session:
         self._recoverer: RecoveryRunner | None = None
 
     @classmethod
-    def create(cls, **options: Unpack[Options]) -> Self:
-        """A new session; nothing happens before it is entered. `Options` lists the keyword arguments."""
-        return cls(options)
+    def create(
+        cls,
+        *,
+        # Prompt.
+        model: str | None = None,
+        system_prompt: str | None = None,
+        preset_name: str | None = None,
+        persona: str | None = None,
+        persona_name: str | None = None,
+        system_prompt_volatile: VolatileText | None = None,
+        volatile: VolatileLayers | None = None,
+        workspace: str | Path | None = None,
+        another_workspace: bool | None = None,
+        name: str | None = None,
+        # Tools.
+        tools: Sequence[Tool | ToolFunction] | None = None,
+        builtin_tools: bool | Sequence[str] | None = None,
+        read_roots: Sequence[str | Path] | None = None,
+        memory: bool | None = None,
+        delegate: bool | int | None = None,
+        delegation_depth_max: int | None = None,
+        allowed: Allowed | None = None,
+        confirm: Confirm | None = None,
+        confirm_for: Sequence[SideEffects] | None = None,
+        confirm_seconds_max: float | None = None,
+        steps_max: int | None = None,
+        # Instructions, skills and knowledge.
+        instructions: SessionInstructions | None = None,
+        skills: bool | str | Path | Sequence[str | Path] | SkillStore | None = None,
+        skills_mode: SkillMode | None = None,
+        also_skills: Sequence[str] | None = None,
+        skill_ranking: SkillRanking | None = None,
+        enforce_allowed_tools: bool | None = None,
+        knowledge: bool | None = None,
+        digest_refresh: DigestRefresh | None = None,
+        curation: str | None = None,
+        rag: bool | None = None,
+        # History and recovery.
+        compaction: bool | CompactionConfig | None = None,
+        recall_history: bool | None = None,
+        recovery_steps: Mapping[str, StepFunction] | None = None,
+        # Cost and caching.
+        profile: CacheProfile | None = None,
+        layout: Layout | None = None,
+        padding: Padding | None = None,
+        models: Sequence[str] | None = None,
+        calls_expected: int | None = None,
+        allow_uncached: bool | None = None,
+        spend_max_usd: Decimal | str | float | None = None,
+        single_flight: SingleFlight | bool | None = None,
+        prewarm: bool | None = None,
+        keep_alive: bool | None = None,
+        keep_alive_usd_max: Decimal | str | float | None = None,
+        cache_ttl_seconds: int | None = None,
+        cache_over_an_hour: bool | None = None,
+        diagnostics: Diagnostics | None = None,
+        completion_cache: bool | None = None,
+        completion_cache_seconds: float | None = None,
+        # Requests.
+        output_tokens_max: int | None = None,
+        temperature: float | None = None,
+        thinking: Mapping[str, Json] | None = None,
+        tool_choice: Mapping[str, Json] | None = None,
+        stop_sequences: Sequence[str] | None = None,
+        betas: Sequence[str] | None = None,
+        request_fields: Mapping[str, Json] | None = None,
+        # Connections and storage.
+        transport: Transport | TransportProvider | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        store: EventLog | str | Path | None = None,
+        simulated: bool | None = None,
+        user_id: str | None = None,
+        team_id: str | None = None,
+        # For tests.
+        clock: Clock | None = None,
+        sleep: Sleep | None = None,
+        new_id: NewId | None = None,
+        **unknown: Never,
+    ) -> Self:
+        """A new session; nothing happens before it is entered. All arguments are optional; None means not given.
+
+        Prompt: `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and
+        may be a function. `preset_name` and `persona_name` name files `presets/NAME.md` and `personas/NAME.md` below
+        `.holdfast` that replace `system_prompt` and `persona`; they are read when a session is created. `workspace`
+        adds the project's instruction files, its git state and the date; resuming in a different folder needs
+        `another_workspace`.
+
+        Tools: `builtin_tools` adds tools for files and commands of the workspace: all of them, or those named.
+        `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace
+        and USER.md of the user, and the tools to edit them. `delegate` adds a tool that runs a task in a child session
+        with the same prefix; a number limits how many run at once, and `delegation_depth_max` how deep they nest.
+        `confirm` is called before a tool runs whose side effects are in `confirm_for`, and has `confirm_seconds_max`
+        to approve it; `allowed` returns the reason why a call may not run at all.
+
+        Instructions and skills: `instructions` come from `Library.for_session`: a stub and an index in the prompt, and
+        a tool that recalls the rest. `skills` is True for the user's and the workspace's skills, or a list of folders,
+        or a `SkillStore`; they are parsed by the rules of `skills_mode` and searched by `skill_ranking`. `also_skills`
+        names folders of other programs to read as well. With `enforce_allowed_tools`, a loaded skill limits which
+        tools may be used.
+
+        Knowledge: the prompt includes the project's knowledge digest if there is one, unless `knowledge` is False. A
+        newer digest is used from the next epoch on, or with `digest_refresh="next_turn"` from the next turn on.
+        `curation` names the preset of active files, in place of the one chosen for the workspace. `rag` turns
+        retrieved passages of project files on or off; by default they are on if `holdfast rag index` was run.
+
+        History: `compaction` configures automatic compaction; False turns it off. `recall_history` adds a tool that
+        shows messages that compaction removed from the prompt. `recovery_steps` maps names of recipe steps, such as
+        `rebase_branch`, to functions.
+
+        Cost and caching: a model without prompt caching needs `allow_uncached`. `padding` says whether a prefix that
+        is too short to be cached is extended, `models` which other models the session may switch to, `calls_expected`
+        how many calls it is likely to make; all three matter only when a session is created. Of sessions that start
+        with the same prefix at the same time, one writes it to the cache and the others wait for it;
+        `single_flight=False` turns this off, a `SingleFlight` restricts it to the sessions that share it. `prewarm`
+        writes the stable prefix to the cache when the session is entered. `keep_alive` pings the cache of an idle
+        session where that is expected to save money, up to `keep_alive_usd_max`. By default a session asks its
+        provider for the reason of a cache miss, if the model supports that; `diagnostics="off"` turns it off. With
+        `completion_cache`, a request that is byte for byte equal to one of the last `completion_cache_seconds` (30),
+        from any session of this process, gets the same reply without a call.
+
+        Requests: `temperature`, `thinking`, `tool_choice`, `stop_sequences` and `betas` go into every request.
+        `request_fields` are request fields without an option of their own, such as `top_p`, under the provider's
+        names. `transport` replaces the network, for example by a simulated provider. `store` is a path, a URL or a
+        store. `simulated`, set when a session is created, says that its calls cost nothing; `user_id` and `team_id`
+        say whose account it is billed to.
+
+        Raises UserError for an unknown name or a wrong type.
+        """
+        return cls(collect_options(locals()))
 
     @classmethod
-    def resume(cls, session_id: str, **options: Unpack[Options]) -> Self:
-        """Continue a stored session. The prompt is read from the store; the functions of its tools are passed here."""
-        return cls(options, resume=session_id)
+    def resume(
+        cls,
+        session_id: str,
+        *,
+        # Prompt.
+        model: str | None = None,
+        system_prompt: str | None = None,
+        preset_name: str | None = None,
+        persona: str | None = None,
+        persona_name: str | None = None,
+        system_prompt_volatile: VolatileText | None = None,
+        volatile: VolatileLayers | None = None,
+        workspace: str | Path | None = None,
+        another_workspace: bool | None = None,
+        name: str | None = None,
+        # Tools.
+        tools: Sequence[Tool | ToolFunction] | None = None,
+        builtin_tools: bool | Sequence[str] | None = None,
+        read_roots: Sequence[str | Path] | None = None,
+        memory: bool | None = None,
+        delegate: bool | int | None = None,
+        delegation_depth_max: int | None = None,
+        allowed: Allowed | None = None,
+        confirm: Confirm | None = None,
+        confirm_for: Sequence[SideEffects] | None = None,
+        confirm_seconds_max: float | None = None,
+        steps_max: int | None = None,
+        # Instructions, skills and knowledge.
+        instructions: SessionInstructions | None = None,
+        skills: bool | str | Path | Sequence[str | Path] | SkillStore | None = None,
+        skills_mode: SkillMode | None = None,
+        also_skills: Sequence[str] | None = None,
+        skill_ranking: SkillRanking | None = None,
+        enforce_allowed_tools: bool | None = None,
+        knowledge: bool | None = None,
+        digest_refresh: DigestRefresh | None = None,
+        curation: str | None = None,
+        rag: bool | None = None,
+        # History and recovery.
+        compaction: bool | CompactionConfig | None = None,
+        recall_history: bool | None = None,
+        recovery_steps: Mapping[str, StepFunction] | None = None,
+        # Cost and caching.
+        profile: CacheProfile | None = None,
+        layout: Layout | None = None,
+        padding: Padding | None = None,
+        models: Sequence[str] | None = None,
+        calls_expected: int | None = None,
+        allow_uncached: bool | None = None,
+        spend_max_usd: Decimal | str | float | None = None,
+        single_flight: SingleFlight | bool | None = None,
+        prewarm: bool | None = None,
+        keep_alive: bool | None = None,
+        keep_alive_usd_max: Decimal | str | float | None = None,
+        cache_ttl_seconds: int | None = None,
+        cache_over_an_hour: bool | None = None,
+        diagnostics: Diagnostics | None = None,
+        completion_cache: bool | None = None,
+        completion_cache_seconds: float | None = None,
+        # Requests.
+        output_tokens_max: int | None = None,
+        temperature: float | None = None,
+        thinking: Mapping[str, Json] | None = None,
+        tool_choice: Mapping[str, Json] | None = None,
+        stop_sequences: Sequence[str] | None = None,
+        betas: Sequence[str] | None = None,
+        request_fields: Mapping[str, Json] | None = None,
+        # Connections and storage.
+        transport: Transport | TransportProvider | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        store: EventLog | str | Path | None = None,
+        simulated: bool | None = None,
+        user_id: str | None = None,
+        team_id: str | None = None,
+        # For tests.
+        clock: Clock | None = None,
+        sleep: Sleep | None = None,
+        new_id: NewId | None = None,
+        **unknown: Never,
+    ) -> Self:
+        """Continue a stored session, with the arguments of `create`.
+
+        The prompt is read from the store; the functions of its tools are passed here.
+        """
+        return cls(collect_options(locals()), resume=session_id)
 
     async def __aenter__(self) -> Self:
         if self._conversation is not None:
@@ -207,7 +444,13 @@ class Session:
         return quote_session_switch(self._open_composition, self._open_conversation, model)
 
     async def switch_model(
-        self, model: str, *, allow_uncached: bool = False, **endpoint: Unpack[ProviderEndpoint]
+        self,
+        model: str,
+        *,
+        allow_uncached: bool = False,
+        transport: Transport | TransportProvider | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
     ) -> SwitchQuote:
         """Use another model from the next message on; the history is transferred as far as its provider allows.
 
@@ -218,17 +461,16 @@ class Session:
         if self._turn is not None and not self._turn.done():
             raise UserError("a turn is in progress in this session; wait for it before you switch the model")
         quoted = self.quote_switch(model)
-        options = check_options({**self._session_endpoint(), **endpoint})
+        # `transport`, `base_url` and `api_key` of the session's options are for its first provider, and must not send
+        # a key to another one. A simulator replaces every provider, so it stays in use.
+        current = self._options.get("transport")
+        if transport is None and isinstance(current, TransportProvider):
+            transport = current
+        options = collect_options({"transport": transport, "base_url": base_url, "api_key": api_key})
         self._composition = await switch_session(
-            self._open_composition, conversation, model, options=options, allow_uncached=allow_uncached
+            self._open_composition, conversation, model, options=check_options(options), allow_uncached=allow_uncached
         )
         return quoted
-
-    def _session_endpoint(self) -> Options:
-        # `transport`, `base_url` and `api_key` of the session's options are for its first provider, and must not send a
-        # key to another one. A simulator stands in for every provider, so it stays in use.
-        transport = self._options.get("transport")
-        return {"transport": transport} if isinstance(transport, TransportProvider) else {}
 
     async def compact(self, config: CompactionConfig | None = None) -> CompactionResult:
         """Replace all but the newest part of the conversation by a summary, from the next message on.

@@ -38,7 +38,7 @@ def response_cache_of(options: Options) -> ResponseCacheConfig | None:
 def account_name(transport: Transport) -> str:
     """A name for the provider account, and so the prompt cache, that requests over this transport use.
 
-    A transport that does not know its account gets a name of its own, shared only by sessions with the same transport object.
+    A transport that does not know its account gets a name of its own, shared by sessions with the same object only.
     """
     account = getattr(transport, "account", None)
     if isinstance(account, str):
