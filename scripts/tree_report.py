@@ -197,7 +197,7 @@ class _simulator:  # noqa: N801 - used as a function
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        self._process.wait()
+        self._process.communicate()  # Also closes the pipe.
 
 
 async def _send_twice(folder: Path, address: str, tracer: _Tracer) -> None:
