@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tree_report import Measure, Walk, static_measures, walk_measures, walk_one_send
 
 STATIC = static_measures()

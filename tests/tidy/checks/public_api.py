@@ -34,7 +34,10 @@ def public_api(root: Path) -> str:
 
 def undocumented_names(root: Path) -> list[str]:
     """Public names of the package root and of `holdfast.seed` without a docstring; constants are exempt."""
-    ask = "import holdfast, holdfast.seed; from tests.tidy.checks.public_api import undocumented as find; print('\\n'.join((*find(holdfast), *find(holdfast.seed))))"
+    ask = (
+        "import holdfast, holdfast.seed; from tests.tidy.checks.public_api import undocumented; "
+        "print(*undocumented(holdfast), *undocumented(holdfast.seed))"
+    )
     return in_fresh_interpreter(root, ask).split()
 
 
