@@ -46,7 +46,7 @@ def test_the_page_of_seed_names_lists_the_whole_module() -> None:
 
 @pytest.mark.parametrize("module", [holdfast, holdfast.seed])
 def test_every_public_name_can_be_loaded(module: typing.Any) -> None:
-    assert dir(module) == module.__all__
+    assert dir(module) == sorted(module.__all__)
     assert all(getattr(module, name) is not None for name in module.__all__)
 
 
@@ -60,10 +60,8 @@ def test_an_unknown_name_is_an_attribute_error(module: typing.Any) -> None:
 def test_a_session_has_a_keyword_argument_for_every_option(method: typing.Any) -> None:
     parameters = inspect.signature(method).parameters.values()
     keywords = {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-    options = typing.get_type_hints(Options)
-    assert {name: parameter.annotation for name, parameter in keywords.items()} == {
-        name: option | None for name, option in options.items()
-    }
+    types = {name: parameter.annotation for name, parameter in keywords.items()}
+    assert types == {name: option | None for name, option in Options.__annotations__.items()}
     assert all(parameter.default is None for parameter in keywords.values())
 
 
