@@ -79,7 +79,7 @@ async def test_the_verdict_of_the_call_behind_it_is_that_it_was_planned(workspac
         await refresh_knowledge(session)
         await session.send("y")
         await session.send("z")
-        assert session.cache_stats().unexpected_cache_breaks == 0
+        assert session.cache.stats().unexpected_cache_breaks == 0
         assert b"- one" not in provider.requests[-1].body
     prepared = [event.payload for event in store.read(session.id) if isinstance(event.payload, RequestPrepared)]
     assert [one.prefix_change for one in prepared] == [None, None, None]

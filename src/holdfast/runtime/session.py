@@ -23,9 +23,6 @@ from holdfast.engine.conversation import Conversation
 from holdfast.engine.loop import TurnResult, run_turn
 from holdfast.engine.model_switch import SwitchQuote
 from holdfast.engine.recovery.runner import (
-    IncidentReport,
-    PlannedRecovery,
-    RecoveryOutcome,
     RecoveryRunner,
     StepFunction,
 )
@@ -33,17 +30,14 @@ from holdfast.engine.reducer import fold_events
 from holdfast.engine.state import SessionState
 from holdfast.engine.tools.definition import Tool, ToolFunction
 from holdfast.engine.tools.permissions import Allowed, Confirm
-from holdfast.errors import AbortedError, StoreError, UserError
+from holdfast.errors import StoreError, UserError
 from holdfast.events.log import Event, EventListener, EventLog
-from holdfast.events.payloads.recovery import RecoveryTrigger
 from holdfast.events.payloads.session import SessionEnded
 from holdfast.events.payloads.tools import SideEffects
 from holdfast.knowledge.flags import DigestRefresh
 from holdfast.layers.padding import Padding
-from holdfast.ledger.cache.prompt_cache import CacheStatsState, PromptCacheStats, TokenStats, fold_cache_stats
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.wire_request import Transport
-from holdfast.recovery.attempts import Incident
 from holdfast.runtime.compaction import compact_conversation
 from holdfast.runtime.compose import Composition, compose_session, first_events, load_models, new_event_bus
 from holdfast.runtime.config import Diagnostics
@@ -57,7 +51,6 @@ from holdfast.runtime.inputs import (
 )
 from holdfast.runtime.instructions.session_tools import SessionInstructions
 from holdfast.runtime.model_switch import quote_session_switch, switch_session
-from holdfast.runtime.next_wake import SessionCacheState, plan_next_wake, session_cache_state
 from holdfast.runtime.options import (
     Options,
     TransportProvider,
@@ -66,7 +59,8 @@ from holdfast.runtime.options import (
     check_options,
     collect_options,
 )
-from holdfast.runtime.recovery import find_scenario, host_steps, session_recoverer
+from holdfast.runtime.recovery import SessionRecovery, host_steps, recovery_runner
+from holdfast.runtime.session_cache import SessionCache
 from holdfast.sources.skills.skill import SkillMode
 from holdfast.sources.skills.store import SkillRanking, SkillStore
 from holdfast.types.blocks import Block, Json, Message
@@ -83,6 +77,8 @@ StreamItem = Delta | Event
 class Session:
     """One conversation with a model. Use it with `async with`, which closes what the session opened.
 
+    `cache` has the cache's state and statistics, `recovery` the known failures and their recipes.
+
     Every event is stored as it happens. `Session.resume(id)` continues the conversation in another process, at any
     later time, with the same prefix bytes.
     """
@@ -96,8 +92,9 @@ class Session:
         self._conversation: Conversation | None = None
         self._turn: asyncio.Task[TurnResult] | None = None
         self._keeper: SessionKeepAlive | None = None
-        self._tally = CacheStatsState()
-        self._recoverer: RecoveryRunner | None = None
+        self._recovery_runner: RecoveryRunner | None = None
+        self.cache = SessionCache(lambda: self._open_conversation, lambda: load_models(self._open_composition.config))
+        self.recovery = SessionRecovery(lambda: self._open_runner, lambda: self._current_state, self._cancel_turn)
 
     @classmethod
     def create(
@@ -334,7 +331,7 @@ class Session:
                 composition.delegation.set_parent(conversation)
             if self._resume is None:
                 await conversation.record("system", *first_events(self._options, composition))
-            self._recoverer = session_recoverer(conversation, steps, self._options)
+            self._recovery_runner = recovery_runner(conversation, steps, self._options)
         except BaseException:
             if owns_log:
                 log.close()
@@ -414,30 +411,9 @@ class Session:
             raise UserError("a turn is in progress in this session, and it writes the stable prefix itself")
         return await prewarm(self._open_conversation)
 
-    def next_wake(self) -> NextWake:
-        """When an agent that is about to wait should continue: while the cache is warm or after, with both prices."""
-        return plan_next_wake(self._open_conversation)
-
-    def cache_state(self) -> SessionCacheState:
-        """What the provider has cached of this session, by the usage it last reported, pings included."""
-        return session_cache_state(self._open_conversation)
-
     def context_use(self) -> ContextUse:
         """How many tokens each layer would take if a message were sent now, and the model's context window."""
         return measure_context(self._open_conversation)
-
-    def cache_stats(self) -> PromptCacheStats:
-        """Cache statistics of this session so far: requests, hits, breaks, tokens read and written."""
-        return self._update_tally().stats
-
-    def get_token_stats(self) -> dict[str, TokenStats]:
-        """For each provider used: tokens sent, how many of these were read from its cache, and tokens received."""
-        return dict(self._update_tally().tokens)
-
-    def _update_tally(self) -> CacheStatsState:
-        newer = self._open_conversation.deps.log.read(self.id, after=self._tally.last_event_id)
-        self._tally = fold_cache_stats(self._tally, newer, load_models(self._open_composition.config))
-        return self._tally
 
     def quote_switch(self, model: str) -> SwitchQuote:
         """What it would cost to continue with another model; nothing is changed."""
@@ -499,36 +475,6 @@ class Session:
         ended = SessionEnded("completed", state.turn_count, state.cost_usd, clock() - state.started_at)
         await self._open_conversation.record("system", ended)
 
-    async def report_failure(self, scenario: str, *, incident: str = "", detail: str = "") -> IncidentReport:
-        """Report a known failure: its recovery recipe runs, waits for a person, or aborts the work.
-
-        An abort cancels the turn in progress and raises `AbortedError`.
-        """
-        try:
-            return await self._open_recoverer.report(find_scenario(scenario), incident=incident, detail=detail)
-        except AbortedError:
-            if self._turn is not None:
-                self._turn.cancel()
-            raise
-
-    async def recover(
-        self, scenario: str, *, incident: str = "", detail: str = "", trigger: RecoveryTrigger = "automatic"
-    ) -> RecoveryOutcome:
-        """Run the recipe of a known failure from its first open step, unless its attempts are used up."""
-        failure = find_scenario(scenario)
-        return await self._open_recoverer.attempt(failure, incident=incident, detail=detail, trigger=trigger)
-
-    def plan_recovery(
-        self, scenario: str, *, incident: str = "", trigger: RecoveryTrigger = "automatic"
-    ) -> PlannedRecovery:
-        """What `recover` would do now; a dry run."""
-        return self._open_recoverer.dry_run(find_scenario(scenario), incident=incident, trigger=trigger)
-
-    @property
-    def incidents(self) -> tuple[Incident, ...]:
-        """The failures reported in this session, with their recovery attempts."""
-        return tuple(self._current_state.incidents.incidents.values())
-
     def subscribe(self, listener: EventListener) -> Callable[[], None]:
         """Call `listener` with every event of this session once it is on the log; call the result to unsubscribe."""
         return self._bus.subscribe(listener)
@@ -589,10 +535,14 @@ class Session:
         return self._conversation
 
     @property
-    def _open_recoverer(self) -> RecoveryRunner:
+    def _open_runner(self) -> RecoveryRunner:
         self._open_composition  # noqa: B018 - raises where the session is not open.
-        assert self._recoverer is not None
-        return self._recoverer
+        assert self._recovery_runner is not None
+        return self._recovery_runner
+
+    def _cancel_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
 
     def _begin(
         self, message: str | Block | Sequence[Block], emit: Callable[[Delta], None]
@@ -620,8 +570,8 @@ class Session:
 
 
 def next_wake(session: Session) -> NextWake:
-    """The same as `session.next_wake()`."""
-    return session.next_wake()
+    """The same as `session.cache.next_wake()`."""
+    return session.cache.next_wake()
 
 
 async def compact_session(session: Session, config: CompactionConfig) -> CompactionResult:

@@ -70,7 +70,7 @@ async def test_an_equal_request_of_another_session_is_given_the_same_reply_for_n
     async with Session.create(**room.options()) as second:
         answer = await second.send("So?")
         assert second.cost == 0
-        stats = second.cache_stats()
+        stats = second.cache.stats()
     assert (answer.text, answer.usage, answer.cost_usd, answer.llm_calls) == ("First.", Usage(), Decimal(0), 1)
     assert second.history == first.history
     assert (stats.completion_cache_hits, stats.completion_cache_misses, stats.tracked_requests) == (1, 0, 0)
@@ -193,10 +193,10 @@ async def test_what_the_provider_keeps_is_judged_by_what_it_was_sent() -> None:
         room.clock.advance(31)
         await first.send("And?")
         await second.send("So?")
-        before = second.cache_state()
+        before = second.cache.state()
         room.clock.advance(9)
         await second.send("And?")
-        assert second.cache_state() == before
+        assert second.cache.state() == before
         room.clock.advance(90_000)
         await second.send("And now?")
     asked, kept, late = iter_entries(stores[1].read(second.id), shipped_models())
