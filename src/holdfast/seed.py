@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from holdfast.errors import SkillValidationError as SkillValidationError
     from holdfast.events.payloads.tools import SideEffects as SideEffects
     from holdfast.layers.aggregate_stack import AggregateStack as AggregateStack
-    from holdfast.layers.operating_guide import OPERATING_CONTEXT_PADDING as OPERATING_CONTEXT_PADDING
     from holdfast.layers.padding import MAX_CACHEABLE_PREFIX_TOKENS as MAX_CACHEABLE_PREFIX_TOKENS
     from holdfast.layers.padding import MIN_CACHEABLE_PREFIX_TOKENS as MIN_CACHEABLE_PREFIX_TOKENS
+    from holdfast.layers.padding import OPERATING_CONTEXT_PADDING as OPERATING_CONTEXT_PADDING
     from holdfast.layers.system_prompt import SYSTEM_PROMPT_DYNAMIC_BOUNDARY as SYSTEM_PROMPT_DYNAMIC_BOUNDARY
     from holdfast.layers.system_prompt import SystemPromptBuilder as SystemPromptBuilder
     from holdfast.ledger.cache.prompt_cache import CacheBreakEvent as CacheBreakEvent
@@ -61,7 +61,7 @@ _HOMES = {
     "SkillValidationError": "holdfast.errors",
     "SideEffects": "holdfast.events.payloads.tools",
     "AggregateStack": "holdfast.layers.aggregate_stack",
-    "OPERATING_CONTEXT_PADDING": "holdfast.layers.operating_guide",
+    "OPERATING_CONTEXT_PADDING": "holdfast.layers.padding",
     "MAX_CACHEABLE_PREFIX_TOKENS": "holdfast.layers.padding",
     "MIN_CACHEABLE_PREFIX_TOKENS": "holdfast.layers.padding",
     "SYSTEM_PROMPT_DYNAMIC_BOUNDARY": "holdfast.layers.system_prompt",

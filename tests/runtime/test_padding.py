@@ -3,8 +3,7 @@ from tests.support.agents import Agent, MakeAgent, says
 
 from holdfast.errors import UserError
 from holdfast.events.payloads.session import EpochOpened
-from holdfast.layers.operating_guide import OPERATING_CONTEXT_PADDING
-from holdfast.layers.padding import Padding
+from holdfast.layers.padding import OPERATING_CONTEXT_PADDING, Padding
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
