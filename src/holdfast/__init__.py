@@ -34,34 +34,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "TurnResult": "holdfast.engine.loop",
-    "Tool": "holdfast.engine.tools.definition",
-    "ToolContext": "holdfast.engine.tools.definition",
-    "ToolError": "holdfast.engine.tools.definition",
-    "tool": "holdfast.engine.tools.definition",
-    "ConfirmationRequest": "holdfast.engine.tools.permissions",
-    "AbortedError": "holdfast.errors",
-    "BudgetError": "holdfast.errors",
-    "HoldfastError": "holdfast.errors",
-    "ProviderError": "holdfast.errors",
-    "StoreError": "holdfast.errors",
-    "UserError": "holdfast.errors",
-    "wrap": "holdfast.integrations.wrap",
-    "InstructionClient": "holdfast.runtime.instructions.client",
-    "Library": "holdfast.runtime.instructions.embedded",
-    "Session": "holdfast.runtime.session",
-    "run_sync": "holdfast.runtime.session",
-    "SimulatedProvider": "holdfast.simulator.provider",
-    "MemoryStore": "holdfast.stores.memory",
-    "Base64Source": "holdfast.types.blocks",
-    "FileSource": "holdfast.types.blocks",
-    "Image": "holdfast.types.blocks",
-    "Text": "holdfast.types.blocks",
-    "UrlSource": "holdfast.types.blocks",
-    "TextDelta": "holdfast.types.reply",
-    "Usage": "holdfast.types.usage",
+_NAMES = {
+    "holdfast.engine.loop": ("TurnResult",),
+    "holdfast.engine.tools.definition": ("Tool", "ToolContext", "ToolError", "tool"),
+    "holdfast.engine.tools.permissions": ("ConfirmationRequest",),
+    "holdfast.errors": ("AbortedError", "BudgetError", "HoldfastError", "ProviderError", "StoreError", "UserError"),
+    "holdfast.integrations.wrap": ("wrap",),
+    "holdfast.runtime.instructions.client": ("InstructionClient",),
+    "holdfast.runtime.instructions.embedded": ("Library",),
+    "holdfast.runtime.session": ("Session", "run_sync"),
+    "holdfast.simulator.provider": ("SimulatedProvider",),
+    "holdfast.stores.memory": ("MemoryStore",),
+    "holdfast.types.blocks": ("Base64Source", "FileSource", "Image", "Text", "UrlSource"),
+    "holdfast.types.reply": ("TextDelta",),
+    "holdfast.types.usage": ("Usage",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [*sorted(_HOMES), "__version__"]
 

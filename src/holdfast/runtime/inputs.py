@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.catalog.lookup import apply_model_overrides, shipped_models
 from holdfast.errors import UserError
 from holdfast.events.log import EventLog
-from holdfast.runtime.compose import load_session_config
+from holdfast.runtime.compose import load_models, load_session_config
 from holdfast.runtime.options import Options
 from holdfast.stores.open import open_store
 from holdfast.types.blocks import Base64Source, Block, FileSource, Image, Text, UrlSource
@@ -64,4 +63,4 @@ def open_session_log(options: Options) -> tuple[EventLog, bool]:
         return store, False
     config = load_session_config(options)
     address = config.db_path if store is None else str(store)
-    return open_store(address, models=apply_model_overrides(shipped_models(), config.models)), True
+    return open_store(address, models=load_models(config)), True

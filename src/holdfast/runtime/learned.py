@@ -32,9 +32,9 @@ def provider_route(options: Options, config: Config, provider: Provider) -> str:
         return "elsewhere"
 
 
-def load_learned(log: EventLog, scene: LearningScope, *, session_id: str) -> LearnedParameters:
-    """The parameters that other sessions learned in this scene."""
-    return combine_learned(log.learned_events(limit=LEARNED_RECORDS_MAX), scene, session_id=session_id)
+def load_learned(log: EventLog, scope: LearningScope, *, session_id: str) -> LearnedParameters:
+    """The parameters that other sessions learned in this scope."""
+    return combine_learned(log.learned_events(limit=LEARNED_RECORDS_MAX), scope, session_id=session_id)
 
 
 def with_learned_floor(model: Model, learned: LearnedParameters) -> Model:

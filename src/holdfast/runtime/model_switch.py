@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.catalog.lookup import apply_model_overrides, find_model, shipped_models
+from holdfast.catalog.lookup import find_model
 from holdfast.catalog.schema import Model
 from holdfast.engine.cache.explicit_cache import delete_explicit_cache
 from holdfast.engine.cache.plan import record_learned
@@ -13,7 +13,7 @@ from holdfast.events.payloads.calls import ModelSwitched
 from holdfast.planning.learned import LearningScope
 from holdfast.providers.registry import Provider, get_provider
 from holdfast.providers.wire_request import Transport
-from holdfast.runtime.compose import Composition, open_transport
+from holdfast.runtime.compose import Composition, load_models, open_transport
 from holdfast.runtime.config import Config
 from holdfast.runtime.learned import load_learned, provider_route, with_learned_floor
 from holdfast.runtime.options import Options, TransportProvider
@@ -23,7 +23,7 @@ from holdfast.types.prompt import Parameters
 
 def find_switch_target(config: Config, model: str) -> tuple[Model, Provider]:
     """The catalog row and the provider of a model to switch to. Raises UserError for an unknown model."""
-    row = find_model(model, apply_model_overrides(shipped_models(), config.models))
+    row = find_model(model, load_models(config))
     return row, get_provider(row.provider)
 
 
@@ -48,14 +48,14 @@ async def switch_session(
     transport, owns_transport = _choose_transport(options, composition, provider)
     route = provider_route(options, composition.config, provider) if transport else before.learning_scope.route
     # What was learned (cache floor, idle times) belongs to a model and route, so it is loaded again.
-    scene = LearningScope(new_model.id, route, before.learning_scope.workspace_hash)
-    learned = load_learned(before.log, scene, session_id=conversation.state.session_id)
-    parts: Dependencies = msgspec.structs.replace(
+    scope = LearningScope(new_model.id, route, before.learning_scope.workspace_hash)
+    learned = load_learned(before.log, scope, session_id=conversation.state.session_id)
+    deps: Dependencies = msgspec.structs.replace(
         before,
         adapter=provider.adapter,
         model=with_learned_floor(new_model, learned),
         learned=learned,
-        learning_scope=scene,
+        learning_scope=scope,
         parameters=parameters,
         transport=transport or before.transport,
         account=account_name(transport) if transport else before.account,
@@ -79,11 +79,11 @@ async def switch_session(
         if transport is not None and owns_transport:
             await transport.aclose()
         raise
-    conversation.switch_deps(parts)
+    conversation.switch_deps(deps)
     if transport is not None and composition.owns_transport:
         await before.transport.aclose()
     return msgspec.structs.replace(
-        composition, deps=parts, owns_transport=owns_transport if transport is not None else composition.owns_transport
+        composition, deps=deps, owns_transport=owns_transport if transport is not None else composition.owns_transport
     )
 
 
@@ -104,8 +104,7 @@ def _choose_transport(options: Options, composition: Composition, provider: Prov
     """The transport to the other provider, or None to keep the current one; and whether the session has to close it."""
     transport = options.get("transport")
     if isinstance(transport, TransportProvider):
-        models = apply_model_overrides(shipped_models(), composition.config.models)
-        return transport.create_transport(models, provider=provider.adapter.name), True
+        return transport.create_transport(load_models(composition.config), provider=provider.adapter.name), True
     if transport is not None:
         return transport, False
     has_endpoint = bool(options.get("base_url") or options.get("api_key"))

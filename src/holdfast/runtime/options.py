@@ -5,7 +5,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Protocol, TypedDict, cast, runtime_checkable
+from typing import Protocol, TypedDict, TypeGuard, cast, runtime_checkable
 
 import msgspec
 
@@ -133,6 +133,10 @@ _TEXT_OPTIONS = (
     *("profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
 )
 
+_SWITCH_OPTIONS = (
+    *("completion_cache", "prewarm", "allow_uncached", "cache_over_an_hour", "keep_alive", "memory", "knowledge"),
+    *("rag", "another_workspace", "simulated", "recall_history", "enforce_allowed_tools"),
+)
 _TEXT_LIST_OPTIONS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")
 _LIST_OPTIONS = ("tools", "read_roots", *_TEXT_LIST_OPTIONS)
 
@@ -179,6 +183,8 @@ def _expected_type(key: str, value: object) -> str | None:
     """A description of the type the option expects, or None if the value fits."""
     if key in _TEXT_OPTIONS:
         return None if isinstance(value, str) else "text"
+    if key in _SWITCH_OPTIONS:
+        return None if isinstance(value, bool) else "True or False"
     if key in _LIST_OPTIONS:
         if isinstance(value, str | bytes) or not isinstance(value, Sequence):
             return "a list"
@@ -194,28 +200,16 @@ def _expected_type(key: str, value: object) -> str | None:
         "thinking": (isinstance(value, Mapping), "a mapping such as {'type': 'adaptive'}"),
         "tool_choice": (isinstance(value, Mapping), "a mapping such as {'type': 'auto'}"),
         "request_fields": (_are_fields(value), "a mapping from names of fields to values, such as {'top_p': 0.9}"),
-        "temperature": (_is_temperature(value), "a number from 0 to 2"),
+        "temperature": (_is_number(value) and 0 <= value <= 2, "a number from 0 to 2"),
         "store": (isinstance(value, str | Path) or hasattr(value, "append"), "a path, a URL or a store"),
         "transport": (_is_transport(value), "a transport or a simulated provider"),
         "calls_expected": (_is_count(value), "a whole number of at least 1"),
         "single_flight": (isinstance(value, SingleFlight | bool), "a SingleFlight, True or False"),
-        "completion_cache": (isinstance(value, bool), "True or False"),
         "completion_cache_seconds": (_is_duration(value), "a number of seconds above 0"),
-        "prewarm": (isinstance(value, bool), "True or False"),
-        "allow_uncached": (isinstance(value, bool), "True or False"),
-        "cache_over_an_hour": (isinstance(value, bool), "True or False"),
-        "keep_alive": (isinstance(value, bool), "True or False"),
         "builtin_tools": (isinstance(value, bool) or _are_texts(value), "True, False or a list of names"),
-        "memory": (isinstance(value, bool), "True or False"),
-        "knowledge": (isinstance(value, bool), "True or False"),
-        "rag": (isinstance(value, bool), "True or False"),
-        "another_workspace": (isinstance(value, bool), "True or False"),
-        "simulated": (isinstance(value, bool), "True or False"),
         "compaction": (isinstance(value, bool | CompactionConfig), "True, False or a CompactionConfig"),
-        "recall_history": (isinstance(value, bool), "True or False"),
         "skills": (_are_skills(value), "True, False, a folder, a list of folders or a SkillStore"),
         "instructions": (isinstance(value, SessionInstructions), "the result of Library.for_session"),
-        "enforce_allowed_tools": (isinstance(value, bool), "True or False"),
         "delegate": (isinstance(value, bool) or _is_count(value), "True, False or a whole number of at least 1"),
         "delegation_depth_max": (_is_count(value), "a whole number of at least 1"),
         "allowed": (callable(value), "a function that returns the reason why a call may not run"),
@@ -237,12 +231,12 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _is_duration(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-
-
-def _is_temperature(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 2
+    return _is_number(value) and 0 < value < float("inf")
 
 
 def _are_fields(value: object) -> bool:

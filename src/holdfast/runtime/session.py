@@ -60,7 +60,7 @@ from holdfast.runtime.options import (
     collect_options,
 )
 from holdfast.runtime.recovery import SessionRecovery, host_steps, recovery_runner
-from holdfast.runtime.session_cache import SessionCache
+from holdfast.runtime.session_cache import OpenSessionCache
 from holdfast.sources.skills.skill import SkillMode
 from holdfast.sources.skills.store import SkillRanking, SkillStore
 from holdfast.types.blocks import Block, Json, Message
@@ -93,7 +93,9 @@ class Session:
         self._turn: asyncio.Task[TurnResult] | None = None
         self._keeper: SessionKeepAlive | None = None
         self._recovery_runner: RecoveryRunner | None = None
-        self.cache = SessionCache(lambda: self._open_conversation, lambda: load_models(self._open_composition.config))
+        self.cache = OpenSessionCache(
+            lambda: self._open_conversation, lambda: load_models(self._open_composition.config)
+        )
         self.recovery = SessionRecovery(lambda: self._open_runner, lambda: self._current_state, self._cancel_turn)
 
     @classmethod

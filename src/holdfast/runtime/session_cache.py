@@ -24,7 +24,7 @@ class SessionCacheState(msgspec.Struct, frozen=True):
     expires_at: float
 
 
-class SessionCache:
+class OpenSessionCache:
     """The cache of an open session. Every method raises UserError if the session is not open."""
 
     def __init__(self, open_conversation: Callable[[], Conversation], load_models: Callable[[], Models]) -> None:

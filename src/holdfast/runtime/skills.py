@@ -32,7 +32,7 @@ _libraries: dict[tuple[tuple[SkillRoot, ...], SkillMode], SkillLibrary] = {}
 
 
 class SessionSkills(msgspec.Struct, frozen=True):
-    """`store` is None if skills are not configured; the skill tools are in the prompt if they are `offered`."""
+    """`store` is None if skills are not configured; the skill tools are in the prompt if `has_tools`."""
 
     store: SkillStore | None = None
     has_tools: bool = False

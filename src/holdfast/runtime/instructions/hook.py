@@ -1,4 +1,4 @@
-"""The session-start hook: the context text that an agent runtime adds to a conversation when it begins."""
+"""The session-start hook of an agent runtime: the context text that it adds, and its entry in the settings file."""
 
 import os
 import shlex
@@ -88,10 +88,10 @@ def render_boot_context(content: BootContext, recalling: str) -> str:
     The front matter of the stub is left out: it is for programs, and contains a time.
     """
     # Most stable first: the text becomes part of the agent's cached prefix.
-    parts = [_without_front_matter(content.stub), render_prompt_index(content.entries), f"{recalling}\n"]
+    sections = [_without_front_matter(content.stub), render_prompt_index(content.entries), f"{recalling}\n"]
     if content.preloads:
-        parts.append(f"## Instructions for this task\n\n{_preload_sections(content.preloads)}")
-    context = "\n".join(parts)
+        sections.append(f"## Instructions for this task\n\n{_preload_sections(content.preloads)}")
+    context = "\n".join(sections)
     if len(context) > CONTEXT_CHARACTERS_MAX:
         raise UserError(f"stub and preloads have more than {CONTEXT_CHARACTERS_MAX} characters")
     return context
