@@ -1,8 +1,11 @@
-"""Normalises what callers may pass in several forms (a message, a store), and the errors for what is not accepted."""
+"""Turns what a caller passes to a session (a message, a store, an id to resume) into what the engine uses."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from holdfast.clock import new_ulid, system_clock
+from holdfast.engine.reducer import fold_events
+from holdfast.engine.state import SessionState
 from holdfast.errors import UserError
 from holdfast.events.log import EventLog
 from holdfast.runtime.compose import load_models, load_session_config
@@ -48,11 +51,21 @@ def not_open_error(closed_id: str | None) -> UserError:
     return UserError(f"the session is not open: it was closed; continue it with `Session.resume({closed_id!r}, ...)`")
 
 
-def unknown_session_error(log: EventLog, session_id: str) -> UserError:
-    """The error for an unknown session id; it names the newest sessions."""
-    newest_ids = [row.id for row in log.sessions(limit=3)]
-    hint = f"; the newest are {', '.join(newest_ids)}" if newest_ids else "; the store holds no session yet"
-    return UserError(f"there is no session {session_id!r}{hint} (`holdfast sessions list` shows all)")
+def load_session_state(log: EventLog, options: Options, resume: str | None) -> SessionState:
+    """The state of the session to resume, or that of a new one. Raises UserError if there is nothing to resume."""
+    if resume is None:
+        at = options.get("clock", system_clock)()
+        return SessionState(session_id=options.get("new_id", new_ulid)(at))
+    state = fold_events(log.read(resume), resume)
+    if not state.model:
+        newest_ids = [row.id for row in log.sessions(limit=3)]
+        hint = f"; the newest are {', '.join(newest_ids)}" if newest_ids else "; the store holds no session yet"
+        raise UserError(f"there is no session {resume!r}{hint} (`holdfast sessions list` shows all)")
+    if not state.epoch:
+        raise UserError(
+            f"session {resume!r} has no prompt to continue: it was recorded from a wrapped client or pruned"
+        )
+    return state
 
 
 def open_session_log(options: Options) -> tuple[EventLog, bool]:

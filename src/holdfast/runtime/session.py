@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Never, Self, Unpack
 
-from holdfast.clock import Clock, NewId, Sleep, new_ulid, system_clock
+from holdfast.clock import Clock, NewId, Sleep
 from holdfast.compaction.models import CompactionConfig, CompactionResult
 from holdfast.economics.keep_alive import NextWake
 from holdfast.engine.cache.explicit_cache import delete_explicit_cache
@@ -26,7 +26,6 @@ from holdfast.engine.recovery.runner import (
     RecoveryRunner,
     StepFunction,
 )
-from holdfast.engine.reducer import fold_events
 from holdfast.engine.state import SessionState
 from holdfast.engine.tools.definition import Tool, ToolFunction
 from holdfast.engine.tools.permissions import Allowed, Confirm
@@ -44,10 +43,10 @@ from holdfast.runtime.config import Diagnostics
 from holdfast.runtime.context_report import ContextUse, measure_context
 from holdfast.runtime.inputs import (
     TURN_IN_PROGRESS,
+    load_session_state,
     message_content,
     not_open_error,
     open_session_log,
-    unknown_session_error,
 )
 from holdfast.runtime.instructions.session_tools import SessionInstructions
 from holdfast.runtime.model_switch import quote_session_switch, switch_session
@@ -325,7 +324,7 @@ class Session:
             raise not_open_error(self._state.session_id)
         log, owns_log = open_session_log(self._options)
         try:
-            state = self._load(log)
+            state = load_session_state(log, self._options, self._resume)
             composition = compose_session(self._options, state, log=log, bus=self._bus, owns_log=owns_log)
             conversation = Conversation(composition.deps, state)
             steps = host_steps(self._options)
@@ -556,19 +555,6 @@ class Session:
         self._open_composition.knowledge_layers.set_query(content)
         self._turn = asyncio.ensure_future(run_turn(conversation, content, emit))
         return self._turn
-
-    def _load(self, log: EventLog) -> SessionState:
-        if self._resume is None:
-            at = self._options.get("clock", system_clock)()
-            return SessionState(session_id=self._options.get("new_id", new_ulid)(at))
-        state = fold_events(log.read(self._resume), self._resume)
-        if not state.model:
-            raise unknown_session_error(log, self._resume)
-        if not state.epoch:
-            raise UserError(
-                f"session {self._resume!r} has no prompt to continue: it was recorded from a wrapped client or pruned"
-            )
-        return state
 
 
 def next_wake(session: Session) -> NextWake:
