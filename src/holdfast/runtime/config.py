@@ -26,6 +26,7 @@ from holdfast.sources.skills.store import SKILL_RANKINGS, SkillRanking
 from holdfast.types.prompt import Layout
 
 CONFIG_BYTES_MAX = 1_000_000
+# About 1,000 tokens: `[project]` is in the prefix of every session.
 PROJECT_CHARS_MAX = 4_000
 HOUR_SECONDS = 3600
 # A week. An explicit cache is billed by the hour, so a typo in a TTL must not run up months of storage.

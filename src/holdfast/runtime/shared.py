@@ -17,6 +17,7 @@ from holdfast.stores.memory import MemoryStore
 _SHARED_FLIGHT = SingleFlight()
 _SHARED_RESPONSES = ResponseCache()
 _account_numbers = count(1)
+# Weak keys: a name must not keep a closed transport alive.
 _account_names: WeakKeyDictionary[Transport, str] = WeakKeyDictionary()
 
 

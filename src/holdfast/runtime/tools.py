@@ -139,10 +139,10 @@ def _selected_builtins(options: Options, workspace: Path | None) -> tuple[Tool, 
 
 
 def _confirmation_rules(options: Options, built_in: Sequence[Tool]) -> PermissionRules:
-    known = get_args(SideEffects)
+    side_effects = get_args(SideEffects)
     confirm_for = frozenset(options.get("confirm_for", CONFIRM_FOR))
-    if unknown := sorted(confirm_for.difference(known)):
-        raise UserError(f"unknown side effect {unknown[0]!r} in confirm_for; known: {', '.join(known)}")
+    if unknown := sorted(confirm_for.difference(side_effects)):
+        raise UserError(f"unknown side effect {unknown[0]!r} in confirm_for; known: {', '.join(side_effects)}")
     if "confirm" not in options and "confirm_for" not in options:
         # The caller is responsible for their own tools; ours do not write or execute without explicit consent.
         unconfirmed = [builtin.spec.name for builtin in built_in if builtin.side_effects in CONFIRM_FOR]

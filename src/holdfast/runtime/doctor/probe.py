@@ -18,8 +18,10 @@ from holdfast.runtime.doctor.perturbations import ADVICE, UNPERTURBED, Cause, Pe
 from holdfast.types.json_encoding import canonical_json
 from holdfast.types.request_buffer import common_prefix_length
 
+# Bounds for a function that never ends or never stops writing; a prompt is far below both.
 OUTPUT_BYTES_MAX = 32 * 1024 * 1024
 RUN_SECONDS_MAX = 60.0
+# Each variable that was read costs one more run of the function.
 VARIABLES_MAX = 40
 
 # Shorter values, such as "1" or "true", are no secrets, and masking them would garble the excerpts.

@@ -41,6 +41,14 @@ RESTARTED_SOURCES = frozenset({"clear", "compact"})
 
 _FRONT_MATTER = "---\n"
 
+SETTINGS_BYTES_MAX = 4_000_000
+HOOK_TIMEOUT_SECONDS = 30
+
+# Not "resume": a resumed conversation still has the text that the hook added when it began.
+HOOK_MATCHER = "startup|clear|compact"
+HOOKS_KEY = "hooks"
+_SUBCOMMAND = ("instructions", "hook")
+
 
 class _Event(msgspec.Struct, frozen=True):
     hook_event_name: str = SESSION_START
@@ -153,15 +161,6 @@ def _without_front_matter(stub: str) -> str:
 
 def _preload_sections(preloads: Sequence[Preload]) -> str:
     return "\n".join(f"### {preload.name}\n\n{preload.text.strip()}\n" for preload in preloads)
-
-
-SETTINGS_BYTES_MAX = 4_000_000
-HOOK_TIMEOUT_SECONDS = 30
-
-# Not "resume": a resumed conversation still has the text that the hook added when it began.
-HOOK_MATCHER = "startup|clear|compact"
-HOOKS_KEY = "hooks"
-_SUBCOMMAND = ("instructions", "hook")
 
 
 class SettingsChange(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from holdfast.replay.claude_code_transcripts import read_transcript
 from holdfast.replay.recording import Recording
 from holdfast.replay.trace_files import BrokenLine, read_traces
 
+# All steps are held in memory, so the file has to fit there.
 FILE_BYTES_MAX = 200_000_000
 GZIP_SUFFIX = ".gz"
 
