@@ -1,4 +1,4 @@
-"""Loads the configuration; the first source that sets a value wins:
+"""Loads the configuration from several sources; the first one that sets a value wins.
 
 flag  >  environment  >  <workspace>/.holdfast/config.toml  >  $HOLDFAST_HOME/config.toml  >  default
 """
