@@ -22,24 +22,15 @@ from holdfast.events.payloads.compaction import (
 from holdfast.types.usage import Usage
 
 WINDOW_SHARE_MAX = 0.95
-
-
 """How full the context window may be; the margin covers the error of the token estimate."""
 
-
 REFETCH_TOKENS = 2_000
-
-
 """Tokens that the agent is expected to fetch again because they were compacted away: about one or two files. By cost
 alone it would be 1,000 (`python -m benchmarks compaction_cost` compares both halves of recorded sessions); information
 that the agent loses is worth more than the tokens that bring it back."""
 
-
 SUMMARY_SHARE = 0.5
-
-
 """The summary's share of what a compaction leaves, when `share_max` is the binding limit."""
-
 
 SUMMARY_TOKENS_MIN = 600
 
@@ -128,7 +119,7 @@ def find_compaction_trigger(
         return None
     if not by_size_alone and _pays(sizes, outlook):
         if outlook.is_cache_cold:
-            return "cold"
+            return "cache_expired"
         if config.money and _is_ripe(sizes, outlook, config):
             return "money"
     return "soft" if outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold else None
@@ -157,7 +148,7 @@ def removed_tokens_min(prompt_tokens: int, trigger: CompactionTrigger) -> int:
     """
     # The limit of 8,000 tokens or a fifth keeps compactions rare: without it there would be three to five times as
     # many, for no gain as soon as anything is lost (111 recorded sessions, decision 0023).
-    if trigger in ("asked", "overflow"):
+    if trigger in ("requested", "overflow"):
         return REQUESTED_GAIN_TOKENS_MIN
     return max(GAIN_TOKENS_MIN, int(prompt_tokens * GAIN_SHARE_MIN))
 
@@ -191,16 +182,10 @@ def compute_compaction_numbers(
 
 # Guards against compacting in a loop: if the prompt is not below 80 % of its size afterwards, that is a strike.
 EFFECT_SHARE_MAX = 0.8
-
-
 """After a compaction the prompt must be smaller than this share of its size before, by the provider's count."""
 
-
 STRIKES_MAX = 2
-
-
 WAIT_CALLS = 10
-
 
 # More calls than any session makes: a back-off that ends only with the next user message.
 NEVER_AGAIN_CALLS = 1_000_000_000

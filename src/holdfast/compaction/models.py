@@ -36,7 +36,6 @@ SummarySection = Literal[
     "scope",
 ]
 
-
 _COUNTS = (
     "preserve_recent_messages",
     "max_estimated_tokens",

@@ -324,8 +324,6 @@ SOURCES = "[m12] names the message that a line is taken from."
 RECALL = " The tool recall_history shows it in full."
 RECENT = "The most recent messages are preserved word for word below."
 RESUME = "Go on from where the conversation stands, without a recap and without asking again what was answered already."
-
-
 _FRAME = "\n".join((PREAMBLE, SOURCES, RECALL, RECENT, RESUME, *SECTION_HEADINGS.values()))
 """Text that is in every summary; its tokens are subtracted from the budget."""
 

@@ -11,22 +11,11 @@ import msgspec
 from holdfast.instructions.uri import normalize_unit_uri
 
 MigrationMode = Literal["file", "coexistence", "stigmem"]
-
-
 UnitStatus = Literal["active", "pending", "quarantined"]
-
-
 ApprovalKind = Literal["guarantee_load", "force_prepend", "task_types", "skip_gate"]
-
-
 EventType = Literal["recall", "preload", "preload_error", "coverage_bypass", "recert", "shadow"]
-
-
 ChunkSource = Literal["stigmem", "fallback_path", "task_type_preload"]
-
-
 EvidenceKind = Literal["address", "name", "rule", "tool", "command", "phrase"]
-
 
 WAKE_REASONS = (
     "issue_assigned",
@@ -38,7 +27,6 @@ WAKE_REASONS = (
     "approval_resolved",
     "manual",
 )
-
 
 WAKE_INTENT_PREFIX = "preload:"
 

@@ -19,11 +19,7 @@ from holdfast.instructions.models import (
 )
 
 OwnedRecord = Agent | UnitVersion | Manifest | Approval | AuditRecord | CoverageRun | Probe
-
-
 _DETAIL_NOT_EXPORTED = frozenset({"jti"})
-
-
 """Keys of an audit record's detail that are not exported: `jti` identifies a wake token."""
 
 

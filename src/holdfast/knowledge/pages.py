@@ -36,28 +36,15 @@ PAGE_HEADINGS: dict[Category, str] = {
     "playbooks": "Playbooks",
 }
 
-
 _COMMENT = " <!-- k "
-
-
 _BOXES = ("[ ] ", "[x] ", "[X] ")
-
-
 _ORIGINS: dict[str, SourceOrigin] = {"user": "user", "model": "model", "tool": "tool"}
-
-
 _DAYS = re.compile(r"\d{4}-\d\d-\d\d(?:\.\.\d{4}-\d\d-\d\d)?")
-
-
 _SAFE = re.compile(r"[^0-9A-Za-z_.-]")
-
-
 _USUAL_LINE = re.compile(
     rf"[-*] (?:\[([ xX])\] )?+([!-;=-~][ -;=-~]{{,{TEXT_CHARACTERS_MAX - 1}}}) <!-- k ([0-9a-f]{{{ID_CHARACTERS}}}) "
     r"(20\d\d-\d\d-\d\d)(?:\.\.(\d{4}-\d\d-\d\d))? ([0-9A-Za-z_.-]+)/m([0-9]{1,9})/(user|model|tool) -->"
 )
-
-
 """Fast path that matches almost every line of a long page: plain text with one source."""
 
 

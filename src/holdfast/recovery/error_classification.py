@@ -8,7 +8,7 @@ import msgspec
 from holdfast.errors import ProviderError
 from holdfast.recovery.scenarios import FailureScenario
 
-BreakpointProblem = Literal["lifetimes", "marks"]
+BreakpointProblem = Literal["ttl", "breakpoints"]
 
 REFUSED_STATUSES = (400, 413, 422)
 """HTTP statuses of a request that was rejected before the model read it."""
@@ -65,7 +65,7 @@ def classify_refusal(error: ProviderError) -> FailureScenario | None:
 
 def classify_breakpoint_problem(message: str) -> BreakpointProblem:
     """Whether the provider rejects the breakpoints' TTL, or the breakpoints themselves."""
-    return "lifetimes" if _TTLS.search(message) else "marks"
+    return "ttl" if _TTLS.search(message) else "breakpoints"
 
 
 def parse_reported_window(message: str) -> ReportedWindow | None:

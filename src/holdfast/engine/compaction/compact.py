@@ -125,10 +125,10 @@ def propose_compaction(
     """
     if snapshot.state.profile == "seed":
         # The automatic trigger has already checked the prompt's size, so the limit for explicit requests is lifted.
-        seed = config if trigger == "asked" else msgspec.structs.replace(config, max_estimated_tokens=0)
+        seed = config if trigger == "requested" else msgspec.structs.replace(config, max_estimated_tokens=0)
         return propose_seed_summary(snapshot, seed, trigger)
     checkpoint = _checkpoint(snapshot, config, trigger, tail_tokens_max)
-    if trigger in ("asked", "overflow") or not config.clear:
+    if trigger in ("requested", "overflow") or not config.clear:
         return checkpoint
     clearing = propose_clearing(snapshot, config, trigger)
     if isinstance(clearing, NoCompaction) or _saved_usd(clearing) <= 0:

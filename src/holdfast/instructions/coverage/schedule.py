@@ -25,11 +25,8 @@ from holdfast.types.redaction import redact_secrets
 
 DAY_MS = 86_400_000
 
-
 # A skipped gate must be made up for within 7 days; the run is due from one day after the publication.
 RECERT_LEAD_MS = 6 * DAY_MS
-
-
 NO_ENCODER = "none"
 
 
@@ -214,25 +211,12 @@ def _manifests_digest(manifests: Sequence[tuple[Agent, Manifest]]) -> str:
 
 
 SAMPLE_ONE_IN = 10
-
-
 SAMPLES_MAX = 100
-
-
 PROBE_TERMS_MIN = 2
-
-
 PROBE_CHARACTERS_MAX = 400
-
-
 INTENT_CHARACTERS_READ = 2_000
-
-
 SAMPLED_PROBE_PREFIX = "real-"
-
-
 CALIBRATION_LEASE_PREFIX = "calibrate:"
-
 
 _PERSONAL = (
     (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "[email]"),

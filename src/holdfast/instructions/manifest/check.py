@@ -26,7 +26,7 @@ from holdfast.instructions.recall.ranking import InstructionSet, make_content
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.retrieval.encoders.registry import SemanticStage, create_semantic_stage
 
-DRAFT_ID = "tried"
+DRAFT_ID = "draft"
 
 
 class CheckFailure(msgspec.Struct, frozen=True):

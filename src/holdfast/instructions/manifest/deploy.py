@@ -47,8 +47,6 @@ from holdfast.sources.files import describe_read_error
 
 # Seed 003, section 21.6: recall quality must be seen over at least 5 heartbeats before files are given up.
 RECALLS_MIN = 5
-
-
 UnitDeployment = Literal["create", "update", "noop", "tombstone"]
 
 

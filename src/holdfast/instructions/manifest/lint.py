@@ -14,19 +14,11 @@ from holdfast.retrieval.bm25 import extract_terms
 from holdfast.types.redaction import redact_secrets
 
 COSTLY_TOKENS = 120
-
-
 SAME_TEXT_SHARE = 0.85
-
-
 LintRule = Literal["no-trigger", "content-trigger", "same-trigger", "same-text", "when-finishing", "costly-entry"]
-
-
 _FINISHING = re.compile(
     r"wrap.?up|finish|checklist|definition of done|hand.?over|before (?:you )?(?:submit|push)", re.I
 )
-
-
 _FINISHING_TRIGGER = re.compile(r"wrap|finish|done|complete|submit|hand", re.I)
 
 

@@ -9,16 +9,9 @@ from holdfast.instructions.migration.sections import LARGE_TOKENS, Section
 from holdfast.instructions.migration.situations import strip_title
 
 SectionKind = Literal["always", "task_type", "lazy"]
-
-
 ALWAYS_TOKENS_MAX = 150
-
-
 PRELOAD_TOKENS_MAX = 400
-
-
 ORDERS_SHARE_MIN = 0.75
-
 
 _ALWAYS_TITLE = re.compile(
     r"(?:things? )?(?:you )?(?:must )?(?:never|always|do not|don'?ts?|must|must not|not allowed|forbidden|prohibited)"
@@ -28,17 +21,11 @@ _ALWAYS_TITLE = re.compile(
     re.I,
 )
 
-
 _ALWAYS_LINE = re.compile(
     r"^\s*(?:(?:[-*+]|\d+[.)])\s+)?[*_`]*(?:never|always|do not|don'?t|must|under no circumstances)\b", re.I
 )
-
-
 _LIST_LINE = re.compile(r"^\s*(?:[-*+]|\d+[.)])\s+")
-
-
 _FENCE_LINE = re.compile(r"^\s*(?:```|~~~)", re.M)
-
 
 _TASK_TITLES: tuple[tuple[str, str], ...] = (
     (r"heartbeat|routine|scheduled|recurring|\bcron\b", "routine_fired"),

@@ -20,11 +20,7 @@ from holdfast.sources.skills.frontmatter import (
 
 # Sections are joined below the first size, split above the second, and start at headings up to the third.
 SMALL_TOKENS = 20
-
-
 LARGE_TOKENS = 600
-
-
 HEADING_LEVEL_MAX = 3
 
 
@@ -232,18 +228,11 @@ def _join_spans(spans: Iterable[LineSpan]) -> Iterator[LineSpan]:
 
 
 NESTING_MAX = 30
-
-
 TITLE_CHARACTERS_MAX = 1_000
-
 
 # As in `see @docs/style.md`; not after a letter, as in an e-mail address.
 _IMPORT = re.compile(r"(?<![^\s(\[])@([^\s@`'\"<>()\[\]{}|,;]+)")
-
-
 _CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
-
-
 _INLINE = re.compile(r"!?\[([^\[\]]{0,300})\]\([^()]{0,500}\)|[*`]{1,3}|<!--.{0,300}?-->")
 
 

@@ -12,73 +12,34 @@ import msgspec
 
 # Eight consecutive words rarely coincide by chance; of these, five must differ, or lists and tables would match.
 PHRASE_WORDS = 8
-
-
 PHRASE_WORDS_DISTINCT_MIN = 5
-
-
 LINE_CHARACTERS_MAX = 20_000
-
-
 COMMAND_WORDS_MAX = 12
-
-
 WORD = re.compile(r"\w+")
-
-
 _RULE = r"[A-Z]{1,10}(?:[-_][A-Z]{1,10})?[-_.]?\d{1,5}(?:\.\d{1,3}){0,2}[a-z]?"
-
-
 _RULE_FIRST = re.compile(rf"({_RULE})(?![\w/])")
-
-
 _RULE_BRACKETED = re.compile(rf"[\[(]({_RULE})[\])]")
-
-
 _LIST_MARK = re.compile(r"\d{1,3}[.)]\s+")
-
-
 _LETTERS = re.compile(r"[A-Z]+")
-
-
 _SPAN = re.compile(r"`([^`\n]{2,200})`")
-
 
 # `never run rm -rf` names a command that the unit forbids; running it is no evidence that the unit was followed.
 _FORBIDDEN = re.compile(
     r"\b(?:never|not|no|avoid|without|instead of|rather than|cannot|forbid\w*|prohibit\w*)\b|n['’]t\b", re.IGNORECASE
 )
-
-
 _TOOL = re.compile(r"[A-Za-z][\w.:-]{2,99}")
-
 
 # A plain English word is not distinctive as a tool or program name; one with punctuation, digits or camel case is.
 _DISTINCT = re.compile(r"[_./:\d-]|[a-z][A-Z]")
 
-
 # Words that stand for an argument to fill in: <name>, {id}, $VAR, [options], ..., FILE=.
 _PLACEHOLDER = re.compile(r"[<>{}$\[\]…]|\.\.\.|[A-Z][A-Z_]+(?:=|\Z)")
-
-
 _BETWEEN = re.compile(r"&&|[;|]")
-
-
 _FLAG = re.compile(r"-\w")
-
-
 _PROGRAM = re.compile(r"[\w./~][\w./~+@-]+")
-
-
 _FENCE = re.compile(r"(`{3,}|~{3,})([^`]*)\Z")
-
-
 _SHELLS = frozenset(("", "sh", "bash", "zsh", "shell", "console", "shell-session", "terminal"))
-
-
 LinePosition = Literal["prose", "shell", "code", "indented"]
-
-
 Key = TypeVar("Key", str, tuple[str, ...])
 
 
@@ -275,10 +236,7 @@ NON_RULE_PREFIXES = _words(
     "AES AMD ARM BASE CSS CVE EC ECMA ED ES FLOAT GPT H HTTP INT IP IPV ISO MD MP OAUTH PEP PY Q RFC RSA SHA SSL TLS "
     "UINT UTC UTF V WCAG WEB WIN X"
 )
-
-
 """Letters before a number in the names of standards, versions, headings and quarters: not the id of a rule."""
-
 
 COMMON_TOOLS = _words(
     "apply_patch edit_file execute_command file_search glob_files grep_search list_dir list_directory list_files "
@@ -287,11 +245,9 @@ COMMON_TOOLS = _words(
     "web_search write_file"
 )
 
-
 COMMON_PROGRAMS = _words(
     "cat cd chmod cp curl echo export find grep head ls mkdir mv pwd rg rm sed source tail touch wc which"
 )
-
 
 COMMON_COMMANDS = frozenset(
     (
@@ -303,9 +259,6 @@ COMMON_COMMANDS = frozenset(
         *(("python", "-m"), ("python3", "-m"), ("pip", "install"), ("docker", "ps"), ("go", "build")),
     )
 )
-
-
 """Matched by their first two words; further words must be one-letter flags or in `FURTHER_WORDS`."""
-
 
 COMMON_ARGUMENTS = _words("-am . -- --all --oneline --upgrade main master origin")

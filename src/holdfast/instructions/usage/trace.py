@@ -22,20 +22,20 @@ _Text = Annotated[str, msgspec.Meta(max_length=TRACE_BYTES_MAX)]
 _Tool = Annotated[str, msgspec.Meta(max_length=400)]
 
 
-class AgentTextStep(msgspec.Struct, frozen=True, tag_field="type", tag="said", forbid_unknown_fields=True):
+class AgentTextStep(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
     """Text that the agent wrote."""
 
     text: _Text
 
 
-class ToolCallStep(msgspec.Struct, frozen=True, tag_field="type", tag="called", forbid_unknown_fields=True):
+class ToolCallStep(msgspec.Struct, frozen=True, tag_field="type", tag="tool_call", forbid_unknown_fields=True):
     """A tool call by the agent; arguments are an object, or its JSON text."""
 
     tool: _Tool
     arguments: _Text | dict[str, object] = ""
 
 
-class ObservationStep(msgspec.Struct, frozen=True, tag_field="type", tag="shown", forbid_unknown_fields=True):
+class ObservationStep(msgspec.Struct, frozen=True, tag_field="type", tag="tool_result", forbid_unknown_fields=True):
     """Text that the agent received: a result of the named tool, or without one a user message."""
 
     text: _Text
@@ -46,7 +46,7 @@ TraceStep = AgentTextStep | ToolCallStep | ObservationStep
 
 Trace = tuple[TraceStep, ...]
 
-STEP_KINDS = ("said", "called", "shown")
+STEP_KINDS = ("text", "tool_call", "tool_result")
 _TOKEN = re.compile(r"\baudi_\w{1,100}")
 
 _decode = msgspec.json.Decoder(TraceStep).decode
