@@ -11,7 +11,6 @@ from typing import Literal
 import msgspec
 
 EntityKind = Literal["path", "url", "id", "symbol", "command", "error", "value"]
-KINDS: tuple[EntityKind, ...] = ("path", "url", "id", "symbol", "command", "error", "value")
 ENTITY_CHARACTERS_MAX = 160
 WORD_CHARACTERS_MAX = 300
 TEXT_CHARACTERS_MAX = 400_000

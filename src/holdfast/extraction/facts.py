@@ -52,7 +52,6 @@ _DECISION = re.compile(
     r"\b(decided|decision|instead of|rather than|going with|we'll use|we will use|chose|rejected|ruled out)\b",
     re.IGNORECASE,
 )
-_COMMIT = re.compile(r"\bgit (commit|push)\b")
 
 
 class UserRequest(msgspec.Struct, frozen=True):
@@ -377,7 +376,7 @@ class FactsReader:
 
 
 def _drop_oldest(values: dict[str, _Value], *, keep_first: int = 0) -> bool:
-    """Trim to REMEMBERED_MAX once there are twice as many; whether it did."""
+    """Trim to FACTS_MAX once there are twice as many; whether it did."""
     if len(values) <= 2 * FACTS_MAX:
         return False
     for key in list(values)[keep_first : len(values) - FACTS_MAX]:

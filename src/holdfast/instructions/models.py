@@ -45,6 +45,11 @@ class Agent(msgspec.Struct, frozen=True):
     sensitive: bool = False
     revision: int = 0
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that address the agent: its id, and its shortname if it has one."""
+        return (self.id,) if self.shortname is None else (self.id, self.shortname)
+
 
 class UnitVersion(msgspec.Struct, frozen=True):
     """Immutable except for `valid_until` and `status`. `signed_by` is the entity whose key made the signature."""

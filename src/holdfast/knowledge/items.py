@@ -20,7 +20,6 @@ SOURCES_MAX = 8
 ID_CHARACTERS = 12
 
 PROJECT_SCOPE = "project"
-GLOBAL_SCOPE = "global"
 
 # Control characters, and characters that are invisible, change the writing direction, or are half of a surrogate pair.
 _CONTROL = re.compile(

@@ -41,10 +41,7 @@ def measure_coverage(
     last = context.records.coverage(agent.id)
     started = context.now()
     instruction_set = context.instruction_sets.build(agent, manifest)
-    settings = context.settings
-    units = measure_all_units(
-        instruction_set, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor
-    )
+    units = measure_all_units(instruction_set, context.settings)
     return CoverageRun(
         id=context.new_id("coverage"),
         agent_id=agent.id,

@@ -19,12 +19,12 @@ from holdfast.instructions.manifest.validate import (
     check_task_types,
     check_unique_names,
     infer_migration_mode,
+    manifest_address,
 )
 from holdfast.instructions.models import Agent, Approval, Manifest, Provenance, UnitCoverage
 from holdfast.instructions.recall.boot_stub import check_stub_size
 from holdfast.instructions.recall.ranking import InstructionSet, make_content
 from holdfast.instructions.settings import InstructionSettings
-from holdfast.retrieval.encoders.registry import SemanticStage, create_semantic_stage
 
 DRAFT_ID = "draft"
 
@@ -56,12 +56,13 @@ def check_draft(
     approvals: Sequence[Approval] = (),
 ) -> DraftCheck:
     """Does not read files at entry paths and does not compare the version with published ones."""
-    manifest = draft_manifest(draft, agent)
-    names = (agent.id, agent.shortname) if agent.shortname else (agent.id,)
+    uri = manifest_address(agent.deployment, agent.id, draft.version).uri
+    mode = infer_migration_mode(draft.entries)
+    manifest = Manifest(DRAFT_ID, agent.id, draft.version, uri, 0, draft.entries, 0, mode, Provenance(DRAFT_ID))
     checks: tuple[Callable[[], object], ...] = (
         lambda: check_entries(draft),
         lambda: check_unique_names(draft),
-        lambda: check_pointers(draft, deployment=settings.deployment, agent_names=names),
+        lambda: check_pointers(draft, deployment=settings.deployment, agent_names=agent.names),
         lambda: check_task_types(draft, settings.wake_reasons),
         lambda: check_approvals(draft, approvals, {}),
         lambda: check_guaranteed_cap(draft),
@@ -69,29 +70,15 @@ def check_draft(
         lambda: check_stub_size(agent, manifest),
     )
     failures = [failure for check in checks for failure in _failures_of(check)]
-    invalid_entries = {"manifest_entry_invalid"} & {failure.code for failure in failures}
-    instruction_set = None if invalid_entries else draft_instruction_set(manifest, texts, settings)
-    coverage = (
-        measure_all_units(instruction_set, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
-        if instruction_set
-        else ()
-    )
+    coverage: tuple[UnitCoverage, ...] = ()
+    flaws: tuple[LintFlaw, ...] = ()
+    # Ranking and linting assume valid entries.
+    if not any(failure.code == "manifest_entry_invalid" for failure in failures):
+        contents = {name: make_content(text, "stigmem") for name, text in texts.items()}
+        coverage = measure_all_units(InstructionSet(manifest, contents, encoder=settings.encoder), settings)
+        flaws = lint_manifest(draft.entries, texts)
     failures += [_coverage_failure(unit) for unit in coverage if not unit.passed]
-    flaws = () if invalid_entries else lint_manifest(draft.entries, texts)
     return DraftCheck(tuple(failures), flaws, coverage, draft.token_count)
-
-
-def draft_manifest(draft: ManifestDraft, agent: Agent) -> Manifest:
-    uri = f"instruction:{agent.deployment}/{agent.id}/manifest/{draft.version}"
-    mode = infer_migration_mode(draft.entries)
-    return Manifest(DRAFT_ID, agent.id, draft.version, uri, 0, draft.entries, 0, mode, Provenance(DRAFT_ID))
-
-
-def draft_instruction_set(
-    manifest: Manifest, texts: Mapping[str, str], settings: InstructionSettings
-) -> InstructionSet:
-    contents = {name: make_content(text, "stigmem") for name, text in texts.items()}
-    return InstructionSet(manifest, contents, meaning=lambda: _meaning_stage(settings))
 
 
 def assume_submitted(
@@ -111,10 +98,6 @@ def assume_submitted(
         )
         for approval in submitted
     )
-
-
-def _meaning_stage(settings: InstructionSettings) -> SemanticStage | None:
-    return create_semantic_stage(settings.encoder) if settings.encoder else None
 
 
 def _failures_of(check: Callable[[], object]) -> Iterator[CheckFailure]:

@@ -79,7 +79,7 @@ def publish_manifest(
     agent = registered or make_agent(context, publication.agent_id)
     check_entries(draft)
     check_unique_names(draft)
-    check_pointers(draft, deployment=context.settings.deployment, agent_names=_agent_names(agent))
+    check_pointers(draft, deployment=context.settings.deployment, agent_names=agent.names)
     for entry in draft.entries:
         if entry.path is not None:
             check_entry_path(context.settings.root, agent.id, entry)
@@ -121,11 +121,8 @@ def _attempt(
     """Return None if another manifest was published meanwhile, or if another version of a unit became active."""
     draft, skip = publication.draft, publication.skip_coverage_gate
     current = context.records.manifest(agent.id)
-    check_manifest_version(
-        draft.version,
-        current.version if current else None,
-        earlier=context.records.manifest_versions(agent.id),
-    )
+    current_version = current.version if current else None
+    check_manifest_version(draft.version, current_version, earlier=context.records.manifest_versions(agent.id))
     now = context.now()
     manifest = _build_manifest(context, draft, agent, current=current, provenance=provenance)
     check_stub_size(agent, manifest)
@@ -136,10 +133,7 @@ def _attempt(
     instruction_set = context.instruction_sets.build(
         agent, manifest, instead={pending.entry.name: pending.unit for pending in released}
     )
-    settings = context.settings
-    units = measure_all_units(
-        instruction_set, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor
-    )
+    units = measure_all_units(instruction_set, context.settings)
     failing_units = tuple(unit for unit in units if not unit.passed)
     if failing_units and not skip:
         raise coverage_failure_error(failing_units)
@@ -157,6 +151,9 @@ def _attempt(
     )
     # A skipped gate is still measured, and the real numbers are stored and audited.
     events = (_bypass_record(context, manifest, failing_units, provenance),) if skip else ()
+    activates = {
+        pending.unit.uri: (pending.unit, pending.replaces_uri, pending.judged_manifest_ids) for pending in released
+    }
     # Everything that the checks relied on is passed along: the store commits only if it is all still true.
     is_committed = context.records.publish(
         manifest,
@@ -165,21 +162,19 @@ def _attempt(
         run=run,
         approvals=added,
         events=events,
-        activates=[
-            *{
-                pending.unit.uri: (pending.unit, pending.replaces_uri, pending.judged_manifest_ids)
-                for pending in released
-            }.values()
-        ],
+        activates=tuple(activates.values()),
         holds=_pinned_uris(draft, served, released),
     )
+    if not is_committed:
+        return None
+    soft_max = context.settings.guaranteed_units_soft_max
     warnings = (
         *_warnings(manifest, units, tuple(instruction_set.contents)),
         *describe_pending_units(context, agent, draft.entries),
         *credential_warnings(draft.entries, {name: content.text for name, content in instruction_set.contents.items()}),
-        *guarantee_warnings(draft.entries, context.records.guaranteed_count(), settings.guaranteed_units_soft_max),
+        *guarantee_warnings(draft.entries, context.records.guaranteed_count(), soft_max),
     )
-    return PublicationResult(manifest, units, skip, warnings) if is_committed else None
+    return PublicationResult(manifest, units, skip, warnings)
 
 
 def _build_manifest(
@@ -277,10 +272,6 @@ def coverage_failure_error(failing: Sequence[UnitCoverage]) -> InstructionError:
     )
 
 
-def _agent_names(agent: Agent) -> tuple[str, ...]:
-    return (agent.id, agent.shortname) if agent.shortname else (agent.id,)
-
-
 def _served_units(
     context: InstructionContext, agent: Agent, draft: ManifestDraft, ready: Sequence[PendingUnit]
 ) -> dict[str, UnitVersion]:
@@ -306,18 +297,12 @@ def _applicable_approvals(
     current = context.records.manifest(agent.id)
     # A recorded approval without a version is for the version that was listed when it was recorded.
     before = named | (_versions(current.body) if current else {})
-    recorded = (
+    candidates = [(approval, before) for approval in context.records.approvals(agent.id)]
+    candidates += [(approval, named) for approval in added]
+    approvals = tuple(
         approval
-        for approval in context.records.approvals(agent.id)
-        if _applies(approval, draft, default_versions=before, served_versions=versions)
-    )
-    approvals = (
-        *recorded,
-        *(
-            approval
-            for approval in added
-            if _applies(approval, draft, default_versions=named, served_versions=versions)
-        ),
+        for approval, defaults in candidates
+        if _applies(approval, draft, default_versions=defaults, served_versions=versions)
     )
     check_approvals(draft, approvals, versions)
     return approvals
@@ -366,12 +351,8 @@ def _versions(entries: Sequence[ManifestEntry]) -> dict[str, str]:
 
 def _cosigners(draft: ManifestDraft, approvals: Sequence[Approval], caller: InstructionCaller) -> tuple[str, ...]:
     """Distinct people by entity URI, because two keys of one person count once."""
-    authors = {
-        approval.authored_by
-        for approval in approvals
-        if approval.kind == "skip_gate" and approval.version == draft.version
-    }
-    authors |= {caller.entity} if caller.entity else set()
+    skips = (approval for approval in approvals if approval.kind == "skip_gate" and approval.version == draft.version)
+    authors = {approval.authored_by for approval in skips} | ({caller.entity} if caller.entity else set())
     return tuple(sorted(author for author in authors if not author.startswith("key:")))
 
 

@@ -10,7 +10,6 @@ from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.models import Approval, ApprovalKind, ManifestEntry, MigrationMode
 from holdfast.instructions.tokens import count_cl100k_tokens
 from holdfast.instructions.uri import (
-    RESERVED_OWNERS,
     UnitAddress,
     check_version,
     is_newer_than_all,
@@ -201,7 +200,7 @@ def check_manifest_size(draft: ManifestDraft) -> int:
 
 
 def check_manifest_version(version: str, current: str | None, *, earlier: Sequence[str]) -> None:
-    """Versions increase and are never reused; `before` are all earlier ones."""
+    """Versions increase and are never reused; `earlier` are all before."""
     try:
         check_version(version)
     except InstructionError as error:
@@ -216,10 +215,6 @@ def check_manifest_version(version: str, current: str | None, *, earlier: Sequen
 
 def manifest_address(deployment: str, agent_id: str, version: str) -> UnitAddress:
     return UnitAddress(deployment, agent_id, "manifest", version)
-
-
-def is_reserved_agent_id(agent_id: str) -> bool:
-    return agent_id in RESERVED_OWNERS
 
 
 def _invalid(entry: ManifestEntry, reason: str) -> InstructionError:

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -11,9 +11,9 @@ import msgspec
 
 from holdfast.errors import UserError
 from holdfast.instructions.errors import InstructionError
-from holdfast.instructions.models import ChunkSource, Manifest, ManifestEntry
+from holdfast.instructions.models import ChunkSource, Manifest
 from holdfast.instructions.tokens import count_cl100k_tokens
-from holdfast.retrieval.encoders.registry import SemanticStage
+from holdfast.retrieval.encoders.registry import create_semantic_stage
 from holdfast.retrieval.index import DECIMALS, RankedUnit, Ranking, SearchIndex, StageContribution, StageWeights
 from holdfast.retrieval.units import SearchUnit
 
@@ -83,14 +83,14 @@ class RecallSelection(msgspec.Struct, frozen=True):
 
 
 class InstructionSet:
-    """A manifest with its texts, ready for recall; `since` is when the newest of them became active."""
+    """A manifest with its texts, ready for recall; `active_since` is when the newest of them became active."""
 
     def __init__(
         self,
         manifest: Manifest,
         contents: Mapping[str, UnitContent],
         *,
-        meaning: Callable[[], SemanticStage | None] = lambda: None,
+        encoder: str | None = None,
         lifted: Collection[str] = (),
         since: int = 0,
     ) -> None:
@@ -98,14 +98,18 @@ class InstructionSet:
         self.manifest = manifest
         self.contents = contents
         self.lifted = frozenset(lifted)
-        self._meaning = meaning
+        self._encoder = encoder
 
     @cached_property
     def index(self) -> SearchIndex:
         """Built on first use: reading only the manifest must not wait for an encoder."""
-        units = (make_index_unit(entry, self.contents.get(entry.name)) for entry in self.manifest.body)
+        units = []
+        for entry in self.manifest.body:
+            triggers = (*entry.load_triggers.intents, *entry.load_triggers.keywords)
+            text = self.contents[entry.name].text if entry.name in self.contents else ""
+            units.append(SearchUnit(entry.name, entry.name, entry.description, triggers, text))
         with _or_unavailable():
-            return SearchIndex(units, meaning=self._meaning())
+            return SearchIndex(units, meaning=create_semantic_stage(self._encoder) if self._encoder else None)
 
     @cached_property
     def snapshot_id(self) -> str:
@@ -246,11 +250,6 @@ class _ChunkPacker:
             name in self._fitting,
         )
         return SelectedChunk(name, self._instruction_set.contents[name], self._places[name].score, kind, why)
-
-
-def make_index_unit(entry: ManifestEntry, content: UnitContent | None) -> SearchUnit:
-    triggers = (*entry.load_triggers.intents, *entry.load_triggers.keywords)
-    return SearchUnit(entry.name, entry.name, entry.description, triggers, content.text if content else "")
 
 
 def make_content(text: str, source: ChunkSource) -> UnitContent:

@@ -14,7 +14,6 @@ from holdfast.errors import UserError
 from holdfast.instructions.models import Approval, Signer
 
 KEY_BYTES = 32
-SIGNATURE_CHARACTERS_MAX = 100
 
 
 class DeploymentKey(msgspec.Struct, frozen=True):

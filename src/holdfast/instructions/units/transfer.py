@@ -41,7 +41,7 @@ def validate_imported_records(
     owner = record_owner(first)
     if agent is None and not is_shared_owner(owner):
         raise _invalid_record(f"the records of {owner[:80]!a} do not start with the agent")
-    names = (owner, agent.shortname) if agent and agent.shortname else (owner,)
+    names = agent.names if agent else (owner,)
     signers, trusted_signers = context.records.signers(at=context.now()), context.signers()
     active_names: set[str] = set()
     for record in records:
@@ -73,9 +73,8 @@ def validate_imported_records(
 def _check_agent(context: InstructionContext, agent: Agent) -> Agent:
     if agent.deployment != context.settings.deployment:
         raise _other_deployment(context)
-    for name in (agent.id, agent.shortname):
-        if name is not None:
-            make_agent(context, name)
+    for name in agent.names:
+        make_agent(context, name)
     return agent
 
 

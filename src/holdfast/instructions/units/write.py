@@ -236,21 +236,17 @@ def _measure_listings(
     """The gate's results for the unit where it is listed, worst first, for at most LISTINGS_MEASURED_MAX agents."""
     if unit.status == "quarantined":
         return ()
-    settings = context.settings
     results = []
     for agent, entry in listed[:LISTINGS_MEASURED_MAX]:
         manifest = context.records.manifest(agent.id)
         if manifest is not None:
             instruction_set = context.instruction_sets.build(agent, manifest, instead={entry.name: unit})
-            coverage = measure_unit(
-                instruction_set, entry, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor
-            )
-            results.append((agent, coverage))
+            results.append((agent, measure_unit(instruction_set, entry, context.settings)))
     # False sorts before True, so that failing results come first.
-    return tuple(sorted(results, key=lambda result: (result[1].passed, _coverage_share(result[1]))))
+    return tuple(sorted(results, key=lambda result: (result[1].passed, _share_or_one(result[1]))))
 
 
-def _coverage_share(coverage: UnitCoverage) -> float:
+def _share_or_one(coverage: UnitCoverage) -> float:
     return 1.0 if coverage.coverage_pct is None else coverage.coverage_pct
 
 
