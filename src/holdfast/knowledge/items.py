@@ -126,7 +126,7 @@ def merge_items(existing: Item, harvested: Item) -> Item:
 
 
 def limit_sources(sources: tuple[ItemSource, ...]) -> tuple[ItemSource, ...]:
-    """At most SOURCES_MAX sources, including one not from a tool and two sessions, on which `exclusion_reason` depends."""
+    """At most SOURCES_MAX sources; one not from a tool and a second session stay, for `exclusion_reason`."""
     if len(sources) <= SOURCES_MAX:
         return sources
     not_from_tool = [source for source in sources if source.origin != "tool"][:1]

@@ -91,7 +91,7 @@ def decode_steps(lines: Iterable[bytes]) -> Trace:
             steps.append(_decode(line))
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise UserError(
-                f"line {number} of the trace is not a step; a step is a JSON object of type said, called or shown"
+                f"line {number} of the trace is not a step; a step is a JSON object of type {', '.join(STEP_KINDS)}"
             ) from error
     return tuple(steps)
 
@@ -103,7 +103,7 @@ def trace_from_token(trace: Sequence[TraceStep], token: str) -> Trace:
 
 
 def trace_after_token(trace: Sequence[TraceStep], token: str) -> Trace:
-    """As `from_token`, without that step itself, which contains the recalled units."""
+    """As `trace_from_token`, without that step itself, which contains the recalled units."""
     rest = trace_from_token(trace, token)
     return rest[1:] if rest and _shows_token(rest[0], token) else rest
 
