@@ -54,7 +54,11 @@ def steps(shop: Shop, *lines: object) -> str:
 
 
 def answer(token: str) -> dict[str, str]:
-    return {"type": "tool_result", "tool": "recall_instruction", "text": f"...\ncall submit_usage with audit_token {token}"}
+    return {
+        "type": "tool_result",
+        "tool": "recall_instruction",
+        "text": f"...\ncall submit_usage with audit_token {token}",
+    }
 
 
 def said(text: str) -> dict[str, str]:

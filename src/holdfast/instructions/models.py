@@ -227,7 +227,7 @@ class FailedProbe(msgspec.Struct, frozen=True):
     """A query that did not find its unit, and the unit that ranked there instead."""
 
     query: str
-    taken_by: str | None
+    found_instead: str | None
 
 
 class UnitCoverage(msgspec.Struct, frozen=True, kw_only=True):

@@ -108,7 +108,7 @@ def _failures_of(check: Callable[[], object]) -> Iterator[CheckFailure]:
 
 
 def _coverage_failure(unit: UnitCoverage) -> CheckFailure:
-    rivals = sorted({probe.taken_by for probe in unit.failures if probe.taken_by})
+    rivals = sorted({probe.found_instead for probe in unit.failures if probe.found_instead})
     instead = f"; found instead: {', '.join(rivals[:3])}" if rivals else ""
     share = 0.0 if unit.coverage_pct is None else unit.coverage_pct
     return CheckFailure("manifest_coverage_failure", f"{unit.unit}: {share:.0%} of its paraphrases find it{instead}")
