@@ -1,4 +1,7 @@
-"""Classify a section: always in the prompt, preloaded for a task type, or loaded on demand."""
+"""Classify sections (always in the prompt, preloaded for a task type, loaded on demand), and group them to fit.
+
+Grouping joins neighbouring sections, related and small ones first, when a manifest has no room for all.
+"""
 
 import heapq
 import re
@@ -78,12 +81,9 @@ def group_sections(sections: Sequence[Section], count: int) -> tuple[tuple[Secti
     while group_count > count and heap:
         cost, i, j = heapq.heappop(heap)
         first, second = groups[i], groups[j]
-        if (
-            first is None
-            or second is None
-            or after[i] != j
-            or cost != _cost(first[-1], second[0], tokens[i] + tokens[j])
-        ):
+        if first is None or second is None or after[i] != j:
+            continue
+        if cost != _cost(first[-1], second[0], tokens[i] + tokens[j]):
             continue
         first += second
         groups[j] = None

@@ -80,11 +80,9 @@ def _file_title(section: Section) -> str:
 def _with_prefix(section: Section, name: str) -> str:
     parent_title = next((title for title in reversed(section.parents) if strip_title(title)), None)
     path = PurePosixPath(section.spans[0].path)
-    prefix = (
-        make_slug(parent_title)
-        if parent_title is not None and make_slug(parent_title) != name
-        else make_slug(path.parent.name or path.stem)
-    )
+    prefix = make_slug(parent_title) if parent_title is not None else name
+    if prefix == name:
+        prefix = make_slug(path.parent.name or path.stem)
     return f"{prefix}-{name}" if prefix != name else name
 
 

@@ -1,4 +1,7 @@
-"""Split a text into sections: at headings, small ones joined, large ones split again. Every line is kept once."""
+"""Split a Markdown text into sections: at headings, small ones joined, large ones split again between blocks.
+
+Every line is kept once, and no cut breaks a fence, table, quote or list item.
+"""
 
 import re
 from bisect import bisect_left
@@ -22,6 +25,13 @@ from holdfast.sources.skills.frontmatter import (
 SMALL_TOKENS = 20
 LARGE_TOKENS = 600
 HEADING_LEVEL_MAX = 3
+NESTING_MAX = 30
+TITLE_CHARACTERS_MAX = 1_000
+
+# As in `see @docs/style.md`; not after a letter, as in an e-mail address.
+_IMPORT = re.compile(r"(?<![^\s(\[])@([^\s@`'\"<>()\[\]{}|,;]+)")
+_CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
+_INLINE = re.compile(r"!?\[([^\[\]]{0,300})\]\([^()]{0,500}\)|[*`]{1,3}|<!--.{0,300}?-->")
 
 
 class SourceFile(msgspec.Struct, frozen=True):
@@ -225,15 +235,6 @@ def _join_spans(spans: Iterable[LineSpan]) -> Iterator[LineSpan]:
         merged = span
     if merged is not None:
         yield merged
-
-
-NESTING_MAX = 30
-TITLE_CHARACTERS_MAX = 1_000
-
-# As in `see @docs/style.md`; not after a letter, as in an e-mail address.
-_IMPORT = re.compile(r"(?<![^\s(\[])@([^\s@`'\"<>()\[\]{}|,;]+)")
-_CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
-_INLINE = re.compile(r"!?\[([^\[\]]{0,300})\]\([^()]{0,500}\)|[*`]{1,3}|<!--.{0,300}?-->")
 
 
 def parse_markdown(text: str) -> ParsedMarkdown:
