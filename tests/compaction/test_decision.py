@@ -154,7 +154,10 @@ def test_what_was_carried_is_held_against_what_removing_costs() -> None:
 
 def test_the_numbers_add_up_to_the_prompt() -> None:
     told = compute_compaction_numbers(
-        outlook(100_000, unit_usd=Decimal("0.000003")), record_tokens=3_000, kept_tokens=10_000, head_tokens=15_000
+        outlook(100_000, unit_usd=Decimal("0.000003")),
+        summary_tokens=3_000,
+        kept_tokens=10_000,
+        stable_prefix_tokens=15_000,
     )
     assert told.removed_tokens == 72_000
     assert told.cost_usd == Decimal("1.15") * 13_000 * Decimal("0.000003")

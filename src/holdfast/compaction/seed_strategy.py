@@ -132,10 +132,11 @@ def summarize_messages(messages: Sequence[Message]) -> str:
     lines += _list_lines("Pending work", find_pending_work(messages))
     if files := find_key_files(messages):
         lines.append(f"- Key files referenced: {', '.join(files)}.")
-    if current := _current_work(messages):
-        lines.append(f"- Current work: {current}")
+    if texts := [text for message in messages if (text := join_text_blocks(message.content)).strip()]:
+        lines.append(f"- Current work: {truncate_block(texts[-1], CURRENT_CHARS_MAX)}")
     lines.append("- Key timeline:")
-    lines += [f"  - {role}: {_timeline(message)}" for role, message in zip(roles, messages, strict=True)]
+    for role, message in zip(roles, messages, strict=True):
+        lines.append(f"  - {role}: {' | '.join(map(_block_line, message.content))}")
     return "\n".join(lines)
 
 
@@ -151,9 +152,9 @@ def recent_requests(messages: Sequence[Message]) -> list[str]:
     """The first request and the newest ones, oldest first."""
     texts = (join_text_blocks(message.content) for message in messages if _summary_role(message) == "user")
     user_requests = [truncate_block(text) for text in texts if text.strip()]
-    return (
-        user_requests if len(user_requests) <= REQUESTS_MAX else [user_requests[0], *user_requests[-REQUESTS_MAX + 1 :]]
-    )
+    if len(user_requests) <= REQUESTS_MAX:
+        return user_requests
+    return [user_requests[0], *user_requests[-REQUESTS_MAX + 1 :]]
 
 
 def find_pending_work(messages: Sequence[Message]) -> list[str]:
@@ -185,15 +186,6 @@ def find_key_files(messages: Sequence[Message]) -> list[str]:
     return sorted(paths)[:FILES_MAX]
 
 
-def _current_work(messages: Sequence[Message]) -> str:
-    texts = [text for message in messages if (text := join_text_blocks(message.content)).strip()]
-    return truncate_block(texts[-1], CURRENT_CHARS_MAX) if texts else ""
-
-
-def _timeline(message: Message) -> str:
-    return " | ".join(_block_line(block) for block in message.content)
-
-
 def _block_line(block: Block) -> str:
     match block:
         case Text():
@@ -221,12 +213,8 @@ def merge_summaries(before: str | None, after: str) -> str:
     """
     if before is None:
         return after
-    earlier_lines = [
-        line
-        for line in before.splitlines()
-        if line.strip() not in ("Summary:", "Conversation summary:", NEWLY_COMPACTED)
-    ]
-    highlights = _highlights("\n".join(earlier_lines))
+    headings = ("Summary:", "Conversation summary:", NEWLY_COMPACTED)
+    highlights = _highlights("\n".join(line for line in before.splitlines() if line.strip() not in headings))
     new, timeline = _highlights(after)[1:], after[after.index("- Key timeline:") :]
     room = SUMMARY_CHARS_MAX
     earlier_highlights: list[str] = []
@@ -253,5 +241,4 @@ def format_summary(summary: str) -> str:
 
 def render_continuation(summary: str, *, recent: bool) -> str:
     """The text of the message that replaces the removed ones."""
-    parts = [PREAMBLE, format_summary(summary), *([RECENT] if recent else []), RESUME]
-    return "\n\n".join(parts)
+    return "\n\n".join((PREAMBLE, format_summary(summary), *((RECENT,) if recent else ()), RESUME))
