@@ -106,18 +106,16 @@ def update_notes(
 def _follow_moves(existing: tuple[FileNotes, ...], project: ProjectLookup) -> dict[str, FileNotes]:
     """Follow moved files: a missing file whose content is found at another path has moved there."""
     missing = {notes.name: notes for notes in existing if notes.hashes and not project.content_digest(notes.path)}
-    found_paths = (
-        project.find_paths(frozenset(value for notes in missing.values() for value in notes.hashes)) if missing else {}
-    )
+    hashes = frozenset(value for notes in missing.values() for value in notes.hashes)
+    found_paths = project.find_paths(hashes) if hashes else {}
     used_paths = {notes.path for notes in existing if notes.name not in missing}
     pages = {notes.name: notes for notes in existing}
     for name, notes in missing.items():
         path = next((found_paths[value] for value in notes.hashes if value in found_paths), "")
         if path and path not in used_paths:
             used_paths.add(path)
-            pages[name] = msgspec.structs.replace(
-                notes, path=path, page=parse_page("files", render_page(notes.page), scope=path, key=notes.key)
-            )
+            page = parse_page("files", render_page(notes.page), scope=path, key=notes.key)
+            pages[name] = msgspec.structs.replace(notes, path=path, page=page)
     return pages
 
 

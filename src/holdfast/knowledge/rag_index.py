@@ -163,7 +163,7 @@ def _read_chunks(root: Path, project_file: ProjectFile, indexed: IndexedFile | N
 
 
 def _split_chunks(text: str) -> tuple[FileChunk, ...]:
-    """Chunks of at most PASSAGE_LINES lines, cut at an empty line if there is one in the second half."""
+    """Chunks of at most CHUNK_LINES lines, cut at an empty line if there is one in the second half."""
     lines = text.removesuffix("\n").split("\n")
     chunks, start = [], 0
     while start < len(lines):
