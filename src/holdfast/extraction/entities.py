@@ -1,4 +1,4 @@
-"""Extract entities from a text: paths, URLs, ids, symbols, values and errors.
+"""Extract entities from a text (paths, URLs, ids, symbols, values, errors), shorten texts, and split sentences.
 
 The rules are independent of language and tool: they look at how a word is written. A match is always a substring.
 """
@@ -79,15 +79,12 @@ def _entities_in_word(word: str) -> tuple[Entity, ...]:
     for match in _ENTITY.finditer(word):
         group = match.lastgroup or "symbol"
         word_text = match.group().rstrip(".,;:")
-        if 3 < len(word_text) <= ENTITY_CHARACTERS_MAX and _is_plausible(group, word_text):
-            entities.append(Entity(_KIND_OF[group], word_text))
+        if not 3 < len(word_text) <= ENTITY_CHARACTERS_MAX:
+            continue
+        kind = _KIND_OF[group]
+        if kind != "path" or (not word_text.startswith(_NO_FILE) and any(map(str.isalpha, word_text))):
+            entities.append(Entity(kind, word_text))
     return tuple(entities)
-
-
-def _is_plausible(group: str, word: str) -> bool:
-    if group in ("path", "file"):
-        return not word.startswith(_NO_FILE) and any(character.isalpha() for character in word)
-    return True
 
 
 def find_error_lines(text: str) -> list[str]:
@@ -108,7 +105,6 @@ def error_signature(line: str) -> str:
     return _NUMBERS.sub("N", " ".join(line.split()))[:ENTITY_CHARACTERS_MAX]
 
 
-ELLIPSIS = "…"
 _SPACES = re.compile(r"\s+")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
@@ -125,7 +121,7 @@ def truncate_words(text: str, characters_max: int) -> str:
         return line
     beginning = line[:characters_max]
     whole_words = beginning if line[characters_max] == " " else beginning[: beginning.rfind(" ") + 1]
-    return f"{whole_words.rstrip()} {ELLIPSIS}".strip()
+    return f"{whole_words.rstrip()} …".strip()
 
 
 def split_sentences(text: str) -> list[str]:

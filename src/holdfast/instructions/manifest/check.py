@@ -7,20 +7,9 @@ import msgspec
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.coverage.measure import measure_all_units
 from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.manifest import validate
 from holdfast.instructions.manifest.lint import LintFlaw, lint_manifest
-from holdfast.instructions.manifest.validate import (
-    ManifestDraft,
-    SubmittedApproval,
-    check_approvals,
-    check_entries,
-    check_guaranteed_cap,
-    check_manifest_size,
-    check_pointers,
-    check_task_types,
-    check_unique_names,
-    infer_migration_mode,
-    manifest_address,
-)
+from holdfast.instructions.manifest.validate import ManifestDraft, SubmittedApproval
 from holdfast.instructions.models import Agent, Approval, Manifest, Provenance, UnitCoverage
 from holdfast.instructions.recall.boot_stub import check_stub_size
 from holdfast.instructions.recall.ranking import InstructionSet, make_content
@@ -56,17 +45,17 @@ def check_draft(
     approvals: Sequence[Approval] = (),
 ) -> DraftCheck:
     """Does not read files at entry paths and does not compare the version with published ones."""
-    uri = manifest_address(agent.deployment, agent.id, draft.version).uri
-    mode = infer_migration_mode(draft.entries)
+    uri = validate.manifest_address(agent.deployment, agent.id, draft.version).uri
+    mode = validate.infer_migration_mode(draft.entries)
     manifest = Manifest(DRAFT_ID, agent.id, draft.version, uri, 0, draft.entries, 0, mode, Provenance(DRAFT_ID))
     checks: tuple[Callable[[], object], ...] = (
-        lambda: check_entries(draft),
-        lambda: check_unique_names(draft),
-        lambda: check_pointers(draft, deployment=settings.deployment, agent_names=agent.names),
-        lambda: check_task_types(draft, settings.wake_reasons),
-        lambda: check_approvals(draft, approvals, {}),
-        lambda: check_guaranteed_cap(draft),
-        lambda: check_manifest_size(draft),
+        lambda: validate.check_entries(draft),
+        lambda: validate.check_unique_names(draft),
+        lambda: validate.check_pointers(draft, deployment=settings.deployment, agent_names=agent.names),
+        lambda: validate.check_task_types(draft, settings.wake_reasons),
+        lambda: validate.check_approvals(draft, approvals, {}),
+        lambda: validate.check_guaranteed_cap(draft),
+        lambda: validate.check_manifest_size(draft),
         lambda: check_stub_size(agent, manifest),
     )
     failures = [failure for check in checks for failure in _failures_of(check)]

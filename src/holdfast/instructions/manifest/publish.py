@@ -8,6 +8,7 @@ from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.context import InstructionContext, make_agent
 from holdfast.instructions.coverage.measure import GATE_K, measure_all_units, scale_k
 from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.manifest import validate
 from holdfast.instructions.manifest.approvals import (
     PendingUnit,
     date_after_version,
@@ -17,21 +18,7 @@ from holdfast.instructions.manifest.approvals import (
     required_approvals,
 )
 from holdfast.instructions.manifest.lint import credential_warnings, guarantee_warnings
-from holdfast.instructions.manifest.validate import (
-    ManifestDraft,
-    SubmittedApproval,
-    check_approvals,
-    check_entries,
-    check_gate_skip,
-    check_guaranteed_cap,
-    check_manifest_size,
-    check_manifest_version,
-    check_pointers,
-    check_task_types,
-    check_unique_names,
-    infer_migration_mode,
-    manifest_address,
-)
+from holdfast.instructions.manifest.validate import ManifestDraft, SubmittedApproval
 from holdfast.instructions.models import (
     Agent,
     Approval,
@@ -77,13 +64,13 @@ def publish_manifest(
     draft = publication.draft
     registered = context.records.agent(publication.agent_id)
     agent = registered or make_agent(context, publication.agent_id)
-    check_entries(draft)
-    check_unique_names(draft)
-    check_pointers(draft, deployment=context.settings.deployment, agent_names=agent.names)
+    validate.check_entries(draft)
+    validate.check_unique_names(draft)
+    validate.check_pointers(draft, deployment=context.settings.deployment, agent_names=agent.names)
     for entry in draft.entries:
         if entry.path is not None:
             check_entry_path(context.settings.root, agent.id, entry)
-    check_task_types(draft, context.settings.wake_reasons)
+    validate.check_task_types(draft, context.settings.wake_reasons)
     added = _bind_approvals(
         context, agent, draft, select_valid_approvals(context, agent, publication.approvals, caller)
     )
@@ -91,9 +78,9 @@ def publish_manifest(
     approvals = _applicable_approvals(context, agent, draft, served=served, added=added)
     cosigners = _cosigners(draft, approvals, caller)
     if publication.skip_coverage_gate:
-        check_gate_skip(draft, cosigners)
-    check_guaranteed_cap(draft)
-    check_manifest_size(draft)
+        validate.check_gate_skip(draft, cosigners)
+    validate.check_guaranteed_cap(draft)
+    validate.check_manifest_size(draft)
     provenance = Provenance(
         caller.author,
         tuple(approval.id for approval in approvals),
@@ -122,7 +109,7 @@ def _attempt(
     draft, skip = publication.draft, publication.skip_coverage_gate
     current = context.records.manifest(agent.id)
     current_version = current.version if current else None
-    check_manifest_version(draft.version, current_version, earlier=context.records.manifest_versions(agent.id))
+    validate.check_manifest_version(draft.version, current_version, earlier=context.records.manifest_versions(agent.id))
     now = context.now()
     manifest = _build_manifest(context, draft, agent, current=current, provenance=provenance)
     check_stub_size(agent, manifest)
@@ -185,12 +172,12 @@ def _build_manifest(
         context.new_id("manifest"),
         agent.id,
         draft.version,
-        manifest_address(agent.deployment, agent.id, draft.version).uri,
+        validate.manifest_address(agent.deployment, agent.id, draft.version).uri,
         draft.token_count,
         draft.entries,
         # Two manifests within one millisecond still need distinct start times, so that a lookup by time finds one.
         max(now, current.created_at + 1) if current else now,
-        infer_migration_mode(draft.entries),
+        validate.infer_migration_mode(draft.entries),
         provenance,
     )
 
@@ -304,7 +291,7 @@ def _applicable_approvals(
         for approval, defaults in candidates
         if _applies(approval, draft, default_versions=defaults, served_versions=versions)
     )
-    check_approvals(draft, approvals, versions)
+    validate.check_approvals(draft, approvals, versions)
     return approvals
 
 

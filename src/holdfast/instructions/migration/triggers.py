@@ -36,7 +36,8 @@ def propose_intents(section: Section, *, count: int) -> tuple[str, ...]:
     """Candidate intents from the headings and from usual topics, best first; may be more than `count`."""
     titles = [title for title in section.titles if strip_title(title)] or [section_title(section)]
     globs = section.fields.get("globs") or section.fields.get("applyTo") or section.fields.get("paths")
-    scope = (f"work on files such as {_one_line(globs)}",) if globs else ()
+    patterns = ", ".join(map(str, globs)) if isinstance(globs, list) else str(globs)
+    scope = (f"work on files such as {' '.join(patterns.split())[:80]}",) if globs else ()
     situations = [describe_situation(title) for title in titles[:count]]
     topics = find_topics(titles[0])[:1]
     # People describe an action and not a heading, so the usual topic comes first unless the heading is an action.
@@ -66,7 +67,8 @@ def select_working_intents(
         candidate if candidate.intents else _with_other_intent(candidate, candidates, 0) for candidate in candidates
     )
     for attempt in range(ROUNDS_MAX):
-        index = _index(current, meaning)
+        units = (SearchUnit(unit.name, unit.name, unit.description, unit.intents, unit.text) for unit in current)
+        index = SearchIndex(units, meaning=meaning())
         tested = tuple(_keep_found_intents(candidate, index) for candidate in current)
         if tested == current:
             break
@@ -81,9 +83,8 @@ def select_working_intents(
 
 
 def _keep_found_intents(candidate: TriggerCandidate, index: SearchIndex) -> TriggerCandidate:
-    intents = tuple(
-        intent for intent in candidate.intents if _hit_share(candidate.name, intent, index) >= GATE_SHARE_MIN
-    )
+    name = candidate.name
+    intents = tuple(intent for intent in candidate.intents if _hit_share(name, intent, index) >= GATE_SHARE_MIN)
     return msgspec.structs.replace(candidate, intents=intents)
 
 
@@ -105,16 +106,3 @@ def _with_other_intent(
     )
     situation = describe_situation(candidate.title) if attempt == 0 else "work on"
     return msgspec.structs.replace(candidate, intents=(" ".join((situation, *rare[:RARE_WORDS])),))
-
-
-def _index(candidates: Sequence[TriggerCandidate], meaning: MakeMeaningStage) -> SearchIndex:
-    units = (
-        SearchUnit(candidate.name, candidate.name, candidate.description, candidate.intents, candidate.text)
-        for candidate in candidates
-    )
-    return SearchIndex(units, meaning=meaning())
-
-
-def _one_line(value: object) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return " ".join(text.split())[:80]

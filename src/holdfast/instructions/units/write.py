@@ -240,11 +240,10 @@ def _measure_listings(
             instruction_set = context.instruction_sets.build(agent, manifest, instead={entry.name: unit})
             results.append((agent, measure_unit(instruction_set, entry, context.settings)))
     # False sorts before True, so that failing results come first.
-    return tuple(sorted(results, key=lambda result: (result[1].passed, _share_or_one(result[1]))))
-
-
-def _share_or_one(coverage: UnitCoverage) -> float:
-    return 1.0 if coverage.coverage_pct is None else coverage.coverage_pct
+    results.sort(
+        key=lambda result: (result[1].passed, 1.0 if result[1].coverage_pct is None else result[1].coverage_pct)
+    )
+    return tuple(results)
 
 
 def _conflict(message: str) -> InstructionError:
