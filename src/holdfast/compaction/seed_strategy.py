@@ -159,10 +159,9 @@ def recent_requests(messages: Sequence[Message]) -> list[str]:
 
 def find_pending_work(messages: Sequence[Message]) -> list[str]:
     """Calls without a result and open tasks; if there are none, the newest texts that mention pending work."""
-    answered_ids = {
-        block.tool_use_id for message in messages for block in message.content if isinstance(block, ToolResult)
-    }
-    calls = [block for message in messages for block in message.content if isinstance(block, ToolUse)]
+    blocks = [block for message in messages for block in message.content]
+    answered_ids = {block.tool_use_id for block in blocks if isinstance(block, ToolResult)}
+    calls = [block for block in blocks if isinstance(block, ToolUse)]
     open_calls = [truncate_block(f"{call.name} {call.arguments_json}") for call in calls if call.id not in answered_ids]
     latest_tasks: tuple[PlannedTask, ...] = ()
     for call in calls:
@@ -233,9 +232,7 @@ def _highlights(summary: str) -> list[str]:
 def format_summary(summary: str) -> str:
     """Remove the `<analysis>` block and put the `<summary>` under one heading."""
     text = re.sub(r"<analysis>.*?</analysis>", "", summary, flags=re.DOTALL)
-    text = re.sub(
-        r"<summary>(.*?)</summary>", lambda match: f"Summary:\n{match.group(1).strip()}", text, flags=re.DOTALL
-    )
+    text = re.sub(r"<summary>(.*?)</summary>", lambda match: f"Summary:\n{match[1].strip()}", text, flags=re.DOTALL)
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 

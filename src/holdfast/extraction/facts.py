@@ -55,7 +55,7 @@ _DECISION = re.compile(
 
 
 class UserRequest(msgspec.Struct, frozen=True):
-    """A user request; `answered` once the model has ended a turn after it."""
+    """A user request; `is_answered` once the model has ended a turn after it."""
 
     number: int
     text: str
@@ -94,7 +94,7 @@ class CommandRun(msgspec.Struct, frozen=True):
 
 
 class ErrorOccurrence(msgspec.Struct, frozen=True):
-    """`resolved` is the message in which the same call succeeded, 0 if there is none."""
+    """`resolved_in` is the message in which the same call succeeded, 0 if there is none."""
 
     line: str
     times: int
@@ -287,21 +287,18 @@ class FactsReader:
         self._update_errors(action, text, is_failed)
 
     def _update_file(self, action: CallAction, text: str, is_failed: bool) -> None:
-        before = self.files.pop(action.path, FileState(action.path))
-        touched = msgspec.structs.replace(before, numbers=(*before.numbers[-2:], self.number), at=self.at)
+        change = msgspec.structs.replace
+        file = self.files.pop(action.path, FileState(action.path))
+        file = change(file, numbers=(*file.numbers[-2:], self.number), at=self.at)
         if not is_failed and action.kind == "read":
-            lines = touched.lines if action.lines is None else (*touched.lines[-3:], action.lines)
-            sha = sha256_hex(text.encode("utf-8", "surrogatepass"))[:8] if action.lines is None else touched.sha
-            touched = msgspec.structs.replace(
-                touched, reads=touched.reads + 1, sha=sha, lines=lines, written_since_read=False, is_deleted=False
-            )
+            lines = file.lines if action.lines is None else (*file.lines[-3:], action.lines)
+            sha = sha256_hex(text.encode("utf-8", "surrogatepass"))[:8] if action.lines is None else file.sha
+            file = change(file, reads=file.reads + 1, sha=sha, lines=lines, written_since_read=False, is_deleted=False)
         elif not is_failed and action.kind == "write":
-            touched = msgspec.structs.replace(
-                touched, writes=touched.writes + 1, written_since_read=True, is_deleted=False
-            )
+            file = change(file, writes=file.writes + 1, written_since_read=True, is_deleted=False)
         elif not is_failed and action.kind == "delete":
-            touched = msgspec.structs.replace(touched, is_deleted=True)
-        self.files[action.path] = touched
+            file = change(file, is_deleted=True)
+        self.files[action.path] = file
 
     def _update_tests(self, action: CallAction, text: str, is_failed: bool) -> None:
         if action.kind != "run":
@@ -321,10 +318,9 @@ class FactsReader:
         # The same call succeeded: every error that it reported before counts as resolved.
         if not is_failed and not lines:
             for resolved_sign in self.errors_of.pop(action.key, ()):
-                if resolved_sign in self.errors:
-                    self.errors[resolved_sign] = msgspec.structs.replace(
-                        self.errors[resolved_sign], resolved_in=self.number
-                    )
+                error = self.errors.get(resolved_sign)
+                if error is not None:
+                    self.errors[resolved_sign] = msgspec.structs.replace(error, resolved_in=self.number)
         # One noisy result must not push out the errors of all others.
         for line in lines[:8]:
             sign = error_signature(line)
@@ -338,12 +334,8 @@ class FactsReader:
 
     def _add_mention(self, entity: Entity, weight: float) -> None:
         existing = self.mentions.get(entity)
-        if existing is None:
-            self.mentions[entity] = Mention(entity, weight, 1, self.number, self.at)
-            return
-        self.mentions[entity] = Mention(
-            entity, self._score(existing) + weight, existing.times + 1, self.number, self.at
-        )
+        score, times = (self._score(existing), existing.times) if existing else (0.0, 0)
+        self.mentions[entity] = Mention(entity, score + weight, times + 1, self.number, self.at)
 
     def _score(self, mention: Mention) -> float:
         """The mention's score with the decay since it was last seen: score * 0.5 ** (age / half-life)."""

@@ -71,7 +71,6 @@ def manifest_not_found_error(agent_name: str) -> InstructionError:
 def make_agent(context: InstructionContext, agent_id: str) -> Agent:
     """Raises InstructionError `agent_id_invalid`."""
     if not SEGMENT_PATTERN.fullmatch(agent_id) or agent_id in RESERVED_OWNERS:
-        raise InstructionError(
-            "agent_id_invalid", "an agent id has letters, digits and . _ @ + - only, and is not shared, skill or agent"
-        )
+        message = "an agent id has letters, digits and . _ @ + - only, and is not shared, skill or agent"
+        raise InstructionError("agent_id_invalid", message)
     return Agent(agent_id, context.settings.deployment, context.now())

@@ -90,10 +90,8 @@ def update_notes(
         items_by_path.setdefault(item.scope, []).append(item)
     for path, items in items_by_path.items():
         before = by_path.get(path) or _new_notes(path, read)
-        keyed = [
-            msgspec.structs.replace(item, id=make_item_id("files", item.text, before.key), key=before.key)
-            for item in items
-        ]
+        key = before.key
+        keyed = [msgspec.structs.replace(item, id=make_item_id("files", item.text, key), key=key) for item in items]
         pages[before.name] = msgspec.structs.replace(before, page=merge_page_items(before.page, keyed))
     written = []
     for notes in pages.values():

@@ -195,10 +195,8 @@ def rebuild_digest(disk: KnowledgeFiles) -> tuple[str, KnowledgeDigest, bool]:
 
 
 def read_pages(disk: KnowledgeFiles) -> tuple[KnowledgePage, ...]:
-    return tuple(
-        parse_page(category, decode_text(disk.read(page_name(category)) or b""), scope=PROJECT_SCOPE)
-        for category in CATEGORIES
-    )
+    texts = ((category, decode_text(disk.read(page_name(category)) or b"")) for category in CATEGORIES)
+    return tuple(parse_page(category, text, scope=PROJECT_SCOPE) for category, text in texts)
 
 
 def digest_source(entries: Sequence[HistoryEntry]) -> str:

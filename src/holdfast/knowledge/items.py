@@ -112,9 +112,8 @@ def merge_items(existing: Item, harvested: Item) -> Item:
     if not existing.sources:
         # A line written by a person needs no sources.
         return msgspec.structs.replace(existing, is_done=done)
-    days = sorted(
-        day for day in (existing.first_seen, existing.last_seen, harvested.first_seen, harvested.last_seen) if day
-    )
+    all_days = (existing.first_seen, existing.last_seen, harvested.first_seen, harvested.last_seen)
+    days = sorted(filter(None, all_days))
     return msgspec.structs.replace(
         existing,
         sources=limit_sources(tuple(sorted({*existing.sources, *harvested.sources}))),

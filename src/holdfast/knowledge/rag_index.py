@@ -94,9 +94,8 @@ class RagIndex:
                 current = read_project_file(root, file.path, FILE_BYTES_MAX)
                 fresh[file.path] = current is not None and current.sha256 == file.sha256
             if fresh[file.path] and len(chunks) < limit:
-                chunks.append(
-                    RetrievedChunk(file.path, lines.first_line, lines.last_line, file.sha256, hit.score, lines.text)
-                )
+                first, last = lines.first_line, lines.last_line
+                chunks.append(RetrievedChunk(file.path, first, last, file.sha256, hit.score, lines.text))
         return tuple(chunks)
 
 

@@ -63,11 +63,8 @@ def compare_coverage(earlier: Sequence[MeasuredUnit], later: Sequence[MeasuredUn
     before = {unit.coverage.unit: unit for unit in earlier}
     after = {unit.coverage.unit: unit for unit in later}
     changed = (_compare_unit(name, before.get(name), unit) for name, unit in after.items())
-    gone = (
-        UnitChange(unit=name, verdict="gone", before=unit.coverage.coverage_pct)
-        for name, unit in before.items()
-        if name not in after
-    )
+    removed = [(name, unit.coverage.coverage_pct) for name, unit in before.items() if name not in after]
+    gone = (UnitChange(unit=name, verdict="gone", before=share) for name, share in removed)
     return (*changed, *gone)
 
 

@@ -72,11 +72,8 @@ def measure_unit(instruction_set: InstructionSet, entry: ManifestEntry, settings
 
 def gate_queries(entry: ManifestEntry) -> tuple[str, ...]:
     """The queries that the gate measures a unit with."""
-    return tuple(
-        query
-        for intent in entry.load_triggers.intents
-        for query in generate_paraphrases(intent, PARAPHRASES_PER_INTENT)
-    )
+    intents = entry.load_triggers.intents
+    return tuple(query for intent in intents for query in generate_paraphrases(intent, PARAPHRASES_PER_INTENT))
 
 
 def measure_hit_share(

@@ -179,12 +179,11 @@ def _agents_missing_approval(context: InstructionContext, agent: Agent, unit: Un
     """Other agents that preload the unit and have not approved this version."""
     if not is_shared_owner(unit.agent_id):
         return ()
-    others = (listed for listed in list_unit_entries(context, None, None, unit) if listed[0].id != agent.id)
-    return tuple(
-        dict.fromkeys(
-            other.id for other, entry in others if missing_approvals(entry, unit, context.records.approvals(other.id))
-        )
-    )
+    agent_ids = []
+    for other, entry in list_unit_entries(context, None, None, unit):
+        if other.id != agent.id and missing_approvals(entry, unit, context.records.approvals(other.id)):
+            agent_ids.append(other.id)
+    return tuple(dict.fromkeys(agent_ids))
 
 
 def may_replace(unit: UnitVersion, active: UnitVersion) -> bool:

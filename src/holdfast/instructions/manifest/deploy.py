@@ -33,6 +33,7 @@ from holdfast.instructions.migration.folder import InstructionFolder
 from holdfast.instructions.migration.proposal import MigrationProposal
 from holdfast.instructions.models import Agent, ApprovalKind, Manifest, ManifestEntry, UnitVersion
 from holdfast.instructions.recall.snapshot import select_newest_units, unit_key
+from holdfast.instructions.units.files import missing_root_error
 from holdfast.instructions.units.write import SubmittedUnit, write_unit
 from holdfast.instructions.uri import UnitAddress, is_newer, parse_unit_uri, parse_version_numbers
 from holdfast.sources.confined_paths import (
@@ -75,10 +76,8 @@ def check_instruction_folder(
     context: InstructionContext, folder: InstructionFolder, caller: InstructionCaller
 ) -> DraftCheck:
     agent = _folder_agent(context, folder)
-    approvals = (
-        *context.records.approvals(agent.id),
-        *assume_submitted(folder.manifest.approvals, agent, caller, at=context.now()),
-    )
+    submitted = assume_submitted(folder.manifest.approvals, agent, caller, at=context.now())
+    approvals = (*context.records.approvals(agent.id), *submitted)
     current = context.records.manifest(agent.id)
     versions = {
         entry.name: _possible_versions(context, agent, entry, text=folder.texts.get(entry.name), current=current)
@@ -102,9 +101,8 @@ def _possible_versions(
     versions = context.records.list_unit_versions(owner, name)
     newest, active = select_newest_units(versions).get((owner, name)), find_active_version(versions)
     if text is None or newest is None or _has_text(newest, text):
-        return tuple(
-            {unit.version for unit in (newest, active) if unit is not None} or {parse_unit_uri(entry.fact_uri).version}
-        )
+        existing = {unit.version for unit in (newest, active) if unit is not None}
+        return tuple(existing or {parse_unit_uri(entry.fact_uri).version})
     listed = current.body if current else ()
     needs_approval = any(other.name == entry.name and required_approvals(other) for other in listed)
     coming_version = _version_for(entry, newest)
@@ -138,9 +136,8 @@ def publish_instruction_folder(
     if not context.records.put_agent(agent):
         raise InstructionError("shortname_taken", "another agent has this name")
     if current is not None and current.body == entries:
-        return DeploymentResult(
-            current.version, deployment.changes, None, describe_pending_units(context, agent, entries)
-        )
+        pending = describe_pending_units(context, agent, entries)
+        return DeploymentResult(current.version, deployment.changes, None, pending)
     wanted = folder.manifest.version
     version = wanted if current is None or is_newer(wanted, current.version) else next_version(current.version)
     draft = ManifestDraft(version, entries, folder.manifest.migration_mode)
@@ -169,9 +166,8 @@ def promote_manifest(
     """Switch from files and units to units alone, once a week of recalls has shown a low miss rate."""
     agent, manifest = context.require_manifest(agent_name)
     if manifest.migration_mode != "coexistence":
-        raise InstructionError(
-            "promotion_refused", f"the manifest has migration_mode {manifest.migration_mode}, not coexistence"
-        )
+        message = f"the manifest has migration_mode {manifest.migration_mode}, not coexistence"
+        raise InstructionError("promotion_refused", message)
     reason = _promotion_blocker(context, manifest)
     if reason is not None and (agent.sensitive or not force):
         suffix = "; the agent is flagged sensitive, so this cannot be overridden" if agent.sensitive and force else ""
@@ -206,9 +202,8 @@ def roll_back_manifest(
     )
     publication = PublicationRequest(agent_id=agent.id, draft=draft, approvals=approvals, began_at=began)
     published = publish_manifest(context, publication, caller)
-    return DeploymentResult(
-        draft.version, deployment.changes, published, describe_pending_units(context, agent, entries)
-    )
+    pending = describe_pending_units(context, agent, entries)
+    return DeploymentResult(draft.version, deployment.changes, published, pending)
 
 
 def _text_at(context: InstructionContext, agent: Agent, entry: ManifestEntry, *, at: int) -> str | None:
@@ -242,9 +237,8 @@ def approve_unit(
         raise InstructionError("approval_invalid", f"no version of {unit_name[:80]!a} is pending approval")
     pending = pending_units[-1]
     if "force_prepend" in pending.missing_approvals and not reason.strip():
-        raise InstructionError(
-            "prepend_approval_required", "the unit is prepended: give the result of its content review as the reason"
-        )
+        message = "the unit is prepended: give the result of its content review as the reason"
+        raise InstructionError("prepend_approval_required", message)
     version = pending.unit.version
     kinds = pending.missing_approvals
     submitted = [SubmittedApproval(kind=kind, unit=unit_name, version=version, reason=reason) for kind in kinds]
@@ -265,9 +259,8 @@ def next_version(version: str) -> str:
     """The next major version. Raises InstructionError for a version without a number."""
     numbers = parse_version_numbers(version)
     if numbers is None:
-        raise InstructionError(
-            "manifest_version_conflict", f"version {version[:80]!a} has no number: give the next version explicitly"
-        )
+        message = f"version {version[:80]!a} has no number: give the next version explicitly"
+        raise InstructionError("manifest_version_conflict", message)
     return f"v{numbers[0] + 1}"
 
 
@@ -336,9 +329,7 @@ def _has_text(version: UnitVersion, text: str) -> bool:
 def _write_file(root: Path | None, agent_id: str, entry: ManifestEntry, text: str) -> None:
     """Keep the file at the entry's path in step with the unit while both coexist."""
     if root is None or entry.path is None:
-        raise InstructionError(
-            "manifest_entry_invalid", "path entries require an instruction root, and none is configured"
-        )
+        raise missing_root_error()
     try:
         (root / agent_id).mkdir(parents=True, exist_ok=True)
         location = locate_path(resolve_roots(root / agent_id), entry.path, writing=True)
@@ -358,9 +349,8 @@ def archive_files(context: InstructionContext, agent_name: str, files: Sequence[
     """Move files to the archive once the manifest has no path entries; never overwrites. Raises UserError."""
     _, manifest = context.require_manifest(agent_name)
     if manifest.migration_mode != "stigmem":
-        raise InstructionError(
-            "archive_refused", f"the manifest has migration_mode {manifest.migration_mode}: promote it first"
-        )
+        message = f"the manifest has migration_mode {manifest.migration_mode}: promote it first"
+        raise InstructionError("archive_refused", message)
     base = Path(os.path.realpath(root))
     moves = [(_relative_path(file, base), base / ARCHIVE_FOLDER / _relative_path(file, base)) for file in files]
     existing = next((new for _, new in moves if new.exists()), None)

@@ -65,9 +65,8 @@ def _pair_flaws(entries: Sequence[ManifestEntry], texts: Mapping[str, str]) -> I
             if other != entry.name:
                 message = f"{intent[:80]!a} is also an intent of {other[:80]!a}"
                 yield LintFlaw(entry.name, "same-trigger", message, "make the intents distinct")
-    terms_by_name = [
-        (entry.name, frozenset(extract_terms(texts[entry.name]))) for entry in entries if entry.name in texts
-    ]
+    with_text = (entry.name for entry in entries if entry.name in texts)
+    terms_by_name = [(name, frozenset(extract_terms(texts[name]))) for name in with_text]
     for (first, first_terms), (other, other_terms) in combinations(terms_by_name, 2):
         # Jaccard similarity of the terms.
         if first_terms and len(first_terms & other_terms) / len(first_terms | other_terms) >= SAME_TEXT_SHARE:

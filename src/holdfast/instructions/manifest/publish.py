@@ -71,9 +71,8 @@ def publish_manifest(
         if entry.path is not None:
             check_entry_path(context.settings.root, agent.id, entry)
     validate.check_task_types(draft, context.settings.wake_reasons)
-    added = _bind_approvals(
-        context, agent, draft, select_valid_approvals(context, agent, publication.approvals, caller)
-    )
+    valid = select_valid_approvals(context, agent, publication.approvals, caller)
+    added = _bind_approvals(context, agent, draft, valid)
     served = _served_units(context, agent, draft, _released_units(context, agent, draft, added))
     approvals = _applicable_approvals(context, agent, draft, served=served, added=added)
     cosigners = _cosigners(draft, approvals, caller)
@@ -92,9 +91,8 @@ def publish_manifest(
         published = _attempt(context, publication, agent, added=added, provenance=provenance)
         if published is not None:
             return published
-    raise InstructionError(
-        "manifest_version_conflict", "other publications for this agent kept winning the race; try again"
-    )
+    message = "other publications for this agent kept winning the race; try again"
+    raise InstructionError("manifest_version_conflict", message)
 
 
 def _attempt(
@@ -117,9 +115,8 @@ def _attempt(
     served = _served_units(context, agent, draft, released)
     # Checked again per attempt: a text written since the last attempt has no approval yet.
     _applicable_approvals(context, agent, draft, served=served, added=added)
-    instruction_set = context.instruction_sets.build(
-        agent, manifest, instead={pending.entry.name: pending.unit for pending in released}
-    )
+    instead = {pending.entry.name: pending.unit for pending in released}
+    instruction_set = context.instruction_sets.build(agent, manifest, instead=instead)
     units = measure_all_units(instruction_set, context.settings)
     failing_units = tuple(unit for unit in units if not unit.passed)
     if failing_units and not skip:
@@ -206,9 +203,8 @@ def _released_units(
         for approval in added
     )
     approvals = (*context.records.approvals(agent.id), *versioned)
-    candidates = [
-        (unit_key(entry, agent), find_releasable_unit(context, agent, entry, approvals)) for entry in draft.entries
-    ]
+    entries = draft.entries
+    candidates = [(unit_key(entry, agent), find_releasable_unit(context, agent, entry, approvals)) for entry in entries]
     # If two entries point at one unit, it is released for both or for neither.
     return tuple(
         pending
@@ -264,9 +260,8 @@ def _served_units(
 ) -> dict[str, UnitVersion]:
     """By entry name, the version that recalls will serve: the newest released one, whatever the manifest names."""
     pointers = {entry.name: unit_key(entry, agent) for entry in draft.entries}
-    newest = select_newest_units(
-        context.records.units_at(sorted({owner for owner, _ in pointers.values() if owner}), None)
-    )
+    owners = sorted({owner for owner, _ in pointers.values() if owner})
+    newest = select_newest_units(context.records.units_at(owners, None))
     active = {name: unit for name, address in pointers.items() if (unit := newest.get(address)) is not None}
     return active | {pending.entry.name: pending.unit for pending in ready}
 
@@ -315,9 +310,8 @@ def _bind_approvals(
     for approval in added:
         unit = approval.unit or ""
         # The version is part of the signed message: filling it in would invalidate the signature.
-        version = approval.version or (
-            named.get(unit) if approval.signature is None and approval.kind != "skip_gate" else None
-        )
+        may_bind = approval.signature is None and approval.kind != "skip_gate"
+        version = approval.version or (named.get(unit) if may_bind else None)
         text = find_unit_version(context, agent, entries.get(unit), version)
         resolved.append(date_after_version(msgspec.structs.replace(approval, version=version), text))
     return tuple(resolved)

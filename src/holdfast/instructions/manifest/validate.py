@@ -69,9 +69,8 @@ def check_entries(draft: ManifestDraft) -> None:
         if len(entry.description.splitlines()) > 1:
             raise _invalid(entry, "a description is one line")
         # A path is a line of the boot stub when the agent has files.
-        if entry.path is not None and (
-            entry.path.splitlines() != [entry.path] or _CONTROL_CHARACTERS.search(entry.path)
-        ):
+        path = entry.path or ""
+        if entry.path is not None and (path.splitlines() != [path] or _CONTROL_CHARACTERS.search(path)):
             raise _invalid(entry, "a path is one line without control characters")
         if entry.token_estimate is not None and not 0 <= entry.token_estimate <= 10**9:
             raise _invalid(entry, "token_estimate is a count")
@@ -146,10 +145,8 @@ def check_approvals(draft: ManifestDraft, approvals: Sequence[Approval], served_
     """`served_versions` are by entry name; the error names them because an approval is for one version's text."""
     submitted = {(approval.kind, approval.unit) for approval in approvals}
     for entry in draft.entries:
-        if (
-            len(set(entry.required_by_task_types)) > UNAPPROVED_TASK_TYPES_MAX
-            and ("task_types", entry.name) not in submitted
-        ):
+        has_many_types = len(set(entry.required_by_task_types)) > UNAPPROVED_TASK_TYPES_MAX
+        if has_many_types and ("task_types", entry.name) not in submitted:
             raise _unapproved("task_types_approval_required", entry, "task_types", served_versions)
         if entry.guarantee_load and ("guarantee_load", entry.name) not in submitted:
             raise _unapproved("guarantee_approval_required", entry, "guarantee_load", served_versions)
@@ -174,9 +171,8 @@ def check_gate_skip(draft: ManifestDraft, approvers: Collection[str]) -> None:
 def check_guaranteed_cap(draft: ManifestDraft) -> None:
     guaranteed = sum(entry.guarantee_load for entry in draft.entries)
     if guaranteed > GUARANTEED_MAX:
-        raise InstructionError(
-            "guarantee_cap_exceeded", f"{guaranteed} units have guarantee_load, at most {GUARANTEED_MAX} are allowed"
-        )
+        message = f"{guaranteed} units have guarantee_load, at most {GUARANTEED_MAX} are allowed"
+        raise InstructionError("guarantee_cap_exceeded", message)
 
 
 def check_manifest_size(draft: ManifestDraft) -> int:
@@ -218,17 +214,12 @@ def manifest_address(deployment: str, agent_id: str, version: str) -> UnitAddres
 
 
 def _invalid(entry: ManifestEntry, reason: str) -> InstructionError:
-    return InstructionError(
-        "manifest_entry_invalid", f"entry {entry.name[:80]!a}: {reason}", details={"unit": entry.name[:200]}
-    )
+    details = {"unit": entry.name[:200]}
+    return InstructionError("manifest_entry_invalid", f"entry {entry.name[:80]!a}: {reason}", details=details)
 
 
 def _unapproved(code: str, entry: ManifestEntry, kind: str, served_versions: Mapping[str, str]) -> InstructionError:
-    version_part = (
-        f"of version {served_versions[entry.name]}, the one that is served, " if entry.name in served_versions else ""
-    )
-    return InstructionError(
-        code,
-        f"entry {entry.name[:80]!a} needs an approval {version_part}of kind {kind}",
-        details={"unit": entry.name[:200]},
-    )
+    version = served_versions.get(entry.name)
+    of_version = f"of version {version}, the one that is served, " if version is not None else ""
+    message = f"entry {entry.name[:80]!a} needs an approval {of_version}of kind {kind}"
+    return InstructionError(code, message, details={"unit": entry.name[:200]})

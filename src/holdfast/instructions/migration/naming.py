@@ -36,9 +36,8 @@ def name_sections(sections: Sequence[Section]) -> tuple[str, ...]:
     """Unique names; equal titles get the parent title or file as a prefix, and as a last resort a number."""
     slugs = [make_slug(section_title(section)) for section in sections]
     counts = Counter(slugs)
-    candidates = [
-        _with_prefix(section, name) if counts[name] > 1 else name for section, name in zip(sections, slugs, strict=True)
-    ]
+    titled = zip(sections, slugs, strict=True)
+    candidates = [_with_prefix(section, name) if counts[name] > 1 else name for section, name in titled]
     taken: set[str] = set()
     duplicates: Counter[str] = Counter()
     names: list[str] = []

@@ -42,9 +42,8 @@ def propose_intents(section: Section, *, count: int) -> tuple[str, ...]:
     topics = find_topics(titles[0])[:1]
     # People describe an action and not a heading, so the usual topic comes first unless the heading is an action.
     is_action = not situations[0].startswith(("work on ", "follow the ")) and not situations[0].endswith(" something")
-    intents = dict.fromkeys(
-        intent for intent in (*scope, *((*situations, *topics) if is_action else (*topics, *situations))) if intent
-    )
+    ordered = (*scope, *situations, *topics) if is_action else (*scope, *topics, *situations)
+    intents = dict.fromkeys(intent for intent in ordered if intent)
     return tuple(intent[:200] for intent in intents)
 
 
@@ -63,9 +62,7 @@ def select_working_intents(
     candidates: Sequence[TriggerCandidate], meaning: MakeMeaningStage
 ) -> tuple[tuple[TriggerCandidate, ...], tuple[str, ...]]:
     """Keep the intents that find their unit, try another if none does; also returns the names of units without any."""
-    current = tuple(
-        candidate if candidate.intents else _with_other_intent(candidate, candidates, 0) for candidate in candidates
-    )
+    current = _fill_intents(candidates, candidates, 0)
     for attempt in range(ROUNDS_MAX):
         units = (SearchUnit(unit.name, unit.name, unit.description, unit.intents, unit.text) for unit in current)
         index = SearchIndex(units, meaning=meaning())
@@ -74,10 +71,7 @@ def select_working_intents(
             break
         # A new intent of one unit can displace another unit, so that all are tested again in the next round.
         if attempt < ROUNDS_MAX - 1:
-            tested = tuple(
-                candidate if candidate.intents else _with_other_intent(candidate, current, attempt)
-                for candidate in tested
-            )
+            tested = _fill_intents(tested, current, attempt)
         current = tested
     return current, tuple(candidate.name for candidate in current if not candidate.intents)
 
@@ -92,6 +86,12 @@ def _hit_share(name: str, intent: str, index: SearchIndex) -> float:
     queries = generate_paraphrases(intent, PARAPHRASES_PER_INTENT)
     hits = sum(name in [hit.id for hit in index.search(query, limit=GATE_K).hits] for query in queries)
     return hits / len(queries) if queries else 0.0
+
+
+def _fill_intents(
+    units: Sequence[TriggerCandidate], among: Sequence[TriggerCandidate], attempt: int
+) -> tuple[TriggerCandidate, ...]:
+    return tuple(unit if unit.intents else _with_other_intent(unit, among, attempt) for unit in units)
 
 
 def _with_other_intent(

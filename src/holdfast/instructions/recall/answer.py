@@ -58,9 +58,8 @@ def answer_recall(
     if heartbeat is not None and start is not None:
         question = msgspec.structs.replace(question, task_type=heartbeat.wake_reason)
         # All recalls of a heartbeat use the state at its start, so that they are consistent and can be replayed.
-        instruction_set = instruction_set_at(
-            context, agent, start, lifted=tuple(instruction_set.lifted), otherwise=instruction_set
-        )
+        lifted = tuple(instruction_set.lifted)
+        instruction_set = instruction_set_at(context, agent, start, lifted=lifted, otherwise=instruction_set)
     recalled = instruction_set.recall(question)
     # Another replica's clock may be ahead, so a version can be active before it starts by our clock.
     as_of = start if start is not None else max(now, instruction_set.active_since)
@@ -93,9 +92,8 @@ def answer_recall(
         },
     )
     write_audit_record(context, record)
-    return RecallAnswer(
-        recalled, audit_token, instruction_set.snapshot_id, instruction_set.index.embedding_model_version
-    )
+    encoder_version = instruction_set.index.embedding_model_version
+    return RecallAnswer(recalled, audit_token, instruction_set.snapshot_id, encoder_version)
 
 
 def write_audit_record(context: InstructionContext, record: AuditRecord) -> None:
@@ -115,9 +113,9 @@ def instruction_set_at(
         return otherwise
     instruction_set = context.instruction_sets.build(agent, manifest, at=at, lifted=lifted)
     # Prefer the cached set if it is equal: its index is already built.
-    return (
-        otherwise if otherwise is not None and otherwise.snapshot_id == instruction_set.snapshot_id else instruction_set
-    )
+    if otherwise is not None and otherwise.snapshot_id == instruction_set.snapshot_id:
+        return otherwise
+    return instruction_set
 
 
 def close_audit_record(

@@ -97,11 +97,8 @@ class InstructionSetCache:
             self._cached.clear()
 
     def _files(self, agent: Agent, instruction_set: InstructionSet) -> dict[str, str | None]:
-        return {
-            entry.name: self._read(agent, entry.path)
-            for entry in instruction_set.manifest.body
-            if entry.path is not None
-        }
+        entries = instruction_set.manifest.body
+        return {entry.name: self._read(agent, entry.path) for entry in entries if entry.path is not None}
 
     def _read(self, agent: Agent, path: str) -> str | None:
         return read_entry_file(self._settings.root, agent.id, path)

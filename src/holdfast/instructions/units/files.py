@@ -27,15 +27,19 @@ def check_entry_path(root: Path | None, agent_id: str, entry: ManifestEntry) -> 
         details={"unit": entry.name[:200]},
     )
     if root is None:
-        raise InstructionError(
-            "manifest_entry_invalid", "path entries require an instruction root, and none is configured"
-        )
+        raise missing_root_error()
     if not entry.path or os.path.isabs(entry.path):
         raise outside
     try:
         check_path_inside(resolve_roots(root / agent_id), entry.path)
     except (EscapeError, PathError) as error:
         raise outside from error
+
+
+def missing_root_error() -> InstructionError:
+    return InstructionError(
+        "manifest_entry_invalid", "path entries require an instruction root, and none is configured"
+    )
 
 
 def read_entry_file(root: Path | None, agent_id: str, path: str) -> str | None:

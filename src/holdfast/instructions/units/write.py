@@ -61,9 +61,8 @@ def write_unit(context: InstructionContext, submitted: SubmittedUnit, caller: In
     """Write a version once; an existing version at the same URI is never changed. Raises InstructionError."""
     address = parse_unit_uri(submitted.fact_uri)
     if address.deployment != context.settings.deployment:
-        raise InstructionError(
-            "uri_invalid", f"the URI names another deployment; this one is {context.settings.deployment!a}"
-        )
+        message = f"the URI names another deployment; this one is {context.settings.deployment!a}"
+        raise InstructionError("uri_invalid", message)
     digest = check_unit_text(address, submitted.content, submitted.authored_by)
     for _ in range(ATTEMPTS_MAX):
         written = _attempt(context, submitted, caller, address=address, digest=digest)

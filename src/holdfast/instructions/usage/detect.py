@@ -116,10 +116,8 @@ def detect_usage(
             if match.key not in shown:
                 evidence = evidence_by_unit.setdefault(fingerprint.unit_index, {})
                 evidence.setdefault(kind, UsageEvidence(kind, number, fingerprint.line))
-    return tuple(
-        DetectedUnit(units[index].name, tuple(evidence.values()))
-        for index, evidence in sorted(evidence_by_unit.items())
-    )
+    detected = sorted(evidence_by_unit.items())
+    return tuple(DetectedUnit(units[index].name, tuple(evidence.values())) for index, evidence in detected)
 
 
 def _matches_in_step(fingerprints: FingerprintIndex, step: AgentTextStep | ToolCallStep) -> Iterator[_Match]:

@@ -90,9 +90,8 @@ def decode_steps(lines: Iterable[bytes]) -> Trace:
         try:
             steps.append(_decode(line))
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise UserError(
-                f"line {number} of the trace is not a step; a step is a JSON object of type {', '.join(STEP_KINDS)}"
-            ) from error
+            step_form = f"a step is a JSON object of type {', '.join(STEP_KINDS)}"
+            raise UserError(f"line {number} of the trace is not a step; {step_form}") from error
     return tuple(steps)
 
 
@@ -124,9 +123,8 @@ def check_trace_size(trace: Sequence[TraceStep]) -> None:
     """Raises InstructionError `trace_too_large`."""
     sizes = [encoded_step_size(step) for step in trace[: TRACE_STEPS_MAX + 1]]
     if len(sizes) > TRACE_STEPS_MAX or None in sizes or sum(size or 0 for size in sizes) > TRACE_BYTES_MAX:
-        raise InstructionError(
-            "trace_too_large", f"a trace has {TRACE_STEPS_MAX} steps and {TRACE_BYTES_MAX} bytes at most"
-        )
+        message = f"a trace has {TRACE_STEPS_MAX} steps and {TRACE_BYTES_MAX} bytes at most"
+        raise InstructionError("trace_too_large", message)
 
 
 def truncate_trace(trace: Iterable[TraceStep]) -> Trace:
