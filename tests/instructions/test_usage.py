@@ -91,7 +91,7 @@ def test_what_is_kept_is_kept_once_and_told_by_the_metrics(shop: Shop) -> None:
     assert "1 recall in 1 step, 1 recorded\n" in ended.stdout
     other = steps(shop, said("Nothing."))
     (told,) = json.loads(shop.run("usage", token, "--trace", other, "--keep", "--json").stdout)
-    assert (told["detected_used"], told["reported_used"], told["kept"]) == (["checkout-procedure"], None, True)
+    assert (told["detected_used"], told["reported_used"], told["is_stored"]) == (["checkout-procedure"], None, True)
     shown = shop.run("metrics").stdout
     assert "detected in the traces of 1:\n  recall@3: 1.00\n  hit@3: 1.00\n  miss rate: 0.00\n" in shown
     assert "\nrecall@3: unknown\n" in shown
@@ -101,7 +101,7 @@ def test_words_and_a_trace_can_be_given_at_once(shop: Shop) -> None:
     token = recall(shop)
     ended = shop.run("usage", token, "--used", "x", "--trace", steps(shop, said("Hm.")), "--json")
     (told,) = json.loads(ended.stdout)
-    assert (told["reported_used"], told["detected_used"], told["kept"]) == (["x"], [], False)
+    assert (told["reported_used"], told["detected_used"], told["is_stored"]) == (["x"], [], False)
 
 
 def test_each_recall_of_the_agent_is_seen_by_what_came_after_it(shop: Shop) -> None:
