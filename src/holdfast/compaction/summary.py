@@ -109,8 +109,6 @@ def build_summary(
 
 
 class _LineBudget:
-    """The selected lines and the tokens left."""
-
     def __init__(self, tokens_max: int, count: CountTokens) -> None:
         self._count = count
         self.left = tokens_max
@@ -296,7 +294,6 @@ def render_summary(summary: Summary, *, recall: bool) -> str:
 
 
 def render_summary_line(line: SummaryLine) -> str:
-    """The text of a line in the summary."""
     if line.section == "goal":
         return f'<ask source="m{line.sources[0]}">\n{line.text}\n</ask>'
     sources = f" [{', '.join(f'm{number}' for number in line.sources)}]" if line.sources else ""

@@ -130,7 +130,6 @@ def split_sentences(text: str) -> list[str]:
 
 
 def find_last_line(text: str, characters_max: int) -> str:
-    """The last line that is not blank."""
     tail = text[-4_000:] if len(text) > 4_000 else text
     lines = [line for line in tail.splitlines() if line.strip()]
     if len(text) > 4_000 and len(lines) > 1:

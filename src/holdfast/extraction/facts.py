@@ -64,8 +64,6 @@ class UserRequest(msgspec.Struct, frozen=True):
 
 
 class CitedText(msgspec.Struct, frozen=True):
-    """A piece of text and the number of its message."""
-
     text: str
     number: int
 
@@ -166,7 +164,6 @@ class FactsReader:
         self.messages: dict[str, int] = {}
 
     def copy(self) -> "FactsReader":
-        """An independent reader with the same state."""
         other = FactsReader()
         for name, value in vars(self).items():
             setattr(other, name, value.copy() if isinstance(value, dict | list | set) else value)

@@ -82,8 +82,6 @@ NO_TRIGGERS = LoadTriggers()
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One unit as a manifest lists it."""
-
     name: str
     description: str
     required_by_task_types: tuple[str, ...] = ()

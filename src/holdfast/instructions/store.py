@@ -195,7 +195,5 @@ class InstructionRecords(Protocol):
 
 @runtime_checkable
 class SupportsInstructions(Protocol):
-    """A store that supports instructions."""
-
     @property
     def instructions(self) -> InstructionRecords: ...

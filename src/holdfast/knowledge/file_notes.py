@@ -52,8 +52,6 @@ class FileNotes(msgspec.Struct, frozen=True):
 
 
 class NotesUpdate(msgspec.Struct, frozen=True):
-    """A page of notes to write, and its content before."""
-
     name: str
     content: bytes
     before: bytes | None

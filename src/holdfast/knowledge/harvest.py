@@ -48,8 +48,6 @@ class EndedSession(msgspec.Struct, frozen=True):
 
 
 class SourcePlan(msgspec.Struct, frozen=True):
-    """What a run would harvest from one session."""
-
     session: str
     source: str
     events: int

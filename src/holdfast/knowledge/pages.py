@@ -110,7 +110,6 @@ def _with_lines(page: KnowledgePage, lines: Iterable[str]) -> KnowledgePage:
 
 
 def replace_page_item(page: KnowledgePage, item: Item) -> KnowledgePage:
-    """The page with this item in place of the one with the same id."""
     replaced_lines = {number for number, other in page.items if other.id == item.id}
     lines = [encode_item(item) if number in replaced_lines else line for number, line in enumerate(page.lines)]
     return _with_lines(page, lines)

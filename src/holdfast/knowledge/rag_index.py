@@ -72,8 +72,6 @@ class RetrievedChunk(msgspec.Struct, frozen=True):
 
 
 class RagIndex:
-    """The stored chunks, ready to be queried."""
-
     def __init__(self, files: Iterable[IndexedFile]) -> None:
         self.files = {file.path: file for file in files}
         self._chunks = {

@@ -76,7 +76,6 @@ def fold_recovery_events(events: Iterable[Event]) -> RecoveryLedger:
 
 
 def apply_recovery_event(ledger: RecoveryLedger, payload: RecoveryPayload, at: float) -> RecoveryLedger:
-    """The ledger with one more event applied."""
     others = {key: incident for key, incident in ledger.incidents.items() if key != payload.incident}
     incident_before = ledger.incidents.get(payload.incident) or Incident(payload.incident, payload.scenario, "enqueued")
     # Re-inserting at the end keeps the mapping in order of the last update.

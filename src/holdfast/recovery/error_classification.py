@@ -69,7 +69,6 @@ def classify_breakpoint_problem(message: str) -> BreakpointProblem:
 
 
 def parse_reported_window(message: str) -> ReportedWindow | None:
-    """The context window that an overflow message reports."""
     for pattern in _WINDOWS:
         if (match := pattern.search(message)) and int(match["most"]):
             sent = match["sent"]

@@ -37,7 +37,6 @@ def drop_ephemeral(entries: HistoryEntries, sent: int, first: int) -> tuple[Hist
 
 
 def apply_repair(entries: HistoryEntries, sent: int, repair: ViewRepair) -> RepairedView:
-    """Apply a repair event to the view."""
     replied = count_answered_entries(entries)
     match repair:
         case ContextRepaired(splices=splices):

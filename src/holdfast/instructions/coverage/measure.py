@@ -71,7 +71,6 @@ def measure_unit(instruction_set: InstructionSet, entry: ManifestEntry, settings
 
 
 def gate_queries(entry: ManifestEntry) -> tuple[str, ...]:
-    """The queries that the gate measures a unit with."""
     intents = entry.load_triggers.intents
     return tuple(query for intent in intents for query in generate_paraphrases(intent, PARAPHRASES_PER_INTENT))
 

@@ -16,6 +16,7 @@ from holdfast.instructions.coverage.measure import measure_all_units
 from holdfast.instructions.coverage.metrics import METRICS_WINDOW_MS
 from holdfast.instructions.models import Agent, AuditRecord, CoverageRun, Manifest, Probe
 from holdfast.instructions.recall.answer import write_audit_record
+from holdfast.instructions.recall.ranking import InstructionSet
 from holdfast.retrieval.bm25 import extract_terms
 from holdfast.retrieval.encoders.registry import (
     configured_name,
@@ -116,18 +117,24 @@ def measure_coverage(
 ) -> CoverageRun:
     """Measure the active texts with the encoder in use; a re-certification owed after a skipped gate stays owed."""
     last = context.records.coverage(agent.id)
+    run = run_coverage(context, context.instruction_sets.build(agent, manifest), kind=kind)
+    owed = last.recert_due if last is not None and last.manifest_version == manifest.version else None
+    return msgspec.structs.replace(run, recert_due=owed)
+
+
+def run_coverage(
+    context: InstructionContext, instruction_set: InstructionSet, *, kind: Literal["gate", "daily", "recert"]
+) -> CoverageRun:
     started = context.now()
-    instruction_set = context.instruction_sets.build(agent, manifest)
     units = measure_all_units(instruction_set, context.settings)
     return CoverageRun(
         id=context.new_id("coverage"),
-        agent_id=agent.id,
-        manifest_version=manifest.version,
+        agent_id=instruction_set.manifest.agent_id,
+        manifest_version=instruction_set.manifest.version,
         model_id=instruction_set.index.embedding_model_version,
         kind=kind,
         started_at=started,
         finished_at=context.now(),
-        recert_due=last.recert_due if last is not None and last.manifest_version == manifest.version else None,
         units=units,
     )
 

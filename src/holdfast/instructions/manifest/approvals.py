@@ -67,7 +67,6 @@ def missing_approvals(
 
 
 def find_active_version(versions: Sequence[UnitVersion]) -> UnitVersion | None:
-    """The active version of a unit."""
     active = [unit for unit in versions if unit.status == "active" and unit.valid_until is None]
     return next(iter(select_newest_units(active).values()), None)
 

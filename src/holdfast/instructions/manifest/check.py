@@ -74,19 +74,7 @@ def assume_submitted(
     submitted: Sequence[SubmittedApproval], agent: Agent, caller: InstructionCaller, *, at: int
 ) -> tuple[Approval, ...]:
     """Approvals from a folder as if the caller had submitted them; signatures are verified at publication."""
-    return tuple(
-        Approval(
-            id=DRAFT_ID,
-            agent_id=agent.id,
-            kind=approval.kind,
-            unit=approval.unit,
-            version=approval.version,
-            authored_by=approval.authored_by or caller.author,
-            authored_at=at,
-            reason=approval.reason,
-        )
-        for approval in submitted
-    )
+    return tuple(approval.as_approval(DRAFT_ID, agent.id, sender=caller.author, at=at) for approval in submitted)
 
 
 def _failures_of(check: Callable[[], object]) -> Iterator[CheckFailure]:

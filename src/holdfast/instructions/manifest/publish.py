@@ -6,7 +6,8 @@ import msgspec
 
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.context import InstructionContext, make_agent
-from holdfast.instructions.coverage.measure import GATE_K, measure_all_units, scale_k
+from holdfast.instructions.coverage.measure import GATE_K, scale_k
+from holdfast.instructions.coverage.schedule import run_coverage
 from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest import validate
 from holdfast.instructions.manifest.approvals import (
@@ -23,7 +24,6 @@ from holdfast.instructions.models import (
     Agent,
     Approval,
     AuditRecord,
-    CoverageRun,
     Manifest,
     ManifestEntry,
     Provenance,
@@ -108,7 +108,6 @@ def _attempt(
     current = context.records.manifest(agent.id)
     current_version = current.version if current else None
     validate.check_manifest_version(draft.version, current_version, earlier=context.records.manifest_versions(agent.id))
-    now = context.now()
     manifest = _build_manifest(context, draft, agent, current=current, provenance=provenance)
     check_stub_size(agent, manifest)
     released = _released_units(context, agent, draft, added)
@@ -117,22 +116,12 @@ def _attempt(
     _applicable_approvals(context, agent, draft, served=served, added=added)
     instead = {pending.entry.name: pending.unit for pending in released}
     instruction_set = context.instruction_sets.build(agent, manifest, instead=instead)
-    units = measure_all_units(instruction_set, context.settings)
-    failing_units = tuple(unit for unit in units if not unit.passed)
+    run = run_coverage(context, instruction_set, kind="gate")
+    failing_units = tuple(unit for unit in run.units if not unit.passed)
     if failing_units and not skip:
         raise coverage_failure_error(failing_units)
-    run = CoverageRun(
-        id=context.new_id("coverage"),
-        agent_id=agent.id,
-        manifest_version=draft.version,
-        model_id=instruction_set.index.embedding_model_version,
-        kind="gate",
-        started_at=now,
-        finished_at=context.now(),
-        skipped=skip,
-        recert_due=now + RECERT_MS if skip else None,
-        units=units,
-    )
+    if skip:
+        run = msgspec.structs.replace(run, skipped=True, recert_due=run.started_at + RECERT_MS)
     # A skipped gate is still measured, and the real numbers are stored and audited.
     events = (_bypass_record(context, manifest, failing_units, provenance),) if skip else ()
     activates = {
@@ -153,12 +142,12 @@ def _attempt(
         return None
     soft_max = context.settings.guaranteed_units_soft_max
     warnings = (
-        *_warnings(manifest, units, tuple(instruction_set.contents)),
+        *_warnings(manifest, run.units, tuple(instruction_set.contents)),
         *describe_pending_units(context, agent, draft.entries),
         *credential_warnings(draft.entries, {name: content.text for name, content in instruction_set.contents.items()}),
         *guarantee_warnings(draft.entries, context.records.guaranteed_count(), soft_max),
     )
-    return PublicationResult(manifest, units, skip, warnings)
+    return PublicationResult(manifest, run.units, skip, warnings)
 
 
 def _build_manifest(
@@ -220,17 +209,8 @@ def select_valid_approvals(
     """The approvals that are valid: the caller's own, and those signed by their authors."""
     valid = []
     for submission in submitted:
-        approval = Approval(
-            id=context.new_id("approval"),
-            agent_id=agent.id,
-            kind=submission.kind,
-            unit=submission.unit,
-            version=submission.version,
-            authored_by=submission.authored_by or caller.author,
-            authored_at=context.now(),
-            reason=submission.reason,
-            signature=submission.signature,
-        )
+        approval_id = context.new_id("approval")
+        approval = submission.as_approval(approval_id, agent.id, sender=caller.author, at=context.now())
         is_own = approval.authored_by == caller.author
         if is_own or is_signed_by_author(approval, context.records.signers(at=context.now())):
             valid.append(approval)

@@ -44,6 +44,20 @@ class SubmittedApproval(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     reason: Annotated[str, msgspec.Meta(max_length=4000)] = ""
     signature: Annotated[str, msgspec.Meta(max_length=100)] | None = None
 
+    def as_approval(self, approval_id: str, agent_id: str, *, sender: str, at: int) -> Approval:
+        """The approval as recorded; without an author it is the sender's."""
+        return Approval(
+            id=approval_id,
+            agent_id=agent_id,
+            kind=self.kind,
+            unit=self.unit,
+            version=self.version,
+            authored_by=self.authored_by or sender,
+            authored_at=at,
+            reason=self.reason,
+            signature=self.signature,
+        )
+
 
 class ManifestDraft(msgspec.Struct, frozen=True, omit_defaults=True):
     """A manifest to publish. Its tokens are counted on compact JSON without nulls and defaults."""

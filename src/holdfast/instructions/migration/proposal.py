@@ -33,8 +33,6 @@ TEXT_CHARACTERS_MAX = 1_500_000
 
 
 class MigrationTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """Agent, deployment, version and mode of the proposed manifest."""
-
     agent_id: str = "main"
     deployment: str = "local"
     version: str = "v1"

@@ -89,7 +89,6 @@ def split_sections(
 
 
 def join_sections(sections: Sequence[Section]) -> Section:
-    """One section from neighbouring ones."""
     first = sections[0]
     return Section(
         spans=tuple(_join_spans(span for section in sections for span in section.spans)),
@@ -280,7 +279,6 @@ def _parser() -> MarkdownIt:
 
 
 def _heading_text(inline: Token) -> str:
-    """The text of a heading without inline markup."""
     return " ".join(_INLINE.sub(lambda match: match[1] or "", inline.content[:TITLE_CHARACTERS_MAX]).split())
 
 

@@ -25,8 +25,6 @@ UNAVAILABLE = "recall_backend_unavailable"
 
 
 class UnitContent(msgspec.Struct, frozen=True):
-    """The text of an entry and its source."""
-
     text: str
     tokens: int
     source: ChunkSource

@@ -23,8 +23,6 @@ _Tool = Annotated[str, msgspec.Meta(max_length=400)]
 
 
 class AgentTextStep(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """Text that the agent wrote."""
-
     text: _Text
 
 
