@@ -23,7 +23,7 @@ def apply_compaction(entries: Sequence[HistoryEntry], event: ContextCompacted) -
         kept = tuple(_clear_results(entry, texts) for entry in entries)
     else:
         kept = tuple(entry for entry in entries if entry.number > event.last and not is_summary(entry))
-    # Providers sign thinking together with the prefix it was made for and reject it behind another one (decision 0014).
+    # Providers sign thinking together with the prefix it was made for and reject it after another one (decision 0014).
     kept = apply_compaction_to_unsent(kept, event)
     return kept if event.strategy == "clear" else (make_summary_entry(event), *kept)
 

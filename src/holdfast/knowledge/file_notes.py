@@ -124,8 +124,8 @@ def _new_notes(path: str, read: ReadFile) -> FileNotes:
 
 
 def _encode_notes(notes: FileNotes) -> NotesUpdate:
-    head = _header(notes.path, notes.key, notes.hashes)
-    lines = [head if _HEADER.match(line) else line for line in notes.page.lines]
+    header = _header(notes.path, notes.key, notes.hashes)
+    lines = [header if _HEADER.match(line) else line for line in notes.page.lines]
     return NotesUpdate(f"{NOTES_FOLDER}/{notes.name}", rewrite_lines(notes.raw or b"", lines), notes.raw)
 
 

@@ -139,8 +139,8 @@ class KnowledgeFolder:
     def _open_for_writing(self, name: str) -> Iterator[tuple[int, str]]:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with open_parent(self._locate(name), make_folders=True) as place:
-                yield place
+            with open_parent(self._locate(name), make_folders=True) as folder_and_name:
+                yield folder_and_name
         except EscapeError as error:
             raise UserError(f"knowledge is not written: {error}") from None
         except PathError as error:

@@ -29,7 +29,7 @@ from holdfast.knowledge.items import (
 )
 from holdfast.sources.files import decode_text
 
-# A page that somebody else changes at the same time is read and edited again this often.
+# A page that a person changes at the same time is read and edited again this often.
 ATTEMPTS_MAX = 10
 
 _COMMENT = " <!-- k "

@@ -26,7 +26,7 @@ _THINKING = re.compile(
 )
 _PAIRS = re.compile(
     r"tool_use.{0,60}(without|not have|corresponding|follow).{0,60}tool_result|unexpected `?tool_use_id"
-    r"|tool result (?:stands behind|comes after)|result .{0,120}answers no call"
+    r"|tool result comes after|result .{0,120}answers no call"
     r"|call .{0,120}(is not answered|has no result)"
     r"|'tool_calls'|role 'tool' must be a response|no tool (call|output) found for function call"
     r"|function (call|response) (turn|parts?)\b",

@@ -33,17 +33,9 @@ from holdfast.instructions.migration.folder import InstructionFolder
 from holdfast.instructions.migration.proposal import MigrationProposal
 from holdfast.instructions.models import Agent, ApprovalKind, Manifest, ManifestEntry, UnitVersion
 from holdfast.instructions.recall.snapshot import select_newest_units, unit_key
-from holdfast.instructions.units.files import missing_root_error
+from holdfast.instructions.units.files import write_entry_file
 from holdfast.instructions.units.write import SubmittedUnit, write_unit
 from holdfast.instructions.uri import UnitAddress, is_newer, parse_unit_uri, parse_version_numbers
-from holdfast.sources.confined_paths import (
-    EscapeError,
-    PathError,
-    locate_path,
-    open_parent,
-    resolve_roots,
-    write_atomically,
-)
 from holdfast.sources.files import describe_read_error
 
 # Seed 003, section 21.6: recall quality must be seen over at least 5 heartbeats before files are given up.
@@ -301,7 +293,7 @@ class _Deployment:
         if text is None:
             return entry
         if entry.path is not None:
-            _write_file(self._context.settings.root, self._agent.id, entry, text)
+            write_entry_file(self._context.settings.root, self._agent.id, entry, text)
         if entry.fact_uri is None:
             return entry
         address = parse_unit_uri(entry.fact_uri)
@@ -324,19 +316,6 @@ class _Deployment:
 
 def _has_text(version: UnitVersion, text: str) -> bool:
     return version.status != "quarantined" and version.content_sha256 == hashlib.sha256(text.encode()).hexdigest()
-
-
-def _write_file(root: Path | None, agent_id: str, entry: ManifestEntry, text: str) -> None:
-    """Keep the file at the entry's path in step with the unit while both coexist."""
-    if root is None or entry.path is None:
-        raise missing_root_error()
-    try:
-        (root / agent_id).mkdir(parents=True, exist_ok=True)
-        location = locate_path(resolve_roots(root / agent_id), entry.path, writing=True)
-        with open_parent(location, make_folders=True) as (folder, name):
-            write_atomically(folder, name, f"{text}\n".encode())
-    except (EscapeError, PathError, OSError) as error:
-        raise InstructionError("manifest_entry_invalid", f"the file of {entry.name!a} cannot be written") from error
 
 
 class ArchiveResult(msgspec.Struct, frozen=True):

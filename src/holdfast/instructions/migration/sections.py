@@ -195,8 +195,8 @@ def _section(path: str, markdown: ParsedMarkdown, start: MarkdownCut, end: int, 
 
 def _cuts_between(markdown: ParsedMarkdown, first: int, end: int) -> tuple[MarkdownCut, ...]:
     """The cuts in a range of lines, by bisection because a file may have very many."""
-    places = (bisect_left(markdown.cuts, line, key=lambda cut: cut.line) for line in (first, end))
-    return markdown.cuts[slice(*places)]
+    bounds = (bisect_left(markdown.cuts, line, key=lambda cut: cut.line) for line in (first, end))
+    return markdown.cuts[slice(*bounds)]
 
 
 def _join_small(sections: Sequence[Section], stands_apart: Callable[[Section], bool]) -> tuple[Section, ...]:

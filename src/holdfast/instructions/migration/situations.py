@@ -1,4 +1,4 @@
-"""Phrase titles as situations: what somebody is about to do who needs the text, in the words of an intent."""
+"""Phrase titles as situations: what an agent is about to do when it needs the text, in the words of an intent."""
 
 import functools
 import re
@@ -58,7 +58,7 @@ def base_verb(word: str) -> str | None:
 
 
 def describe_situation(title: str) -> str:
-    """What somebody is about to do who needs the text under this title; empty for an empty title."""
+    """What an agent is about to do when it needs the text under this title; empty for an empty title."""
     plain = _HOW_TO.sub("", strip_title(title))[:PHRASE_CHARACTERS_MAX].strip()
     words = _sentence_case(plain).split()
     if not words:

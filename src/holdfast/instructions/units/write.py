@@ -26,7 +26,7 @@ from holdfast.instructions.uri import UnitAddress, is_newer_than_all, is_shared_
 CONTENT_CHARACTERS_MAX = 200_000
 LISTINGS_MEASURED_MAX = 10
 # How far the recorded author is trusted: signed by the author, sent by an admin with an entity URI, sent by a key
-# without one, or only claimed by somebody else.
+# without one, or only claimed by the sender.
 TRUST_SIGNED = 1.0
 TRUST_ENTITY = 0.9
 TRUST_KEY_ONLY = 0.7
