@@ -13,7 +13,7 @@ from holdfast.types.usage import Usage
 # seed's rules.
 CompactionStrategy = Literal["clear", "checkpoint", "seed"]
 
-CompactionTrigger = Literal["asked", "cold", "money", "soft", "hard", "overflow"]
+CompactionTrigger = Literal["requested", "cache_expired", "money", "soft", "hard", "overflow"]
 
 
 class CompactionNumbers(msgspec.Struct, frozen=True):
