@@ -93,7 +93,7 @@ class Adapter(WireEncoder, Protocol):
     def decode_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError: ...
 
 
-CachingKind = Literal["marks", "prefix", "none"]
+CachingKind = Literal["breakpoints", "prefix", "none"]
 
 
 """`marks`: we place cache breakpoints. `prefix`: the provider caches repeated prefixes, and we keep them unchanged."""
@@ -119,8 +119,8 @@ def model_capabilities(model: Model) -> Capabilities:
 
 def _caching(model: Model) -> CachingKind:
     match model.cache.kind:
-        case "marks" | "breakpoints":
-            return "marks"
+        case "explicit" | "hybrid":
+            return "breakpoints"
         case "implicit":
             return "prefix"
         case "none":

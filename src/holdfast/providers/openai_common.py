@@ -230,7 +230,7 @@ def openai_session_fields(model: Model, session_id: str) -> tuple[tuple[str, str
     key = ("prompt_cache_key", encode_string(fit_cache_key(session_id, CACHE_KEY_CHARS_MAX)).decode())
     # OpenAI, "Prompt caching": GPT-5.6 and later take `prompt_cache_options` and charge 1.25x for writes; older models
     # take `prompt_cache_retention`, and their writes are free.
-    if rules.kind == "breakpoints":
+    if rules.kind == "hybrid":
         # Implicit mode writes the end of the newest message and looks back over 20 earlier message ends. Explicit mode
         # would look up only the breakpoints of the current request.
         return (key, ("prompt_cache_options", '{"mode":"implicit","ttl":"30m"}'))

@@ -144,7 +144,7 @@ def _rewrite_openai(body: JsonObject, row: Model, edits: RequestEdits, adapter: 
         body[prompt_member] = append_message(
             convert_text_to_parts(body[prompt_member], part_type, RESPONSES_ROLES),
             {"role": role, "content": edits.moved_text},
-            breakpoint_in=part_type if row.cache.kind == "breakpoints" and has_free_breakpoint else None,
+            breakpoint_in=part_type if row.cache.kind == "hybrid" and has_free_breakpoint else None,
         )
     return body
 
@@ -155,7 +155,7 @@ def _rewrite_openrouter(body: JsonObject, row: Model, edits: RequestEdits, adapt
     else:
         sort_request_tools(body, edits)
     body["messages"] = convert_text_to_parts(body["messages"], "text", openrouter.BREAKPOINT_ROLES)
-    if row.cache.kind == "marks":
+    if row.cache.kind == "explicit":
         if edits.should_fix(TTLS_UNORDERED) and order_ttls(body):
             edits.record_change(TTLS_UNORDERED, "breakpoints")
         if edits.should_fix(BREAKPOINTS_MISSING):
