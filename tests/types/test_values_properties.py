@@ -283,5 +283,5 @@ def test_a_prompt_lists_tools_and_passages_of_all_segments_in_order() -> None:
         )
     )
     assert prompt.tools == (one, two)
-    assert prompt.passages == (ask, injected)
+    assert prompt.entries == (ask, injected)
     assert (ask.is_injected, injected.is_injected) == (False, True)

@@ -65,7 +65,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     def blocks(self) -> tuple[Block | ToolSpec, ...]:
         prompt = self.wire.prompt
         system = (text for segment in prompt.segments for text in segment.system)
-        messages = (block for entry in prompt.passages for block in entry.content)
+        messages = (block for entry in prompt.entries for block in entry.content)
         return (*prompt.tools, *system, *messages)
 
     @property

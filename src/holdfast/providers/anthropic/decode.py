@@ -5,7 +5,7 @@ from functools import partial
 
 import msgspec
 
-from holdfast.providers.adapter import WireRequest
+from holdfast.providers.adapter import NO_HEADERS, WireRequest
 from holdfast.providers.anthropic.blocks import CACHE_CONTROL, decode_anthropic_block, decode_cache_control
 from holdfast.providers.anthropic.encode import BETA_HEADER, PARAMETER_NAMES, PROMPT_NAMES
 from holdfast.providers.errors import decoding_errors, get_header
@@ -40,7 +40,7 @@ _decode_message = msgspec.json.Decoder(_Message).decode
 
 
 def decode_anthropic_request(
-    body: bytes, headers: Mapping[str, str], *, output_tokens_default: int | None = None
+    body: bytes, headers: Mapping[str, str] = NO_HEADERS, *, output_tokens_default: int | None = None
 ) -> WireRequest:
     """A request may omit `max_tokens` only if `output_tokens_default` is set, as for counting tokens."""
     reject_oversized(body)

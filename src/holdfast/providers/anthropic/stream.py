@@ -2,7 +2,6 @@
 
 import msgspec
 
-from holdfast.providers.adapter import ABSENT_DIAGNOSIS
 from holdfast.providers.anthropic.blocks import decode_anthropic_block, is_blank_text
 from holdfast.providers.anthropic.cache_diagnostics import decode_anthropic_diagnosis
 from holdfast.providers.anthropic.response import decode_anthropic_stream_error
@@ -14,6 +13,7 @@ from holdfast.providers.anthropic.usage import (
 )
 from holdfast.providers.errors import decoding_errors
 from holdfast.providers.json_splice import (
+    UNREADABLE,
     encode_json_text,
     encode_string,
     get_string_member,
@@ -55,7 +55,6 @@ STOP_REASONS: dict[str | None, StopReason] = {
     "model_context_window_exceeded": "max_tokens",
 }
 
-
 # Other events, such as `ping`, are ignored.
 _EVENTS = frozenset(
     {
@@ -76,13 +75,13 @@ class _Message(msgspec.Struct, frozen=True):
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: AnthropicUsage | None = None
-    diagnostics: msgspec.Raw = ABSENT_DIAGNOSIS
+    diagnostics: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Stop(msgspec.Struct, frozen=True):
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    diagnostics: msgspec.Raw = ABSENT_DIAGNOSIS
+    diagnostics: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -173,7 +172,7 @@ class BlockAccumulator:
         """The block if it is valid in a message although the response was interrupted, else None."""
         try:
             block = self.finish()
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        except UNREADABLE:
             return None
         match block:
             case Text(text=text):

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from holdfast.errors import ProviderError
-from holdfast.providers.adapter import PATH_HEADER, WireRequest
+from holdfast.providers.adapter import NO_HEADERS, PATH_HEADER, WireRequest
 from holdfast.providers.errors import decoding_errors
 from holdfast.providers.gemini.encode import (
     CONFIG_NAMES,
@@ -86,7 +86,7 @@ def decode_gemini_path(path: str) -> tuple[str, bool]:
     return match[1], match[2] == "streamGenerateContent"
 
 
-def decode_gemini_request(body: bytes, headers: Mapping[str, str]) -> WireRequest:
+def decode_gemini_request(body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> WireRequest:
     reject_oversized(body, GEMINI_BODY_BYTES_MAX)
     model, stream = decode_gemini_path(headers.get(PATH_HEADER, ""))
     with _readable("the request"):

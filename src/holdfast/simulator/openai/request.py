@@ -61,7 +61,7 @@ def parse_openai_request(
     """Raises `ProviderError` for what the provider refuses. With `counting`, output limits are not checked."""
     parameters = wire.parameters
     model = find_openai_model(parameters.model, setting.models, provider=PROVIDER)
-    messages = merge_into_messages(wire.prompt.passages)
+    messages = merge_into_messages(wire.prompt.entries)
     if not messages:
         raise refuse(f"Invalid '{interface.prompt_name}': it holds nothing to answer to.")
     check_openai_types(parameters)

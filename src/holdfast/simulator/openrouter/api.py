@@ -181,7 +181,7 @@ def parse_openrouter_request(wire: WireRequest, setting: RequestContext) -> Acce
     """Raises `ProviderError` for what OpenRouter or the serving provider refuses."""
     parameters = wire.parameters
     model = find_openrouter_model(parameters.model, setting.models)
-    messages = merge_into_messages(wire.prompt.passages)
+    messages = merge_into_messages(wire.prompt.entries)
     if not messages:
         raise refuse("Input required: specify messages")
     check_openai_types(parameters)
