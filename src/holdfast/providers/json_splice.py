@@ -18,8 +18,10 @@ Value = TypeVar("Value")
 
 # Strings and structural characters; everything between them belongs to a value.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]')
-_decode_string = msgspec.json.Decoder(str).decode
 _CLOSING = {b"{": b"}", b"[": b"]"}
+
+_decode_string = msgspec.json.Decoder(str).decode
+_decode_string_or_null = msgspec.json.Decoder(str | None).decode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -60,6 +62,11 @@ def get_string_member(members: Mapping[str, bytes], name: str) -> str:
     if name not in members:
         raise msgspec.ValidationError(f"Object missing required field `{name}`")
     return _decode_string(members[name])
+
+
+def get_optional_string(members: Mapping[str, bytes], name: str) -> str:
+    """A string member; empty if it is missing or null."""
+    return _decode_string_or_null(members.get(name, b"null")) or ""
 
 
 def close_brackets(start: bytes) -> bytes:

@@ -1,16 +1,21 @@
 """What the requests to all providers share: the transport that sends them, and parts of encoding and decoding."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Protocol, TypeVar
+
+import msgspec
 
 from holdfast.errors import OrderError, ProviderError
 from holdfast.providers.adapter import Endpoint, WireRequest
+from holdfast.providers.errors import decoding_errors
 from holdfast.providers.json_splice import encode_json_text, encode_string
 from holdfast.types.blocks import Text
 from holdfast.types.prompt import Breakpoint, HistoryEntry, Parameters, Plan, Prompt, Segment, Stability, Ttl
 from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.tool_spec import ToolSpec
+
+Item = TypeVar("Item")
 
 CONCURRENT_REQUESTS_MAX = 16
 """Default limit of concurrent requests to one provider."""
@@ -96,13 +101,26 @@ def check_section_order(before: EncodedBlock | None, block: EncodedBlock) -> Non
 
 
 BODY_BYTES_MAX = 32 * 1024 * 1024
-BlockTtls = list[Ttl | None]
-"""For each block the TTL of its breakpoint, or None if it has none."""
 
 
 def reject_oversized(body: bytes, bytes_max: int = BODY_BYTES_MAX) -> None:
     if len(body) > bytes_max:
         raise ProviderError("invalid_request", f"the request has more than {bytes_max} bytes; send less", status=413)
+
+
+@contextmanager
+def decoding_request(subject: str = "the request") -> Iterator[None]:
+    """Refuse a request, or the part of it that `subject` names, if it cannot be decoded."""
+    with decoding_errors("invalid_request", subject, status=400):
+        yield
+
+
+def decode_each(raws: Iterable[msgspec.Raw], path: str, decode: Callable[[bytes], Item]) -> Iterator[Item]:
+    """The decoded elements of a request's list; the error for an element names it, such as `tools.3`."""
+    for index, raw in enumerate(raws):
+        with decoding_request(f"{path}.{index}"):
+            item = decode(bytes(raw))
+        yield item
 
 
 def build_prompt(tools: tuple[ToolSpec, ...], system: tuple[Text, ...], entries: tuple[HistoryEntry, ...]) -> Prompt:

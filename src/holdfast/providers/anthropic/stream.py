@@ -16,6 +16,7 @@ from holdfast.providers.json_splice import (
     UNREADABLE,
     encode_json_text,
     encode_string,
+    get_optional_string,
     get_string_member,
     join_object,
     make_valid_arguments,
@@ -112,7 +113,7 @@ class BlockAccumulator:
 
     def start_text(self, name: str) -> str:
         """A string field of the start event; empty if missing."""
-        return msgspec.json.decode(self._members.get(name, b"null"), type=str | None) or ""
+        return get_optional_string(self._members, name)
 
     def apply_delta(self, delta: dict[str, bytes]) -> str:
         """Apply one delta; returns the text that it added."""

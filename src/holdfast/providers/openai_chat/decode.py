@@ -1,13 +1,11 @@
 """Decodes a Chat Completions request: its prompt, breakpoints and parameters."""
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 
 import msgspec
 
 from holdfast.providers.adapter import WireRequest
-from holdfast.providers.errors import decoding_errors
-from holdfast.providers.json_splice import get_string_member, make_valid_arguments, split_object
+from holdfast.providers.json_splice import get_optional_string, get_string_member, make_valid_arguments, split_object
 from holdfast.providers.openai_chat.encode import ERROR_TEXT
 from holdfast.providers.openai_chat.parameters import decode_chat_parameters
 from holdfast.providers.openai_chat.parts import (
@@ -19,7 +17,13 @@ from holdfast.providers.openai_chat.parts import (
     decode_request_detail,
 )
 from holdfast.providers.openai_chat.variant import ChatVariant
-from holdfast.providers.wire_request import BlockTtls, build_prompt, build_wire_request, reject_oversized
+from holdfast.providers.wire_request import (
+    build_prompt,
+    build_wire_request,
+    decode_each,
+    decoding_request,
+    reject_oversized,
+)
 from holdfast.types.blocks import Block, Opaque, Role, Text, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry, Ttl
 from holdfast.types.tool_spec import ToolSpec
@@ -28,8 +32,6 @@ _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "
 
 # Members that can be dropped with this value.
 _DEFAULT_MEMBERS = (("annotations", b"[]"), ("tool_calls", b"[]"))
-
-_readable = partial(decoding_errors, "invalid_request", status=400)
 
 _DecodedBlock = tuple[Block, Ttl | None]
 
@@ -57,15 +59,15 @@ _decode_call = msgspec.json.Decoder(_Call).decode
 
 def decode_chat_request(body: bytes, variant: ChatVariant) -> WireRequest:
     reject_oversized(body)
-    with _readable("the request"):
+    with decoding_request():
         body.decode()
         typed = msgspec.json.decode(body, type=_Prompt)
         parameters = decode_chat_parameters(body, split_object(body), variant)
-    tools = tuple(_decode_tools(typed.tools or ()))
-    messages = [_decode_message(bytes(raw), f"messages.{index}", variant) for index, raw in enumerate(typed.messages)]
+    tools = tuple(decode_each(typed.tools or (), "tools", _decode_tool))
     system: tuple[Text, ...] = ()
-    ttls: BlockTtls = [None] * len(tools)
+    ttls: list[Ttl | None] = [None] * len(tools)
     entries: list[HistoryEntry] = []
+    messages = decode_each(typed.messages, "messages", lambda raw: _decode_message(raw, variant))
     for index, (role, blocks) in enumerate(messages):
         texts = tuple(block for block, _ in blocks if isinstance(block, Text))
         if index == 0 and role == "system" and len(texts) == len(blocks):
@@ -74,12 +76,6 @@ def decode_chat_request(body: bytes, variant: ChatVariant) -> WireRequest:
             entries.append(HistoryEntry(role, tuple(block for block, _ in blocks)))
         ttls += [ttl for _, ttl in blocks]
     return build_wire_request(build_prompt(tools, system, tuple(entries)), ttls, parameters)
-
-
-def _decode_tools(raws: Sequence[msgspec.Raw]) -> Iterator[ToolSpec]:
-    for index, raw in enumerate(raws):
-        with _readable(f"tools.{index}"):
-            yield _decode_tool(bytes(raw))
 
 
 def _decode_tool(raw: bytes) -> ToolSpec:
@@ -92,25 +88,21 @@ def _decode_tool(raw: bytes) -> ToolSpec:
     if members.keys() == {"type", "function"} and definition.keys() == {"name", "description", "parameters"}:
         return ToolSpec(get_string_member(definition, "name"), get_string_member(definition, "description"), schema)
     name = get_string_member(definition, "name" if "name" in definition else "type")
-    description = msgspec.json.decode(definition.get("description", b'""'), type=str | None) or ""
-    return ToolSpec(name, description, schema, wire_json=raw.decode())
+    return ToolSpec(name, get_optional_string(definition, "description"), schema, wire_json=raw.decode())
 
 
-def _decode_message(raw: bytes, path: str, variant: ChatVariant) -> tuple[Role, list[_DecodedBlock]]:
-    with _readable(path):
-        members = split_object(raw)
-        present = {
-            name: value for name, value in members.items() if value != b"null" and (name, value) not in _DEFAULT_MEMBERS
-        }
-        role = get_string_member(present, "role")
-        del present["role"]
-        if role == "tool":
-            message: tuple[Role, list[_DecodedBlock]] = "user", [_decode_result(present, variant)]
-        elif role in _ROLES:
-            message = _ROLES[role], list(_decode_blocks(_ROLES[role], present, variant))
-        else:
-            raise msgspec.ValidationError(f"the role must be tool or one of {', '.join(_ROLES)} - at `$.role`")
-    return message
+def _decode_message(raw: bytes, variant: ChatVariant) -> tuple[Role, list[_DecodedBlock]]:
+    members = split_object(raw)
+    present = {
+        name: value for name, value in members.items() if value != b"null" and (name, value) not in _DEFAULT_MEMBERS
+    }
+    role = get_string_member(present, "role")
+    del present["role"]
+    if role == "tool":
+        return "user", [_decode_result(present, variant)]
+    if role not in _ROLES:
+        raise msgspec.ValidationError(f"the role must be tool or one of {', '.join(_ROLES)} - at `$.role`")
+    return _ROLES[role], list(_decode_blocks(_ROLES[role], present, variant))
 
 
 def _decode_blocks(role: Role, members: dict[str, bytes], variant: ChatVariant) -> Iterator[_DecodedBlock]:

@@ -8,6 +8,7 @@ import msgspec
 from holdfast.providers.json_splice import (
     decode_or_none,
     encode_string,
+    get_optional_string,
     get_string_member,
     make_valid_arguments,
     split_object,
@@ -244,7 +245,7 @@ def decode_reasoning(members: Mapping[str, bytes]) -> Thinking | None:
     if summaries is None:
         return None
     text = SUMMARY_SEPARATOR.join(summaries)
-    encrypted_content = msgspec.json.decode(members.get("encrypted_content", b"null"), type=str | None)
+    encrypted_content = get_optional_string(members, "encrypted_content")
     if not encrypted_content:
         return Thinking(text)
     id = get_string_member(members, "id") if "id" in members else None
