@@ -274,7 +274,7 @@ def _find_cause(cached: CachedPrefix | None, request: PreparedRequest, usage: Us
             "ttl_expired", detail=f"idle for {idle_seconds:.0f} s, and a part had a TTL of only {ttl_seconds_min} s"
         )
     if (
-        rules.kind == "marks"
+        rules.kind == "explicit"
         and cached.breakpoint_block is not None
         and not _is_within_lookback(cached.breakpoint_block, request.plan.breakpoints, rules)
     ):
