@@ -86,7 +86,7 @@ def test_money_waits_until_carrying_has_cost_as_much_as_removing() -> None:
 
 
 def test_a_cold_cache_is_used_where_there_is_something_to_gain() -> None:
-    assert find_compaction_trigger(outlook(60_000, cold=True), CompactionMonitor(), CONFIG) == "cold"
+    assert find_compaction_trigger(outlook(60_000, cold=True), CompactionMonitor(), CONFIG) == "cache_expired"
     assert find_compaction_trigger(outlook(17_000, cold=True), CompactionMonitor(), CONFIG) is None
 
 
@@ -215,7 +215,7 @@ def test_a_skill_whose_body_was_covered_can_be_loaded_again() -> None:
     for _ in range(30):
         history.turn()
     assert history.state().activations.names == ("pdf",)
-    found = propose_compaction(standing_of(history, MODEL), SMALL, "asked")
+    found = propose_compaction(standing_of(history, MODEL), SMALL, "requested")
     assert isinstance(found, CompactionProposal)
     assert [one.skill_id for one in found.released_skills] == ["pdf"]
     history.add(*found.payloads)

@@ -128,7 +128,7 @@ def find_compaction_trigger(
         return None
     if not by_size_alone and _pays(sizes, outlook):
         if outlook.is_cache_cold:
-            return "cold"
+            return "cache_expired"
         if config.money and _is_ripe(sizes, outlook, config):
             return "money"
     return "soft" if outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold else None
@@ -157,7 +157,7 @@ def removed_tokens_min(prompt_tokens: int, trigger: CompactionTrigger) -> int:
     """
     # The limit of 8,000 tokens or a fifth keeps compactions rare: without it there would be three to five times as
     # many, for no gain as soon as anything is lost (111 recorded sessions, decision 0023).
-    if trigger in ("asked", "overflow"):
+    if trigger in ("requested", "overflow"):
         return REQUESTED_GAIN_TOKENS_MIN
     return max(GAIN_TOKENS_MIN, int(prompt_tokens * GAIN_SHARE_MIN))
 

@@ -149,7 +149,7 @@ def _describe_event(payload: AnyPayload) -> tuple[str, str] | None:
         case CachePinged(kind=kind, reason=reason):
             return "ping", f"{kind}: {reason}" if reason else kind
         case ExplicitCacheChanged(action=action, tokens=tokens):
-            return "named cache", f"{action}, {tokens} tokens"
+            return "explicit cache", f"{action}, {tokens} tokens"
         case ModelSwitched(before=before, after=after):
             return "model", f"{before} to {after}"
         case CacheControlsApplied(reason=reason) if reason:

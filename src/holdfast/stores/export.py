@@ -84,7 +84,7 @@ def strip_content(event: Event) -> Mapping[str, object]:
     if isinstance(payload, SessionStarted):
         exported_payload = msgspec.structs.replace(payload, name=None, workspace_path=None, user_id=None, team_id=None)
     elif sensitivity_of(payload) is Sensitivity.PRIVATE:
-        exported_payload = {"type": event_type_of(payload), "left_out_bytes": len(_encode(payload))}
+        exported_payload = {"type": event_type_of(payload), "omitted_bytes": len(_encode(payload))}
     return {name: getattr(event, name) for name in Event.__struct_fields__} | {"payload": exported_payload}
 
 

@@ -118,7 +118,7 @@ async def send_ping(conversation: Conversation, body: bytes, ping: PingSpec) -> 
 
 def _no_late_retry(ping: PingSpec) -> OnRetry | None:
     """Refresh pings are not retried: by then the cache may have expired, and the retry would pay for a full write."""
-    return None if ping.kind == "warm" else _raise_failure
+    return None if ping.kind == "prewarm" else _raise_failure
 
 
 def _raise_failure(attempt: int, error: ProviderError) -> None:

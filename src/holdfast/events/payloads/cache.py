@@ -9,7 +9,7 @@ from holdfast.types.prompt import Ttl
 from holdfast.types.usage import Usage
 
 
-class CacheControlsApplied(Payload, frozen=True, tag="cache.controlled"):
+class CacheControlsApplied(Payload, frozen=True, tag="cache.controls_applied"):
     """The cache controls that apply to the following requests.
 
     After a cache invalidation, `nonce` precedes the stable system prompt and `cache_key` replaces the session id.
@@ -28,7 +28,7 @@ class CacheControlsApplied(Payload, frozen=True, tag="cache.controlled"):
     refreshes: int = 0
 
 
-class ExplicitCacheChanged(Payload, frozen=True, tag="cache.kept"):
+class ExplicitCacheChanged(Payload, frozen=True, tag="cache.explicit_cache"):
     """A change of an explicit cache at the provider.
 
     Storage is paid in advance at creation and extension. Deleting early is recorded as a negative storage cost, so that

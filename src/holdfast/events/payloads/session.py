@@ -114,7 +114,7 @@ class ContextInjected(Payload, frozen=True, tag="context.injected"):
 ExplicitCacheAction = Literal["created", "extended", "deleted", "lost", "refused"]
 
 
-PingKind = Literal["refresh", "upgrade", "warm"]
+PingKind = Literal["refresh", "upgrade", "prewarm"]
 
 
 class DelegationStarted(Payload, frozen=True, tag="delegation.started"):

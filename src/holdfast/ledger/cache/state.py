@@ -17,7 +17,7 @@ from holdfast.types.usage import Usage
 
 # Which cache controls a session applies: one of ours applies all, a wrapped client only the on/off switch, and a client
 # behind the gateway none.
-Controllable = Literal["all", "switch", "nothing"]
+Controllable = Literal["all", "caching_only", "none"]
 
 
 class CacheState(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class CacheState(msgspec.Struct, frozen=True):
     sent_at: float = 0.0
     explicit_expires_at: float | None = None
     prefix_session_id: str | None = None
-    controllable: Controllable = "switch"
+    controllable: Controllable = "caching_only"
 
     @property
     def prefix_owner_id(self) -> str:
@@ -70,7 +70,7 @@ def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
         case EpochOpened():
             return change(state, controllable="all")
         case GatewayForwarded():
-            return change(state, controllable="nothing")
+            return change(state, controllable="none")
         case ModelSwitched(after=after):
             return change(_clear_cache(state), model=after)  # Caches are per model.
         case CacheControlsApplied(reason=reason) if reason:

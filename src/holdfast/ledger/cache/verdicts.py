@@ -48,8 +48,8 @@ class VerdictEvidence(msgspec.Struct, frozen=True):
     `usage` tells whether the tokens expected in the cache were read; there may have been none.
     """
 
-    bytes: Literal["the same", "moved", "settings changed"]
-    usage: Literal["read", "read short", "nothing was there"]
+    bytes: Literal["unchanged", "changed", "parameters changed"]
+    usage: Literal["read", "partly read", "nothing cached"]
     diagnosis: CacheDiagnosis | None = None
 
 
@@ -163,7 +163,7 @@ def judge_call(
     expected = cached.tokens if cached is not None else 0
     changed_parameter = _find_changed_parameter(cached, request, row) if cached is not None else None
     sources = VerdictEvidence(
-        bytes="moved" if request.is_prefix_changed else "settings changed" if changed_parameter else "the same",
+        bytes="changed" if request.is_prefix_changed else "parameters changed" if changed_parameter else "unchanged",
         usage=_compare_usage(expected, usage, drop_tokens_min),
         diagnosis=diagnosis,
     )
@@ -190,10 +190,10 @@ def judge_call(
 
 def _compare_usage(
     expected: int, usage: Usage, drop_tokens_min: int
-) -> Literal["read", "read short", "nothing was there"]:
+) -> Literal["read", "partly read", "nothing cached"]:
     if not expected:
-        return "nothing was there"
-    return "read" if expected - usage.cache_read < drop_tokens_min else "read short"
+        return "nothing cached"
+    return "read" if expected - usage.cache_read < drop_tokens_min else "partly read"
 
 
 def _lost_usd(request: PreparedRequest, usage: Usage, row: Model, tokens: int) -> Decimal:
@@ -233,15 +233,15 @@ def _disagreement(verdict: Verdict, sources: VerdictEvidence, request: PreparedR
     if diagnosis is None or diagnosis.outcome not in ("hit", "miss") or verdict.kind == "planned":
         return ""
     if diagnosis.outcome == "hit":
-        return "the provider sees no change, but our bytes changed" if sources.bytes == "moved" else ""
+        return "the provider sees no change, but our bytes changed" if sources.bytes == "changed" else ""
     if sources.usage == "read":
         return f"the provider reports a miss ({diagnosis.reason}), but the cached tokens were read"
-    if sources.bytes == "the same" and verdict.kind not in ("first_use", "below_floor"):
+    if sources.bytes == "unchanged" and verdict.kind not in ("first_use", "below_floor"):
         return f"the provider reports {diagnosis.reason}, but the bytes that we sent were the same"
     blamed_section = _SECTION_BY_DIAGNOSIS.get(diagnosis.reason)
     changed_section = request.prefix_change.section if request.prefix_change is not None else None
     if (
-        sources.bytes == "moved"
+        sources.bytes == "changed"
         and changed_section is not None
         and blamed_section in ("tools", "system", "messages")
         and blamed_section != changed_section
