@@ -111,13 +111,13 @@ def _new_entry(
     """The entry for the prefix that ends at this breakpoint; `read` is the entry that the call read."""
     prefix = call.prefixes[breakpoint.block_index]
     ttl: str = breakpoint.ttl
-    rests_on: str | None = None
+    depends_on: str | None = None
     # Using a prefix refreshes everything inside it, so of ranges with the same TTL the last one expires first. Whether
     # a longer TTL after it extends the whole prefix is not documented; `ttl_upgrade` holds the assumption.
     shortest_lived = (entries.dependency(read, at=call.at) or read) if read else None
     if shortest_lived is not None and rules.ttls_seconds[shortest_lived.ttl] < rules.ttls_seconds[ttl]:
         if prefix.tokens > shortest_lived.tokens:
-            rests_on = shortest_lived.digest
+            depends_on = shortest_lived.digest
         elif not rules.ttl_upgrade:
             ttl = shortest_lived.ttl
     return CacheEntry(
@@ -126,8 +126,8 @@ def _new_entry(
         prefix.tokens,
         ttl,
         expires_at=call.at + rules.ttls_seconds[ttl],
-        depends_on=rests_on,
-        outlives_dependency=rests_on is not None and rules.ttl_upgrade,
+        depends_on=depends_on,
+        outlives_dependency=depends_on is not None and rules.ttl_upgrade,
     )
 
 

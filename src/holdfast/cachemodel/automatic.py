@@ -1,7 +1,8 @@
-"""The cache of GPT-5.6 and later: writes at breakpoints and, in implicit mode, at the end of the latest message.
+"""Caches that also write without a breakpoint: OpenAI's from GPT-5.6 on (hybrid), Gemini's and older OpenAI's (implicit).
 
-Entries are looked up only at breakpoints and at a bounded number of earlier message endings (OpenAI, "Prompt caching").
-A prefix shared by two prompts that ends at neither cannot be read.
+A hybrid cache writes at breakpoints and, in implicit mode, at the end of the latest message. Entries are looked up only at breakpoints and at a bounded number of earlier message endings (OpenAI, "Prompt caching").
+A prefix shared by two prompts that ends at neither cannot be read. An implicit cache holds every prompt, and the longest
+shared prefix is read.
 """
 
 from collections.abc import Sequence

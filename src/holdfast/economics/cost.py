@@ -1,4 +1,4 @@
-"""The cost of a call in dollars, and a price's multipliers relative to uncached input."""
+"""The cost of a call in dollars, prices relative to uncached input, and the comparison of two alternatives."""
 
 from decimal import Decimal
 
@@ -53,10 +53,8 @@ def price_multipliers(price: Price) -> PriceMultipliers:
     )
 
 
+# A count, a share or an expected value; not necessarily whole.
 Amount = Decimal | float
-
-
-"""A count, a share or an expected value; not necessarily whole."""
 
 
 class CostComparison(msgspec.Struct, frozen=True):

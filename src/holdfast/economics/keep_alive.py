@@ -1,4 +1,4 @@
-"""Whether to keep an idle session's cache warm with ping requests, how many times, and when to stop.
+"""Whether to keep an idle session's cache warm with ping requests and how many, and when a waiting agent should resume.
 
 Costs are in units of one uncached input token, as in `breakeven`. A ping repeats the last request: every cache read
 refreshes the entry's TTL for free (Anthropic, "Prompt caching").
@@ -89,16 +89,11 @@ def pings_max(*, read: Decimal, write: Decimal) -> int | None:
     return max(math.ceil((write - read) / read) - 1, 0)
 
 
+# How long before the cache expires the next request should start: requests take a while to arrive.
 WAKE_MARGIN_SECONDS = 15.0
 
-
-"""How long before the cache expires the next request should start: requests take a while to arrive."""
-
-
+# Minimum wait for an agent that cannot resume in time: a miss costs the same after 6 minutes as after 20.
 LONG_WAIT_SECONDS = 1200.0
-
-
-"""Minimum wait for an agent that cannot resume in time: a miss costs the same after 6 minutes as after 20."""
 
 
 class NextWake(msgspec.Struct, frozen=True):

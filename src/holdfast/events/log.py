@@ -42,8 +42,6 @@ class SessionRow(msgspec.Struct, frozen=True, gc=False):
 
 
 Actor = Literal["user", "agent", "system", "tool", "worker"]
-
-
 SCHEMA_VERSION = 1
 
 
@@ -82,8 +80,6 @@ class EventLog(Protocol):
 
 
 EventListener = Callable[[Event], None]
-
-
 logger = logging.getLogger(__name__)
 
 

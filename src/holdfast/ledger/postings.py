@@ -21,15 +21,9 @@ from holdfast.types.usage import Usage
 # Increase it when the same events lead to different verdicts or amounts: tables of an older version are rebuilt.
 LEDGER_VERSION = 3
 
-
 POSTED_PAYLOADS = (*ACCOUNTED_PAYLOADS, ExplicitCacheChanged)
-
-
 _NOT_CALLS: frozenset[type[msgspec.Struct]] = frozenset((LlmCallFailed, CachePinged, ExplicitCacheChanged))
-
-
 _POSTED_SET: frozenset[type[msgspec.Struct]] = frozenset(POSTED_PAYLOADS)
-
 
 POSTED_EVENT_TYPES = tuple(
     sorted(kind.__struct_config__.tag for kind in POSTED_PAYLOADS if isinstance(kind.__struct_config__.tag, str))
@@ -202,11 +196,7 @@ def component_key(component: str | None) -> str:
 
 
 Cell = str | int
-
-
 Key = tuple[Cell, ...]
-
-
 Addition = tuple[str, Key, tuple[int, ...]]
 
 
@@ -236,26 +226,18 @@ class RollUp(msgspec.Struct, frozen=True):
 
 
 DAYS = RollUp("days", ("day", "provider", "model", "simulated"), Sums.__struct_fields__)
-
-
 SESSION_DAYS = RollUp("session_days", ("session_id", "day", "simulated"), Sums.__struct_fields__)
-
-
 VERDICT_DAYS = RollUp("verdict_days", ("day", "kind", "component", "simulated"), VerdictSums.__struct_fields__)
-
 
 # A latency of n bits is under 2**n ms. Counts per n can be subtracted when a session is deleted; a maximum cannot.
 OUTCOME_DAYS = RollUp(
     "outcome_days", ("day", "provider", "model", "outcome", "latency_bits", "simulated"), OutcomeSums.__struct_fields__
 )
 
-
 # Postings without a payer are not stored: they are the difference to the totals of `DAYS`.
 ACCOUNT_DAYS = RollUp("account_days", ("day", "key_id", "user_id", "team_id", "simulated"), Sums.__struct_fields__)
 
-
 ROLLUPS = (DAYS, SESSION_DAYS, VERDICT_DAYS, OUTCOME_DAYS, ACCOUNT_DAYS)
-
 
 # Additions to one key that are collected before they are summed: bounds memory, and sums 1,000 at a time.
 PENDING_ADDITIONS_MAX = 1_000

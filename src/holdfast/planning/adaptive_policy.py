@@ -25,9 +25,9 @@ from holdfast.planning.ttl import TtlChoice, TtlStakes, choose_ttl
 from holdfast.types.prompt import Breakpoint, Plan, PlanProbabilities, Ttl
 from holdfast.types.usage import Usage
 
+# Breakpoints below this share of the floor are left out. Token counts are estimates, and a breakpoint below the floor
+# is ignored by the provider at no cost, while a missing one above it costs a whole prompt.
 FLOOR_SHARE = 0.8
-"""Breakpoints below this share of the floor are left out. Token counts are estimates, and a breakpoint below the floor
-is ignored by the provider at no cost, while a missing one above it costs a whole prompt."""
 
 
 class AdaptivePlan(msgspec.Struct, frozen=True):
@@ -160,10 +160,10 @@ def plan_session_ping(
     idle_times = expected_idle_times(
         memory.idle_times.waiting_for(waits_for), learned.idle_times.waiting_for(waits_for)
     )
-    return plan_ping(_idle(memory, learned), idle_times, price_multipliers(moment.price))
+    return plan_ping(_idle_session(memory, learned), idle_times, price_multipliers(moment.price))
 
 
-def _idle(memory: CacheMemory, learned: LearnedParameters) -> IdleSession:
+def _idle_session(memory: CacheMemory, learned: LearnedParameters) -> IdleSession:
     """The idle session after its last call or ping."""
     anchor, upgrade = memory.anchor, (learned.upgrade_belief + memory.upgrade_belief).probability
     is_trusted = anchor is not None and (anchor.is_sound or upgrade >= 0.5)
@@ -174,7 +174,7 @@ def _idle(memory: CacheMemory, learned: LearnedParameters) -> IdleSession:
 
 
 class AdaptivePolicy:
-    """The adaptive planner behind the `Policy` interface; one instance per session."""
+    """The adaptive planner behind the `CachePolicy` interface; one instance per session."""
 
     name = "holdfast"
 

@@ -7,8 +7,8 @@ from holdfast.catalog.schema import CacheRules
 from holdfast.types.prompt import Breakpoint, Plan, PromptSection, Stability, Ttl
 from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
 
+# `seed` places breakpoints on the tools and the stable system prompt only; the history gets none.
 CacheProfile = Literal["default", "seed"]
-"""`seed` places breakpoints on the tools and the stable system prompt only; the history gets none."""
 
 
 def place_breakpoints(buffer: RequestBuffer, rules: CacheRules, *, profile: CacheProfile = "default") -> Plan:

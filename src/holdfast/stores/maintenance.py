@@ -31,7 +31,6 @@ RETAINED_PAYLOADS: tuple[type[Payload], ...] = (
     GatewayForwarded,
 )
 
-
 RETAINED_EVENT_TYPES = tuple(str(kind.__struct_config__.tag) for kind in RETAINED_PAYLOADS)
 
 

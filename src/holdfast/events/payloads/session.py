@@ -112,8 +112,6 @@ class ContextInjected(Payload, frozen=True, tag="context.injected"):
 
 
 ExplicitCacheAction = Literal["created", "extended", "deleted", "lost", "refused"]
-
-
 PingKind = Literal["refresh", "upgrade", "prewarm"]
 
 

@@ -16,14 +16,10 @@ from holdfast.types.usage import Usage
 # Sessions per page.
 PAGE_MAX = 500
 
-
 # Later than any event; a float that every store can compare with.
 END_OF_TIME = 1e300
 
-
 SessionOrder = Literal["lost", "spent", "newest"]
-
-
 _NOTHING = Decimal(0)
 
 

@@ -21,19 +21,10 @@ from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, common_pre
 # Longer blocks are compared by their bytes only, without decoding or diffing: this runs before every changed request.
 COMPARED_BYTES_MAX = 256 * 1024
 
-
 _CLOCK = frozenset({"a date and time", "a date", "a time of day", "words for now", "seconds since the epoch"})
-
-
 _IDS = frozenset({"a UUID", "a git hash", "a hexadecimal id", "an object's address"})
-
-
 _DIGIT = re.compile(r"\d")
-
-
 _UPPER = re.compile(r"[A-ZÀ-ÖØ-Þ]")
-
-
 _LETTER = re.compile(r"[^\W\dX_]")
 
 
@@ -152,16 +143,11 @@ def _decode_json(data: bytes) -> object:
 
 MATCHES_PER_BLOCK_MAX = 5
 
-
 # Patterns are searched this far into a block, and this far around a changed byte, so that huge prompts stay cheap.
 SEARCHED_BYTES_MAX = 1024 * 1024
 
-
 EXCERPT_CHARS_MAX = 60
-
-
 AROUND_BYTES_MAX = 256
-
 
 # Order matters: the first alternative that matches names the string, so longer forms come first.
 _PATTERNS = {
@@ -178,7 +164,6 @@ _PATTERNS = {
     "a path of a temporary folder": rb"(?:/private)?/(?:tmp|var/folders|var/tmp)/[\w./-]+",
 }
 
-
 _VOLATILE = re.compile(
     b"|".join(
         b"(?P<p%d>%b)" % (index, pattern.removeprefix(b"(?i)")) for index, pattern in enumerate(_PATTERNS.values())
@@ -186,10 +171,7 @@ _VOLATILE = re.compile(
     re.IGNORECASE,
 )
 
-
 _NAMES = tuple(_PATTERNS)
-
-
 _OPAQUE = re.compile(rb'"(?:data|signature|encrypted_content|thoughtSignature)":"[^"]*"')
 
 

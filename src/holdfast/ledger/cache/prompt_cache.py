@@ -24,20 +24,13 @@ from holdfast.types.request_buffer import PrefixDigest, count_shared_blocks
 from holdfast.types.usage import Usage
 
 FINGERPRINT_VERSION = 1
-
-
 FOLDER_NAME_CHARS_MAX = 80
-
 
 # Offset basis and prime of 64-bit FNV-1a, which specification 002 uses for its fingerprints.
 _FNV_OFFSET = 0xCBF29CE484222325
 
-
 _FNV_PRIME = 0x100000001B3
-
-
 _64_BITS = 0xFFFFFFFFFFFFFFFF
-
 
 # A request body as a mapping of its JSON members.
 RequestMembers = Mapping[str, Json]

@@ -29,10 +29,7 @@ from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
 from holdfast.types.tool_spec import ToolSpec
 
 PROMPT_SECTIONS: tuple[PromptSection, ...] = ("tools", "system", "messages")
-
-
 _MILLION = 1_000_000  # Prices are US dollars per million tokens.
-
 
 # Gemini accepts these members in snake_case too; the adapter decodes camelCase only.
 _IN_CAMEL_CASE = {
@@ -204,7 +201,6 @@ def read_saving_usd(tokens: int, price: Price) -> Decimal:
 
 
 RequestJson = Mapping[str, object]
-
 
 _NON_BLOCK_MEMBERS = frozenset(
     {"role", "content", "parts", "tool_calls", "reasoning_details", "tool_call_id", "call_id", "name"}

@@ -10,19 +10,19 @@ from holdfast.types.prompt import Breakpoint, PromptSection, Ttl
 from holdfast.types.request_buffer import RequestBuffer
 from holdfast.types.usage import Usage
 
+# 15 seconds before a 5-minute entry expires, the margin that our own pings keep.
 UPGRADE_AFTER_SECONDS = 285.0
-"""15 seconds before a 5-minute entry expires, the margin that our own pings keep."""
 
+# The spacing that docs/decisions/0017 compares with the adaptive policy.
 ANCHOR_EVERY_CALLS = 3
-"""The spacing that docs/decisions/0017 compares with the adaptive policy."""
 
 TEXT_BLOCK_START = b'{"type":"text"'
 
+# Blocks to put a breakpoint on, most important first; None where there is no such block.
 BreakpointCandidates = Iterable[tuple[int | None, Ttl]]
-"""Blocks to put a breakpoint on, most important first; None where there is no such block."""
 
+# Places the breakpoints of a request, given how many calls the session made before it.
 PlacementRule = Callable[[PlanningMoment, int], BreakpointCandidates]
-"""Places the breakpoints of a request, given how many calls the session made before it."""
 
 PingRule = Callable[[PlanningMoment, int], Ping | None]
 

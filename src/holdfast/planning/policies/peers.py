@@ -150,6 +150,7 @@ class ContextGuruPolicy(FixedPolicy):
         return candidates
 
 
+# By name; `metis` and `langchain-clearing` also lay the prompt out differently, which `replay.layouts` does.
 RIVAL_POLICIES: Mapping[str, Callable[[str], CachePolicy]] = {
     "none": lambda name: FixedPolicy(name, place_nothing),
     "automatic": lambda name: FixedPolicy(name, place_tail_only),
@@ -167,7 +168,6 @@ RIVAL_POLICIES: Mapping[str, Callable[[str], CachePolicy]] = {
     "context-guru": ContextGuruPolicy,
     "langchain-clearing": lambda name: FixedPolicy(name, prefix_and_tail_rule("5m", "5m")),
 }
-"""By name; `metis` and `langchain-clearing` also lay the prompt out differently, which `replay.layouts` does."""
 
 
 def new_rival_policies() -> tuple[CachePolicy, ...]:

@@ -23,8 +23,6 @@ from holdfast.stores.sql.events import Cell
 from holdfast.stores.write.queue import SqlStep
 
 Row = TypeVar("Row", bound=msgspec.Struct)
-
-
 _AUDIT_LIST_COLUMNS = ("loaded_chunks", "used_chunks", "missed_chunks", "detail", "detected")
 
 
@@ -101,7 +99,6 @@ def build_instruction_tables(param: str, *, schema: str = "") -> InstructionTabl
 
 
 LISTS_UNIT = "body LIKE ?"
-
 
 # The settings row that is locked while one version replaces another.
 _LOCK_ROW = "instruction_units"

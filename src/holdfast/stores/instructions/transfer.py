@@ -16,8 +16,6 @@ from holdfast.stores.sql.records import ChangeRunner, FetchRows
 from holdfast.stores.write.queue import SqlStep
 
 PAGE_RECORDS = 500
-
-
 Row = TypeVar("Row", bound=msgspec.Struct)
 
 
@@ -118,7 +116,6 @@ def _build_insert(table: InstructionTable[Row], row: Row) -> SqlStep:
 
 RECORD_TAG = "instruction_records"
 
-
 # Yields each record as accepted, None for a rejected one; raises InstructionError at the first invalid one.
 RecordJudge = Callable[[Sequence[OwnedRecord]], Iterator[OwnedRecord | None]]
 
@@ -162,11 +159,7 @@ class _Audit(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="audit", for
 
 
 _Line = _Agent | _Unit | _Manifest | _Approval | _Coverage | _Probe | _Audit
-
-
 _encode = msgspec.json.Encoder().encode
-
-
 _decode = msgspec.json.Decoder(_Line).decode
 
 

@@ -11,25 +11,12 @@ from holdfast.stores.migrate import Migration
 from holdfast.stores.open import is_unambiguous_address, redact_address
 
 CONNECT_SECONDS_MAX = 10
-
-
 LOCK_SECONDS_MAX = 10.0
-
-
 STATEMENT_SECONDS_MAX = 60.0
-
-
 TCP_TIMEOUT_SECONDS = 30  # Without an answer for this long, TCP declares the connection dead.
-
-
 SERVER_VERSION_MIN = 13_00_00  # pg_current_xact_id and pg_xact_status with xid8 exist since PostgreSQL 13.
-
-
 SCHEMA_PREFIX = "holdfast."
-
-
 _MIGRATION_LOCK = 0x484F4C44  # "HOLD" in ASCII; the key of the advisory lock.
-
 
 _DEFAULT_OPTIONS: dict[str, str | int | None] = {
     "application_name": "holdfast",
@@ -37,7 +24,6 @@ _DEFAULT_OPTIONS: dict[str, str | int | None] = {
     "keepalives_idle": TCP_TIMEOUT_SECONDS,
     "tcp_user_timeout": TCP_TIMEOUT_SECONDS * 1000,
 }
-
 
 PostgresConnection = psycopg.Connection[tuple[object, ...]]
 

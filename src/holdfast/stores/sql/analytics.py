@@ -144,17 +144,11 @@ def _row_parameters(
 
 TURN_BATCH_EVENTS = 128
 
-
 # Which groupings each roll-up can answer by itself.
 DAY_GROUPINGS: frozenset[str] = frozenset({"model", "provider", "day", "none"})
 
-
 ACCOUNT_GROUPINGS: frozenset[str] = frozenset({"gateway_key", "user", "team", "day", "none"})
-
-
 SESSION_GROUPINGS: frozenset[str] = frozenset({"session", "parent_session", "is_worker", "day", "none"})
-
-
 _decode_verdict = msgspec.json.Decoder(Verdict).decode
 
 

@@ -24,19 +24,13 @@ SESSION_ORDER_SQL: dict[SessionOrder, str] = {
     "newest": "last_event_at DESC, id DESC",
 }
 
-
 _SUMS = Sums.__struct_fields__
-
-
 _ROW_COLUMNS = ("session_id", "at", "day", "provider", "model", "simulated")
-
 
 # How a row of a table contributes to each sum of a roll-up, as SQL expressions.
 _CALL_SUMS = {"entries": "1", "calls": "1", "hits": "CASE WHEN cache_read > 0 THEN 1 ELSE 0 END"}
 
-
 _CHARGE_SUMS = {"entries": "1", "spent": "spent"}
-
 
 _VERDICT_SUMS = {
     "calls": "1",
@@ -45,9 +39,7 @@ _VERDICT_SUMS = {
     "lost": "lost",
 }
 
-
 _OUTCOME_SUMS = {"calls": "1", "latency_ms": "latency_ms", "retries": "retries"}
-
 
 ROLLUP_SOURCES: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
     DAYS.name: (
@@ -58,10 +50,8 @@ ROLLUP_SOURCES: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
     OUTCOME_DAYS.name: (("calls", _OUTCOME_SUMS), ("failures", _OUTCOME_SUMS)),
 }
 
-
 # For each roll-up, the tables it sums over and the expression for each sum.
 ROLLUP_SOURCES[SESSION_DAYS.name] = ROLLUP_SOURCES[ACCOUNT_DAYS.name] = ROLLUP_SOURCES[DAYS.name]
-
 
 _CONDITIONS = {
     VERDICT_DAYS.name: " AND kind IS NOT NULL",
@@ -198,12 +188,8 @@ def _sum_query(keys: tuple[str, ...], sums: Sequence[str], source: str) -> str:
 # Matches the payload of the first event of a simulated session.
 SIMULATED_PATTERN = '%"simulated":true%'
 
-
 _PARENT = "coalesce(parent_session_id, session_id)"
-
-
 _WORKER = "CASE WHEN parent_session_id IS NULL THEN 0 ELSE 1 END"
-
 
 _GROUP_KEYS: dict[GroupBy, str] = {
     "model": "part.model",
@@ -218,7 +204,6 @@ _GROUP_KEYS: dict[GroupBy, str] = {
     "none": "0",
 }
 
-
 _FILTER_COLUMNS = {
     "model": "part.model",
     "provider": "part.provider",
@@ -228,13 +213,8 @@ _FILTER_COLUMNS = {
     "team": "team_id",
 }
 
-
 _FIGURE_COLUMNS = "session_id, at, day, provider, model, key_id, user_id, team_id"
-
-
 _TOKENS_SENT = "(input + cache_read + cache_write_5m + cache_write_1h + cache_write_other)"
-
-
 _BUCKETS = ("input", "cache_read", "cache_write_5m", "cache_write_1h", "cache_write_other", "output")
 
 

@@ -13,18 +13,12 @@ from holdfast.events.payloads.union import AnyPayload
 
 EVENT_BYTES_MAX = 64 * 1024 * 1024
 
-
 # Two ids must fit into one index entry. PostgreSQL limits a B-tree entry to 2,704 bytes (8 kB pages), and escaping can
 # double the length of an id: 2 * 2 * 600 = 2,400.
 ID_BYTES_MAX = 600
 
-
 _VERSION_MAX = 2**31 - 1
-
-
 _NUMBERS = frozenset((float, int))
-
-
 _ACTORS = frozenset(get_args(Actor))
 
 
@@ -44,14 +38,8 @@ class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 EVENT_COLUMNS = EventRow.__struct_fields__
-
-
 _KNOWN_TYPES = frozenset(payload.__struct_config__.tag for payload in get_args(AnyPayload))
-
-
 _encode = msgspec.json.Encoder().encode
-
-
 _decode = msgspec.json.Decoder(AnyPayload).decode
 
 
@@ -231,8 +219,6 @@ def decode_session_row(columns: Sequence[object]) -> SessionRow:
 
 
 Cell = str | int | float | None
-
-
 SESSION_COLUMNS = SessionRow.__struct_fields__
 
 

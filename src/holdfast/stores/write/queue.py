@@ -14,10 +14,8 @@ from holdfast.stores.sql.events import Cell, EventRow
 
 GROUP_JOBS_MAX = 500  # Bounds how long one transaction takes.
 
-
 # Bounds memory when appends come faster than the disk can take them: `append` then blocks.
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
-
 
 _JOB_BYTES = 512  # Approximate memory of a queued job besides its payloads.
 
@@ -54,10 +52,7 @@ class RollUpJob(msgspec.Struct, frozen=True):
 
 
 WriteJob = AppendJob | DeleteJob | PruneJob | RollUpJob
-
-
 SettleJob = Callable[[], None]
-
 
 # Makes a group durable and returns a callback per job that settles it; raises StoreError if the whole group failed.
 CommitGroup = Callable[[Sequence[WriteJob]], Sequence[SettleJob]]
