@@ -1,8 +1,8 @@
-"""Caches that also write without a breakpoint: OpenAI's from GPT-5.6 on (hybrid), Gemini's and older OpenAI's (implicit).
+"""Caches that also write without a breakpoint: hybrid (OpenAI from GPT-5.6 on) and implicit (Gemini, older OpenAI).
 
-A hybrid cache writes at breakpoints and, in implicit mode, at the end of the latest message. Entries are looked up only at breakpoints and at a bounded number of earlier message endings (OpenAI, "Prompt caching").
-A prefix shared by two prompts that ends at neither cannot be read. An implicit cache holds every prompt, and the longest
-shared prefix is read.
+A hybrid cache writes at breakpoints and, in implicit mode, at the end of the latest message. Entries are looked up only
+at breakpoints and at a bounded number of earlier message endings (OpenAI, "Prompt caching"): a prefix shared by two
+prompts that ends at neither cannot be read. An implicit cache holds every prompt and reads the longest shared prefix.
 """
 
 from collections.abc import Sequence

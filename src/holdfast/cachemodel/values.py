@@ -100,8 +100,8 @@ BlockKind = Literal["plain", "tool_use", "tool_result"]
 class PromptPrefix(msgspec.Struct, frozen=True):
     """A prompt up to and including one of its blocks.
 
-    `digest` and `tokens` cover the whole prefix, so that no call has to walk its history again. `is_ending` says whether
-    the block ends a message at which a hybrid cache looks up and writes without an explicit breakpoint.
+    `digest` and `tokens` cover the whole prefix, so that no call has to walk its history again. `is_ending` says
+    whether the block ends a message at which a hybrid cache looks up and writes without an explicit breakpoint.
     """
 
     section: PromptSection
@@ -115,8 +115,8 @@ class CacheCall(msgspec.Struct, frozen=True):
     """One request: `prefixes` has one item per block in wire order, and `Breakpoint.block_index` is an index into it.
 
     `at` is when the request started, in seconds; TTLs count from there. `ttl` is the requested TTL of implicit entries
-    by its name in the rules (default: the first one). `explicit_only` turns implicit entries off. `explicit_cache_tokens` are
-    the tokens of an explicit cache that the request refers to.
+    by its name in the rules (default: the first one). `explicit_only` turns implicit entries off.
+    `explicit_cache_tokens` are the tokens of an explicit cache that the request refers to.
     """
 
     scope: CacheScope

@@ -90,7 +90,7 @@ def plan_explicit_cache(
     reads = estimate_reads(uncached_calls, uncached_seconds, config.ttl_seconds)
     if alive is None or not fits:
         if explicit_cache_pays(price, reads_expected=reads, hours=hours) or config.always:
-            return CreateCache(_creation_reason(wanted, keeping, price, uncached_calls), replaces=alive)
+            return CreateCache(_creation_reason(wanted, config, price, uncached_calls), replaces=alive)
         return SkipCache(f"too few reads expected to pay for it: {uncached_calls} uncached calls so far", delete=alive)
     expires_soon = alive.expires_at - at < config.ttl_seconds / EXTEND_BELOW_TTL_SHARE
     extending_pays = explicit_cache_pays(price, reads_expected=reads, hours=hours, made=True)

@@ -26,7 +26,8 @@ CLOSING_TOKENS = 10
 class IdleSession(msgspec.Struct, frozen=True):
     """An idle session. Its `prompt_tokens` expire unless they are read again, except `held_tokens` of them, which a
     1-hour entry holds. `ttl` is that of the newest entry, last used `idle_seconds` after the last call began.
-    `upgrade_probability` is the probability that a 1-hour write extends a warm prefix; it would have to write `reply_tokens`.
+    `upgrade_probability` is the probability that a 1-hour write extends a warm prefix; it would have to write
+    `reply_tokens`.
     """
 
     prompt_tokens: int

@@ -44,8 +44,9 @@ LOG_ODDS_MAX = 6.0
 
 
 class ObservedFloor(msgspec.Struct, frozen=True):
-    """Evidence on the minimum cacheable size: the largest prompt with a breakpoint of which nothing was cached, how many
-    such prompts there were, and the smallest of which something was cached. New evidence replaces what it contradicts.
+    """Evidence on the minimum cacheable size: the largest prompt with a breakpoint of which nothing was cached, how
+    many such prompts there were, and the smallest of which something was cached. New evidence replaces what it
+    contradicts.
     """
 
     uncached_tokens_max: int = 0

@@ -7,7 +7,7 @@ from itertools import accumulate
 import msgspec
 
 from holdfast.cachemodel.tiers import CacheParameters
-from holdfast.catalog.lookup import Models, find_model
+from holdfast.catalog.lookup import Models, find_model_or_none, shipped_models
 from holdfast.catalog.schema import Model, Price
 from holdfast.catalog.token_count import count_block_tokens
 from holdfast.errors import HoldfastError, ProviderError, UserError
@@ -102,7 +102,8 @@ def _parse(raw: bytes, model: str | None, models: Models | None) -> ParsedReques
         body.setdefault("max_tokens", 1)
     with decoding_errors("invalid_request", "the request"):
         wire = decode_body(adapter, body, model=recognised.model)
-        row = _find_row(model or f"{recognised.provider}:{recognised.model}", models)
+        catalog = shipped_models() if models is None else models
+        row = find_model_or_none(model or f"{recognised.provider}:{recognised.model}", catalog)
         factor = row.tokens_factor if row else 1.0
         buffer = RequestBuffer(adapter, lambda encoded: count_block_tokens(encoded, factor))
         for segment in wire.prompt.segments:
@@ -114,13 +115,6 @@ def _parse(raw: bytes, model: str | None, models: Models | None) -> ParsedReques
     if row is not None:
         breakpoints += automatic_breakpoint(wire.parameters, buffer.blocks, breakpoints, row.cache)
     return ParsedRequest(recognised, row, wire, buffer, paths, breakpoints, tuple(accumulate(buffer.tokens)))
-
-
-def _find_row(id: str, models: Models | None) -> Model | None:
-    try:
-        return find_model(id, models)
-    except UserError:
-        return None
 
 
 def get_tier_parameters(request: ParsedRequest) -> CacheParameters:
@@ -140,11 +134,8 @@ def count_readable_blocks(request: ParsedRequest, shared: int) -> int:
     match rules.kind:
         case "marks":
             # Entries end at breakpoints only.
-            ends = [
-                breakpoint_.block_index + 1
-                for breakpoint_ in request.effective_breakpoints
-                if breakpoint_.block_index < shared
-            ]
+            blocks = [breakpoint_.block_index for breakpoint_ in request.effective_breakpoints]
+            ends = [block + 1 for block in blocks if block < shared]
         case "implicit" | "breakpoints":
             # The provider finds the longest common prefix by itself.
             ends = [shared]

@@ -1,4 +1,7 @@
-"""Maps instruction values to table rows: columns are fields, and nested values are stored as JSON text."""
+"""Tables of instruction records, and the transaction steps that replace one version of a record by another.
+
+Columns are fields; nested values are stored as JSON text.
+"""
 
 from collections.abc import Sequence
 from functools import cache
@@ -43,6 +46,9 @@ class InstructionTable(Generic[Row]):
 
     def encode_row(self, row: Row) -> tuple[Cell, ...]:
         return tuple(self._cell(name, getattr(row, name)) for name in self.columns)
+
+    def insert_step(self, row: Row, on_conflict: str = "") -> SqlStep:
+        return SqlStep(self.insert + on_conflict, self.encode_row(row))
 
     def _cell(self, name: str, value: object) -> Cell:
         if name in self._nested:
@@ -170,9 +176,7 @@ class InstructionSteps:
         return self._step(f"{update} agent_id IN ({listing})", (manifest_pattern(owner, name),))
 
     def _register(self, agent: Agent) -> SqlStep:
-        return SqlStep(
-            f"{self._tables.agents.insert} ON CONFLICT (id) DO NOTHING", self._tables.agents.encode_row(agent)
-        )
+        return self._tables.agents.insert_step(agent, " ON CONFLICT (id) DO NOTHING")
 
     def _bump(self, owner: str) -> SqlStep:
         """Increases the agent's revision; a shared unit changes the revision of every agent."""

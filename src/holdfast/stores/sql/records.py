@@ -110,11 +110,11 @@ class DatabaseRecords:
         return seq
 
     def events_after(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:
-        placed = []
+        positioned = []
         for seq, *columns in self._fetch(self._queries.events_after, (position, limit)):
             assert isinstance(seq, int)
-            placed.append(PositionedEvent(seq, _decode_event(columns)))
-        return tuple(placed)
+            positioned.append(PositionedEvent(seq, _decode_event(columns)))
+        return tuple(positioned)
 
 
 def _decode_event(columns: Sequence[object]) -> Event | None:
@@ -144,11 +144,11 @@ def _decode_settings(value: object) -> CacheSettings:
 
 
 def _decode_control(columns: Sequence[object]) -> SessionControl:
-    enabled, generation, invalidated_at, adoptions = columns
+    enabled, generation, invalidated_at, refreshes = columns
     if enabled is None:
         return SessionControl()
     at = invalidated_at if isinstance(invalidated_at, float | int) else None
-    counts = [count if isinstance(count, int) else 0 for count in (generation, adoptions)]
+    counts = [count if isinstance(count, int) else 0 for count in (generation, refreshes)]
     return SessionControl(bool(enabled), counts[0], at, counts[1])
 
 
@@ -160,6 +160,8 @@ def build_record_queries(param: str, *, schema: str = "") -> RecordQueries:
     keys, settings, controls = f"{schema}api_keys", f"{schema}settings", f"{schema}cache_controls"
     columns, params = ", ".join(KEY_COLUMNS), ", ".join([param] * len(KEY_COLUMNS))
     fields = "caching_enabled, generation, invalidated_at, adoptions"
+    insert = f"INSERT INTO {controls} AS kept (session_id, {fields})"
+    on_conflict = "ON CONFLICT (session_id) DO UPDATE SET"
     select_settings = f"SELECT value FROM {settings} WHERE name = 'cache'"
     return RecordQueries(
         add_key=f"INSERT INTO {keys} ({columns}) VALUES ({params})",
@@ -174,14 +176,13 @@ def build_record_queries(param: str, *, schema: str = "") -> RecordQueries:
         settings=select_settings,
         set_settings=f"INSERT INTO {settings} (name, value) VALUES ('cache', {param}) "
         "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-        set_caching_enabled=f"INSERT INTO {controls} AS kept (session_id, {fields}) VALUES ({param}, {param}, 0, NULL, 0) "
-        "ON CONFLICT (session_id) DO UPDATE SET caching_enabled = excluded.caching_enabled",
-        invalidate=f"INSERT INTO {controls} AS kept (session_id, {fields}) VALUES ({param}, 1, 1, {param}, 0) "
-        "ON CONFLICT (session_id) DO UPDATE SET generation = kept.generation + 1, "
-        "invalidated_at = excluded.invalidated_at",
-        request_refresh=f"INSERT INTO {controls} AS kept (session_id, {fields}) VALUES ({param}, 1, 0, NULL, 1) "
-        "ON CONFLICT (session_id) DO UPDATE SET adoptions = kept.adoptions + 1",
+        set_caching_enabled=f"{insert} VALUES ({param}, {param}, 0, NULL, 0) "
+        f"{on_conflict} caching_enabled = excluded.caching_enabled",
+        invalidate=f"{insert} VALUES ({param}, 1, 1, {param}, 0) "
+        f"{on_conflict} generation = kept.generation + 1, invalidated_at = excluded.invalidated_at",
+        request_refresh=f"{insert} VALUES ({param}, 1, 0, NULL, 1) {on_conflict} adoptions = kept.adoptions + 1",
         delete_controls=f"DELETE FROM {controls} WHERE session_id = {param}",
         newest_position=f"SELECT coalesce(max(seq), 0) FROM {schema}events",
-        events_after=f"SELECT seq, {', '.join(EVENT_COLUMNS)} FROM {schema}events WHERE seq > {param} ORDER BY seq LIMIT {param}",
+        events_after=f"SELECT seq, {', '.join(EVENT_COLUMNS)} FROM {schema}events "
+        f"WHERE seq > {param} ORDER BY seq LIMIT {param}",
     )
