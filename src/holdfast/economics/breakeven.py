@@ -154,13 +154,7 @@ class PaddingOutlook(msgspec.Struct, frozen=True):
 
 
 def padding_pays(
-    natural_tokens: int,
-    padded_tokens: int,
-    *,
-    floor_tokens: int,
-    ahead: PaddingOutlook,
-    read: Decimal,
-    write: Decimal,
+    natural_tokens: int, padded_tokens: int, *, floor_tokens: int, ahead: PaddingOutlook, read: Decimal, write: Decimal
 ) -> CostComparison:
     """Compare a prefix padded up to the floor with leaving it as it is."""
     # S = natural_tokens, P = padded_tokens, F = floor_tokens, N = calls, g = growth per call, r/w = read/write rate.

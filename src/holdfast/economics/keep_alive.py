@@ -53,12 +53,7 @@ class PingPlan(msgspec.Struct, frozen=True):
 
 
 def best_ping_count(
-    return_shares: Sequence[Amount],
-    *,
-    read: Decimal,
-    write: Decimal,
-    prompt_tokens: int = 1,
-    held_tokens: int = 0,
+    return_shares: Sequence[Amount], *, read: Decimal, write: Decimal, prompt_tokens: int = 1, held_tokens: int = 0
 ) -> PingPlan:
     """The number of pings with the highest expected saving.
 

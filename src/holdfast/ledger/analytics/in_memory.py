@@ -1,12 +1,10 @@
 """Analytics queries for a log without roll-up tables: every result is folded from the events."""
 
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
 
 from holdfast.catalog.lookup import Models
 from holdfast.events.log import Event, EventLog, SessionRow
 from holdfast.events.payloads.session import SessionStarted, SkillLoaded, TurnCancelled, TurnCompleted, TurnStarted
-from holdfast.ledger.accounting import LedgerEntry
 from holdfast.ledger.analytics.queries import (
     CacheBreakCall,
     CostQueries,
@@ -90,10 +88,11 @@ class EventAnalyticsQueries:
                 continue
             if kind in (None, verdict.kind) and component in (None, component_key(verdict.component)):
                 rank = -posting.sums.lost, row.id, entry.record.number, entry.event_id
-                ranked_calls.append((rank, _build_broken_call(row, entry)))
-        return tuple(
-            call for _, call in sorted(ranked_calls, key=lambda ranked_call: ranked_call[0])[skip : skip + limit]
-        )
+                call = entry.record
+                broken = CacheBreakCall(row.id, row.name, call.number, call.at, call.model, verdict)
+                ranked_calls.append((rank, broken))
+        ranked_calls.sort(key=lambda ranked_call: ranked_call[0])
+        return tuple(call for _, call in ranked_calls[skip : skip + limit])
 
     def skill_loads(self, scope: LedgerScope = FULL_SCOPE) -> tuple[SkillLoad, ...]:
         return tuple(
@@ -117,9 +116,7 @@ class EventAnalyticsQueries:
         started = next((event.payload for event in events if isinstance(event.payload, SessionStarted)), None)
         return SessionCost(
             row=row,
-            spent_usd=to_dollars(sum(posting.sums.spent for posting in session_postings))
-            if session_postings
-            else Decimal(0),
+            spent_usd=to_dollars(sum(posting.sums.spent for posting in session_postings)),
             model=models[-1] if models else row.model,
             turns=sum(isinstance(event.payload, TurnCompleted | TurnCancelled) for event in events),
             workspace_path=started.workspace_path if started else None,
@@ -149,12 +146,6 @@ class EventAnalyticsQueries:
                 yield row, events
 
 
-def _build_broken_call(row: SessionRow, entry: LedgerEntry) -> CacheBreakCall:
-    assert entry.verdict is not None
-    call = entry.record
-    return CacheBreakCall(row.id, row.name, call.number, call.at, call.model, entry.verdict)
-
-
 def build_event_cost_queries(log: EventLog, models: Models) -> CostQueries:
     """Queries that read every event of the requested sessions each time."""
     return RollUpCostQueries(_EventSource(log, models))
@@ -177,10 +168,8 @@ class _EventSource:
     ) -> Sequence[tuple[SessionRow, Sums]]:
         sums_by_session: dict[str, tuple[SessionRow, Sums]] = {}
         for row, posting in self._postings(scope):
-            sums_by_session[row.id] = (
-                row,
-                sums_by_session[row.id][1] + posting.sums if row.id in sums_by_session else posting.sums,
-            )
+            _, sums = sums_by_session.get(row.id, (row, Sums()))
+            sums_by_session[row.id] = row, sums + posting.sums
         spenders = [(row, sums) for row, sums in sums_by_session.values() if sums.calls or sums.spent]
         return _sort_sessions(spenders, order)[offset : offset + limit]
 

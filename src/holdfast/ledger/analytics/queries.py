@@ -191,17 +191,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 GroupBy = Literal[
-    "model",
-    "provider",
-    "session",
-    "day",
-    "hour",
-    "gateway_key",
-    "user",
-    "team",
-    "parent_session",
-    "is_worker",
-    "none",
+    "model", "provider", "session", "day", "hour", "gateway_key", "user", "team", "parent_session", "is_worker", "none"
 ]
 
 

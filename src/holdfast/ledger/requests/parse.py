@@ -109,9 +109,7 @@ def _parse(raw: bytes, model: str | None, models: Models | None) -> ParsedReques
         for segment in wire.prompt.segments:
             buffer.extend(adapter.encode_segment(segment))
         paths = find_block_paths(adapter, body, buffer.blocks, model=recognised.model)
-    breakpoints = tuple(
-        breakpoint_ for breakpoint_ in wire.plan.breakpoints if breakpoint_.block_index < len(buffer.blocks)
-    )
+    breakpoints = tuple(own for own in wire.plan.breakpoints if own.block_index < len(buffer.blocks))
     if row is not None:
         breakpoints += automatic_breakpoint(wire.parameters, buffer.blocks, breakpoints, row.cache)
     return ParsedRequest(recognised, row, wire, buffer, paths, breakpoints, tuple(accumulate(buffer.tokens)))
@@ -232,29 +230,16 @@ class _BlockCounter:
     def count(self, member: str, element: object, *, follows: bool = False) -> int:
         """With `follows`, the element does not come first: some APIs accept the system prompt as first message."""
         prompt_member = self.prompt_name
-        preceding: list[object] = [self._placeholder_message()] if follows or member != prompt_member else []
+        content = {"parts": [{"text": "?"}]} if self._adapter.name == "gemini" else {"content": "?"}
+        preceding: list[object] = [{"role": "user", **content}] if follows or member != prompt_member else []
         body: dict[str, object] = {"model": self._model, "max_tokens": 1, prompt_member: preceding}
-        if member == prompt_member:
-            body[prompt_member] = [*preceding, element]
-        else:
-            body[member] = [element]
+        body[member] = [*preceding, element] if member == prompt_member else [element]
         request = decode_body(self._adapter, body, model=self._model)
         return sum(len(self._adapter.encode_segment(segment)) for segment in request.prompt.segments) - len(preceding)
 
     @property
     def prompt_name(self) -> str:
-        match self._adapter.name:
-            case "gemini":
-                return "contents"
-            case "openai":
-                return "input"
-            case _:
-                return "messages"
-
-    def _placeholder_message(self) -> object:
-        if self._adapter.name == "gemini":
-            return {"role": "user", "parts": [{"text": "?"}]}
-        return {"role": "user", "content": "?"}
+        return {"gemini": "contents", "openai": "input"}.get(self._adapter.name, "messages")
 
 
 def _tool_paths(counter: _BlockCounter, body: RequestJson) -> Iterator[str]:

@@ -91,11 +91,7 @@ def open_reader(path: Path, *, busy_seconds_max: float) -> sqlite3.Connection:
 def _connect(path: Path, busy_seconds_max: float) -> sqlite3.Connection:
     # mode=rw: a deleted file must not be recreated, empty and with other permissions than ours.
     return sqlite3.connect(
-        f"{path.as_uri()}?mode=rw",
-        uri=True,
-        timeout=busy_seconds_max,
-        isolation_level=None,
-        check_same_thread=False,
+        f"{path.as_uri()}?mode=rw", uri=True, timeout=busy_seconds_max, isolation_level=None, check_same_thread=False
     )
 
 
