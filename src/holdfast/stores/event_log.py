@@ -22,6 +22,7 @@ from holdfast.stores.sql.analytics_queries import RollUpSql
 from holdfast.stores.sql.events import (
     Cell,
     LogQueries,
+    as_int,
     decode_event_row,
     decode_session_row,
     encode_events,
@@ -117,7 +118,6 @@ class DatabaseEventLog:
 
     @property
     def instructions(self) -> InstructionStore:
-        """The instructions of agents."""
         return InstructionStore(self._instruction_tables, self._fetch, self._changes)
 
     def append(self, events: Sequence[Event]) -> Future[None]:
@@ -141,8 +141,7 @@ class DatabaseEventLog:
 
     def _find_seq(self, session_id: str, event_id: str) -> int:
         for (seq,) in self._fetch(self._queries.event_position, (event_id, session_id)):
-            assert isinstance(seq, int)
-            return seq
+            return as_int(seq)
         if self._fetch(self._queries.session, (session_id,)):
             raise UserError(f"session {session_id!a} has no event {event_id!a} to continue after")
         return 0
@@ -150,8 +149,7 @@ class DatabaseEventLog:
     def _read_from(self, session_id: str, seq: int) -> Iterator[Event]:
         while batch := self._fetch(self._queries.events_page, (session_id, seq, READ_BATCH_EVENTS)):
             for row_seq, *columns in batch:
-                assert isinstance(row_seq, int)
-                seq = row_seq
+                seq = as_int(row_seq)
                 yield decode_event_row(columns)
 
     def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:
@@ -177,11 +175,9 @@ class DatabaseEventLog:
 
     def prune(self, session_id: str, kept_types: Sequence[str], *, before: float) -> int:
         """Deletes a session's events of all other types if its last event is older than `before`; returns how many."""
-        return (
-            self._run_job(PruneJob(session_id, tuple(kept_types), before, Future()))
-            if is_storable_text(session_id)
-            else 0
-        )
+        if not is_storable_text(session_id):
+            return 0
+        return self._run_job(PruneJob(session_id, tuple(kept_types), before, Future()))
 
     def list_prunable(self, kept_types: Sequence[str], *, before: float) -> tuple[tuple[str, int], ...]:
         """Sessions whose last event is older than `before`, with the number of events that pruning would delete."""
@@ -195,11 +191,10 @@ class DatabaseEventLog:
         return msgspec.convert((self._name, version, size_bytes, *totals), StoreFacts)
 
     def cost_queries(self) -> CostQueries:
-        """Cost queries over all sessions; sessions missing from the tables are processed first."""
+        """Sessions that are missing from the tables are processed first."""
         return RollUpCostQueries(SqlRollUpSource(self._fetch, self._table_queries, self.roll_up_pending))
 
     def analytics_queries(self) -> AnalyticsQueries:
-        """Analytics queries over the same tables."""
         return SqlAnalyticsQueries(self._fetch, self._table_queries, self.roll_up_pending)
 
     def clear_tables(self) -> None:

@@ -12,8 +12,7 @@ from holdfast.catalog.schema import Model
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.conversation import Conversation
 from holdfast.errors import ProviderError
-from holdfast.events.payloads.cache import CachePinged
-from holdfast.events.payloads.session import PingKind
+from holdfast.events.payloads.cache import CachePinged, PingKind
 from holdfast.providers.adapter import PingAdapter, model_capabilities
 from holdfast.providers.registry import get_adapter
 from holdfast.providers.wire_request import OnRetry, read_whole_response

@@ -1,12 +1,15 @@
-"""Events for cache controls that users set while a session runs."""
+"""Cache events: controls that users set, explicit caches, pings, and what was learned about the provider."""
 
 from decimal import Decimal
+from typing import Literal
 
 from holdfast.events.cache_controls import TtlSetting
 from holdfast.events.payloads.base import Payload
-from holdfast.events.payloads.session import ExplicitCacheAction, PingKind
 from holdfast.types.prompt import Ttl
 from holdfast.types.usage import Usage
+
+ExplicitCacheAction = Literal["created", "extended", "deleted", "lost", "refused"]
+PingKind = Literal["refresh", "upgrade", "prewarm"]
 
 
 class CacheControlsApplied(Payload, frozen=True, tag="cache.controls_applied"):

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from holdfast.catalog.lookup import Models
 from holdfast.events.log import Event, EventLog, SessionRow
 from holdfast.events.payloads.session import SessionStarted, SkillLoaded, TurnCancelled, TurnCompleted, TurnStarted
 from holdfast.ledger.analytics.queries import (
+    NO_FILTER,
     CacheBreakCall,
     CostQueries,
     Group,
@@ -23,11 +26,9 @@ from holdfast.ledger.analytics.queries import (
 )
 from holdfast.ledger.analytics.results import FULL_SCOPE, RollUpCostQueries, RollUpRows, build_amounts
 from holdfast.ledger.cache.verdicts import VerdictKind
-from holdfast.ledger.money import AT_MAX, to_dollars
+from holdfast.ledger.money import to_dollars
 from holdfast.ledger.postings import Posting, RollUp, RollUpTotals, Sums, component_key, iter_postings
 from holdfast.types.usage import Usage
-
-NO_FILTER = GroupFilter()
 
 
 class EventAnalyticsQueries:
@@ -130,11 +131,7 @@ class EventAnalyticsQueries:
         return ()
 
     def _postings(self, scope: LedgerScope) -> Iterator[tuple[SessionRow, Posting]]:
-        for row in self._log.sessions():
-            for posting in iter_postings(self._log.read(row.id), self._models):
-                is_in_scope = scope.since <= min(posting.at, AT_MAX) < scope.until
-                if is_in_scope and (scope.simulated or not posting.is_simulated):
-                    yield row, posting
+        return _iter_scope(self._log, self._models, msgspec.structs.replace(scope, session_id=None))
 
     def _sessions(self, *, simulated: bool) -> Iterator[tuple[SessionRow, list[Event]]]:
         for row in self._log.sessions():
@@ -182,11 +179,15 @@ class _EventSource:
         return {id: kind for id, (_, kind) in largest_losses.items() if id in session_ids}
 
     def _postings(self, scope: LedgerScope) -> Iterator[tuple[SessionRow, Posting]]:
-        for row in self._log.sessions():
-            if scope.session_id in (None, row.id):
-                for posting in iter_postings(self._log.read(row.id), self._models):
-                    if scope.since <= posting.at < scope.until and (scope.simulated or not posting.is_simulated):
-                        yield row, posting
+        return _iter_scope(self._log, self._models, scope)
+
+
+def _iter_scope(log: EventLog, models: Models, scope: LedgerScope) -> Iterator[tuple[SessionRow, Posting]]:
+    for row in log.sessions():
+        if scope.session_id in (None, row.id):
+            for posting in iter_postings(log.read(row.id), models):
+                if scope.since <= posting.at < scope.until and (scope.simulated or not posting.is_simulated):
+                    yield row, posting
 
 
 def _sort_sessions(sessions: list[tuple[SessionRow, Sums]], order: SessionOrder) -> list[tuple[SessionRow, Sums]]:

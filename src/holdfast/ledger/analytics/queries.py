@@ -1,4 +1,4 @@
-"""Cost queries over all sessions: the protocol, and the values it returns."""
+"""Cost and analytics queries over all sessions: the protocols, and the values they return."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,9 @@ PAGE_MAX = 500
 # Later than any event; a float that every store can compare with.
 END_OF_TIME = 1e300
 
+HOUR_SECONDS = 3_600
 SessionOrder = Literal["lost", "spent", "newest"]
+SessionCostOrder = Literal["cost", "recency"]
 _NOTHING = Decimal(0)
 
 
@@ -139,9 +141,6 @@ class HasCostQueries(Protocol):
     def cost_queries(self) -> CostQueries: ...
 
 
-SessionCostOrder = Literal["cost", "recency"]
-
-
 class SkillLoad(msgspec.Struct, frozen=True):
     """A skill body that was loaded into a session, and why."""
 
@@ -213,6 +212,9 @@ class GroupFilter(msgspec.Struct, frozen=True):
         return frozenset(name for name in fields if getattr(self, name) is not None)
 
 
+NO_FILTER = GroupFilter()
+
+
 class AnalyticsQueries(Protocol):
     """Every result is what the events add up to at the time of the query. All of them ignore a scope's session."""
 
@@ -258,9 +260,6 @@ class HasAnalyticsQueries(Protocol):
 def list_size_limits(models: Mapping[str, Model]) -> tuple[int, ...]:
     """The prompt sizes in tokens above which some model's price changes, ascending."""
     return tuple(sorted({price.prompt_tokens_over for row in models.values() for price in row.prices} - {0}))
-
-
-HOUR_SECONDS = 3_600
 
 
 def format_group_name(group_by: GroupBy, cell: object) -> GroupName:

@@ -20,7 +20,8 @@ from holdfast.instructions.models import (
 )
 from holdfast.stores.instructions.tables import LISTS_UNIT, InstructionTables, manifest_pattern
 from holdfast.stores.instructions.transfer import OwnerTransfer
-from holdfast.stores.sql.records import ChangeRunner, FetchRows
+from holdfast.stores.sql.events import FetchRows
+from holdfast.stores.sql.records import ChangeRunner
 from holdfast.stores.write.queue import GroupCommit, SqlStep
 
 

@@ -11,8 +11,8 @@ from holdfast.instructions.models import Agent, Approval, AuditRecord, CoverageR
 from holdfast.instructions.store import InstructionRecords, OwnedRecord, export_record, record_owner
 from holdfast.instructions.uri import is_shared_owner
 from holdfast.stores.instructions.tables import InstructionSteps, InstructionTable, InstructionTables
-from holdfast.stores.sql.events import Cell
-from holdfast.stores.sql.records import ChangeRunner, FetchRows
+from holdfast.stores.sql.events import Cell, FetchRows
+from holdfast.stores.sql.records import ChangeRunner
 from holdfast.stores.write.queue import SqlStep
 
 PAGE_RECORDS = 500

@@ -1,7 +1,7 @@
-"""Maps events to rows of the events table, and sums up session rows."""
+"""The event log in SQL, for all engines: rows of events and sessions, and the queries on them."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import get_args
 
 import msgspec
@@ -37,7 +37,11 @@ class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     payload: str
 
 
+Cell = str | int | float | None
+FetchRows = Callable[[str, Sequence[Cell]], list[tuple[object, ...]]]
+
 EVENT_COLUMNS = EventRow.__struct_fields__
+SESSION_COLUMNS = SessionRow.__struct_fields__
 _KNOWN_TYPES = frozenset(payload.__struct_config__.tag for payload in get_args(AnyPayload))
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(AnyPayload).decode
@@ -132,18 +136,13 @@ def decode_event_row(columns: Sequence[object]) -> Event:
 
 def _unreadable(columns: Mapping[str, object]) -> StoreError:
     event_type, version = columns["type"], columns["version"]
-    description = (
-        f"event {_abbreviate(columns['id'])} of type {_abbreviate(event_type)}, version {_abbreviate(version)},"
-    )
+    short = {name: ascii(value)[:80] for name, value in columns.items()}
+    description = f"event {short['id']} of type {short['type']}, version {short['version']},"
     is_newer = isinstance(version, int) and version > SCHEMA_VERSION
     if is_newer or event_type not in _KNOWN_TYPES:
         return StoreError(f"{description} was written by a newer Holdfast: upgrade holdfast to read this session")
-    session_id = _abbreviate(columns["session_id"])
-    return StoreError(f"{description} is damaged: restore the database from a backup, or delete session {session_id}")
-
-
-def _abbreviate(value: object) -> str:
-    return ascii(value)[:80]
+    fix = f"restore the database from a backup, or delete session {short['session_id']}"
+    return StoreError(f"{description} is damaged: {fix}")
 
 
 def continued_elsewhere_error(session_id: str) -> StoreError:
@@ -189,25 +188,28 @@ def merge_tallies(tallies: Iterable[SessionRow]) -> tuple[SessionRow, ...]:
     return tuple(rows[0] if len(rows) == 1 else _merge_rows(rows) for rows in rows_by_session.values())
 
 
-def _merge_rows(parts: Sequence[SessionRow]) -> SessionRow:
+def _merge_rows(rows: Sequence[SessionRow]) -> SessionRow:
     """The row of a session after more events; an absent value never replaces a present one."""
     return SessionRow(
-        id=parts[0].id,
-        name=_last_present(part.name for part in parts),
-        model=_last_present(part.model or None for part in parts) or "",
-        started_at=min([part.started_at for part in parts]),
-        last_event_at=max([part.last_event_at for part in parts]),
-        event_count=sum([part.event_count for part in parts]),
-        parent_session_id=_last_present(part.parent_session_id or None for part in parts),
+        id=rows[0].id,
+        name=_last_present(row.name for row in rows),
+        model=_last_present(row.model or None for row in rows) or "",
+        started_at=min([row.started_at for row in rows]),
+        last_event_at=max([row.last_event_at for row in rows]),
+        event_count=sum([row.event_count for row in rows]),
+        parent_session_id=_last_present(row.parent_session_id or None for row in rows),
     )
 
 
 def _last_present(texts: Iterable[str | None]) -> str | None:
-    present = None
-    for text in texts:
-        if text is not None:
-            present = text
-    return present
+    present = [text for text in texts if text is not None]
+    return present[-1] if present else None
+
+
+def as_int(cell: object) -> int:
+    """A cell that the schema or the query makes an integer."""
+    assert isinstance(cell, int)
+    return cell
 
 
 def decode_session_row(columns: Sequence[object]) -> SessionRow:
@@ -216,10 +218,6 @@ def decode_session_row(columns: Sequence[object]) -> SessionRow:
         return msgspec.convert(dict(zip(SessionRow.__struct_fields__, columns, strict=True)), SessionRow)
     except (msgspec.ValidationError, ValueError) as error:
         raise StoreError("the list of sessions is damaged: restore the database from a backup") from error
-
-
-Cell = str | int | float | None
-SESSION_COLUMNS = SessionRow.__struct_fields__
 
 
 class LogQueries(msgspec.Struct, frozen=True):

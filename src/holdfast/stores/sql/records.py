@@ -1,6 +1,6 @@
 """Keys, controls, settings and the global order of events in a database, independent of the engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -10,10 +10,8 @@ from holdfast.errors import StoreError
 from holdfast.events.cache_controls import CacheControls, CacheSettings, SessionControl
 from holdfast.events.log import Event
 from holdfast.events.records import KeyRow, PositionedEvent
-from holdfast.stores.sql.events import EVENT_COLUMNS, Cell, decode_event_row
+from holdfast.stores.sql.events import EVENT_COLUMNS, Cell, FetchRows, as_int, decode_event_row
 from holdfast.stores.write.queue import SqlStep
-
-FetchRows = Callable[[str, Sequence[Cell]], list[tuple[object, ...]]]
 
 
 class ChangeRunner(Protocol):
@@ -106,15 +104,11 @@ class DatabaseRecords:
 
     def newest_position(self) -> int:
         ((seq,),) = self._fetch(self._queries.newest_position, ())
-        assert isinstance(seq, int)
-        return seq
+        return as_int(seq)
 
     def events_after(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:
-        positioned = []
-        for seq, *columns in self._fetch(self._queries.events_after, (position, limit)):
-            assert isinstance(seq, int)
-            positioned.append(PositionedEvent(seq, _decode_event(columns)))
-        return tuple(positioned)
+        rows = self._fetch(self._queries.events_after, (position, limit))
+        return tuple(PositionedEvent(as_int(seq), _decode_event(columns)) for seq, *columns in rows)
 
 
 def _decode_event(columns: Sequence[object]) -> Event | None:
