@@ -13,11 +13,17 @@ def begin_breakpoint_call(
     rules: CacheRules, entries: CacheEntries, call: CacheCall
 ) -> tuple[CacheOutcome, CacheEntries]:
     check_breakpoints(rules, call.breakpoints, blocks=len(call.prefixes))
-    breakpoints = _effective_breakpoints(rules, call)
+    ordered = sorted(call.breakpoints, key=lambda breakpoint: breakpoint.block_index)
+    # The provider silently ignores breakpoints whose prefix is below the minimum size.
+    breakpoints = [each for each in ordered if call.prefixes[each.block_index].tokens >= rules.tokens_min]
     read = _highest_hit(rules, entries, call, breakpoints)
-    present = {breakpoint.block_index: _entry_at(entries, call, breakpoint) for breakpoint in breakpoints}
-    present_entries = [entry for entry in present.values() if entry is not None]
-    missing = [breakpoint for breakpoint in breakpoints if present[breakpoint.block_index] is None]
+    present_entries, missing = [], []
+    for breakpoint in breakpoints:
+        entry = entries.find(call.scope, call.prefixes[breakpoint.block_index].digest, at=call.at)
+        if entry is None:
+            missing.append(breakpoint)
+        else:
+            present_entries.append(entry)
     outcome = CacheOutcome(
         usage=_bill(call, breakpoints, read),
         at=call.at,
@@ -55,18 +61,10 @@ def sort_breakpoints(rules: CacheRules, breakpoints: Sequence[Breakpoint], *, bl
         if breakpoint.block_index in seen:
             raise UserError(f"two breakpoints on block {breakpoint.block_index}; place one")
         if breakpoint.ttl not in rules.ttls_seconds:
-            known = ", ".join(sorted(rules.ttls_seconds))
-            raise UserError(f"unknown cache_control ttl {breakpoint.ttl!r}; known: {known}")
+            supported = ", ".join(sorted(rules.ttls_seconds))
+            raise UserError(f"unknown cache_control ttl {breakpoint.ttl!r}; known: {supported}")
         seen.add(breakpoint.block_index)
     return tuple(ordered)
-
-
-def _effective_breakpoints(rules: CacheRules, call: CacheCall) -> tuple[Breakpoint, ...]:
-    """The breakpoints whose prefix reaches the minimum size, in wire order; the provider silently ignores others."""
-    ordered = sorted(call.breakpoints, key=lambda breakpoint: breakpoint.block_index)
-    return tuple(
-        breakpoint for breakpoint in ordered if call.prefixes[breakpoint.block_index].tokens >= rules.tokens_min
-    )
 
 
 def _highest_hit(
@@ -81,10 +79,6 @@ def _highest_hit(
             if entry is not None:
                 return entry
     return None
-
-
-def _entry_at(entries: CacheEntries, call: CacheCall, breakpoint: Breakpoint) -> CacheEntry | None:
-    return entries.find(call.scope, call.prefixes[breakpoint.block_index].digest, at=call.at)
 
 
 def _bill(call: CacheCall, breakpoints: Sequence[Breakpoint], read: CacheEntry | None) -> Usage:
@@ -140,12 +134,8 @@ def lookup_positions(rules: CacheRules, prefixes: Sequence[PromptPrefix], breakp
     collapses = rules.lookback_counting == "positions"
     position = 0
     for index in range(breakpoint, -1, -1):
-        in_run = (
-            collapses
-            and index < breakpoint
-            and prefixes[index].kind != "plain"
-            and prefixes[index].kind == prefixes[index + 1].kind
-        )
+        kind = prefixes[index].kind
+        in_run = collapses and index < breakpoint and kind != "plain" and kind == prefixes[index + 1].kind
         position += not in_run
         if position > rules.lookback_positions:
             return

@@ -104,12 +104,7 @@ def begin_implicit_call(rules: CacheRules, entries: CacheEntries, call: CacheCal
     written = tuple(
         CacheEntry(call.scope, prefix.digest, prefix.tokens, ttl, expires_at=expires_at)
         for prefix in long_enough
-        if not _is_cached_until(entries, call, prefix.digest, until=expires_at)
+        if not ((entry := entries.find(call.scope, prefix.digest, at=call.at)) and entry.expires_at >= expires_at)
     )
     usage = Usage(input=call.tokens - reported, cache_read=reported)
     return CacheOutcome(usage=usage, at=call.at, read=read, written=written), entries
-
-
-def _is_cached_until(entries: CacheEntries, call: CacheCall, digest: str, *, until: float) -> bool:
-    entry = entries.find(call.scope, digest, at=call.at)
-    return entry is not None and entry.expires_at >= until

@@ -50,6 +50,8 @@ class EngineQueries(msgspec.Struct, frozen=True):
 
     log: LogQueries
     tables: RollUpSql
+    records: RecordQueries
+    instructions: InstructionTables
     version: str
     size_bytes: str
 
@@ -80,23 +82,19 @@ class DatabaseEventLog:
         name: str,
         sql: EngineQueries,
         reads: Reader,
+        changes: ChangeRunner,
         writer: WriterThread,
         *,
         event_bytes_max: int,
-        record_queries: RecordQueries,
-        changes: ChangeRunner,
-        instruction_tables: InstructionTables,
     ) -> None:
         self._name = name
         self._sql = sql
         self._queries = sql.log
         self._table_queries = sql.tables
         self._reads = reads
+        self._changes = changes
         self._writer = writer
         self._event_bytes_max = event_bytes_max
-        self._record_queries = record_queries
-        self._changes = changes
-        self._instruction_tables = instruction_tables
         self._pid = os.getpid()
         self._closed = StoreError(f"the store {name} is closed: open it again")
         # Runs at `close`, when the store is garbage-collected, or at exit: queued events are still written then.
@@ -114,11 +112,11 @@ class DatabaseEventLog:
     def records(self) -> DatabaseRecords:
         """Keys, controls and settings beside the log."""
         # Created on demand: storing it would make a reference cycle, and the store would not be finalized.
-        return DatabaseRecords(self._record_queries, self._fetch, self._changes)
+        return DatabaseRecords(self._sql.records, self._fetch, self._changes)
 
     @property
     def instructions(self) -> InstructionStore:
-        return InstructionStore(self._instruction_tables, self._fetch, self._changes)
+        return InstructionStore(self._sql.instructions, self._fetch, self._changes)
 
     def append(self, events: Sequence[Event]) -> Future[None]:
         """Blocks only while the queue is full; an append that was queued cannot be cancelled."""

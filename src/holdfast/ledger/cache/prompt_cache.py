@@ -102,13 +102,13 @@ def compute_request_key(request: RequestMembers, profile: CacheProfile = "defaul
 def track_prompt(request: RequestMembers, usage: Usage, at: float, profile: CacheProfile = "default") -> TrackedPrompt:
     """What to remember of an answered request. Raises `UserError` for one that cannot be decoded."""
     if profile == "seed":
-        parts = (_encode_json(request.get(part)) for part in ("model", "system", "tools", "messages"))
-        model, system, tools, messages = (f"{fnv1a_64(part):016x}" for part in parts)
+        values = (_encode_json(request.get(name)) for name in ("model", "system", "tools", "messages"))
+        model, system, tools, messages = (f"{fnv1a_64(value):016x}" for value in values)
         return HashedPrompt(at, model, system, tools, messages, usage.cache_read)
     sent = parse_request(_encode_json(request))
     settings = cache_settings(sent.recognised.provider, sent.row.cache, sent.wire.parameters) if sent.row else ()
-    kept_tokens = usage.cache_read + usage.cache_write
-    return ChainedPrompt(at, sent.model, tuple(sent.buffer.digests), settings, usage.cache_read, kept_tokens)
+    cached_tokens = usage.cache_read + usage.cache_write
+    return ChainedPrompt(at, sent.model, tuple(sent.buffer.digests), settings, usage.cache_read, cached_tokens)
 
 
 class CacheBreakEvent(msgspec.Struct, frozen=True):
@@ -150,13 +150,13 @@ def _compare_hashes(config: PromptCacheConfig, previous: HashedPrompt, current: 
         return _build_event(before, current, reason, unexpected=False)
     if max(0, before - current.cache_read_input_tokens) < config.cache_break_min_drop:
         return None
-    parts = {
+    hashes = {
         "model changed": (previous.model_hash, current.model_hash),
         "system prompt changed": (previous.system_hash, current.system_hash),
         "tool definitions changed": (previous.tools_hash, current.tools_hash),
         "message payload changed": (previous.messages_hash, current.messages_hash),
     }
-    if changed := [name for name, (old, new) in parts.items() if old != new]:
+    if changed := [name for name, (old, new) in hashes.items() if old != new]:
         return _build_event(before, current, ", ".join(changed), unexpected=False)
     elapsed = current.observed_at - previous.observed_at
     if elapsed > config.prompt_ttl.total_seconds():
@@ -344,9 +344,9 @@ class CacheStatsState(msgspec.Struct, frozen=True):
     tokens: dict[str, TokenStats] = {}
 
 
-def fold_cache_stats(tally: CacheStatsState, events: Iterable[Event], models: Models) -> CacheStatsState:
+def fold_cache_stats(state: CacheStatsState, events: Iterable[Event], models: Models) -> CacheStatsState:
     """The counters after more events; events already counted are not read again."""
-    accounting, stats, tokens, last_event_id = tally.accounting, tally.stats, tally.tokens, tally.last_event_id
+    accounting, stats, tokens, last_event_id = state.accounting, state.stats, state.tokens, state.last_event_id
     for event in events:
         last_event_id = event.id
         if not isinstance(event.payload, ACCOUNTED_PAYLOADS):

@@ -4,7 +4,6 @@ Columns are fields; nested values are stored as JSON text.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Generic, TypeVar
 
 import msgspec
@@ -70,38 +69,24 @@ class InstructionTable(Generic[Row]):
             raise StoreError(f"{self.name} was written by a newer Holdfast, or is damaged") from error
 
 
-class InstructionTables(msgspec.Struct, frozen=True):
-    param: str
-    schema: str
-    agents: InstructionTable[Agent]
-    units: InstructionTable[UnitVersion]
-    manifests: InstructionTable[Manifest]
-    audit: InstructionTable[AuditRecord]
-    stubs: InstructionTable[BootStub]
-    approvals: InstructionTable[Approval]
-    coverage: InstructionTable[CoverageRun]
-    probes: InstructionTable[Probe]
-    signers: InstructionTable[Signer]
+class InstructionTables:
+    """The tables of an engine that writes `param` for a parameter and `schema` as table prefix."""
 
+    def __init__(self, param: str, *, schema: str = "") -> None:
+        self.param, self.schema = param, schema
 
-@cache
-def build_instruction_tables(param: str, *, schema: str = "") -> InstructionTables:
-    def table(name: str, row: type[Row], *nested: str) -> InstructionTable[Row]:
-        return InstructionTable(name, row, nested=nested, param=param, schema=schema)
+        def table(name: str, row: type[Row], *nested: str) -> InstructionTable[Row]:
+            return InstructionTable(name, row, nested=nested, param=param, schema=schema)
 
-    return InstructionTables(
-        param,
-        schema,
-        agents=table("instruction_agents", Agent, "supervisors", "always_rules"),
-        units=table("instruction_units", UnitVersion),
-        manifests=table("instruction_manifests", Manifest, "body", "provenance"),
-        audit=table("instruction_audit", AuditRecord, *_AUDIT_LIST_COLUMNS),
-        stubs=table("boot_stubs", BootStub),
-        approvals=table("instruction_approvals", Approval),
-        coverage=table("instruction_coverage", CoverageRun, "units"),
-        probes=table("instruction_probes", Probe, "required_units"),
-        signers=table("instruction_signers", Signer),
-    )
+        self.agents = table("instruction_agents", Agent, "supervisors", "always_rules")
+        self.units = table("instruction_units", UnitVersion)
+        self.manifests = table("instruction_manifests", Manifest, "body", "provenance")
+        self.audit = table("instruction_audit", AuditRecord, *_AUDIT_LIST_COLUMNS)
+        self.stubs = table("boot_stubs", BootStub)
+        self.approvals = table("instruction_approvals", Approval)
+        self.coverage = table("instruction_coverage", CoverageRun, "units")
+        self.probes = table("instruction_probes", Probe, "required_units")
+        self.signers = table("instruction_signers", Signer)
 
 
 LISTS_UNIT = "body LIKE ?"

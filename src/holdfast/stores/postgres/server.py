@@ -1,4 +1,4 @@
-"""Connects to a PostgreSQL server, checks it, and migrates its database to the current schema."""
+"""A PostgreSQL server: its address, connections, checks and migration, error messages, and text that it can store."""
 
 from collections.abc import Sequence
 
@@ -156,10 +156,10 @@ def parse_address(url: str) -> PostgresAddress:
     if not is_unambiguous_address(url):
         raise _invalid_address()
     try:
-        parts = conninfo_to_dict(url)
+        options = conninfo_to_dict(url)
     except (psycopg.Error, UnicodeError) as error:
         raise _invalid_address() from error
-    return PostgresAddress(url, redact_address(url), str(parts.get("password") or ""))
+    return PostgresAddress(url, redact_address(url), str(options.get("password") or ""))
 
 
 def _invalid_address() -> UserError:
@@ -205,6 +205,7 @@ def explain_postgres_error(error: psycopg.Error, name: str) -> StoreError:
             return StoreError(f"{name} cannot be used (PostgreSQL error {code}): check the server's log")
 
 
+# PostgreSQL text cannot contain NUL: NUL and the escape character \x01 become two characters each.
 _ESCAPES = str.maketrans({"\x00": "\x01\x01", "\x01": "\x01\x02"})
 
 

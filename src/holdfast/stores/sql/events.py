@@ -220,60 +220,43 @@ def decode_session_row(columns: Sequence[object]) -> SessionRow:
         raise StoreError("the list of sessions is damaged: restore the database from a backup") from error
 
 
-class LogQueries(msgspec.Struct, frozen=True):
-    param: str
-    events_page: str
-    event_position: str
-    session: str
-    sessions: str
-    learned_events: str
-    event_exists: str
-    continuation_exists: str
-    delete_events: str
-    delete_session: str
-    any_event: str
-    is_old: str
-    prunable: str
-    totals: str
-    prune: str
-    recount: str
-
-
-def build_log_queries(param: str, *, schema: str = "") -> LogQueries:
+class LogQueries:
     """The queries of an engine that writes `param` for a parameter and `schema` as table prefix."""
-    events, sessions = f"{schema}events", f"{schema}sessions"
-    columns = ", ".join(EVENT_COLUMNS)
-    newest_first = "ORDER BY last_event_at DESC, id DESC"
-    after_seq = f"session_id = {param} AND seq > {param}"
-    return LogQueries(
-        param=param,
-        events_page=f"SELECT seq, {columns} FROM {events} WHERE {after_seq} ORDER BY seq LIMIT {param}",
-        event_position=f"SELECT seq FROM {events} WHERE id = {param} AND session_id = {param}",
-        session=f"SELECT 1 FROM {sessions} WHERE id = {param}",
-        sessions=f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} {newest_first} LIMIT {param}",
+
+    def __init__(self, param: str, *, schema: str = "") -> None:
+        self.param = param
+        events, sessions = f"{schema}events", f"{schema}sessions"
+        columns = ", ".join(EVENT_COLUMNS)
+        newest_first = "ORDER BY last_event_at DESC, id DESC"
+        after_seq = f"session_id = {param} AND seq > {param}"
+        self.events_page = f"SELECT seq, {columns} FROM {events} WHERE {after_seq} ORDER BY seq LIMIT {param}"
+        self.event_position = f"SELECT seq FROM {events} WHERE id = {param} AND session_id = {param}"
+        self.session = f"SELECT 1 FROM {sessions} WHERE id = {param}"
+        self.sessions = f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} {newest_first} LIMIT {param}"
         # The partial index is used only if the type is a literal.
-        learned_events=f"SELECT {columns} FROM {events} WHERE type = 'cache.learned' ORDER BY seq DESC LIMIT {param}",
-        event_exists=f"SELECT 1 FROM {events} WHERE id = {param}",
-        continuation_exists=f"SELECT 1 FROM {events} WHERE session_id = {param} AND parent_event_id = {param}",
-        delete_events=f"DELETE FROM {events} WHERE session_id = {param}",
-        delete_session=f"DELETE FROM {sessions} WHERE id = {param}",
-        is_old=f"SELECT 1 FROM {sessions} WHERE id = {param} AND last_event_at < {param}",
-        prunable=f"""
+        self.learned_events = (
+            f"SELECT {columns} FROM {events} WHERE type = 'cache.learned' ORDER BY seq DESC LIMIT {param}"
+        )
+        self.event_exists = f"SELECT 1 FROM {events} WHERE id = {param}"
+        self.continuation_exists = f"SELECT 1 FROM {events} WHERE session_id = {param} AND parent_event_id = {param}"
+        self.delete_events = f"DELETE FROM {events} WHERE session_id = {param}"
+        self.delete_session = f"DELETE FROM {sessions} WHERE id = {param}"
+        self.is_old = f"SELECT 1 FROM {sessions} WHERE id = {param} AND last_event_at < {param}"
+        self.prunable = f"""
 SELECT s.id, count(*) FROM {sessions} AS s JOIN {events} AS e ON e.session_id = s.id
-WHERE s.last_event_at < {param} AND e.type NOT IN ({{retained}}) GROUP BY s.id ORDER BY s.id""",
-        totals=f"""
+WHERE s.last_event_at < {param} AND e.type NOT IN ({{retained}}) GROUP BY s.id ORDER BY s.id"""
+        self.totals = f"""
 SELECT count(*), CAST(coalesce(sum(event_count), 0) AS bigint), min(started_at), max(last_event_at),
     (SELECT count(*) FROM {schema}calls), (SELECT count(*) FROM {sessions} WHERE entered_events <> event_count)
-FROM {sessions}""",
-        any_event=f"SELECT 1 FROM {events} WHERE session_id = {param} LIMIT 1",
-        prune=f"DELETE FROM {events} WHERE session_id = {param} AND type NOT IN ({{retained}})",
-        recount=f"""
+FROM {sessions}"""
+        self.any_event = f"SELECT 1 FROM {events} WHERE session_id = {param} LIMIT 1"
+        self.prune = f"DELETE FROM {events} WHERE session_id = {param} AND type NOT IN ({{retained}})"
+        self.recount = f"""
 UPDATE {sessions} SET entered_events = -1,
     event_count = (SELECT count(*) FROM {events} WHERE session_id = {sessions}.id),
     started_at = (SELECT min(at) FROM {events} WHERE session_id = {sessions}.id),
     last_event_at = (SELECT max(at) FROM {events} WHERE session_id = {sessions}.id)
-WHERE id = {param}""",
-    )
+WHERE id = {param}"""
 
 
 def build_session_upsert(param: str, *, schema: str = "", least: str, greatest: str) -> str:
