@@ -228,8 +228,12 @@ async def test_a_model_that_has_left_the_catalog_is_still_told_of() -> None:
         assert client.ask("POST", f"/api/cache/{session.id}/invalidate").json["changed"] == []
 
 
-@pytest.mark.parametrize(("opened", "controllable"), [(None, "caching_only"), (GatewayForwarded("it is new", 1.0), "none")])
-def test_what_a_session_does_not_heed_is_refused_and_not_claimed(opened: GatewayForwarded | None, controllable: str) -> None:
+@pytest.mark.parametrize(
+    ("opened", "controllable"), [(None, "caching_only"), (GatewayForwarded("it is new", 1.0), "none")]
+)
+def test_what_a_session_does_not_heed_is_refused_and_not_claimed(
+    opened: GatewayForwarded | None, controllable: str
+) -> None:
     store = MemoryStore()
     started = SessionStarted("anthropic:claude-sonnet-5-5")
     store.append([event("e1", started, session="s"), *([event("e2", opened, session="s")] if opened else [])]).result(

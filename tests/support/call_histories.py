@@ -50,7 +50,9 @@ digests = st.builds(
 )
 plans = st.builds(
     Plan,
-    breakpoints=st.lists(st.builds(Breakpoint, st.integers(0, 40), st.sampled_from(["5m", "1h"])), max_size=2).map(tuple),
+    breakpoints=st.lists(st.builds(Breakpoint, st.integers(0, 40), st.sampled_from(["5m", "1h"])), max_size=2).map(
+        tuple
+    ),
 )
 image = Message("user", (Image(Base64Source("image/png", "AAAA")),))
 

@@ -16,6 +16,9 @@ from holdfast.types.prompt import PromptSection
 
 _SECTIONS: tuple[PromptSection, ...] = ("tools", "system", "messages")
 
+# The bytes mixed into the chain before the first block of each section.
+ChainSeeds = Mapping[PromptSection, bytes]
+
 
 class CacheParameters(msgspec.Struct, frozen=True):
     """The request parameters that a cached prefix depends on besides its blocks, by their names in the rules.
@@ -33,10 +36,6 @@ class CacheParameters(msgspec.Struct, frozen=True):
     images: bool = False
     effort: str | None = None
     others: Mapping[str, str | None] = {}
-
-
-# The bytes mixed into the chain before the first block of each section.
-ChainSeeds = Mapping[PromptSection, bytes]
 
 
 class ChainBlock(msgspec.Struct, frozen=True):

@@ -10,6 +10,9 @@ from holdfast.errors import UserError
 from holdfast.types.prompt import Breakpoint, PromptSection
 from holdfast.types.usage import Usage
 
+# What the lookback counts: a run of tool calls, or of tool results, may count as one position.
+BlockKind = Literal["plain", "tool_use", "tool_result"]
+
 
 class CacheScope(msgspec.Struct, frozen=True):
     """Whose cache it is; entries are never shared between scopes."""
@@ -91,10 +94,6 @@ def cached_tokens_after(usage: Usage, rules: CacheRules) -> int:
             return usage.tokens_sent if usage.tokens_sent >= rules.tokens_min else 0
         case "none":
             return 0
-
-
-# What the lookback counts: a run of tool calls, or of tool results, may count as one position.
-BlockKind = Literal["plain", "tool_use", "tool_result"]
 
 
 class PromptPrefix(msgspec.Struct, frozen=True):

@@ -7,7 +7,10 @@ import msgspec
 from holdfast.catalog.schema import Price
 from holdfast.types.usage import Usage
 
-_MILLION = Decimal(1_000_000)
+_MILLION = Decimal(1_000_000)  # Prices are US dollars per million tokens.
+
+# A count, a share or an expected value; not necessarily whole.
+Amount = Decimal | float
 
 
 class PriceMultipliers(msgspec.Struct, frozen=True):
@@ -51,10 +54,6 @@ def price_multipliers(price: Price) -> PriceMultipliers:
         write_1h=relative(price.cache_write_1h),
         write_other=relative(price.cache_write_other),
     )
-
-
-# A count, a share or an expected value; not necessarily whole.
-Amount = Decimal | float
 
 
 class CostComparison(msgspec.Struct, frozen=True):

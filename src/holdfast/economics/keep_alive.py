@@ -14,6 +14,14 @@ from holdfast.economics.cost import Amount, CostComparison, PriceMultipliers, to
 
 _ONE = Decimal(1)
 
+# How long before the cache expires the next request should start: TTLs count from the start of a request, which takes
+# a while to arrive. The same margin as `planning.keep_alive.PING_MARGIN_SECONDS`.
+WAKE_MARGIN_SECONDS = 15.0
+
+# Minimum wait for an agent that cannot resume in time: a miss costs the same after 6 minutes as after 20, so the wait
+# should be worth it.
+LONG_WAIT_SECONDS = 1200.0
+
 
 def upgrade_ping_pays(
     prefix_tokens: int,
@@ -82,13 +90,6 @@ def pings_max(*, read: Decimal, write: Decimal) -> int | None:
     if not read:
         return None
     return max(math.ceil((write - read) / read) - 1, 0)
-
-
-# How long before the cache expires the next request should start: requests take a while to arrive.
-WAKE_MARGIN_SECONDS = 15.0
-
-# Minimum wait for an agent that cannot resume in time: a miss costs the same after 6 minutes as after 20.
-LONG_WAIT_SECONDS = 1200.0
 
 
 class NextWake(msgspec.Struct, frozen=True):

@@ -29,6 +29,13 @@ POSTED_EVENT_TYPES = tuple(
     sorted(kind.__struct_config__.tag for kind in POSTED_PAYLOADS if isinstance(kind.__struct_config__.tag, str))
 )
 
+Cell = str | int
+Key = tuple[Cell, ...]
+Addition = tuple[str, Key, tuple[int, ...]]
+
+# Additions to one key that are collected before they are summed: bounds memory, and sums 1,000 at a time.
+PENDING_ADDITIONS_MAX = 1_000
+
 
 class Sums(msgspec.Struct, frozen=True):
     """Sums over postings. `hits` are calls that read anything from the cache; money is in picodollars."""
@@ -192,11 +199,6 @@ def component_key(component: str | None) -> str:
     return (component or "")[:NAME_CHARACTERS_MAX]
 
 
-Cell = str | int
-Key = tuple[Cell, ...]
-Addition = tuple[str, Key, tuple[int, ...]]
-
-
 class VerdictSums(msgspec.Struct, frozen=True):
     """How often a verdict was given, how often it meant a loss, and what was lost."""
 
@@ -235,9 +237,6 @@ OUTCOME_DAYS = RollUp(
 ACCOUNT_DAYS = RollUp("account_days", ("day", "key_id", "user_id", "team_id", "simulated"), Sums.__struct_fields__)
 
 ROLLUPS = (DAYS, SESSION_DAYS, VERDICT_DAYS, OUTCOME_DAYS, ACCOUNT_DAYS)
-
-# Additions to one key that are collected before they are summed: bounds memory, and sums 1,000 at a time.
-PENDING_ADDITIONS_MAX = 1_000
 
 
 def iter_additions(posting: Posting) -> Iterator[Addition]:

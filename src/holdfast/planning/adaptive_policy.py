@@ -21,7 +21,7 @@ from holdfast.planning.learned import (
     memory_after_ping,
 )
 from holdfast.planning.policy import Ping, PingResult, PlanningMoment
-from holdfast.planning.ttl import TtlChoice, TtlStakes, choose_ttl
+from holdfast.planning.ttl import TtlStakes, choose_ttl
 from holdfast.types.prompt import Breakpoint, Plan, PlanProbabilities, Ttl
 from holdfast.types.usage import Usage
 
@@ -32,7 +32,6 @@ FLOOR_SHARE = 0.8
 
 class AdaptivePlan(msgspec.Struct, frozen=True):
     plan: Plan
-    choice: TtlChoice
     stakes: TtlStakes
 
 
@@ -70,9 +69,8 @@ def plan_adaptive_call(
         for block, reason in blocks
         if block >= first_block
     )
-    return AdaptivePlan(
-        Plan(breakpoints, probabilities, _notes(breakpoints, floor, rules.tokens_min), floor), choice, stakes
-    )
+    notes = _notes(breakpoints, floor, rules.tokens_min)
+    return AdaptivePlan(Plan(breakpoints, probabilities, notes, floor), stakes)
 
 
 def _notes(breakpoints: tuple[Breakpoint, ...], floor: int, table_tokens: int) -> tuple[str, ...]:
@@ -86,6 +84,7 @@ def _notes(breakpoints: tuple[Breakpoint, ...], floor: int, table_tokens: int) -
 
 def _stakes(moment: PlanningMoment, memory: CacheMemory, anchor: Anchor | None, *, upgrades: bool) -> TtlStakes:
     buffer = moment.buffer
+    # The size of the last prompt as reported, plus our estimate for the blocks added since.
     new_tokens = sum(buffer.tokens[memory.blocks :]) if memory.blocks <= len(buffer.tokens) else buffer.tokens_total
     prompt_tokens = memory.tail_tokens + new_tokens if memory.blocks else buffer.tokens_total
     is_warm = memory.used_at is not None and moment.at - memory.used_at < TTL_SECONDS["5m"]
@@ -119,23 +118,18 @@ def _breakpoint_blocks(moment: PlanningMoment, memory: CacheMemory, anchor: Anch
     """
     buffer, rules = moment.buffer, moment.rules
     stable = buffer.stable_count
-    end = last_breakpoint_block(buffer.blocks, stable, len(buffer.blocks), place="messages")
+    end = last_breakpoint_block(buffer.blocks, stable, len(buffer.blocks), section="messages")
     candidates: list[tuple[int | None, str]] = [(end, "end of the conversation so far")]
     if buffer.first_ephemeral is not None:
-        candidates.append(
-            (
-                last_breakpoint_block(buffer.blocks, stable, buffer.first_ephemeral, place="messages"),
-                "before ephemeral text",
-            )
-        )
+        before_ephemeral = last_breakpoint_block(buffer.blocks, stable, buffer.first_ephemeral, section="messages")
+        candidates.append((before_ephemeral, "before ephemeral text"))
     if memory.tail_block is not None and end is not None and end - memory.tail_block >= rules.lookback_positions:
         candidates.append((memory.tail_block, "end of the previous call, beyond the lookback"))
     if anchor is not None:
         candidates.append((anchor.block, "the entry that survives a pause"))
-    candidates.append(
-        (last_breakpoint_block(buffer.blocks, 0, stable, place="system"), "end of the stable system prompt")
-    )
-    candidates.append((last_breakpoint_block(buffer.blocks, 0, stable, place="tools"), "end of the tools"))
+    system_end = last_breakpoint_block(buffer.blocks, 0, stable, section="system")
+    tools_end = last_breakpoint_block(buffer.blocks, 0, stable, section="tools")
+    candidates += [(system_end, "end of the stable system prompt"), (tools_end, "end of the tools")]
     chosen: dict[int, str] = {}
     for block, reason in candidates:
         if block is not None and len(chosen) < rules.breakpoints_max and can_carry_breakpoint(buffer.blocks, block):

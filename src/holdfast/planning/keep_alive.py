@@ -22,6 +22,8 @@ PINGS_AHEAD_MAX: dict[Ttl, int] = {"5m": 12, "1h": 24}
 # Estimate of the uncached user message at the end of a ping (`CLOSING_TEXT` with its JSON around it).
 CLOSING_TOKENS = 10
 
+CLOSING_TEXT = "Wait."
+
 
 class IdleSession(msgspec.Struct, frozen=True):
     """An idle session. Its `prompt_tokens` expire unless they are read again, except `held_tokens` of them, which a
@@ -99,9 +101,6 @@ def _upgrade_gain(idle: IdleSession, idle_times: IdleTimes, times: PriceMultipli
             held_tokens=idle.held_tokens,
         ).saved_units
     )
-
-
-CLOSING_TEXT = "Wait."
 
 
 def closing_entry(last: HistoryEntry | None) -> HistoryEntry:

@@ -42,6 +42,9 @@ HIT_IF_NOT_UPGRADED = 0.03
 # Bound on the log odds (a probability of 0.9975), so that a few contrary calls are enough to reverse it.
 LOG_ODDS_MAX = 6.0
 
+# The TTL with which the start of the prompt was last written; unknown if another session may have written it.
+BaseTtl = Literal["none", "short", "long", "unknown"]
+
 
 class ObservedFloor(msgspec.Struct, frozen=True):
     """Evidence on the minimum cacheable size: the largest prompt with a breakpoint of which nothing was cached, how
@@ -145,10 +148,6 @@ class Anchor(msgspec.Struct, frozen=True):
     used_at: float
     is_sound: bool
     is_evidence: bool = False
-
-
-# The TTL with which the start of the prompt was last written; unknown if another session may have written it.
-BaseTtl = Literal["none", "short", "long", "unknown"]
 
 
 class CacheMemory(msgspec.Struct, frozen=True):

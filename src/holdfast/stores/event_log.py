@@ -5,7 +5,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
 from typing import Protocol, Self
 
 import msgspec
@@ -33,7 +32,7 @@ from holdfast.stores.sql.records import ChangeRunner, DatabaseRecords, RecordQue
 from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, WriterThread
 
 READ_BATCH_EVENTS = 128  # Bounds what a reader of a long session holds in memory.
-SESSIONS_AT_ONCE = 500
+SESSIONS_AT_ONCE = 500  # Ids per page of pending sessions; the next page starts after the last id.
 
 _ROWS_MAX = 2**62  # No limit: more rows than any table has, and within every engine's integers.
 
@@ -103,9 +102,7 @@ class DatabaseEventLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @property

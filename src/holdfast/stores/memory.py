@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Lock
-from types import TracebackType
 
 from msgspec.structs import replace
 
@@ -46,9 +45,7 @@ class MemoryStore:
     def __enter__(self) -> "MemoryStore":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def append(self, events: Sequence[Event]) -> Future[None]:

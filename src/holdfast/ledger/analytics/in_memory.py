@@ -1,4 +1,4 @@
-"""Analytics queries for a log without roll-up tables: every result is folded from the events."""
+"""Cost and analytics queries for a log without roll-up tables: every result is folded from the events."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,6 +8,7 @@ from holdfast.catalog.lookup import Models
 from holdfast.events.log import Event, EventLog, SessionRow
 from holdfast.events.payloads.session import SessionStarted, SkillLoaded, TurnCancelled, TurnCompleted, TurnStarted
 from holdfast.ledger.analytics.queries import (
+    HOUR_SECONDS,
     NO_FILTER,
     CacheBreakCall,
     CostQueries,
@@ -21,8 +22,6 @@ from holdfast.ledger.analytics.queries import (
     SizedUsage,
     SkillLoad,
     format_group_name,
-    get_group_key,
-    matches_filter,
 )
 from holdfast.ledger.analytics.results import FULL_SCOPE, RollUpCostQueries, RollUpRows, build_amounts
 from holdfast.ledger.cache.verdicts import VerdictKind
@@ -41,8 +40,8 @@ class EventAnalyticsQueries:
     ) -> tuple[Group, ...]:
         sums_by_key: dict[str | int, Sums] = {0: Sums()} if group_by == "none" else {}
         for row, posting in self._postings(scope):
-            if posting.sums.entries and matches_filter(narrowed, row, posting):
-                key = get_group_key(group_by, row, posting)
+            if posting.sums.entries and _matches_filter(narrowed, row, posting):
+                key = _group_key(group_by, row, posting)
                 sums_by_key[key] = sums_by_key.get(key, Sums()) + posting.sums
         return tuple(Group(format_group_name(group_by, key), build_amounts(sums)) for key, sums in sums_by_key.items())
 
@@ -141,6 +140,36 @@ class EventAnalyticsQueries:
             )
             if simulated or not is_simulated:
                 yield row, events
+
+
+def _group_key(group_by: GroupBy, row: SessionRow, posting: Posting) -> str | int:
+    keys: dict[GroupBy, str | int] = {
+        "model": posting.model,
+        "provider": posting.provider,
+        "session": row.id,
+        "day": posting.day,
+        "hour": int(posting.at) // HOUR_SECONDS,
+        "gateway_key": posting.payer.key_id,
+        "user": posting.payer.user_id,
+        "team": posting.payer.team_id,
+        "parent_session": row.id if row.parent_session_id is None else row.parent_session_id,
+        "is_worker": int(row.parent_session_id is not None),
+        "none": 0,
+    }
+    return keys[group_by]
+
+
+def _matches_filter(narrowed: GroupFilter, row: SessionRow, posting: Posting) -> bool:
+    payer = posting.payer
+    return (
+        narrowed.model in (None, posting.model)
+        and narrowed.provider in (None, posting.provider)
+        and narrowed.session in (None, row.id)
+        and narrowed.gateway_key in (None, payer.key_id)
+        and narrowed.user in (None, payer.user_id)
+        and narrowed.team in (None, payer.team_id)
+        and (narrowed.workers or row.parent_session_id is None)
+    )
 
 
 def build_event_cost_queries(log: EventLog, models: Models) -> CostQueries:

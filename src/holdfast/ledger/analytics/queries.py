@@ -10,7 +10,6 @@ import msgspec
 from holdfast.catalog.schema import Model
 from holdfast.events.log import Event, SessionRow
 from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
-from holdfast.ledger.postings import Posting
 from holdfast.types.usage import Usage
 
 # Sessions per page.
@@ -23,6 +22,12 @@ HOUR_SECONDS = 3_600
 SessionOrder = Literal["lost", "spent", "newest"]
 SessionCostOrder = Literal["cost", "recency"]
 _NOTHING = Decimal(0)
+
+GroupName = str | bool | None
+
+GroupBy = Literal[
+    "model", "provider", "session", "day", "hour", "gateway_key", "user", "team", "parent_session", "is_worker", "none"
+]
 
 
 class LedgerScope(msgspec.Struct, frozen=True):
@@ -179,19 +184,11 @@ class SizedUsage(msgspec.Struct, frozen=True):
     usage: Usage
 
 
-GroupName = str | bool | None
-
-
 class Group(msgspec.Struct, frozen=True):
     """`name` is None for calls without a key, user or team, and for the single group of `none`."""
 
     name: GroupName
     amounts: Amounts
-
-
-GroupBy = Literal[
-    "model", "provider", "session", "day", "hour", "gateway_key", "user", "team", "parent_session", "is_worker", "none"
-]
 
 
 class GroupFilter(msgspec.Struct, frozen=True):
@@ -276,43 +273,3 @@ def format_group_name(group_by: GroupBy, cell: object) -> GroupName:
             return start.strftime("%Y-%m-%dT%H")
         case _:
             return str(cell)
-
-
-def get_group_key(group_by: GroupBy, row: SessionRow, posting: Posting) -> str | int:
-    """The key of the group that a posting belongs to."""
-    match group_by:
-        case "model":
-            return posting.model
-        case "provider":
-            return posting.provider
-        case "session":
-            return row.id
-        case "day":
-            return posting.day
-        case "hour":
-            return int(posting.at) // HOUR_SECONDS
-        case "gateway_key":
-            return posting.payer.key_id
-        case "user":
-            return posting.payer.user_id
-        case "team":
-            return posting.payer.team_id
-        case "parent_session":
-            return row.id if row.parent_session_id is None else row.parent_session_id
-        case "is_worker":
-            return int(row.parent_session_id is not None)
-        case "none":
-            return 0
-
-
-def matches_filter(narrowed: GroupFilter, row: SessionRow, posting: Posting) -> bool:
-    payer = posting.payer
-    return (
-        narrowed.model in (None, posting.model)
-        and narrowed.provider in (None, posting.provider)
-        and narrowed.session in (None, row.id)
-        and narrowed.gateway_key in (None, payer.key_id)
-        and narrowed.user in (None, payer.user_id)
-        and narrowed.team in (None, payer.team_id)
-        and (narrowed.workers or row.parent_session_id is None)
-    )

@@ -1,4 +1,4 @@
-"""Detects prompt cache breaks from requests and reported usage alone, by the seed's rules or by ours.
+"""Detects prompt cache breaks from requests and reported usage alone, by the seed's rules or by ours, and counts them.
 
 The seed compares hashes of whole parts, so in a conversation, whose messages always grow, every break looks expected.
 Ours compares chained digests of blocks: the previous request has to be a prefix of the current one.
@@ -23,17 +23,18 @@ from holdfast.types.json_encoding import JSON_ENCODING_VERSION, encode_json, sha
 from holdfast.types.request_buffer import PrefixDigest, count_shared_blocks
 from holdfast.types.usage import Usage
 
+# Version, length and hash function are those of specification 002: offset basis and prime of 64-bit FNV-1a.
 FINGERPRINT_VERSION = 1
 FOLDER_NAME_CHARS_MAX = 80
-
-# Offset basis and prime of 64-bit FNV-1a, which specification 002 uses for its fingerprints.
 _FNV_OFFSET = 0xCBF29CE484222325
-
 _FNV_PRIME = 0x100000001B3
 _64_BITS = 0xFFFFFFFFFFFFFFFF
 
 # A request body as a mapping of its JSON members.
 RequestMembers = Mapping[str, Json]
+
+# Drops of a smaller share of the cached tokens rank after larger ones; they are counted all the same.
+RANK_SHARE_MIN = 0.05
 
 
 class PromptCacheConfig(msgspec.Struct, frozen=True):
@@ -202,10 +203,6 @@ def _encode_json(value: Json | RequestMembers) -> bytes:
             return encode_json(value)
     except (ProviderError, TypeError) as error:
         raise UserError(f"the request cannot be encoded as JSON: {type(error).__name__}") from None
-
-
-# Drops of a smaller share of the cached tokens rank after larger ones; they are counted all the same.
-RANK_SHARE_MIN = 0.05
 
 
 class PromptCacheStats(msgspec.Struct, frozen=True):

@@ -44,6 +44,16 @@ _MILLION = Decimal(1_000_000)  # Prices are US dollars per million tokens.
 
 UsageEvidence = Literal["read", "partly read", "nothing cached"]
 
+# Which section of the prompt a provider's miss reason refers to; `model` and `planned` are no sections.
+_SECTION_BY_DIAGNOSIS: dict[str, str] = {
+    "model_changed": "model",
+    "tools_changed": "tools",
+    "system_changed": "system",
+    "messages_changed": "messages",
+    "input_changed": "messages",
+    "context_compacted": "planned",
+}
+
 
 class VerdictEvidence(msgspec.Struct, frozen=True):
     """What each of the three sources says on its own: our bytes, the reported usage, the provider's diagnosis.
@@ -212,17 +222,6 @@ def _lost_usd(request: PreparedRequest, usage: Usage, row: Model, tokens: int) -
         lost += max(Decimal(0), price_per_million - prices.cache_read) * resent
         tokens -= resent
     return lost / _MILLION if lost else Decimal(0)
-
-
-# Which section of the prompt a provider's miss reason refers to; `model` and `planned` are no sections.
-_SECTION_BY_DIAGNOSIS: dict[str, str] = {
-    "model_changed": "model",
-    "tools_changed": "tools",
-    "system_changed": "system",
-    "messages_changed": "messages",
-    "input_changed": "messages",
-    "context_compacted": "planned",
-}
 
 
 def _disagreement(verdict: Verdict, evidence: VerdictEvidence, request: PreparedRequest) -> str:

@@ -39,6 +39,13 @@ _IN_CAMEL_CASE = {
     "cached_content": "cachedContent",
 }
 
+RequestJson = Mapping[str, object]
+
+_NON_BLOCK_MEMBERS = frozenset(
+    {"role", "content", "parts", "tool_calls", "reasoning_details", "tool_call_id", "call_id", "name"}
+    | {"type", "id", "status", "output", "arguments", "summary", "encrypted_content"}
+)
+
 
 class ParsedRequest(msgspec.Struct, frozen=True):
     """`row` is None for a model that the catalog does not know. `breakpoints` are the caller's own breakpoints.
@@ -187,14 +194,6 @@ def read_saving_usd(tokens: int, price: Price) -> Decimal:
     """What a call saves by reading these tokens instead of sending them uncached."""
     # Each token costs the read price instead of the input price.
     return tokens * (price.input - price.cache_read) / _MILLION
-
-
-RequestJson = Mapping[str, object]
-
-_NON_BLOCK_MEMBERS = frozenset(
-    {"role", "content", "parts", "tool_calls", "reasoning_details", "tool_call_id", "call_id", "name"}
-    | {"type", "id", "status", "output", "arguments", "summary", "encrypted_content"}
-)
 
 
 def find_block_paths(

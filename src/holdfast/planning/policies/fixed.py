@@ -73,7 +73,7 @@ def legal_breakpoints(candidates: BreakpointCandidates, rules: CacheRules) -> tu
 
 def last_stable_block(buffer: RequestBuffer, section: PromptSection) -> int | None:
     """The last block of the stable tools or system prompt that can carry a breakpoint."""
-    return last_breakpoint_block(buffer.blocks, 0, buffer.stable_count, place=section)
+    return last_breakpoint_block(buffer.blocks, 0, buffer.stable_count, section=section)
 
 
 def last_system_block(buffer: RequestBuffer) -> int | None:
@@ -86,7 +86,7 @@ def last_tool_block(buffer: RequestBuffer) -> int | None:
 
 def last_message_block(buffer: RequestBuffer) -> int | None:
     """The last block of the conversation that can carry a breakpoint."""
-    return last_breakpoint_block(buffer.blocks, 0, len(buffer.blocks), place="messages")
+    return last_breakpoint_block(buffer.blocks, 0, len(buffer.blocks), section="messages")
 
 
 def last_user_text(buffer: RequestBuffer) -> int | None:

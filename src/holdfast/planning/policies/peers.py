@@ -28,22 +28,23 @@ from holdfast.types.request_buffer import RequestBuffer
 GURU_ANCHOR_EVERY_MESSAGES = 19
 AUTOCACHE_BREAKPOINTS_MAX = 3
 
+place_like_opencode = fixed_rule((last_tool_block, "5m"), (last_system_block, "5m"), (last_user_text, "5m"))
+
 
 def _second_to_last_block(buffer: RequestBuffer) -> int | None:
     tail = last_message_block(buffer)
-    return None if tail is None else last_breakpoint_block(buffer.blocks, 0, tail, place="messages")
+    return None if tail is None else last_breakpoint_block(buffer.blocks, 0, tail, section="messages")
 
 
 def _before_exchange(buffer: RequestBuffer) -> int | None:
     """The end of the history before the current exchange."""
     person_text = last_user_text(buffer)
-    return None if person_text is None else last_breakpoint_block(buffer.blocks, 0, person_text, place="messages")
+    return None if person_text is None else last_breakpoint_block(buffer.blocks, 0, person_text, section="messages")
 
 
 place_like_inspect_ai = fixed_rule(
     (last_tool_block, "5m"), (last_system_block, "5m"), (_second_to_last_block, "5m"), (last_message_block, "5m")
 )
-place_like_opencode = fixed_rule((last_tool_block, "5m"), (last_system_block, "5m"), (last_user_text, "5m"))
 place_like_aider = fixed_rule((last_system_block, "5m"), (_before_exchange, "5m"))
 
 
@@ -60,7 +61,7 @@ def place_like_litellm_recipe(moment: PlanningMoment, calls: int) -> BreakpointC
     buffer = moment.buffer
     yield last_system_block(buffer), "1h"
     for start, stop in _messages_backwards(buffer, 2):
-        yield last_breakpoint_block(buffer.blocks, start, stop, place="messages"), "5m"
+        yield last_breakpoint_block(buffer.blocks, start, stop, section="messages"), "5m"
 
 
 def place_like_goose(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
@@ -122,7 +123,7 @@ class ContextGuruPolicy(FixedPolicy):
         yield previous[0] if previous and unchanged else None, "5m"
         ends = list(_message_ends(buffer))
         for end in ends[GURU_ANCHOR_EVERY_MESSAGES::GURU_ANCHOR_EVERY_MESSAGES][:2]:
-            yield last_breakpoint_block(buffer.blocks, 0, end, place="messages"), "5m"
+            yield last_breakpoint_block(buffer.blocks, 0, end, section="messages"), "5m"
 
 
 # By name; `metis` and `langchain-clearing` also lay the prompt out differently, which `replay.layouts` does.
@@ -177,7 +178,7 @@ def _user_tails(buffer: RequestBuffer) -> Iterator[int]:
     """The last blocks of the last two user messages."""
     for start, stop in _messages_backwards(buffer, 4):
         if buffer.blocks[start].role == "user":
-            block = last_breakpoint_block(buffer.blocks, start, stop, place="messages")
+            block = last_breakpoint_block(buffer.blocks, start, stop, section="messages")
             if block is not None:
                 yield block
 

@@ -27,6 +27,11 @@ from holdfast.stores.write.queue import SqlStep
 Row = TypeVar("Row", bound=msgspec.Struct)
 _AUDIT_LIST_COLUMNS = ("loaded_chunks", "used_chunks", "missed_chunks", "detail", "detected")
 
+LISTS_UNIT = "body LIKE ?"
+
+# The settings row that is locked while one version replaces another.
+_LOCK_ROW = "instruction_units"
+
 
 class InstructionTable(Generic[Row]):
     """`nested` are the fields that are stored as JSON text."""
@@ -87,12 +92,6 @@ class InstructionTables:
         self.coverage = table("instruction_coverage", CoverageRun, "units")
         self.probes = table("instruction_probes", Probe, "required_units")
         self.signers = table("instruction_signers", Signer)
-
-
-LISTS_UNIT = "body LIKE ?"
-
-# The settings row that is locked while one version replaces another.
-_LOCK_ROW = "instruction_units"
 
 
 class InstructionSteps:

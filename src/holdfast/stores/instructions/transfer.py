@@ -15,8 +15,24 @@ from holdfast.stores.sql.events import Cell, FetchRows
 from holdfast.stores.sql.records import ChangeRunner
 from holdfast.stores.write.queue import SqlStep
 
-PAGE_RECORDS = 500
+PAGE_RECORDS = 500  # Audit records are many: bounds what an export holds in memory.
 Row = TypeVar("Row", bound=msgspec.Struct)
+
+# Yields each record as accepted, None for a rejected one; raises InstructionError at the first invalid one.
+RecordJudge = Callable[[Sequence[OwnedRecord]], Iterator[OwnedRecord | None]]
+
+# The tag of each kind of record in an export.
+_TYPES: dict[str, type[OwnedRecord]] = {
+    "agent": Agent,
+    "unit": UnitVersion,
+    "manifest": Manifest,
+    "approval": Approval,
+    "coverage": CoverageRun,
+    "probe": Probe,
+    "audit": AuditRecord,
+}
+_TAGS = {kind: tag for tag, kind in _TYPES.items()}
+_encode = msgspec.json.Encoder().encode
 
 
 class OwnerTransfer(InstructionSteps):
@@ -110,10 +126,6 @@ class OwnerTransfer(InstructionSteps):
         return tuple(str(name) for (name,) in self._fetch(query.replace("?", self._tables.param), cells))
 
 
-# Yields each record as accepted, None for a rejected one; raises InstructionError at the first invalid one.
-RecordJudge = Callable[[Sequence[OwnedRecord]], Iterator[OwnedRecord | None]]
-
-
 class ImportedOwner(msgspec.Struct, frozen=True):
     """The result of importing an owner: records added, units quarantined, approvals dropped for their signatures."""
 
@@ -124,19 +136,6 @@ class ImportedOwner(msgspec.Struct, frozen=True):
     dropped_approvals: int = 0
 
 
-# The tag of each kind of record in an export.
-_TYPES: dict[str, type[OwnedRecord]] = {
-    "agent": Agent,
-    "unit": UnitVersion,
-    "manifest": Manifest,
-    "approval": Approval,
-    "coverage": CoverageRun,
-    "probe": Probe,
-    "audit": AuditRecord,
-}
-_TAGS = {kind: tag for tag, kind in _TYPES.items()}
-
-
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of an export; `instruction_records` is the tag of the record in `row`."""
 
@@ -144,7 +143,6 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     row: msgspec.Raw
 
 
-_encode = msgspec.json.Encoder().encode
 _decode_line = msgspec.json.Decoder(_Line).decode
 
 

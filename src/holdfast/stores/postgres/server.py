@@ -10,6 +10,7 @@ from holdfast.errors import StoreError, UserError
 from holdfast.stores.migrate import Migration
 from holdfast.stores.open import is_unambiguous_address, redact_address
 
+# An append waits for these: long enough for a busy server, short enough that a dead one is noticed.
 CONNECT_SECONDS_MAX = 10
 LOCK_SECONDS_MAX = 10.0
 STATEMENT_SECONDS_MAX = 60.0
@@ -26,6 +27,11 @@ _DEFAULT_OPTIONS: dict[str, str | int | None] = {
 }
 
 PostgresConnection = psycopg.Connection[tuple[object, ...]]
+
+_REASON_CHARACTERS_MAX = 200  # Of a server's message: an error is one line.
+
+# PostgreSQL text cannot contain NUL: NUL and the escape character \x01 become two characters each.
+_ESCAPES = str.maketrans({"\x00": "\x01\x01", "\x01": "\x01\x02"})
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,9 +154,6 @@ def _fetch_int(connection: PostgresConnection, query: str) -> int:
     return row[0]
 
 
-_REASON_CHARACTERS_MAX = 200
-
-
 def parse_address(url: str) -> PostgresAddress:
     """Raises UserError, quoting nothing of the address, unless it can be parsed unambiguously."""
     if not is_unambiguous_address(url):
@@ -203,10 +206,6 @@ def explain_postgres_error(error: psycopg.Error, name: str) -> StoreError:
             return StoreError(f"the connection to {name} was lost: check the server, then open the store again")
         case code:
             return StoreError(f"{name} cannot be used (PostgreSQL error {code}): check the server's log")
-
-
-# PostgreSQL text cannot contain NUL: NUL and the escape character \x01 become two characters each.
-_ESCAPES = str.maketrans({"\x00": "\x01\x01", "\x01": "\x01\x02"})
 
 
 def escape_nul(cell: object) -> object:

@@ -1,4 +1,7 @@
-"""The event log in a PostgreSQL database, which any number of processes and machines can share."""
+"""The store in a PostgreSQL database, which any number of processes and machines can share.
+
+Reads use pooled connections and reconnect once; changes beside the log use connections of their own.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial

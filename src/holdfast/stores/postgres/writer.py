@@ -34,8 +34,8 @@ from holdfast.stores.sql.rollups import RollUpWriter
 from holdfast.stores.write.batch import Cursor, JobBatch
 from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, SettleJob, WriteJob
 
-RECONNECT_SECONDS_MAX = 10.0
-COMMIT_ATTEMPTS_MAX = 5
+RECONNECT_SECONDS_MAX = 10.0  # Outlasts the restart of a server.
+COMMIT_ATTEMPTS_MAX = 5  # Deadlocks and lost connections are rare: five in a row have another cause.
 
 POSTGRES_LOG_QUERIES = LogQueries("%s", schema=SCHEMA_PREFIX)
 TABLE_QUERIES = RollUpSql("%s", schema=SCHEMA_PREFIX)
@@ -65,7 +65,7 @@ SELECT pg_current_xact_id()::text, CASE WHEN current_setting('synchronous_commit
     THEN set_config('synchronous_commit', 'on', true) END
 """
 
-_PAUSE_SECONDS = 0.1
+_PAUSE_SECONDS = 0.1  # Between two attempts to reconnect.
 
 
 class _PendingCommit(msgspec.Struct, frozen=True):

@@ -39,6 +39,14 @@ from holdfast.types.usage import Usage
 
 DAY_SECONDS = 86_400
 
+TURN_BATCH_EVENTS = 128  # Most turns fit into one batch.
+
+# Which groupings each roll-up can answer by itself.
+DAY_GROUPINGS: frozenset[str] = frozenset({"model", "provider", "day", "none"})
+ACCOUNT_GROUPINGS: frozenset[str] = frozenset({"gateway_key", "user", "team", "day", "none"})
+SESSION_GROUPINGS: frozenset[str] = frozenset({"session", "parent_session", "is_worker", "day", "none"})
+_decode_verdict = msgspec.json.Decoder(Verdict).decode
+
 
 class SqlRollUpSource:
     """Every query starts with `catch_up`, so that it covers everything written before."""
@@ -134,16 +142,6 @@ def _row_parameters(
 ) -> tuple[Cell, ...]:
     table_parameters: tuple[Cell, ...] = (*chain.from_iterable(spans), int(scope.simulated), *ids)
     return table_parameters * len(ROLLUP_SOURCES[table.name])
-
-
-TURN_BATCH_EVENTS = 128
-
-# Which groupings each roll-up can answer by itself.
-DAY_GROUPINGS: frozenset[str] = frozenset({"model", "provider", "day", "none"})
-
-ACCOUNT_GROUPINGS: frozenset[str] = frozenset({"gateway_key", "user", "team", "day", "none"})
-SESSION_GROUPINGS: frozenset[str] = frozenset({"session", "parent_session", "is_worker", "day", "none"})
-_decode_verdict = msgspec.json.Decoder(Verdict).decode
 
 
 class SqlAnalyticsQueries:

@@ -57,6 +57,26 @@ _CONDITIONS = {
     ACCOUNT_DAYS.name: " AND (key_id <> '' OR user_id <> '' OR team_id <> '')",
 }
 
+# Matches the payload of the first event of a simulated session.
+SIMULATED_PATTERN = '%"simulated":true%'
+
+# The expression for each grouping; filters compare the same columns.
+_GROUP_KEYS: dict[str, str] = {
+    "model": "part.model",
+    "provider": "part.provider",
+    "session": "session_id",
+    "day": "day",
+    "gateway_key": "key_id",
+    "user": "user_id",
+    "team": "team_id",
+    "parent_session": "coalesce(parent_session_id, session_id)",
+    "is_worker": "CASE WHEN parent_session_id IS NULL THEN 0 ELSE 1 END",
+    "none": "0",
+}
+_ROW_COLUMNS = "session_id, at, day, provider, model, key_id, user_id, team_id"
+_TOKENS_SENT = "(input + cache_read + cache_write_5m + cache_write_1h + cache_write_other)"
+_BUCKETS = ("input", "cache_read", "cache_write_5m", "cache_write_1h", "cache_write_other", "output")
+
 
 class RollUpSql:
     """The queries of an engine that writes `param` for a parameter and `schema` before a table name."""
@@ -182,28 +202,6 @@ def _sum_query(keys: tuple[str, ...], sums: Sequence[str], source: str) -> str:
     columns = [f"CAST(coalesce(sum({name}), 0) AS bigint) AS {name}" for name in sums]
     group_by = f" GROUP BY {', '.join(keys)}" if keys else ""
     return f"SELECT {', '.join([*keys, *columns])} FROM {source}{group_by}"
-
-
-# Matches the payload of the first event of a simulated session.
-SIMULATED_PATTERN = '%"simulated":true%'
-
-# The expression for each grouping; filters compare the same columns.
-_GROUP_KEYS: dict[str, str] = {
-    "model": "part.model",
-    "provider": "part.provider",
-    "session": "session_id",
-    "day": "day",
-    "gateway_key": "key_id",
-    "user": "user_id",
-    "team": "team_id",
-    "parent_session": "coalesce(parent_session_id, session_id)",
-    "is_worker": "CASE WHEN parent_session_id IS NULL THEN 0 ELSE 1 END",
-    "none": "0",
-}
-
-_ROW_COLUMNS = "session_id, at, day, provider, model, key_id, user_id, team_id"
-_TOKENS_SENT = "(input + cache_read + cache_write_5m + cache_write_1h + cache_write_other)"
-_BUCKETS = ("input", "cache_read", "cache_write_5m", "cache_write_1h", "cache_write_other", "output")
 
 
 class AnalyticsSql:

@@ -11,15 +11,23 @@ from holdfast.events.log import SCHEMA_VERSION, Actor, Event, SessionRow, event_
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 
+# Bounds what one event takes in memory: it is encoded, decoded once for checking, and queued.
 EVENT_BYTES_MAX = 64 * 1024 * 1024
 
 # Two ids must fit into one index entry. PostgreSQL limits a B-tree entry to 2,704 bytes (8 kB pages), and escaping can
 # double the length of an id: 2 * 2 * 600 = 2,400.
 ID_BYTES_MAX = 600
 
-_VERSION_MAX = 2**31 - 1
+_VERSION_MAX = 2**31 - 1  # PostgreSQL's integer column.
 _NUMBERS = frozenset((float, int))
 _ACTORS = frozenset(get_args(Actor))
+
+Cell = str | int | float | None
+FetchRows = Callable[[str, Sequence[Cell]], list[tuple[object, ...]]]
+SESSION_COLUMNS = SessionRow.__struct_fields__
+_KNOWN_TYPES = frozenset(payload.__struct_config__.tag for payload in get_args(AnyPayload))
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(AnyPayload).decode
 
 
 class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -37,14 +45,7 @@ class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     payload: str
 
 
-Cell = str | int | float | None
-FetchRows = Callable[[str, Sequence[Cell]], list[tuple[object, ...]]]
-
 EVENT_COLUMNS = EventRow.__struct_fields__
-SESSION_COLUMNS = SessionRow.__struct_fields__
-_KNOWN_TYPES = frozenset(payload.__struct_config__.tag for payload in get_args(AnyPayload))
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(AnyPayload).decode
 
 
 def encode_events(events: Iterable[Event], *, event_bytes_max: int = EVENT_BYTES_MAX) -> tuple[EventRow, ...]:

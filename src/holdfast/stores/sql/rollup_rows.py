@@ -7,6 +7,8 @@ from holdfast.ledger.accounting import LedgerEntry
 from holdfast.ledger.postings import Posting, component_key
 from holdfast.types.reply import ReplySource
 
+_encode = msgspec.json.Encoder().encode
+
 
 class _LedgerRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The columns that all three tables have."""
@@ -74,8 +76,6 @@ class FailureRow(_LedgerRow, frozen=True, array_like=True, gc=False):
 TableRow = CallRow | ChargeRow | FailureRow
 
 TABLE_NAMES: dict[type[TableRow], str] = {CallRow: "calls", ChargeRow: "charges", FailureRow: "failures"}
-
-_encode = msgspec.json.Encoder().encode
 
 
 def encode_posting(posting: Posting) -> TableRow:

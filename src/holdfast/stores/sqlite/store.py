@@ -1,4 +1,7 @@
-"""The event log in a SQLite file; acknowledged events survive a crash, and processes can share the file."""
+"""The store in a SQLite file; acknowledged events survive a crash, and processes can share the file.
+
+Reads use pooled connections, so that no reader waits for the writer; changes beside the log use their own.
+"""
 
 import os
 import sqlite3
