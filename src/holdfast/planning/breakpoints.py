@@ -38,12 +38,8 @@ def _candidates(buffer: RequestBuffer, profile: CacheProfile, *, rolling: bool) 
             before_ephemeral = last_breakpoint_block(blocks, stable, buffer.first_ephemeral, section="messages")
             candidates.append((before_ephemeral, "before ephemeral text"))
         if rolling:
-            candidates.append(
-                (
-                    last_breakpoint_block(blocks, stable, len(blocks), section="messages"),
-                    "end of the conversation so far",
-                )
-            )
+            end = last_breakpoint_block(blocks, stable, len(blocks), section="messages")
+            candidates.append((end, "end of the conversation so far"))
     return candidates
 
 
