@@ -342,7 +342,7 @@ async def test_a_call_or_a_result_that_was_lost_is_made_up_for(model: str, lost:
         for event in events
         if event_type_of(event.payload).startswith(("recovery", "context."))
     ]
-    assert told == ["recovery.attempted", "context.mended", "recovery.succeeded"]
+    assert told == ["recovery.attempted", "context.repaired", "recovery.succeeded"]
     assert validate_transcript(history) == ()
     assert ("This call was interrupted" in str(history)) == (lost == 2)
     assert "a line of what is seen" not in str(history)

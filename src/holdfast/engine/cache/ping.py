@@ -12,8 +12,7 @@ from holdfast.catalog.schema import Model
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.conversation import Conversation
 from holdfast.errors import ProviderError
-from holdfast.events.payloads.cache import CachePinged
-from holdfast.events.payloads.session import PingKind
+from holdfast.events.payloads.cache import CachePinged, PingKind
 from holdfast.providers.adapter import PingAdapter, model_capabilities
 from holdfast.providers.registry import get_adapter
 from holdfast.providers.wire_request import OnRetry, read_whole_response
@@ -118,7 +117,7 @@ async def send_ping(conversation: Conversation, body: bytes, ping: PingSpec) -> 
 
 def _no_late_retry(ping: PingSpec) -> OnRetry | None:
     """Refresh pings are not retried: by then the cache may have expired, and the retry would pay for a full write."""
-    return None if ping.kind == "warm" else _raise_failure
+    return None if ping.kind == "prewarm" else _raise_failure
 
 
 def _raise_failure(attempt: int, error: ProviderError) -> None:
