@@ -15,16 +15,9 @@ from holdfast.retrieval.encoders.registry import NO_MODEL, SemanticStage
 from holdfast.retrieval.units import SearchUnit, join_unit_text
 
 SEARCH_LIMIT_DEFAULT = 10
-
-
 QUERY_CHARACTERS_MAX = 8_000  # Bounds the time of one search.
-
-
 FLOOR_LEXICAL = 0.035
-
-
 """Calibrated: 49 of 50 right answers are more relevant, on nine query sets in which every query has an answer."""
-
 
 _DIGEST_MODULUS = 1 << 256
 
@@ -306,8 +299,6 @@ def _unit_bytes(unit: SearchUnit) -> tuple[bytes, ...]:
 
 
 DECIMALS = 6  # Scores are rounded before sorting, so that rounding noise cannot change the order.
-
-
 SUM_TOLERANCE = 0.001
 
 

@@ -40,8 +40,6 @@ class SimulatedResponse(msgspec.Struct, frozen=True):
 
 # Both limits bound the memory of a long-running simulator.
 REQUESTS_MAX = 1_000
-
-
 REQUESTS_BYTES_MAX = 64 * 1024 * 1024
 
 

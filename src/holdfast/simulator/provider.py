@@ -50,17 +50,9 @@ from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.reply import CacheDiagnosis, Reply
 
 FAULT_HEADER = "x-holdfast-fault"
-
-
 ADVANCE_SECONDS_MAX = 10 * 365 * 24 * 3_600.0
-
-
 FAILING_TURNS_MAX = 10_000  # Bounds the memory of a long-running simulator.
-
-
 PATH_CHARS_MAX = 80
-
-
 _numbers = count(1)
 
 
@@ -370,8 +362,6 @@ API_CLASSES: tuple[Callable[[], ProviderApi], ...] = (
     OpenAIChatApi,
     OpenAIResponsesApi,
 )
-
-
 """The first that takes a request answers it, so APIs that recognise a header come before those that do not."""
 
 

@@ -14,7 +14,6 @@ from holdfast.types.reply import StopReason
 
 SCRIPT_BYTES_MAX = 64 * 1024 * 1024
 
-
 _STOP_REASONS: dict[str, StopReason] = {
     "end_turn": "end_turn",
     "max_tokens": "max_tokens",
@@ -36,11 +35,7 @@ class ScriptedReply(msgspec.Struct, frozen=True):
 
 
 _END_OF_SCRIPT = ScriptedReply(None)
-
-
 ReplyFunction = Callable[[Sequence[Message]], ScriptedReply]
-
-
 """Computes a reply from the conversation, for cases in which a fixed script cannot know the requests."""
 
 
@@ -120,8 +115,6 @@ def _parse_block(block: dict[str, object]) -> Block:
 
 
 ECHO_CHARS_MAX = 400
-
-
 _ID_CHARS = 24
 
 

@@ -13,8 +13,6 @@ from holdfast.errors import UserError
 from holdfast.retrieval.vectors import Vectors
 
 HEAD_BYTES_MAX = 1 << 24
-
-
 _WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -61,11 +59,7 @@ def _read_tensor(stored: NDArray[np.uint8], info: _TensorInfo) -> Vectors:
 
 
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
-
-
 _FLOAT = struct.Struct("<f")
-
-
 _TEXT, _SCORE = 0x0A, b"\x15"
 
 

@@ -45,14 +45,8 @@ from holdfast.types.transcript import merge_into_messages
 
 # The SDK sends the newer version from 2.0.0 on.
 API_VERSIONS = ("2023-06-01", "2026-10-21")
-
-
 _MESSAGES = "/v1/messages"
-
-
 _COUNT = "/v1/messages/count_tokens"
-
-
 _MODELS = "/v1/models"
 
 
@@ -115,11 +109,7 @@ def _check_version(headers: Mapping[str, str]) -> None:
 
 # Anthropic's default and maximum of the `limit` parameter.
 PAGE_DEFAULT = 20
-
-
 PAGE_MAX = 1_000
-
-
 _UNKNOWN_DATE = datetime.date(1970, 1, 1)
 
 

@@ -26,13 +26,8 @@ from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.tool_spec import ToolSpec
 
 CONTENTS = "contents"
-
-
 HEAD_NAMES = ("systemInstruction", "tools", "toolConfig")
-
-
 """The members before the contents; a request that uses an explicit cache must not set them again."""
-
 
 _decode_list = msgspec.json.Decoder(tuple[msgspec.Raw, ...]).decode
 
@@ -113,11 +108,7 @@ def _digest_section(blocks: Sequence[SentBlock], place: PromptSection) -> str | 
 
 
 PAGE_DEFAULT = 50
-
-
 PAGE_MAX = 1_000
-
-
 Row = TypeVar("Row")
 
 

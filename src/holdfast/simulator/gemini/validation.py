@@ -136,10 +136,7 @@ def check_gemini_window(tokens: int, model: Model) -> None:
 
 
 SIGNATURE_STAND_INS = frozenset({"skip_thought_signature_validator", "context_engineering_is_the_way_to_go"})
-
-
 """Values that the provider accepts in place of a signature, for function calls that it did not generate."""
-
 
 _STANDARD = str.maketrans("-_", "+/")
 

@@ -39,8 +39,6 @@ from holdfast.types.prompt import Breakpoint, Parameters
 from holdfast.types.transcript import merge_into_messages
 
 PROVIDER = "openai"
-
-
 """The catalog provider of the models, for both APIs."""
 
 
@@ -142,17 +140,9 @@ def _ends_turn(sent: SentBlock, following: SentBlock | None) -> bool:
 
 
 CACHE_KEY_CHARS_MAX = 64
-
-
 _OPTIONS = "prompt_cache_options"
-
-
 _RETENTION = "prompt_cache_retention"
-
-
 _KEY = "prompt_cache_key"
-
-
 _COMPARISON = "comparison_response_id"
 
 
@@ -204,8 +194,6 @@ def _comparison(field: dict[str, object], rules: CacheRules) -> str | None:
 
 
 _BEFORE_TOOLS = ("model", "prompt_cache_key", "service_tier")
-
-
 _AFTER_TOOLS = ("text_format", "reasoning_effort", "verbosity")
 
 

@@ -28,11 +28,7 @@ from holdfast.types.prompt import Parameters
 from holdfast.types.reply import Reply
 
 _RESPONSES = "/v1/responses"
-
-
 _COUNT = "/v1/responses/input_tokens"
-
-
 _MODELS = "/v1/models"
 
 

@@ -43,8 +43,6 @@ from holdfast.types.transcript import merge_into_messages
 from holdfast.types.usage import Usage
 
 _COMPLETIONS = "/api/v1/chat/completions"
-
-
 _MODELS = "/api/v1/models"
 
 
@@ -89,8 +87,6 @@ def _encode_block(block: Block) -> bytes:
 
 
 _EVENT_START = b"data: "
-
-
 _USAGE = "usage"
 
 
@@ -119,8 +115,6 @@ def add_cost_to_stream(chunks: Iterable[bytes], cost: Decimal) -> Iterator[bytes
 
 
 _PARAMETERS = ("max_tokens", "reasoning", "stop", "temperature", "tool_choice", "tools")
-
-
 _TOKENS_PRICED = 1_000_000
 
 
