@@ -1,4 +1,4 @@
-"""The response of a simulated provider to one request."""
+"""One exchange with a simulated provider: the response, and the bounded record of the latest requests."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping

@@ -52,8 +52,8 @@ Objection = Literal["window", "breakpoints", "ttl", "thinking", "unpaired"]
 class RefusalFault(msgspec.Struct, frozen=True):
     """The request is refused, in the provider's words, as long as it contains what the provider objects to.
 
-    `window`: more than `limit` tokens. `breakpoints`: more than `limit` cache breakpoints. `ttl`: a breakpoint with more
-    than the shortest TTL. `thinking`: thinking blocks in the history. `unpaired`: any request, once.
+    `window`: more than `limit` tokens. `breakpoints`: more than `limit` cache breakpoints. `ttl`: a breakpoint with
+    more than the shortest TTL. `thinking`: thinking blocks in the history. `unpaired`: any request, once.
     """
 
     objection: Objection

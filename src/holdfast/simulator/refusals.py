@@ -4,10 +4,10 @@ import msgspec
 
 from holdfast.errors import ProviderError
 from holdfast.simulator.anthropic.validation import check_anthropic_window
-from holdfast.simulator.dialect import AcceptedRequest, refuse
 from holdfast.simulator.faults import RefusalFault
 from holdfast.simulator.gemini.validation import check_gemini_window
 from holdfast.simulator.openai.validation import check_openai_window
+from holdfast.simulator.provider_api import AcceptedRequest, refuse
 from holdfast.types.blocks import is_thinking
 
 _WINDOW_CHECKS = {"anthropic": check_anthropic_window, "gemini": check_gemini_window}

@@ -8,9 +8,9 @@ from aiohttp import web
 
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.wire_request import BODY_BYTES_MAX
-from holdfast.simulator.dialect import SimulatedRequest, refuse
 from holdfast.simulator.exchange import ConnectionCut, Pause, RecordedRequest, SimulatedResponse
 from holdfast.simulator.provider import SimulatedProvider, create_apis, find_error_api
+from holdfast.simulator.provider_api import SimulatedRequest, refuse
 from holdfast.types.json_encoding import encode_json
 
 SHUTDOWN_SECONDS_MAX = 1.0

@@ -7,7 +7,7 @@ from threading import Lock
 from holdfast.catalog.lookup import Models
 from holdfast.errors import UserError
 from holdfast.providers.registry import PROVIDERS, get_provider
-from holdfast.simulator.dialect import EMPTY
+from holdfast.simulator.provider_api import EMPTY
 from holdfast.simulator.exchange import RequestRing, SimulatedResponse
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import Script, parse_script
