@@ -1,4 +1,4 @@
-"""Lexical scores: BM25, updated incrementally."""
+"""Lexical scores: BM25, updated incrementally, over stems without stop words."""
 
 import math
 import re
