@@ -10,13 +10,7 @@ from holdfast.simulator.gemini.body import describe_gemini_model, list_gemini_mo
 from holdfast.simulator.gemini.cached_content import COLLECTION, handle_cache_request
 from holdfast.simulator.gemini.request import AS_ARRAY, count_gemini_tokens, parse_gemini_request, request_json_array
 from holdfast.simulator.gemini.validation import find_gemini_model, sign_gemini_thoughts
-from holdfast.simulator.provider_api import (
-    AcceptedRequest,
-    ProviderApi,
-    RequestContext,
-    SimulatedRequest,
-    refuse,
-)
+from holdfast.simulator.provider_api import AcceptedRequest, ProviderApi, RequestContext, SimulatedRequest, refuse
 from holdfast.types.blocks import Block
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.reply import Reply
