@@ -55,7 +55,7 @@ def test_what_is_declared_is_what_the_adapter_does(model: Model) -> None:
     turned_on = msgspec.structs.replace(model, supports_prompt_caching=True)
     first, second = spelled(model, "One?"), spelled(model, "One?", "One.", "Two?")
     match model_capabilities(turned_on).caching:
-        case "marks" if model.provider != "claude-code":
+        case "breakpoints" if model.provider != "claude-code":
             assert any(mark in body_of(model, first) for mark in MARKS)
             assert second.cacheable_bytes().startswith(first.cacheable_bytes())
         case "prefix":

@@ -104,7 +104,7 @@ async def test_the_digest_is_a_text_of_its_own_in_the_system_prompt_of_every_pro
     asked = get_adapter(provider).decode_request(body, {PATH_HEADER: f"/v1beta/models/{name}:generateContent"}).prompt
     said = [text.text for segment in asked.segments for text in segment.system]
     assert said == ["Be brief.", "- one"]
-    assert all(b"- one" not in canonical_json(passage.content) for passage in asked.passages)
+    assert all(b"- one" not in canonical_json(passage.content) for passage in asked.entries)
 
 
 @pytest.mark.parametrize("model", MODELS)

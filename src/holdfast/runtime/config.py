@@ -14,8 +14,7 @@ import msgspec
 
 from holdfast.engine.tools.skill_budget import DEFAULT_LIMITS
 from holdfast.errors import UserError
-from holdfast.knowledge.flags import DIGEST_REFRESHES, DigestRefresh, Setting
-from holdfast.knowledge.flags import SETTINGS as SWITCH_SETTINGS
+from holdfast.knowledge.flags import DIGEST_REFRESHES, SWITCH_SETTINGS, DigestRefresh, Setting
 from holdfast.layers.padding import Padding
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.registry import PROVIDERS

@@ -118,8 +118,8 @@ def knowledge_layer(options: Options, config: Config, *, workspace: Path | None)
     except UserError as error:
         logger.warning("%s", error)
         text = ""
-    switch = resolve_flag(options.get("knowledge"), config.knowledge, present=bool(text))
-    return (LayerText(KNOWLEDGE_LAYER, text),) if switch.is_on and text else ()
+    enabled = resolve_flag(options.get("knowledge"), config.knowledge, present=bool(text))
+    return (LayerText(KNOWLEDGE_LAYER, text),) if enabled and text else ()
 
 
 def knowledge_refresh(

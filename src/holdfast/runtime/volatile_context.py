@@ -171,7 +171,7 @@ class KnowledgeLayers:
         stamp = _stamp(rag_folder(workspace))
         if stamp is None or not self.query.strip():
             return []
-        if not resolve_flag(self._flag, self._config.rag, present=True).is_on:
+        if not resolve_flag(self._flag, self._config.rag, present=True):
             return []
         if stamp != self._stamp:
             files = read_rag_index(rag_folder(workspace))

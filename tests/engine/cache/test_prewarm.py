@@ -75,7 +75,7 @@ async def test_the_first_message_of_a_prewarmed_session_reads_the_head() -> None
     assert answer.usage.cache_read == warmed.cache_write
     assert answer.usage.cache_write < 100
     (pinged,) = (event.payload for event in store.read(session.id) if isinstance(event.payload, CachePinged))
-    assert (pinged.kind, pinged.model, pinged.ttl, pinged.usage) == ("warm", MODEL, "5m", warmed)
+    assert (pinged.kind, pinged.model, pinged.ttl, pinged.usage) == ("prewarm", MODEL, "5m", warmed)
     assert ping_cost_usd(store.read(session.id)) == pinged.cost_usd == spent > 0
     assert session.cost == pinged.cost_usd + answer.cost_usd
 

@@ -78,7 +78,7 @@ async def test_a_large_prompt_that_is_made_shorter_when_it_is_cold_needs_nobody(
     async with talk.create() as session:
         await talk.speak(session, 8)
         await talk.speak(session, 1, gap_seconds=7_200)
-    assert kept(talk, ContextCompacted)[-1].trigger == "cold"
+    assert kept(talk, ContextCompacted)[-1].trigger == "cache_expired"
     assert kept(talk, RecoveryEnqueued) == []
 
 
