@@ -20,7 +20,7 @@ def command(as_json: bool, workspace: Path) -> None:
     import msgspec
 
     from holdfast.runtime.config import SETTINGS, load_config, setting_value
-    from holdfast.stores.open import redact_address
+    from holdfast.stores.address import redact_address
 
     config = load_config(os.environ, workspace=workspace.resolve())
     values = (

@@ -102,8 +102,7 @@ def _skills() -> "SkillStore":
     import os
     from pathlib import Path
 
-    from holdfast.runtime.config import load_config
-    from holdfast.runtime.skills import default_skill_roots
+    from holdfast.runtime.config import default_skill_roots, load_config
     from holdfast.sources.skills.library import read_skill_library
 
     config = load_config(os.environ, workspace=Path.cwd())

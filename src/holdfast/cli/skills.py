@@ -187,8 +187,7 @@ def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "S
     from pathlib import Path
 
     from holdfast.errors import UserError
-    from holdfast.runtime.config import load_config
-    from holdfast.runtime.skills import default_skill_roots
+    from holdfast.runtime.config import default_skill_roots, load_config
     from holdfast.sources.skills.library import read_library_at, read_skill_library
 
     if folder is None:

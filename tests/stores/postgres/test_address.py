@@ -10,8 +10,9 @@ from tests.support.log_examples import talk
 from tests.support.postgres_server import new_database, run, server_url
 
 from holdfast.errors import HoldfastError, StoreError, UserError
+from holdfast.stores.address import redact_address
 from holdfast.stores.migrate import load_migrations
-from holdfast.stores.open import open_store, redact_address
+from holdfast.stores.open import open_store
 from holdfast.stores.postgres.server import parse_address
 from holdfast.stores.postgres.store import PostgresStore
 

@@ -128,7 +128,7 @@ def _compact(room: ChatSession, argument: str) -> None:
 
 
 def _skills(room: ChatSession, argument: str) -> None:
-    from holdfast.runtime.skills import default_skill_roots
+    from holdfast.runtime.config import default_skill_roots
     from holdfast.sources.skills.library import read_skill_library
 
     setting = room.settings

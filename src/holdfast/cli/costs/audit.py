@@ -144,7 +144,7 @@ def _find_transcripts(path: str | None, query: AuditQuery) -> "tuple[str, Read]"
     """The source in words (for error messages), and its transcripts."""
     from pathlib import Path
 
-    from holdfast.stores.open import redact_address
+    from holdfast.stores.address import redact_address
 
     if path is None:
         return _find_default_transcripts(query)
@@ -159,7 +159,7 @@ def _find_default_transcripts(query: AuditQuery) -> "tuple[str, Read]":
 
     from holdfast.errors import UserError
     from holdfast.runtime.config import load_config
-    from holdfast.stores.open import redact_address
+    from holdfast.stores.address import redact_address
 
     folders = _client_folders()
     for folder in folders:

@@ -58,7 +58,7 @@ def show_store_info(db: str | None, as_json: bool, check: bool) -> None:
 
 
 def _fact_rows(facts: "StoreFacts") -> "Iterator[tuple[str, str]]":
-    from holdfast.stores.open import redact_address
+    from holdfast.stores.address import redact_address
 
     yield "store", redact_address(facts.name)
     yield "version", str(facts.version)

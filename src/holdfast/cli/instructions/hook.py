@@ -200,13 +200,14 @@ def read_standard_input(seconds_max: float) -> bytes:
 
 
 def _print_reply(context: str | None, *, plain: bool) -> None:
+    if context is None:
+        # Without an import: the hook must answer even where the extra package is missing.
+        click.echo("" if plain else "{}", nl=not plain)
+        return
     from holdfast.runtime.instructions.hook import encode_hook_output
 
     # As bytes, so that the runtime's locale cannot change what its model reads.
-    if not plain:
-        click.echo(encode_hook_output(context))
-    elif context is not None:
-        click.echo(context.encode(), nl=False)
+    click.echo(context.encode() if plain else encode_hook_output(context), nl=not plain)
 
 
 def _error_line(error: Exception, *, hidden: Sequence[str | None]) -> str:
@@ -235,7 +236,7 @@ def _command(ctx: click.Context, options: HookOptions) -> str:
     import shutil
 
     from holdfast.runtime.instructions.hook import check_service_address
-    from holdfast.stores.open import redact_address
+    from holdfast.stores.address import redact_address
 
     names = [
         name for name in INSTALLED_OPTIONS if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

@@ -154,8 +154,7 @@ def _add_sources(service: "AppContext", *, simulate: bool, temporary: "Path | No
     """
     from pathlib import Path
 
-    from holdfast.runtime.config import load_config
-    from holdfast.runtime.skills import default_skill_roots
+    from holdfast.runtime.config import default_skill_roots, load_config
 
     here = service.workspace = Path.cwd()
     service.skill_roots = default_skill_roots(load_config(os.environ, workspace=here), os.environ, workspace=here)
