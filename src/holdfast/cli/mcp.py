@@ -51,7 +51,7 @@ def command(
         from holdfast.mcp.tools import McpToolbox
         from holdfast.service.server import bind_socket, make_url
     except ImportError as error:
-        raise UserError("MCP needs extra packages: pip install 'holdfast[mcp,server]'") from error
+        raise UserError("MCP needs extra packages: pip install 'holdfast-context[mcp,server]'") from error
     from holdfast.cli.instructions.command import open_instruction_context
     from holdfast.service.auth.origins import is_loopback
 

@@ -119,7 +119,7 @@ def test_a_missing_driver_is_named_with_the_way_to_install_it(monkeypatch: pytes
     for name in [name for name in sys.modules if name.startswith("holdfast.stores.postgres.store")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(UserError, match=r"PostgreSQL needs its driver: pip install 'holdfast\[postgres\]'"):
+    with pytest.raises(UserError, match=r"PostgreSQL needs its driver: pip install 'holdfast-context\[postgres\]'"):
         open_store("postgresql://me:secret@host/db")
 
 

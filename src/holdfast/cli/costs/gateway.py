@@ -119,7 +119,7 @@ def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
     try:
         from holdfast.gateway.recording.restore import iterate_spending
     except ImportError as error:
-        raise UserError("the gateway needs extra packages: pip install 'holdfast[server]'") from error
+        raise UserError("the gateway needs extra packages: pip install 'holdfast-context[server]'") from error
 
     first_day = utc_date(parse_time_option(since, system_clock())) if since else None
     sums: dict[tuple[str, str, str], tuple[int, int, float]] = {}
@@ -161,7 +161,7 @@ def preview_improvement(file: str, speaks: str, path: str, volatile: tuple[str, 
         from holdfast.gateway.rewrite.rewriter import RequestRewriter
         from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
     except ImportError as error:
-        raise UserError("the gateway needs extra packages: pip install 'holdfast[server]'") from error
+        raise UserError("the gateway needs extra packages: pip install 'holdfast-context[server]'") from error
     body = _read(Path(file))
     rules = tuple(VolatileRule(*option.partition("=")[::2]) for option in volatile)
     improver = RequestRewriter(load_configured_models(), VolatileExtractor((DATE_RULE, *rules)))

@@ -110,4 +110,4 @@ def _with_package() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != SIGNING_PACKAGE:
             raise
-        raise UserError("instructions need an extra package: pip install 'holdfast[instructions]'") from error
+        raise UserError("instructions need an extra package: pip install 'holdfast-context[instructions]'") from error

@@ -215,7 +215,7 @@ def _error_line(error: Exception, *, hidden: Sequence[str | None]) -> str:
         case HoldfastError():
             line = str(error)
         case ImportError():
-            line = "instructions need an extra package: pip install 'holdfast[instructions]'"
+            line = "instructions need an extra package: pip install 'holdfast-context[instructions]'"
         case _:
             line = f"the hook failed: {type(error).__name__}"
     # An error may quote the key or the token, and stderr often ends up in a log file.

@@ -44,7 +44,7 @@ def open_library(
     try:
         from holdfast.runtime.instructions.embedded import Library
     except ImportError as error:
-        raise UserError("instructions need extra packages: pip install 'holdfast[instructions]'") from error
+        raise UserError("instructions need extra packages: pip install 'holdfast-context[instructions]'") from error
     address = resolve_store_address(db)
     if not make and not has_store(db):
         raise UserError(f"there is no store at {address!r}; check the path, or publish something first")

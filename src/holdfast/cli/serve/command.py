@@ -99,7 +99,7 @@ def command(
         from holdfast.service.app import make_app
         from holdfast.service.server import bind_socket, make_url, run_until_signal
     except ImportError as error:
-        raise UserError("the service needs extra packages: pip install 'holdfast[server]'") from error
+        raise UserError("the service needs extra packages: pip install 'holdfast-context[server]'") from error
     from holdfast.cli.instructions.command import open_instruction_context
     from holdfast.service.auth.origins import is_loopback
     from holdfast.service.context import AppContext

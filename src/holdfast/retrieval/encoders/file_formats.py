@@ -80,7 +80,7 @@ def read_sentence_pieces(path: Path) -> SentencePieces:
     try:
         scored, normal_forms = _parse_model(path.read_bytes())
     except (LookupError, ValueError, struct.error) as error:
-        raise UserError(f"{path.name} is not a SentencePiece model; reinstall holdfast[semantic]") from error
+        raise UserError(f"{path.name} is not a SentencePiece model; reinstall holdfast-context[semantic]") from error
     return SentencePieces(tuple(scored), normal_forms)
 
 
