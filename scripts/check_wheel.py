@@ -113,7 +113,9 @@ def main(extras: Sequence[str]) -> int:
 
 def build_wheel(folder: Path) -> Path:
     uv = find_uv()
-    command = [uv, "build", "--quiet", "--wheel", "--out-dir"] if uv else [*pip(), "wheel", "--quiet", "--no-deps", "-w"]
+    command = (
+        [uv, "build", "--quiet", "--wheel", "--out-dir"] if uv else [*pip(), "wheel", "--quiet", "--no-deps", "-w"]
+    )
     run([*command, str(folder), str(ROOT)], folder)
     (wheel,) = folder.glob(f"{PROJECT['name'].replace('-', '_')}-{PROJECT['version']}-*.whl")
     return wheel
@@ -156,7 +158,9 @@ def pip() -> list[str]:
 
 def run(command: Sequence[str], cwd: Path) -> str:
     # PYTHONPATH and the like would let the tree's own source stand in for what the wheel lacks.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HOLDFAST", "VIRTUAL"))}
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HOLDFAST", "VIRTUAL"))
+    }
     environ["HOLDFAST_HOME"] = str(cwd / "home")
     try:
         ended = subprocess.run(

@@ -8,7 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CHECK = runpy.run_path(str(ROOT / "scripts" / "check_wheel.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-REQUIREMENT = re.compile(r"\b([\w-]+)\[((?:server|codings|semantic|minilm|postgres|otel|mcp|instructions|prices|testing)[\w,]*)\]")
+REQUIREMENT = re.compile(
+    r"\b([\w-]+)\[((?:server|codings|semantic|minilm|postgres|otel|mcp|instructions|prices|testing)[\w,]*)\]"
+)
 
 
 def test_every_extra_is_installed_and_used_by_the_check() -> None:

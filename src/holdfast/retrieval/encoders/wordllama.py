@@ -63,5 +63,7 @@ def _word_vectors(path: Path) -> Vectors:
     try:
         (table,) = read_tensors(path).values()
     except ValueError as error:
-        raise UserError(f"{path.name} does not contain exactly one table; reinstall holdfast-context[semantic]") from error
+        raise UserError(
+            f"{path.name} does not contain exactly one table; reinstall holdfast-context[semantic]"
+        ) from error
     return table

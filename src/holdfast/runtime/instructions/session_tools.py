@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.engine.tools.definition import Tool, ToolError, tool
 from holdfast.errors import HoldfastError
-from holdfast.events.log import Event, EventListener
+from holdfast.events.log import Event
 from holdfast.events.payloads.session import MessageAppended, TurnCancelled, TurnCompleted
 from holdfast.instructions.recall.answer import RecallAnswer, render_recall
 from holdfast.instructions.recall.boot_stub import RECALL_TOOL_INPUT, RECALL_TOOL_SCHEMA
@@ -111,11 +111,3 @@ def submit_best_effort(submit: Callable[[str, Trace], None], token: str, trace: 
         submit(token, truncate_trace(trace))
     except HoldfastError:
         return
-
-
-class SessionInstructions(msgspec.Struct, frozen=True):
-    """The text is pinned for an epoch; tool results become history. `listener` receives the session's events."""
-
-    text: str
-    tools: tuple[Tool, ...]
-    listener: EventListener | None = None

@@ -16,10 +16,10 @@ from holdfast.replay.recording import Recording
 from holdfast.replay.trace_files import BrokenLine, read_traces
 from holdfast.runtime.instructions.session_tools import (
     UNIT_NAMES_SCHEMA,
-    SessionInstructions,
     StepCollector,
     submit_best_effort,
 )
+from holdfast.runtime.options import SessionInstructions
 from holdfast.types.blocks import Text
 
 FILE_BYTES_MAX = 200_000_000
