@@ -226,7 +226,7 @@ def _text(text: str) -> ScriptedReply:
 
 def _describe_result(result: ToolResult) -> str:
     text = join_text_blocks(tuple(block for block in result.content if isinstance(block, Text)))
-    return f"{'That did not work' if result.is_error else 'The tool says'}: {_short(text)}"
+    return f"{'The tool failed' if result.is_error else 'The tool returned'}: {_short(text)}"
 
 
 def _short(text: str) -> str:

@@ -59,7 +59,9 @@ class _Commands(CommandGroup):
             # Only the missing signing package is an installation hint; any other missing module is a bug.
             if (error.name or "").partition(".")[0] != SIGNING_PACKAGE:
                 raise
-            raise UserError("instructions need an extra package: pip install 'holdfast-context[instructions]'") from error
+            raise UserError(
+                "instructions need an extra package: pip install 'holdfast-context[instructions]'"
+            ) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
