@@ -29,7 +29,7 @@ CONCURRENT_MAX = 2
 PROGRAMS = {
     "": """
 import holdfast
-for name in holdfast.__all__:
+for name in set(holdfast.__all__) - {"Library"}:  # A library of instructions signs, and needs the extra for that.
     getattr(holdfast, name)
 from importlib.metadata import version
 assert version("holdfast-context") == holdfast.__version__, version("holdfast-context")
@@ -71,8 +71,9 @@ encode_traces(())
 import holdfast.mcp.server, holdfast.runtime.instructions.embedded
 """,
     "instructions": """
+from pathlib import Path
 from holdfast.runtime.instructions.embedded import Library
-Library("instructions.db", key_path="key").close()
+Library("instructions.db", key_path=Path("key")).close()
 """,
     "prices": """
 import genai_prices
@@ -131,7 +132,10 @@ def check_extra(folder: Path, wheel: Path, extra: str) -> float:
     run([sys.executable, "-m", "venv", "--without-pip", str(home / "venv")], folder)
     install = [uv, "pip", "install", "--python", str(python)] if uv else [*pip(), "--python", str(python), "install"]
     requirement = f"{PROJECT['name']}[{extra}] @ {wheel.as_uri()}" if extra else f"{PROJECT['name']} @ {wheel.as_uri()}"
-    run([*install, "--quiet", requirement, "-c", str(ROOT / "constraints.txt")], folder)
+    run(
+        [*install, "--quiet", *([] if uv else ["--no-compile"]), requirement, "-c", str(ROOT / "constraints.txt")],
+        folder,
+    )
     command = str(python.with_name("holdfast"))
     shown = run([command, "--version"], home)
     if PROJECT["version"] not in shown:

@@ -134,7 +134,7 @@ SCRIPTED_REPLIES: tuple[dict[str, object], ...] = (
     _calls("Now the tests again.", ("run_tests", {})),
     _says(
         "Fixed. `discounted` took 10 % and 10 % off as 20 % of the first price; now each discount applies to what the "
-        "previous one left, and the result is rounded once at the end. All four tests pass."
+        "previous one left, rounded once at the end. All four tests pass."
     ),
     _calls(
         "The test first.",

@@ -10,15 +10,11 @@ from holdfast.errors import HoldfastError, UserError
 from holdfast.events.log import Event
 from holdfast.events.payloads.session import MessageAppended, TurnCancelled, TurnCompleted
 from holdfast.instructions.recall.answer import RecallAnswer
-from holdfast.instructions.usage.trace import STEP_KINDS, Trace, TraceStep, decode_steps, extract_steps
+from holdfast.instructions.usage.trace import STEP_KINDS, StepCollector, Trace, TraceStep, decode_steps, extract_steps
 from holdfast.replay.claude_code_transcripts import read_transcript
 from holdfast.replay.recording import Recording
 from holdfast.replay.trace_files import BrokenLine, read_traces
-from holdfast.runtime.instructions.session_tools import (
-    UNIT_NAMES_SCHEMA,
-    StepCollector,
-    submit_best_effort,
-)
+from holdfast.runtime.instructions.session_tools import UNIT_NAMES_SCHEMA, submit_best_effort
 from holdfast.runtime.options import SessionInstructions
 from holdfast.types.blocks import Text
 
