@@ -164,27 +164,14 @@ def _show_ending(room: ChatSession, *, is_new: bool) -> None:
 
 
 SHOWN_CHARACTERS_MAX = 400
-
-
 COUNT_MAX = 1_000
-
-
 PAUSE_SECONDS = 0.05
-
-
 """Delay before each chunk of `count to N`, which leaves the user time to try cancelling."""
-
-
 SIMULATED_COMMANDS = (
     "read FILE, list DIR, search PATTERN, write FILE: TEXT, replace OLD by NEW in FILE, run COMMAND, count to N"
 )
-
-
 _CONTEXT = "<context layer="
-
-
 _Arguments = Callable[[re.Match[str]], dict[str, str]]
-
 
 _ORDERS: tuple[tuple[str, str, _Arguments], ...] = (
     (r"read\s+(\S+)", "read_file", lambda match: {"path": match[1]}),

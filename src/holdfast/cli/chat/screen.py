@@ -23,23 +23,11 @@ from holdfast.types.prompt import Plan
 from holdfast.types.reply import Delta, Reply, ReplyFinished, TextDelta, ThinkingDelta
 
 PROMPT = "> "
-
-
 CONTINUATION_PROMPT = ". "
-
-
 INDENT = "  "
-
-
 SIGNAL_POLL_SECONDS = 0.25
-
-
 _DIM, _RED, _GREEN, _PLAIN = "\033[2m", "\033[31m", "\033[32m", "\033[0m"
-
-
 SignalHandler = Callable[[int, FrameType | None], object] | signal.Handlers
-
-
 """A signal handler: a function, SIG_IGN or SIG_DFL."""
 
 
@@ -242,8 +230,6 @@ def shorten_home_path(path: str) -> str:
 
 
 OUTCOME_CHARACTERS = 30
-
-
 ERROR_CHARACTERS_MAX = 200
 
 

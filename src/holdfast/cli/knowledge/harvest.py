@@ -33,11 +33,7 @@ def command() -> None:
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
 _db = click.option("--db", help="The store: a path or a URL. Default: the configured one.")
-
-
 _NO_WORKSPACE = "holdfast.no_workspace"
 
 

@@ -24,17 +24,9 @@ def command() -> None:
 
 
 DIGEST_CHARS_SHOWN = 16
-
-
 DIGESTS = ("last_request_hash", "last_completion_cache_key")
-
-
 """Hashes that are too long for a line; their first characters are enough to tell them apart."""
-
-
 _db = click.option("--db", help="Store to use instead of the configured one.")
-
-
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -279,17 +271,9 @@ def _time(at: float) -> str:
 
 
 CALLS_DRAWN_MAX = 40
-
-
 BAR_CELLS_MAX = 48
-
-
 LABEL_CHARACTERS = 32
-
-
 """Room beside a bar for the call's number and verdict."""
-
-
 LayerSizesByRequest = Mapping[str, Sequence[LayerRun]]
 
 
