@@ -4,9 +4,12 @@ from pathlib import Path
 
 import click
 
+from holdfast.cli.format import print_json
+from holdfast.cli.options import json_option
+
 
 @click.command("config")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.option(
     "--workspace",
     type=click.Path(path_type=Path, file_okay=False),
@@ -16,8 +19,6 @@ import click
 def command(as_json: bool, workspace: Path) -> None:
     """Show the configuration: flag > environment > workspace file > home file > default."""
     import os
-
-    import msgspec
 
     from holdfast.runtime.config import SETTINGS, load_config, setting_value
     from holdfast.stores.address import redact_address
@@ -34,7 +35,7 @@ def command(as_json: bool, workspace: Path) -> None:
     if as_json:
         settings = {key: {"value": value, "from": origins[key]} for key, value in values.items()}
         document = {**settings, "models": config.models, "project": config.project}
-        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+        print_json(document)
         return
 
     from holdfast.cli.tables import print_table

@@ -1,8 +1,10 @@
-"""Makes error messages that quote untrusted text safe to print."""
+"""Formats what commands print: counts, money, JSON, untrusted text, and the list of commands in a help page."""
 
 from decimal import Decimal
 
 import click
+
+HELP_CHARACTERS_MAX = 300
 
 
 def replace_unprintable(message: str) -> str:
@@ -21,7 +23,10 @@ def format_usd(amount: Decimal | float, places: int) -> str:
     return f"-${digits}" if amount < 0 and float(digits) else f"${digits}"
 
 
-HELP_CHARACTERS_MAX = 300
+def print_json(value: object) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
 class CommandGroup(click.Group):

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import CommandGroup
+from holdfast.cli.format import CommandGroup, print_json
+from holdfast.cli.options import db_option, json_option
 
 if TYPE_CHECKING:
     from holdfast.events.records import KeyRow
@@ -15,10 +16,6 @@ def command() -> None:
     """Create, list and revoke API keys of the service."""
 
 
-_db = click.option("--db", metavar="URL", help="Store to use instead of the configured one.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
 @command.command("create")
 @click.option("--scope", required=True, metavar="admin|read|gateway|agent:<id>", help="What the key may access.")
 @click.option("--name", help="Name to show in lists.")
@@ -26,8 +23,8 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--entity", metavar="URI", help="Entity of the holder as author of instructions; for admins.")
 @click.option("--user", metavar="NAME", help="User to charge its gateway calls to.")
 @click.option("--team", metavar="NAME", help="Team to charge its gateway calls to.")
-@_db
-@_json
+@db_option
+@json_option
 def create_key(
     *,
     scope: str,
@@ -62,8 +59,8 @@ def create_key(
 
 
 @command.command("list")
-@_db
-@_json
+@db_option
+@json_option
 def list_keys(db: str | None, as_json: bool) -> None:
     """List all keys ever created, oldest first, without the secrets."""
     import msgspec
@@ -82,7 +79,7 @@ def list_keys(db: str | None, as_json: bool) -> None:
             | {"state": get_key_state(row, now)}
             for row in rows
         ]
-        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+        print_json(document)
         return
     if not rows:
         click.echo("There are no keys yet; `holdfast keys create --scope admin` creates one.")
@@ -95,7 +92,7 @@ def list_keys(db: str | None, as_json: bool) -> None:
 
 @command.command("revoke")
 @click.argument("key_id")
-@_db
+@db_option
 def revoke_key(key_id: str, db: str | None) -> None:
     """Revoke a key with immediate effect."""
     from holdfast.cli.open_store import open_store_with_records

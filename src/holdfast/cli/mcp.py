@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.instructions.open import agent_option, db_option
+from holdfast.cli.instructions.open import agent_option
+from holdfast.cli.options import db_option
 
 if TYPE_CHECKING:
     from holdfast.events.records import StoreRecords

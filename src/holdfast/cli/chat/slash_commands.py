@@ -44,9 +44,8 @@ def run_chat_command(room: ChatSession, line: str) -> bool:
     if command is None:
         closest = find_closest_word(name, (*CHAT_COMMANDS, *EXIT_COMMANDS))
         hint = f"did you mean /{closest}?" if closest else "/help lists all commands."
-        room.screen.show_error(
-            f"unknown command /{strip_control_characters(name)}; {hint} To send the line as a message, start it with a space."
-        )
+        advice = f"{hint} To send the line as a message, start it with a space."
+        room.screen.show_error(f"unknown command /{strip_control_characters(name)}; {advice}")
         return True
     try:
         command.run(room, argument.strip())

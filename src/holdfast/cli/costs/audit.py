@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from holdfast.cli.format import format_count
+from holdfast.cli.format import format_count, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,7 +99,7 @@ def command(
     if rivals:
         report = msgspec.structs.replace(report, other_policies=_rivals(chosen, models))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+        print_json(report)
     else:
         _show(report, limit)
         for line in _describe_left_out(query):

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import CommandGroup, format_count, format_usd
+from holdfast.cli.format import CommandGroup, format_count, format_usd, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option, json_option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,21 +22,15 @@ def command() -> None:
     """Show gateway traffic: costs and possible savings, rewritten requests, spending."""
 
 
-_db = click.option("--db", help="Store to use instead of the configured one.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
 @command.command("costs")
 @click.argument("session_id")
-@_db
-@_json
+@db_option
+@json_option
 def show_session_costs(session_id: str, db: str | None, as_json: bool) -> None:
     """Show what a session cost, and what it would have cost improved, with single anti-patterns, or under other plans.
 
     The optimum is the lowest cost that any plan could have reached in hindsight.
     """
-    import msgspec
-
     from holdfast.errors import UserError
     from holdfast.replay.counterfactual import estimate_counterfactual
 
@@ -45,7 +40,7 @@ def show_session_costs(session_id: str, db: str | None, as_json: bool) -> None:
     if costs_of_session is None:
         raise UserError(f"session {resolved_id!r} did not go through the gateway, or no price is known for its calls")
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(costs_of_session)).decode())
+        print_json(costs_of_session)
         return
     _show_costs(costs_of_session)
 
@@ -81,7 +76,7 @@ def _times(usd: float, reference_usd: float) -> str:
 
 @command.command("changes")
 @click.argument("session_id")
-@_db
+@db_option
 def show_changes(session_id: str, db: str | None) -> None:
     """Show what was or could be rewritten in the requests of a session; letters appear as x and digits as 0."""
     from holdfast.events.payloads.calls import GatewayForwarded
@@ -93,9 +88,8 @@ def show_changes(session_id: str, db: str | None) -> None:
     for number, call in enumerate(forwarded, 1):
         for change in call.changes:
             done = "fixed" if change.is_applied else "can be fixed"
-            click.echo(
-                f"call {number}: {done}: {strip_control_characters(change.anti_pattern)} ({strip_control_characters(change.location)})"
-            )
+            change_text = strip_control_characters(f"{change.anti_pattern} ({change.location})")
+            click.echo(f"call {number}: {done}: {change_text}")
             for line in change.diff:
                 click.echo(f"    {strip_control_characters(line)}")
     if not any(call.changes for call in forwarded):
@@ -104,12 +98,10 @@ def show_changes(session_id: str, db: str | None) -> None:
 
 @command.command("spend")
 @click.option("--since", metavar="7d|12h|2w|DATE", help="Only days from then on.")
-@_db
-@_json
+@db_option
+@json_option
 def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
     """Show spending through the gateway by day and key."""
-    import msgspec
-
     from holdfast.catalog.lookup import utc_date
     from holdfast.cli.costs.report import parse_time_option
     from holdfast.cli.tables import print_table
@@ -131,9 +123,7 @@ def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
     rows = [(*row, *amounts) for row, amounts in sorted(sums.items())]
     if as_json:
         names = ("day", "key_id", "label", "calls", "failed", "cost_usd")
-        click.echo(
-            msgspec.json.format(msgspec.json.encode([dict(zip(names, row, strict=True)) for row in rows])).decode()
-        )
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
         return
     if not rows:
         click.echo("No gateway spending in that time.")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from holdfast.cli.format import format_count
+from holdfast.cli.format import format_count, print_json
+from holdfast.cli.options import json_option
 from holdfast.cli.tables import print_table
 from holdfast.errors import UserError
 from holdfast.planning.adaptive_policy import AdaptivePolicy
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write every request of the selected policy to this file, one JSON object per line.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(
     *,
     traces: tuple[Path, ...],
@@ -82,7 +83,7 @@ def command(
     if not totals.recordings:
         raise UserError(f"none of the {totals.broken} lines holds a conversation; check the traces")
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(totals.build_report())).decode())
+        print_json(totals.build_report())
     else:
         _show(totals)
 

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import format_count, format_usd
+from holdfast.cli.format import format_count, format_usd, print_json
 from holdfast.cli.open_store import open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option, json_option
 
 if TYPE_CHECKING:
     from holdfast.ledger.analytics.queries import Amounts, SessionAmounts
@@ -24,8 +25,8 @@ UNIT_SECONDS = {"h": 3_600, "d": 86_400, "w": 604_800}
 @click.option("--session", "wanted", metavar="ID", help="Only this session; the start of its id is enough.")
 @click.option("--simulated", is_flag=True, help="Include simulated sessions.")
 @click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Sessions to list.")
-@click.option("--db", help="Store to use instead of the configured one.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@db_option
+@json_option
 def command(
     *, since: str | None, wanted: str | None, simulated: bool, limit: int, db: str | None, as_json: bool
 ) -> None:
@@ -52,7 +53,7 @@ def command(
         everything = msgspec.structs.replace(scope, simulated=True)
         simulated_count = sum(1 for _ in iter_session_amounts(tables, everything)) - len(report.sessions)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+        print_json(report)
         return
     if report.sessions:
         _show(report, limit)

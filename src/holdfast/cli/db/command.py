@@ -5,8 +5,9 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import CommandGroup, format_count
+from holdfast.cli.format import CommandGroup, format_count, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option, json_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,20 +23,14 @@ def command() -> None:
     """Inspect the store, check and rebuild its roll-up tables, prune it, export and import events."""
 
 
-_db = click.option("--db", help="Store to use instead of the configured one.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
 @command.command("info")
-@_db
-@_json
+@db_option
+@json_option
 @click.option(
     "--check", is_flag=True, help="Compare the roll-up tables with all events; exit with status 1 if they differ."
 )
 def show_store_info(db: str | None, as_json: bool, check: bool) -> None:
     """Show the store's version, size and contents."""
-    import msgspec
-
     from holdfast.stores.maintenance import find_differences
 
     with _open_database(db) as log:
@@ -47,7 +42,7 @@ def show_store_info(db: str | None, as_json: bool, check: bool) -> None:
     if as_json:
         fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
         document = fields if mismatches is None else {**fields, "differences": mismatches}
-        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+        print_json(document)
     else:
         for name, value in _fact_rows(facts):
             click.echo(f"{name:<9} {value}")
@@ -93,7 +88,7 @@ def _show_check(mismatches: tuple[str, ...]) -> None:
 
 
 @command.command("migrate")
-@_db
+@db_option
 def migrate_store(db: str | None) -> None:
     """Migrate an older store to the current version and update its roll-up tables."""
     with _open_database(db) as log:
@@ -102,7 +97,7 @@ def migrate_store(db: str | None) -> None:
 
 
 @command.command("rebuild")
-@_db
+@db_option
 def rebuild_store(db: str | None) -> None:
     """Recompute the roll-up tables from the events.
 
@@ -114,7 +109,7 @@ def rebuild_store(db: str | None) -> None:
 
 
 @command.command("prune")
-@_db
+@db_option
 @click.option(
     "--older-than",
     metavar="90d|12w|DATE",
@@ -138,7 +133,8 @@ def prune_store(*, db: str | None, older_than: str | None, audit_too: bool, dry_
     with _open_database(db) as log:
         old = log.list_prunable(kept_types or ("",), before=before)
         count = sum(events for _, events in old)
-        what = f"{format_count(count, 'event')} of {format_count(len(old), 'session')} without an event since {_time(before)}"
+        events_text = f"{format_count(count, 'event')} of {format_count(len(old), 'session')}"
+        what = f"{events_text} without an event since {_time(before)}"
         if not old:
             click.echo(f"nothing to remove: no session is older than {_time(before)}")
             return
@@ -175,7 +171,7 @@ def _prune_before(older_than: str | None) -> float:
 
 @command.command("export")
 @click.argument("file", default="-")
-@_db
+@db_option
 @click.option("--session", "wanted", metavar="ID", help="Only this session.")
 @click.option("--since", metavar="7d|12h|DATE", help="Only sessions with an event since then; each is exported whole.")
 @click.option("--content", is_flag=True, help="Include content; only such a file can be imported.")
@@ -246,7 +242,7 @@ def _write_new(file: str, lines: "Iterator[bytes]") -> None:
 
 @command.command("import")
 @click.argument("file", type=click.File("rb"))
-@_db
+@db_option
 def import_events(file: IO[bytes], db: str | None) -> None:
     """Add the events of an export to the store; existing events are left unchanged.
 
@@ -282,9 +278,8 @@ def import_events(file: IO[bytes], db: str | None) -> None:
         for line in owners.format_lines():
             click.echo(line)
         if sessions:
-            click.echo(
-                f"{format_count(sessions, 'session')}: {format_count(added, 'event')} added, {existing:,} already stored"
-            )
+            events_text = f"{format_count(added, 'event')} added, {existing:,} already stored"
+            click.echo(f"{format_count(sessions, 'session')}: {events_text}")
 
 
 @contextmanager

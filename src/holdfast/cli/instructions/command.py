@@ -106,8 +106,8 @@ def open_instruction_context(log: "EventLog", *, wanted: bool, for_sample: bool 
     failed = activate_encoder(library)
     if failed:
         click.echo(
-            f"the encoder is not switched: {format_count(len(failed), 'manifest')} failed with the new one, such as that "
-            f"of {failed[0]}; `holdfast instructions encoder` shows all",
+            f"the encoder is not switched: {format_count(len(failed), 'manifest')} failed with the new one, such as "
+            f"that of {failed[0]}; `holdfast instructions encoder` shows all",
             err=True,
         )
     return library

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from holdfast.cli.instructions.open import db_option, open_library
+from holdfast.cli.instructions.open import open_library
 from holdfast.cli.mcp import KEY_VARIABLE
+from holdfast.cli.options import db_option
 from holdfast.errors import HoldfastError, UserError
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.instructions.open import db_option, open_library
+from holdfast.cli.instructions.open import open_library
+from holdfast.cli.options import db_option, json_option
 
 if TYPE_CHECKING:
     from holdfast.instructions.migration.proposal import MigrationProposal
@@ -39,7 +40,7 @@ def compile_pattern(context: click.Context, parameter: click.Parameter, value: s
 @click.option("--out", type=click.Path(path_type=Path), help="Write units and manifest into this new folder.")
 @click.option("--write", is_flag=True, help="Also write each text as a signed unit; manifest and stub are unchanged.")
 @db_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def migrate(
     *,
     paths: tuple[Path, ...],

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from holdfast.runtime.instructions.embedded import Library
 
 agent_option = click.option("--agent", default="main", show_default=True, help="Agent whose instructions to use.")
-db_option = click.option("--db", metavar="URL", help="Store to use instead of the configured one.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def resolve_store_address(db: str | None) -> str:
@@ -60,9 +58,3 @@ def open_library(
         clock=clock if callable(clock) else system_clock,
         warn=lambda line: click.echo(line, err=True),
     )
-
-
-def print_json(value: object) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.instructions.open import agent_option, db_option, has_store, json_option, open_library, print_json
+from holdfast.cli.format import print_json
+from holdfast.cli.instructions.open import agent_option, has_store, open_library
+from holdfast.cli.options import db_option, json_option
 
 if TYPE_CHECKING:
     from holdfast.instructions.manifest.check import DraftCheck

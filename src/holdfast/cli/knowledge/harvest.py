@@ -7,7 +7,8 @@ import click
 
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.schema import Model
-from holdfast.cli.format import CommandGroup, format_count
+from holdfast.cli.format import CommandGroup, format_count, print_json
+from holdfast.cli.options import db_option, json_option
 from holdfast.events.log import EventLog
 from holdfast.knowledge.llm_extraction import ModelReply, SendPrompt
 from holdfast.runtime.options import Options
@@ -32,8 +33,6 @@ def command() -> None:
     """
 
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_db = click.option("--db", help="The store: a path or a URL. Default: the configured one.")
 _NO_WORKSPACE = "holdfast.no_workspace"
 
 
@@ -66,8 +65,8 @@ def _workspace(function: "Callable[..., None]") -> "Callable[..., None]":
 @click.option("--ask", "model", metavar="MODEL", help="Also have this model read each session; it costs money.")
 @click.option("--simulated", is_flag=True, help="Include sessions with a simulated model.")
 @_workspace
-@_db
-@_json
+@db_option
+@json_option
 def harvest_knowledge(
     *,
     applies: bool,
@@ -82,8 +81,6 @@ def harvest_knowledge(
 
     Text that may contain a secret is left out. An unchanged session is never harvested twice.
     """
-    import msgspec
-
     from holdfast.cli.open_store import open_configured_store
     from holdfast.clock import system_clock
     from holdfast.knowledge.harvest import apply_harvest, plan_harvest
@@ -104,10 +101,10 @@ def harvest_knowledge(
         if applies:
             ask = knowledge_model(log, model_row.id) if model_row else None
             outcome = apply_harvest(folder, sessions, project=project_lookup(root), ask=ask)
-            _print_json(msgspec.to_builtins(outcome)) if as_json else _show_outcome(outcome, folder)
+            print_json(outcome) if as_json else _show_outcome(outcome, folder)
             return
         plan = plan_harvest(folder, sessions)
-    _print_json(msgspec.to_builtins(plan)) if as_json else _show_plan(plan, model_row)
+    print_json(plan) if as_json else _show_plan(plan, model_row)
 
 
 def _find_model(name: str) -> "Model":
@@ -120,7 +117,7 @@ def _find_model(name: str) -> "Model":
 @command.command("list")
 @click.option("--category", type=click.Choice(("facts", "decisions", "tasks", "questions", "playbooks", "files")))
 @_workspace
-@_json
+@json_option
 def list_knowledge(category: str | None, workspace: str, as_json: bool) -> None:
     """List all items; those that are not in the digest show why."""
     import msgspec
@@ -130,7 +127,7 @@ def list_knowledge(category: str | None, workspace: str, as_json: bool) -> None:
 
     items = [item for item in list_knowledge_items(_folder(workspace)[0]) if category in (None, item.category)]
     if as_json:
-        _print_json([{**msgspec.to_builtins(item), "held_back": item.exclusion_reason} for item in items])
+        print_json([{**msgspec.to_builtins(item), "exclusion_reason": item.exclusion_reason} for item in items])
         return
     for item in items:
         reason = f"  [{item.exclusion_reason}]" if item.exclusion_reason else ""
@@ -167,9 +164,8 @@ def turn_off(workspace: str) -> None:
     folder, _ = _folder(workspace)
     folder.replace(DISABLED_FILE, b"Knowledge is turned off here; delete this file to turn it on again.\n")
     folder.remove(DIGEST_FILE)
-    click.echo(
-        f"Knowledge is off; `holdfast knowledge on` or deleting {folder.display_path}/{DISABLED_FILE} turns it on again."
-    )
+    marker = f"{folder.display_path}/{DISABLED_FILE}"
+    click.echo(f"Knowledge is off; `holdfast knowledge on` or deleting {marker} turns it on again.")
 
 
 @command.command("on")
@@ -226,9 +222,8 @@ def _show_plan(plan: "HarvestPlan", model: "Model | None") -> None:
 def _show_outcome(outcome: "HarvestResult", folder: "KnowledgeFolder") -> None:
     from decimal import Decimal
 
-    click.echo(
-        f"{format_count(outcome.sessions, 'session')} harvested into {folder.display_path}: {format_count(outcome.items, 'item')}"
-    )
+    items = format_count(outcome.items, "item")
+    click.echo(f"{format_count(outcome.sessions, 'session')} harvested into {folder.display_path}: {items}")
     if outcome.secrets:
         click.echo(f"{format_count(outcome.secrets, 'text')} left out because of possible secrets")
     if outcome.failed:
@@ -237,24 +232,18 @@ def _show_outcome(outcome: "HarvestResult", folder: "KnowledgeFolder") -> None:
         click.echo(f"the model cost ${Decimal(outcome.cost_usd):.4f}")
     if outcome.quarantined:
         click.echo(f"{format_count(outcome.quarantined, 'line')} of the journal could not be read and was set aside")
+    change, digest_items = outcome.digest_change, format_count(outcome.digest.items, "item")
     if not outcome.digest_written:
         click.echo("The digest is turned off and was not written.")
-    elif outcome.digest_change.bytes_changed:
+    elif change.bytes_changed:
         # About four bytes per token: only an order of magnitude is needed here.
-        tokens_changed = outcome.digest_change.bytes_changed // 4
+        tokens_changed = change.bytes_changed // 4
         click.echo(
-            f"digest.md: {format_count(outcome.digest.items, 'item')}, {outcome.digest_change.bytes_after:,} bytes, changed from "
-            f"byte {outcome.digest_change.first_byte:,} on; new sessions write about {tokens_changed:,} tokens of it again, "
-            "and everything after it"
+            f"digest.md: {digest_items}, {change.bytes_after:,} bytes, changed from byte {change.first_byte:,} on; "
+            f"new sessions write about {tokens_changed:,} tokens of it again, and everything after it"
         )
     else:
-        click.echo(f"digest.md: {format_count(outcome.digest.items, 'item')}, unchanged")
-
-
-def _print_json(value: object) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
+        click.echo(f"digest.md: {digest_items}, unchanged")
 
 
 def knowledge_model(log: EventLog, model: str, /, **options: Unpack[Options]) -> SendPrompt:

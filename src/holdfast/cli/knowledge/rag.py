@@ -2,7 +2,8 @@
 
 import click
 
-from holdfast.cli.format import CommandGroup
+from holdfast.cli.format import CommandGroup, print_json
+from holdfast.cli.options import json_option
 
 _workspace = click.option(
     "--workspace",
@@ -11,7 +12,6 @@ _workspace = click.option(
     show_default="this folder",
     help="Project folder.",
 )
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group("rag", cls=CommandGroup)
@@ -25,7 +25,7 @@ def command() -> None:
 
 @command.command("index")
 @_workspace
-@_json
+@json_option
 def index_files(workspace: str, as_json: bool) -> None:
     """Index the files that are new or changed since the last run."""
     from pathlib import Path
@@ -53,12 +53,10 @@ def index_files(workspace: str, as_json: bool) -> None:
 @click.argument("question")
 @click.option("--limit", type=click.IntRange(1, 50), default=4, show_default=True, help="Maximum number of passages.")
 @_workspace
-@_json
+@json_option
 def query_files(question: str, limit: int, workspace: str, as_json: bool) -> None:
     """Show the best matching passages, each with its path, lines and the digest of its file."""
     from pathlib import Path
-
-    import msgspec
 
     from holdfast.errors import UserError
     from holdfast.knowledge.rag_index import RagIndex, read_rag_index
@@ -71,7 +69,7 @@ def query_files(question: str, limit: int, workspace: str, as_json: bool) -> Non
         raise UserError("there is no index of these files; `holdfast rag index` creates one")
     passages = RagIndex(files).query(root, question, limit=limit)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(passages)).decode())
+        print_json(passages)
         return
     for passage in passages:
         lines = f"{strip_control_characters(passage.path)}:{passage.first_line}-{passage.last_line}"

@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.format import print_json
+from holdfast.cli.options import json_option
+
 if TYPE_CHECKING:
     from holdfast.ledger.cache.prefix_diff import PrefixDifference, RequestComparison, SectionComparison
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 @click.argument("before_file", metavar="A.json", type=click.Path(path_type=Path))
 @click.argument("after_file", metavar="B.json", type=click.Path(path_type=Path))
 @click.option("--model", help="provider:name, if the bodies do not name it.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(before_file: Path, after_file: Path, model: str | None, as_json: bool) -> None:
     """Show the first cacheable byte at which request B differs from request A.
 
@@ -29,7 +32,7 @@ def command(before_file: Path, after_file: Path, model: str | None, as_json: boo
         comparison = compare_requests(before, after, get_current_price(before))
     if as_json:
         fields = {**msgspec.to_builtins(comparison), "tokens_lost": comparison.tokens_lost}
-        click.echo(msgspec.json.format(msgspec.json.encode(fields)).decode())
+        print_json(fields)
     else:
         _show(comparison)
     if not comparison.is_prefix_unchanged:
@@ -39,9 +42,8 @@ def command(before_file: Path, after_file: Path, model: str | None, as_json: boo
 def _show(comparison: "RequestComparison") -> None:
     from holdfast.ledger.requests.format import format_usd_exact, strip_control_characters
 
-    click.echo(
-        f"{strip_control_characters(comparison.model)}: the prefix {'held' if comparison.is_prefix_unchanged else 'broke'}"
-    )
+    result = "held" if comparison.is_prefix_unchanged else "broke"
+    click.echo(f"{strip_control_characters(comparison.model)}: the prefix {result}")
     for changed in comparison.parameters:
         click.echo(f"{changed.name} changed: {changed.first_lost_section} and everything after it is lost")
     if comparison.difference:

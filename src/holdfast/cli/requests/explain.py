@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import format_count
+from holdfast.cli.format import format_count, print_json
+from holdfast.cli.options import json_option
 
 if TYPE_CHECKING:
     from holdfast.ledger.requests.explain import ExplainedBlock, ExplainedBreakpoint, ExplainedLayer, RequestExplanation
@@ -18,11 +19,9 @@ _BREAKPOINT_HEADINGS = ("TTL", "reason", "prefix tokens", "each later read saves
 @click.command("explain")
 @click.argument("request_file", metavar="REQUEST.json", type=click.Path(path_type=Path))
 @click.option("--model", help="provider:name, if the body does not name it or to explain it for another model.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(request_file: Path, model: str | None, as_json: bool) -> None:
     """Show what a request consists of, where its cache breakpoints are, and what a change would cost."""
-    import msgspec
-
     from holdfast.cli.requests.request_file import get_current_price, read_request_file
     from holdfast.clock import system_clock
     from holdfast.ledger.requests.explain import explain_request
@@ -33,7 +32,7 @@ def command(request_file: Path, model: str | None, as_json: bool) -> None:
         request, get_current_price(request), padding=explain_padding(request, at=system_clock())
     )
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(explained)).decode())
+        print_json(explained)
         return
     _show(explained)
 

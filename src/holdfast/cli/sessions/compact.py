@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.format import print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option, json_option
 
 if TYPE_CHECKING:
     from holdfast.engine.compaction.compact import CompactionProposal, CompactionSnapshot, NoCompaction
@@ -19,8 +21,8 @@ WIDTH = 80
 @click.option("--tail", "tail_tokens", type=click.IntRange(1, 1_000_000), help="Tokens of the newest messages to keep.")
 @click.option("--record", "record_tokens", type=click.IntRange(200, 100_000), help="Maximum tokens of the summary.")
 @click.option("--show", is_flag=True, help="Also print the summary.")
-@click.option("--db", help="Store to use instead of the configured one.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@db_option
+@json_option
 def command(
     *,
     session_id: str,
@@ -53,7 +55,7 @@ def command(
             _append(log, snapshot, proposal)
     if as_json:
         result = {"done": not dry_run, "event": proposal.event} if not isinstance(proposal, NoCompaction) else proposal
-        click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
+        print_json(result)
     elif isinstance(proposal, NoCompaction):
         click.echo(f"not compacted: {proposal.reason}")
     else:

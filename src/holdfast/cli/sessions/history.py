@@ -2,7 +2,9 @@
 
 import click
 
+from holdfast.cli.format import print_json
 from holdfast.cli.open_store import open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option, json_option
 
 
 @click.command("history")
@@ -10,15 +12,13 @@ from holdfast.cli.open_store import open_configured_store, resolve_session_id
 @click.option(
     "--range", "wanted", metavar="RANGE", help="Messages to show: m12 or 12-20. A tool call is shown with its result."
 )
-@click.option("--db", help="Store to use instead of the configured one.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@db_option
+@json_option
 def command(session_id: str, wanted: str | None, db: str | None, as_json: bool) -> None:
     """Show the messages of a session with the numbers by which compaction summaries refer to them.
 
     Compacted messages are included.
     """
-    import msgspec
-
     from holdfast.engine.compaction.history import groups_containing, read_logged_messages, render_messages
     from holdfast.engine.tools.builtin.history import parse_message_range
     from holdfast.errors import UserError
@@ -45,7 +45,7 @@ def command(session_id: str, wanted: str | None, db: str | None, as_json: bool) 
             {"number": entry.number, "role": entry.role, "layer": entry.layer, "content": entry.content}
             for entry in selected
         ]
-        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        print_json(rows)
         return
     for line in render_messages(selected).split("\n"):
         click.echo(strip_control_characters(line))

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.chat.format import FILLS, divide_bar_cells
-from holdfast.cli.format import CommandGroup, format_count
+from holdfast.cli.format import CommandGroup, format_count, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option, json_option
 from holdfast.ledger.accounting import LedgerEntry
 from holdfast.ledger.layers import LayerRun
 from holdfast.ledger.requests.format import strip_control_characters
@@ -26,22 +27,19 @@ def command() -> None:
 DIGEST_CHARS_SHOWN = 16
 DIGESTS = ("last_request_hash", "last_completion_cache_key")
 """Hashes that are too long for a line; their first characters are enough to tell them apart."""
-_db = click.option("--db", help="Store to use instead of the configured one.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @command.command("list")
-@_db
-@_json
+@db_option
+@json_option
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of sessions.")
 def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
     """List the stored sessions, newest activity first."""
-    import msgspec
 
     with open_configured_store(db) as log:
         rows = log.sessions(limit=limit)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        print_json(rows)
         return
     if not rows:
         click.echo("No sessions are stored yet; `holdfast demo --keep` creates one.")
@@ -56,8 +54,8 @@ def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
 
 @command.command("show")
 @click.argument("session_id")
-@_db
-@_json
+@db_option
+@json_option
 @click.option("--stats", is_flag=True, help="Show cache counters and cache breaks instead of the calls.")
 def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     """Show the calls of one session: what each sent, read, wrote and cost, and whether the prefix held."""
@@ -95,7 +93,7 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
             }
             for entry in calls
         ]
-        click.echo(msgspec.json.format(msgspec.json.encode(shown)).decode())
+        print_json(shown)
         return
     from holdfast.cli.tables import print_table
 
@@ -142,7 +140,7 @@ def _draw(calls: "Sequence[LedgerEntry]", events: "Sequence[Event]") -> None:
 
 @command.command("delete")
 @click.argument("session_id")
-@_db
+@db_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted; change nothing.")
 def delete_session(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
@@ -218,7 +216,7 @@ def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
     breaks = rank_cache_breaks(iter_cache_breaks(calls))
     if as_json:
         document = {"stats": counters, "tokens": tokens, "breaks": breaks}
-        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+        print_json(document)
         return
     for name, value in counters.items():
         if value is not None:
