@@ -1,5 +1,6 @@
 """`holdfast config`: shows every setting, its value, and where that was set."""
 
+import os
 from pathlib import Path
 
 import click
@@ -18,8 +19,6 @@ from holdfast.cli.options import json_option
 )
 def command(as_json: bool, workspace: Path) -> None:
     """Show the configuration: flag > environment > workspace file > home file > default."""
-    import os
-
     from holdfast.runtime.config import SETTINGS, load_config, setting_value
     from holdfast.stores.address import redact_address
 

@@ -1,11 +1,14 @@
 """`holdfast keys`: creates, lists and revokes the API keys of the service."""
 
+import datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.cli.format import CommandGroup, print_json
 from holdfast.cli.options import db_option, json_option
+from holdfast.clock import system_clock
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.events.records import KeyRow
@@ -42,7 +45,6 @@ def create_key(
     import msgspec
 
     from holdfast.cli.open_store import open_store_with_records
-    from holdfast.clock import system_clock
     from holdfast.service.auth.keys import assign_account, make_key
 
     now = system_clock()
@@ -66,7 +68,6 @@ def list_keys(db: str | None, as_json: bool) -> None:
     import msgspec
 
     from holdfast.cli.open_store import open_store_with_records
-    from holdfast.clock import system_clock
     from holdfast.service.auth.keys import get_key_state
 
     now = system_clock()
@@ -96,8 +97,6 @@ def list_keys(db: str | None, as_json: bool) -> None:
 def revoke_key(key_id: str, db: str | None) -> None:
     """Revoke a key with immediate effect."""
     from holdfast.cli.open_store import open_store_with_records
-    from holdfast.clock import system_clock
-    from holdfast.errors import UserError
 
     with open_store_with_records(db) as (_, records):
         if not records.revoke_key(key_id, at=system_clock()):
@@ -108,7 +107,6 @@ def revoke_key(key_id: str, db: str | None) -> None:
 def parse_expiry(expires: str, now: float) -> float:
     """The time, as seconds since the epoch, that 30d, 12h, 2w (from now) or a date such as 2027-11-01 stands for."""
     from holdfast.cli.costs.report import parse_time_option
-    from holdfast.errors import UserError
 
     try:
         parsed = parse_time_option(expires, now)
@@ -123,6 +121,4 @@ def _key_cells(row: "KeyRow") -> tuple[str, str, str, str, str]:
 
 
 def _day(at: float | None) -> str:
-    import datetime
-
     return "" if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,12 +1,17 @@
 """`holdfast mcp`: serves an agent's instructions and skills to MCP clients."""
 
+import contextlib
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.cli.instructions.open import agent_option
 from holdfast.cli.options import db_option
+from holdfast.clock import system_clock
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.events.records import StoreRecords
@@ -39,11 +44,8 @@ def command(
     created one.
     """
     import asyncio
-    import contextlib
-    import os
 
     from holdfast.cli.open_store import open_store_with_records
-    from holdfast.errors import UserError
 
     try:
         import uvicorn
@@ -79,7 +81,6 @@ def make_mcp_authorizer(
     records: "StoreRecords", *, agent: str, require_keys: bool
 ) -> "Callable[[str | None], InstructionCaller]":
     """Maps an Authorization header to a caller. While no key exists, a local caller without one is the agent itself."""
-    from holdfast.clock import system_clock
     from holdfast.instructions.access import InstructionCaller
     from holdfast.instructions.errors import InstructionError
     from holdfast.service.auth.keys import verify_key
@@ -100,9 +101,6 @@ def make_mcp_authorizer(
 
 
 def _skills() -> "SkillStore":
-    import os
-    from pathlib import Path
-
     from holdfast.runtime.config import default_skill_roots, load_config
     from holdfast.sources.skills.library import read_skill_library
 

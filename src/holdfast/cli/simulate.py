@@ -1,5 +1,6 @@
 """`holdfast simulate`: serves a provider simulator on a local port; needs no key and no network."""
 
+import os
 from pathlib import Path
 
 import click
@@ -32,7 +33,6 @@ def command(host: str, port: int, script: Path | None) -> None:
     content-type.
     """
     import asyncio
-    import os
     import signal
 
     from holdfast.catalog.lookup import apply_model_overrides, shipped_models

@@ -1,11 +1,15 @@
 """`holdfast skills`: lists, validates, shows and searches skills, and prints the skill index of a prompt."""
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.cli.format import CommandGroup, format_count, print_json
 from holdfast.cli.options import json_option
+from holdfast.errors import SkillValidationError, UserError
+from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,8 +91,6 @@ def validate_skills(folder: str | None, mode: str, also: tuple[str, ...], as_jso
     if as_json:
         print_json(_reports_json(reports))
     else:
-        from holdfast.ledger.requests.format import strip_control_characters
-
         for finding in (finding for report in reports for finding in report.findings):
             click.echo(strip_control_characters(f"{finding.severity}: {finding}"))
         click.echo(f"{_count_text(reports)} under the {mode} rules")
@@ -103,8 +105,6 @@ def validate_skills(folder: str | None, mode: str, also: tuple[str, ...], as_jso
 @json_option
 def show_skill(target: str, mode: "SkillMode", also: tuple[str, ...], as_json: bool) -> None:
     """Show one skill in full. TARGET is its folder or name."""
-    from holdfast.ledger.requests.format import strip_control_characters
-
     skill = _find_skill(target, mode, also)
     if as_json:
         print_json({**_summary(skill), **_details(skill), "body": skill.body})
@@ -157,9 +157,6 @@ def search_skills(
     as_json: bool,
 ) -> None:
     """Show the skills that match QUERY, best first, as the model's search would find them."""
-    import os
-    from pathlib import Path
-
     from holdfast.runtime.config import load_config
 
     config = load_config(os.environ, workspace=Path.cwd(), flags={"skill_ranking": ranking})
@@ -174,17 +171,11 @@ def search_skills(
         rows = ((skill.name, skill.source, " ".join(skill.description.split())) for skill in matches)
         print_table(("name", "source", "description"), rows)
     else:
-        from holdfast.ledger.requests.format import strip_control_characters
-
         click.echo(strip_control_characters(f"No skills matched {query!r}."))
     _exit_if_invalid(library.reports)
 
 
 def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "SkillLibrary":
-    import os
-    from pathlib import Path
-
-    from holdfast.errors import UserError
     from holdfast.runtime.config import default_skill_roots, load_config
     from holdfast.sources.skills.library import read_library_at, read_skill_library
 
@@ -202,9 +193,6 @@ def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "S
 
 def _find_skill(target: str, mode: "SkillMode", also: "Sequence[str]") -> "Skill":
     import difflib
-    from pathlib import Path
-
-    from holdfast.errors import SkillValidationError, UserError
 
     if Path(target).exists():
         library = _library(target, mode, also)
@@ -291,8 +279,6 @@ def _details(skill: "Skill") -> dict[str, object]:
 
 def _exit_if_invalid(reports: "Sequence[SkillReport]") -> None:
     """Print the skills that do not load to stderr, and exit with status 1 if there are any."""
-    from holdfast.ledger.requests.format import strip_control_characters
-
     invalid = [report for report in reports if not report.valid]
     for finding in (finding for report in invalid for finding in report.findings if finding.severity == "error"):
         click.echo(strip_control_characters(f"left out: {finding}"), err=True)

@@ -1,5 +1,6 @@
 """`holdfast chat`: an interactive agent in the terminal."""
 
+import os
 import shlex
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
@@ -91,8 +92,6 @@ def command(
     Without a terminal, each line of standard input is one message. Replies go to standard output, everything else to
     standard error, and tools that would need your confirmation are refused unless you pass --yes.
     """
-    import os
-
     from holdfast.cli.chat.app import run_chat
     from holdfast.cli.chat.screen import open_terminal_screen
 

@@ -1,5 +1,6 @@
 """`holdfast gateway`: costs of forwarded sessions and their alternatives, rewritten requests, spending per key."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -7,10 +8,11 @@ import click
 from holdfast.cli.format import CommandGroup, format_count, format_usd, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.cli.options import db_option, json_option
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError, UserError
+from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from holdfast.replay.counterfactual import Counterfactual
 
 REQUEST_BYTES_MAX = 32 * 1024 * 1024
@@ -31,7 +33,6 @@ def show_session_costs(session_id: str, db: str | None, as_json: bool) -> None:
 
     The optimum is the lowest cost that any plan could have reached in hindsight.
     """
-    from holdfast.errors import UserError
     from holdfast.replay.counterfactual import estimate_counterfactual
 
     with open_configured_store(db) as log:
@@ -80,7 +81,6 @@ def _times(usd: float, reference_usd: float) -> str:
 def show_changes(session_id: str, db: str | None) -> None:
     """Show what was or could be rewritten in the requests of a session; letters appear as x and digits as 0."""
     from holdfast.events.payloads.calls import GatewayForwarded
-    from holdfast.ledger.requests.format import strip_control_characters
 
     with open_configured_store(db) as log:
         payloads = [event.payload for event in log.read(resolve_session_id(log, session_id))]
@@ -105,8 +105,6 @@ def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
     from holdfast.catalog.lookup import utc_date
     from holdfast.cli.costs.report import parse_time_option
     from holdfast.cli.tables import print_table
-    from holdfast.clock import system_clock
-    from holdfast.errors import UserError
 
     try:
         from holdfast.gateway.recording.restore import iterate_spending
@@ -142,10 +140,6 @@ def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
 @click.option("--volatile", metavar="NAME=REGEX", multiple=True, help="As for `holdfast serve`.")
 def preview_improvement(file: str, speaks: str, path: str, volatile: tuple[str, ...]) -> None:
     """Show, as a diff, what --improve would rewrite in the request body in FILE."""
-    from pathlib import Path
-
-    from holdfast.errors import HoldfastError, UserError
-
     try:
         from holdfast.gateway.rewrite.findings import iterate_diff_lines
         from holdfast.gateway.rewrite.rewriter import RequestRewriter
@@ -171,9 +165,7 @@ def preview_improvement(file: str, speaks: str, path: str, volatile: tuple[str, 
         click.echo(line)
 
 
-def _read(path: "Path") -> bytes:
-    from holdfast.errors import UserError
-
+def _read(path: Path) -> bytes:
     try:
         body = path.read_bytes()
     except OSError as error:

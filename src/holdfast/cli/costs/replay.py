@@ -1,5 +1,7 @@
 """`holdfast replay`: what recorded conversations would have cost under different cache policies."""
 
+import contextlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -63,12 +65,9 @@ def command(
     TRACES are .jsonl or .jsonl.gz files, or folders of them. Costs cover prompts only: no policy changes what replies
     cost.
     """
-    import os
-
     import msgspec
 
     from holdfast.catalog.lookup import apply_model_overrides, find_model, shipped_models
-    from holdfast.errors import UserError
     from holdfast.replay.playback import make_replay_setting
     from holdfast.replay.trace_files import find_trace_files
     from holdfast.runtime.config import load_config
@@ -98,8 +97,6 @@ class _Traces(NamedTuple):
 def _replay_all(
     traces: _Traces, roster: "PolicyFactory", setting: "ReplaySetting", requests_out: Path | None
 ) -> "ReplayTotals":
-    import contextlib
-
     from holdfast.cli.tables import track_progress
     from holdfast.compaction.models import DEFAULT_CONFIG
     from holdfast.replay.compaction import compact_recording

@@ -1,5 +1,6 @@
 """`holdfast report`: what stored sessions spent, saved and lost."""
 
+import datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -7,6 +8,8 @@ import click
 from holdfast.cli.format import format_count, format_usd, print_json
 from holdfast.cli.open_store import open_configured_store, resolve_session_id
 from holdfast.cli.options import db_option, json_option
+from holdfast.clock import system_clock
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.ledger.analytics.queries import Amounts, SessionAmounts
@@ -33,8 +36,6 @@ def command(
     """Show what was spent and saved, what broke the cache, and which sessions lost most."""
     import msgspec
 
-    from holdfast.clock import system_clock
-    from holdfast.errors import UserError
     from holdfast.ledger.analytics.queries import LedgerScope
     from holdfast.ledger.report import build_report, iter_session_amounts
 
@@ -65,10 +66,6 @@ def command(
 
 def parse_time_option(since: str, now: float, *, option: str = "--since") -> float:
     """The time, as seconds since the epoch, that `7d`, `12h`, `2w` (ago) or a date such as 2026-11-01 stands for."""
-    import datetime
-
-    from holdfast.errors import UserError
-
     count, unit = since[:-1], since[-1:]
     if unit in UNIT_SECONDS and count.isascii() and count.isdigit() and len(count) < 6:
         return now - int(count) * UNIT_SECONDS[unit]

@@ -1,6 +1,11 @@
 """`holdfast db`: inspects, checks, rebuilds, prunes, exports and imports the store."""
 
+import contextlib
+import datetime
+import os
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import click
@@ -8,6 +13,8 @@ import click
 from holdfast.cli.format import CommandGroup, format_count, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.cli.options import db_option, json_option
+from holdfast.clock import system_clock
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,12 +159,7 @@ def prune_store(*, db: str | None, older_than: str | None, audit_too: bool, dry_
 
 
 def _prune_before(older_than: str | None) -> float:
-    import os
-    from pathlib import Path
-
     from holdfast.cli.costs.report import parse_time_option
-    from holdfast.clock import system_clock
-    from holdfast.errors import UserError
     from holdfast.runtime.config import load_config
 
     now = system_clock()
@@ -183,10 +185,7 @@ def export_events(
 
     Without --content, messages, system prompts, tool results, names and paths are left out. Keys are never exported.
     """
-    import sys
-
     from holdfast.cli.db.instructions import get_exported_deployment
-    from holdfast.clock import system_clock
     from holdfast.stores.export import export_lines
 
     now = system_clock()
@@ -209,7 +208,6 @@ def _select_sessions(
 ) -> "list[SessionRow]":
     """The sessions to export, oldest activity first."""
     from holdfast.cli.costs.report import parse_time_option
-    from holdfast.errors import UserError
 
     start = parse_time_option(since, now) if since else float("-inf")
     chosen = [row for row in reversed(rows) if row.last_event_at >= start and wanted in (None, row.id)]
@@ -226,10 +224,6 @@ def _session_ids_with_progress(rows: "list[SessionRow]") -> "Iterator[str]":
 
 def _write_new(file: str, lines: "Iterator[bytes]") -> None:
     """Write a new file that only its owner can read; never overwrite an existing one."""
-    import os
-
-    from holdfast.errors import UserError
-
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
@@ -249,10 +243,6 @@ def import_events(file: IO[bytes], db: str | None) -> None:
     Each session is imported completely or not at all. The same holds for each agent's instructions, which must belong
     to this deployment. After a failure, run the same command again to continue where it stopped.
     """
-    import contextlib
-    import os
-    from pathlib import Path
-
     from holdfast.cli.db.instructions import ImportedOwnersSummary, check_deployment, open_instruction_intake
     from holdfast.cli.tables import track_progress
     from holdfast.runtime.config import load_config
@@ -284,7 +274,6 @@ def import_events(file: IO[bytes], db: str | None) -> None:
 
 @contextmanager
 def _open_database(db: str | None) -> "Iterator[DatabaseEventLog]":
-    from holdfast.errors import UserError
     from holdfast.stores.event_log import DatabaseEventLog
 
     with open_configured_store(db) as log:
@@ -305,8 +294,6 @@ def _catch_up(log: "DatabaseEventLog") -> int:
 
 
 def _time(at: float) -> str:
-    import datetime
-
     try:
         return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):

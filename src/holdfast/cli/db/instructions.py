@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.cli.format import format_count
 from holdfast.cli.instructions.command import SIGNING_PACKAGE
+from holdfast.clock import new_ulid, system_clock
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ def check_deployment(deployment: str, name: str) -> None:
 
 
 def open_instruction_intake(log: "Store") -> "OwnerImporter":
-    from holdfast.clock import new_ulid, system_clock
     from holdfast.instructions.store import SupportsInstructions
     from holdfast.stores.instructions.transfer import OwnerImporter
 

@@ -1,5 +1,7 @@
 """`holdfast demo`: runs a coding session of several turns over HTTP and shows what its cache saved."""
 
+import os
+import textwrap
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +10,7 @@ import click
 
 from holdfast.cli.format import format_count, format_usd, print_json
 from holdfast.cli.options import json_option
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -35,12 +38,10 @@ def command(as_json: bool, model: str | None, live: bool, keep: bool) -> None:
     tools are real and work in a temporary folder.
     """
     import asyncio
-    import os
     import tempfile
 
     from holdfast.catalog.lookup import apply_model_overrides, find_model, shipped_models
     from holdfast.cli.demo import scenario
-    from holdfast.errors import UserError
     from holdfast.providers.registry import get_provider
     from holdfast.runtime.config import load_config
     from holdfast.simulator.provider import SimulatedProvider
@@ -157,8 +158,6 @@ def _line(record: "CallRecord", model: "Model") -> str:
 
 
 def _wrapped(text: str) -> str:
-    import textwrap
-
     return textwrap.fill(text, 98, initial_indent="      ", subsequent_indent="      ")
 
 

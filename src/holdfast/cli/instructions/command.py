@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.format import CommandGroup, format_count
+from holdfast.clock import new_ulid, system_clock
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
@@ -82,7 +83,6 @@ def limit_blas_threads() -> None:
 def open_instruction_context(log: "EventLog", *, wanted: bool, for_sample: bool = False) -> "InstructionContext | None":
     """The instruction library over this store; None if no flag, configuration or sample needs one."""
     limit_blas_threads()
-    from holdfast.clock import new_ulid, system_clock
     from holdfast.runtime.instructions.settings import load_instruction_config
 
     configured = load_instruction_config(os.environ)
@@ -115,7 +115,6 @@ def open_instruction_context(log: "EventLog", *, wanted: bool, for_sample: bool 
 
 def _temporary_library(log: "EventLog") -> "InstructionContext | None":
     """A library for a temporary store; its signing key is lost with the process too."""
-    from holdfast.clock import new_ulid, system_clock
     from holdfast.instructions.context import InstructionContext
     from holdfast.instructions.settings import InstructionSettings
     from holdfast.instructions.store import SupportsInstructions

@@ -2,7 +2,9 @@
 
 import os
 import shlex
+import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -179,7 +181,6 @@ def read_standard_input(seconds_max: float) -> bytes:
     """Read stdin until its end, the size limit or the time limit; a terminal is not waited for."""
     import io
     import select
-    import time
 
     from holdfast.runtime.instructions.hook import EVENT_BYTES_MAX
 
@@ -234,8 +235,6 @@ def _one_line(message: str) -> str:
 
 def _command(ctx: click.Context, options: HookOptions) -> str:
     """The shell command that a runtime starts: this program with the options given here."""
-    import shutil
-
     from holdfast.runtime.instructions.hook import check_service_address
     from holdfast.stores.address import redact_address
 

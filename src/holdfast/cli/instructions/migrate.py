@@ -1,5 +1,6 @@
 """`holdfast instructions migrate`: proposes units and a manifest for instruction files, for review."""
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,8 +60,6 @@ def migrate(
     Every line ends up in one unit or in the rules of the boot stub. Review the proposal, improve its triggers, then run
     `holdfast instructions check` and `publish` on the folder that --out has written.
     """
-    import os
-
     import msgspec
 
     from holdfast.cli.instructions.format import encode_proposal, show_proposal

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.clock import system_clock
+from holdfast.errors import UserError
+
 if TYPE_CHECKING:
     from holdfast.runtime.instructions.embedded import Library
 
@@ -35,8 +38,6 @@ def open_library(
 
     A caller that invokes the command from Python can pass a clock as click's `obj`.
     """
-    from holdfast.clock import system_clock
-    from holdfast.errors import UserError
     from holdfast.runtime.instructions.settings import load_instruction_config
 
     try:

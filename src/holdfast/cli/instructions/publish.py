@@ -1,5 +1,6 @@
 """`holdfast instructions` check, publish, approve, promote, archive and rollback."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,8 +45,6 @@ def check(folder: Path, db: str | None, as_json: bool) -> None:
 
 def _check_without_store(folder: Path) -> "DraftCheck":
     """Before the first publication there is no store, and a check must not create one."""
-    import os
-
     from holdfast.instructions.access import InstructionCaller
     from holdfast.instructions.manifest.check import assume_submitted, check_draft
     from holdfast.instructions.migration.folder import read_instruction_folder

@@ -8,6 +8,7 @@ import click
 from holdfast.cli.format import format_count, print_json
 from holdfast.cli.instructions.open import agent_option, open_library
 from holdfast.cli.options import db_option, json_option
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.instructions.models import DetectedUnit
@@ -92,8 +93,6 @@ def usage(
     ({"type": "said", "text"}, {"type": "called", "tool", "arguments"}, {"type": "shown", "text", "tool"}),
     recorded conversations, or a Claude Code transcript.
     """
-    from holdfast.errors import UserError
-
     has_trace = trace is not None or session_id is not None
     if audit_token is None and (used or missed or not has_trace):
         raise UserError("which recall? Give its audit token, or what the agent did with --trace or --session")
@@ -119,7 +118,6 @@ def usage(
 
 
 def _steps(library: "Library", trace: Path | None, session_id: str | None) -> "Trace":
-    from holdfast.errors import UserError
     from holdfast.runtime.instructions.traces import read_trace_file
 
     if trace is not None and session_id is not None:

@@ -1,6 +1,8 @@
 """`holdfast knowledge`: extracts knowledge from finished sessions into files, and shows the digest for new ones."""
 
+import os
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import click
@@ -9,14 +11,15 @@ from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.schema import Model
 from holdfast.cli.format import CommandGroup, format_count, print_json
 from holdfast.cli.options import db_option, json_option
+from holdfast.clock import system_clock
 from holdfast.events.log import EventLog
 from holdfast.knowledge.llm_extraction import ModelReply, SendPrompt
+from holdfast.ledger.requests.format import strip_control_characters
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from holdfast.knowledge.folder import KnowledgeFolder
     from holdfast.knowledge.harvest import HarvestPlan, HarvestResult
@@ -82,7 +85,6 @@ def harvest_knowledge(
     Text that may contain a secret is left out. An unchanged session is never harvested twice.
     """
     from holdfast.cli.open_store import open_configured_store
-    from holdfast.clock import system_clock
     from holdfast.knowledge.harvest import apply_harvest, plan_harvest
     from holdfast.knowledge.journal import read_ledger
     from holdfast.runtime.knowledge import finished_sessions, project_lookup
@@ -123,7 +125,6 @@ def list_knowledge(category: str | None, workspace: str, as_json: bool) -> None:
     import msgspec
 
     from holdfast.knowledge.item_edits import list_knowledge_items
-    from holdfast.ledger.requests.format import strip_control_characters
 
     items = [item for item in list_knowledge_items(_folder(workspace)[0]) if category in (None, item.category)]
     if as_json:
@@ -142,7 +143,6 @@ def list_knowledge(category: str | None, workspace: str, as_json: bool) -> None:
 def show_digest(rebuild: bool, workspace: str) -> None:
     """Show the digest that new sessions receive; delete digest.md to give them none."""
     from holdfast.knowledge.harvest import rebuild_digest
-    from holdfast.ledger.requests.format import strip_control_characters
     from holdfast.runtime.knowledge import digest_text
 
     folder, _ = _folder(workspace)
@@ -183,9 +183,6 @@ def turn_on(workspace: str) -> None:
 
 
 def _folder(workspace: str) -> "tuple[KnowledgeFolder, Path | None]":
-    import os
-    from pathlib import Path
-
     from holdfast.knowledge.folder import open_knowledge_folder
     from holdfast.sources.directories import holdfast_home
 
@@ -195,8 +192,6 @@ def _folder(workspace: str) -> "tuple[KnowledgeFolder, Path | None]":
 
 
 def _show_plan(plan: "HarvestPlan", model: "Model | None") -> None:
-    from holdfast.clock import system_clock
-
     for source in plan.sources:
         click.echo(
             f"{source.session}  {source.content_bytes:>10,} bytes  {format_count(len(source.extracted.items), 'item')}"
@@ -220,8 +215,6 @@ def _show_plan(plan: "HarvestPlan", model: "Model | None") -> None:
 
 
 def _show_outcome(outcome: "HarvestResult", folder: "KnowledgeFolder") -> None:
-    from decimal import Decimal
-
     items = format_count(outcome.items, "item")
     click.echo(f"{format_count(outcome.sessions, 'session')} harvested into {folder.display_path}: {items}")
     if outcome.secrets:

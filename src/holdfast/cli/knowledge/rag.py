@@ -1,9 +1,13 @@
 """`holdfast rag`: indexes a project's files and searches them for passages that answer a question."""
 
+from pathlib import Path
+
 import click
 
 from holdfast.cli.format import CommandGroup, print_json
 from holdfast.cli.options import json_option
+from holdfast.errors import UserError
+from holdfast.ledger.requests.format import strip_control_characters
 
 _workspace = click.option(
     "--workspace",
@@ -28,8 +32,6 @@ def command() -> None:
 @json_option
 def index_files(workspace: str, as_json: bool) -> None:
     """Index the files that are new or changed since the last run."""
-    from pathlib import Path
-
     import msgspec
 
     from holdfast.cli.format import format_count
@@ -56,11 +58,7 @@ def index_files(workspace: str, as_json: bool) -> None:
 @json_option
 def query_files(question: str, limit: int, workspace: str, as_json: bool) -> None:
     """Show the best matching passages, each with its path, lines and the digest of its file."""
-    from pathlib import Path
-
-    from holdfast.errors import UserError
     from holdfast.knowledge.rag_index import RagIndex, read_rag_index
-    from holdfast.ledger.requests.format import strip_control_characters
     from holdfast.runtime.volatile_context import rag_folder
 
     root = Path(workspace)

@@ -7,6 +7,7 @@ import click
 
 from holdfast.cli.format import print_json
 from holdfast.cli.options import json_option
+from holdfast.ledger.requests.format import format_difference, format_usd_exact, strip_control_characters
 
 if TYPE_CHECKING:
     from holdfast.ledger.cache.prefix_diff import PrefixDifference, RequestComparison, SectionComparison
@@ -40,8 +41,6 @@ def command(before_file: Path, after_file: Path, model: str | None, as_json: boo
 
 
 def _show(comparison: "RequestComparison") -> None:
-    from holdfast.ledger.requests.format import format_usd_exact, strip_control_characters
-
     result = "held" if comparison.is_prefix_unchanged else "broke"
     click.echo(f"{strip_control_characters(comparison.model)}: the prefix {result}")
     for changed in comparison.parameters:
@@ -59,8 +58,6 @@ def _show(comparison: "RequestComparison") -> None:
 
 
 def _show_moved(moved: "PrefixDifference") -> None:
-    from holdfast.ledger.requests.format import format_difference, strip_control_characters
-
     click.echo(format_difference(moved, after="B"))
     for line in moved.diff:
         click.echo(f"  {strip_control_characters(line)}")

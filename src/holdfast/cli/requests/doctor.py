@@ -1,5 +1,6 @@
 """`holdfast doctor`: finds what makes a prompt differ from run to run, in a function or a request file."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,6 +8,7 @@ import click
 
 from holdfast.cli.format import format_count, print_json
 from holdfast.cli.options import json_option
+from holdfast.ledger.requests.format import format_usd_exact, strip_control_characters
 
 if TYPE_CHECKING:
     from holdfast.ledger.cache.change_cause import VolatileString
@@ -53,8 +55,6 @@ def _check_file(path: Path, model: str | None, as_json: bool) -> None:
 
 
 def _show_strings(strings: "tuple[VolatileString, ...]") -> None:
-    from holdfast.ledger.requests.format import format_usd_exact, strip_control_characters
-
     for string in strings:
         click.echo(f"{string.path}, byte {string.byte}: {string.kind}: {strip_control_characters(string.excerpt)}")
         rewritten = f"{format_count(string.rewritten_tokens, 'token')} (estimated)"
@@ -65,8 +65,6 @@ def _show_strings(strings: "tuple[VolatileString, ...]") -> None:
 
 
 def _check_function(target: str, runs: int, as_json: bool) -> None:
-    import os
-
     from holdfast.cli.requests.request_file import convert_to_bad_input
     from holdfast.runtime.doctor.probe import TargetRunner, diagnose_target
 
@@ -81,8 +79,6 @@ def _check_function(target: str, runs: int, as_json: bool) -> None:
 
 
 def _show(diagnosis: "StabilityReport") -> None:
-    from holdfast.ledger.requests.format import strip_control_characters
-
     verdict = "is unstable" if diagnosis.findings else "is stable"
     size = format_count(diagnosis.size_bytes, "byte")
     click.echo(f"{diagnosis.target} {verdict}: {format_count(diagnosis.runs, 'run')}, {size}")

@@ -7,6 +7,8 @@ import click
 
 from holdfast.cli.format import format_count, print_json
 from holdfast.cli.options import json_option
+from holdfast.clock import system_clock
+from holdfast.ledger.requests.format import format_usd_exact, strip_control_characters
 
 if TYPE_CHECKING:
     from holdfast.ledger.requests.explain import ExplainedBlock, ExplainedBreakpoint, ExplainedLayer, RequestExplanation
@@ -23,7 +25,6 @@ _BREAKPOINT_HEADINGS = ("TTL", "reason", "prefix tokens", "each later read saves
 def command(request_file: Path, model: str | None, as_json: bool) -> None:
     """Show what a request consists of, where its cache breakpoints are, and what a change would cost."""
     from holdfast.cli.requests.request_file import get_current_price, read_request_file
-    from holdfast.clock import system_clock
     from holdfast.ledger.requests.explain import explain_request
     from holdfast.runtime.padding import explain_padding
 
@@ -39,7 +40,6 @@ def command(request_file: Path, model: str | None, as_json: bool) -> None:
 
 def _show(explained: "RequestExplanation") -> None:
     from holdfast.cli.tables import print_table
-    from holdfast.ledger.requests.format import strip_control_characters
 
     click.echo(strip_control_characters(f"{explained.model} ({explained.detected_by}), cache: {explained.cache}"))
     floor = "" if explained.floor_tokens is None else f"; the floor is {explained.floor_tokens}"
@@ -76,15 +76,11 @@ def _cut_middle(parts: "tuple[ExplainedBlock, ...]") -> "tuple[tuple[ExplainedBl
 
 
 def _layer_row(layer: "ExplainedLayer") -> tuple[str, ...]:
-    from holdfast.ledger.requests.format import format_usd_exact
-
     counts = (str(layer.blocks), str(layer.tokens), format_count(layer.rewritten_tokens, "token"))
     return layer.name, layer.stability, *counts, format_usd_exact(layer.rewritten_usd)
 
 
 def _part_row(part: "ExplainedBlock") -> tuple[str, ...]:
-    from holdfast.ledger.requests.format import format_usd_exact
-
     rewritten = format_count(part.rewritten_tokens, "token")
     return (
         *(part.path, part.section, part.stability, str(part.tokens), part.digest),
@@ -93,8 +89,6 @@ def _part_row(part: "ExplainedBlock") -> tuple[str, ...]:
 
 
 def _breakpoint_row(breakpoint: "ExplainedBreakpoint") -> tuple[str, ...]:
-    from holdfast.ledger.requests.format import format_usd_exact
-
     saves = "nothing: below the floor" if breakpoint.is_below_floor else format_usd_exact(breakpoint.saving_usd)
     return (
         breakpoint.path,

@@ -1,18 +1,20 @@
 """Shared by the commands that inspect a request file: reading it, pricing it, exiting with 2 on bad input."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.cli.format import replace_unprintable
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError
 from holdfast.ledger.requests.format import format_usd_exact as format_usd_exact
 from holdfast.ledger.requests.format import strip_control_characters as strip_control_characters
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from holdfast.catalog.schema import Price
     from holdfast.ledger.requests.parse import ParsedRequest
 
@@ -31,21 +33,15 @@ class BadInputError(click.ClickException):
 @contextmanager
 def convert_to_bad_input() -> Iterator[None]:
     """Turn every Holdfast error raised inside into BadInput."""
-    from holdfast.errors import HoldfastError
-
     try:
         yield
     except HoldfastError as error:
         raise BadInputError(str(error)) from None
 
 
-def read_request_file(path: "Path", model: str | None) -> "ParsedRequest":
+def read_request_file(path: Path, model: str | None) -> "ParsedRequest":
     """Read and decode a request file; every failure becomes a one-line BadInput that names the file."""
-    import os
-    from pathlib import Path
-
     from holdfast.catalog.lookup import apply_model_overrides, shipped_models
-    from holdfast.errors import HoldfastError
     from holdfast.ledger.requests.parse import parse_request
     from holdfast.runtime.config import load_config
 
@@ -69,7 +65,6 @@ def read_request_file(path: "Path", model: str | None) -> "ParsedRequest":
 def get_current_price(request: "ParsedRequest") -> "Price | None":
     """Today's price of the request's model; None if the catalog has none."""
     from holdfast.catalog.lookup import price_at, utc_date
-    from holdfast.clock import system_clock
 
     row = request.row
     if row is None or not row.prices:

@@ -3,13 +3,15 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from holdfast.clock import system_clock
+from holdfast.errors import UserError
 
+if TYPE_CHECKING:
     from holdfast.events.records import StoreRecords
     from holdfast.service.context import AppContext
     from holdfast.service.telemetry.exporter import TelemetryExporter
@@ -92,7 +94,6 @@ def command(
     traffic: a client only needs a different base URL.
     """
     from holdfast.cli.open_store import load_configured_models, open_store_with_records
-    from holdfast.errors import UserError
 
     try:
         from holdfast.cli.serve.gateway import GatewayOptions, open_gateway
@@ -133,7 +134,6 @@ def _store_location(db: str | None, *, is_temporary: bool) -> Iterator[tuple[str
         yield db, None
         return
     import tempfile
-    from pathlib import Path
 
     with tempfile.TemporaryDirectory(prefix="holdfast-serve-") as folder:
         yield str(Path(folder) / "log.db"), Path(folder)
@@ -147,13 +147,11 @@ def _exporter(service: "AppContext", url: str, *, content: bool) -> "TelemetryEx
     return TelemetryExporter(service.hub, url, headers=headers, content=content)
 
 
-def _add_sources(service: "AppContext", *, simulate: bool, temporary: "Path | None") -> None:
+def _add_sources(service: "AppContext", *, simulate: bool, temporary: Path | None) -> None:
     """Give the dashboard the skills and knowledge of this machine, and with --simulate a sample to run.
 
     Instructions and knowledge of the sample are written only to a temporary store, never to the user's own.
     """
-    from pathlib import Path
-
     from holdfast.runtime.config import default_skill_roots, load_config
 
     here = service.workspace = Path.cwd()
@@ -171,8 +169,6 @@ def _add_sources(service: "AppContext", *, simulate: bool, temporary: "Path | No
 
 def _check_admin_key(host: str, records: "StoreRecords") -> None:
     """Raise UserError if other machines can reach the service and there is no admin key."""
-    from holdfast.clock import system_clock
-    from holdfast.errors import UserError
     from holdfast.service.auth.keys import get_key_state
     from holdfast.service.auth.origins import is_loopback
 

@@ -7,6 +7,7 @@ import click
 from holdfast.cli.format import format_count, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.cli.options import db_option, json_option
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.engine.certify import Certificate
@@ -23,7 +24,6 @@ def command(session_id: str, db: str | None, as_json: bool) -> None:
     tokens than were available.
     """
     from holdfast.engine.certify import certify
-    from holdfast.errors import UserError
     from holdfast.events.payloads.calls import LlmCallCompleted
 
     with open_configured_store(db) as log:

@@ -7,6 +7,9 @@ import click
 from holdfast.cli.format import print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.cli.options import db_option, json_option
+from holdfast.clock import new_ulid, system_clock
+from holdfast.errors import UserError
+from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
     from holdfast.engine.compaction.compact import CompactionProposal, CompactionSnapshot, NoCompaction
@@ -71,12 +74,10 @@ def load_compaction_snapshot(log: "EventLog", session_id: str) -> "CompactionSna
     """
     from holdfast.catalog.lookup import find_model, price_at, utc_date
     from holdfast.catalog.token_count import count_block_tokens
-    from holdfast.clock import system_clock
     from holdfast.engine.compaction.compact import CompactionSnapshot
     from holdfast.engine.compaction.history import LoggedMessages
     from holdfast.engine.reducer import fold_events
     from holdfast.engine.request_draft import RequestDraft, build_sent_view
-    from holdfast.errors import UserError
     from holdfast.layers.assemble import assemble_prompt
     from holdfast.planning.learned import LearningScope
     from holdfast.providers.registry import get_adapter
@@ -111,7 +112,6 @@ def load_compaction_snapshot(log: "EventLog", session_id: str) -> "CompactionSna
 
 
 def _append(log: "EventLog", snapshot: "CompactionSnapshot", proposal: "CompactionProposal") -> None:
-    from holdfast.clock import new_ulid, system_clock
     from holdfast.events.log import Event
 
     # Each event names its predecessor as parent, starting from the last event of the session.
@@ -126,7 +126,6 @@ def _append(log: "EventLog", snapshot: "CompactionSnapshot", proposal: "Compacti
 def _show(proposal: "CompactionProposal", *, done: bool, with_summary: bool) -> None:
     from holdfast.cli.tables import print_table
     from holdfast.compaction.summary import SECTION_HEADINGS, SECTION_ORDER
-    from holdfast.ledger.requests.format import strip_control_characters
 
     event, numbers = proposal.event, proposal.event.numbers
     verb = "were" if done else "would be"

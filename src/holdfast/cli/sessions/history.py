@@ -5,6 +5,8 @@ import click
 from holdfast.cli.format import print_json
 from holdfast.cli.open_store import open_configured_store, resolve_session_id
 from holdfast.cli.options import db_option, json_option
+from holdfast.errors import UserError
+from holdfast.ledger.requests.format import strip_control_characters
 
 
 @click.command("history")
@@ -21,9 +23,7 @@ def command(session_id: str, wanted: str | None, db: str | None, as_json: bool) 
     """
     from holdfast.engine.compaction.history import groups_containing, read_logged_messages, render_messages
     from holdfast.engine.tools.builtin.history import parse_message_range
-    from holdfast.errors import UserError
     from holdfast.events.payloads.calls import LlmCallStarted
-    from holdfast.ledger.requests.format import strip_control_characters
 
     numbers = parse_message_range(wanted) if wanted is not None else (1, 10**9)
     if numbers is None:

@@ -1,5 +1,7 @@
 """`holdfast recovery`: lists known failures of stored sessions and runs their recovery recipes by hand."""
 
+import contextlib
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -7,6 +9,8 @@ import click
 from holdfast.cli.format import CommandGroup, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.cli.options import db_option, json_option
+from holdfast.clock import new_ulid, system_clock
+from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -86,7 +90,6 @@ def run_recipe(
     """
     import asyncio
 
-    from holdfast.clock import system_clock
     from holdfast.engine.recovery.context_steps import ContextRecoverySteps
     from holdfast.engine.recovery.runner import Recovered, RecoveryRunner
     from holdfast.engine.recovery.transcript_repair import ConversationAttempts, RepairSteps
@@ -137,7 +140,6 @@ def _incidents(log: "EventLog", session_id: str | None, limit: int) -> "Iterator
 
 
 def _open_conversation(log: "EventLog", session_id: str) -> "StoredConversation":
-    from holdfast.clock import new_ulid, system_clock
     from holdfast.engine.recovery.transcript_repair import StoredConversation
     from holdfast.engine.reducer import fold_events
 
@@ -214,8 +216,6 @@ def _command(line: str) -> "StepFunction":
 
     async def perform(context: StepContext) -> str:
         import asyncio
-        import contextlib
-        import os
         import signal
 
         del context
@@ -275,8 +275,6 @@ def _show_plan(plan: "PlannedRecovery", *, as_json: bool) -> None:
 
 
 def _show_outcome(incident: "Incident") -> None:
-    from holdfast.ledger.requests.format import strip_control_characters
-
     for result in incident.results:
         detail = f": {strip_control_characters(result.detail)}" if result.detail else ""
         click.echo(f"  {result.step}: {result.status}{detail}")

@@ -1,6 +1,10 @@
 """`holdfast sessions`: lists, shows and deletes stored sessions."""
 
+import datetime
+import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import click
@@ -59,8 +63,6 @@ def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
 @click.option("--stats", is_flag=True, help="Show cache counters and cache breaks instead of the calls.")
 def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     """Show the calls of one session: what each sent, read, wrote and cost, and whether the prefix held."""
-    from decimal import Decimal
-
     import msgspec
 
     from holdfast.events.payloads.calls import LlmCallFailed
@@ -145,8 +147,6 @@ def _draw(calls: "Sequence[LedgerEntry]", events: "Sequence[Event]") -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted; change nothing.")
 def delete_session(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
     """Delete one session for good, with all its events and its long tool outputs stored in files."""
-    import os
-
     from holdfast.engine.tools.output import OUTPUTS_FOLDER, delete_outputs, find_outputs
     from holdfast.sources.directories import holdfast_home
 
@@ -168,11 +168,8 @@ def delete_session(session_id: str, db: str | None, yes: bool, dry_run: bool) ->
 
 def _detail_lines(events: "list[Event]") -> "Iterator[str]":
     """Failed calls, the parent session, why the prefix is padded or not, and what the gateway did."""
-    from collections import Counter
-
     from holdfast.events.payloads.calls import LlmCallFailed
     from holdfast.events.payloads.session import EpochOpened, SessionStarted
-    from holdfast.ledger.requests.format import strip_control_characters
     from holdfast.types.usage import Usage
 
     # Failed calls with usage were billed and are listed with the others; these cost nothing.
@@ -206,7 +203,6 @@ def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
         iter_cache_breaks,
         rank_cache_breaks,
     )
-    from holdfast.ledger.requests.format import strip_control_characters
 
     counters = msgspec.structs.asdict(compute_cache_stats(calls))
     tokens = {
@@ -263,8 +259,6 @@ def _verdict_cells(entry: "LedgerEntry") -> tuple[str, str]:
 
 
 def _time(at: float) -> str:
-    import datetime
-
     return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -306,10 +300,7 @@ def _line(
 
 def describe_gateway_session(events: "Iterable[Event]") -> "Iterator[str]":
     """How its calls were matched to one session, and which anti-patterns were or could be fixed, in how many calls."""
-    from collections import Counter
-
     from holdfast.events.payloads.calls import GatewayForwarded
-    from holdfast.ledger.requests.format import strip_control_characters
     from holdfast.replay.counterfactual import list_paid_calls
 
     log = list(events)
