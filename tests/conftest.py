@@ -68,7 +68,7 @@ def emptied_postgres() -> Iterator[str]:
 def agent(request: pytest.FixtureRequest) -> Iterator[MakeAgent]:
     """Builds agents, and checks at the end that each of their requests extended the one before.
 
-    A test that moves the prefix on purpose says so: `@pytest.mark.moves_prefix(reason="...")`.
+    A test that moves the prefix on purpose says so: `@pytest.mark.changes_prefix(reason="...")`.
     """
     made: list[Agent] = []
 
