@@ -1,5 +1,6 @@
 """Formats what commands print: counts, money, JSON, untrusted text, and the list of commands in a help page."""
 
+import datetime
 from decimal import Decimal
 
 import click
@@ -21,6 +22,13 @@ def format_usd(amount: Decimal | float, places: int) -> str:
     """The minus sign goes before the dollar sign; an amount that rounds to zero has no sign."""
     digits = f"{abs(amount):.{places}f}"
     return f"-${digits}" if amount < 0 and float(digits) else f"${digits}"
+
+
+def format_local_time(at: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"second {at:g}"
 
 
 def print_json(value: object) -> None:

@@ -144,7 +144,6 @@ def _request_writer(write: "Callable[[bytes], int]", conversation: str) -> "OnRe
 
 
 def _show(totals: "ReplayTotals") -> None:
-
     report = totals.build_report()
     print_policies(report.policies)
     played = f"{format_count(report.conversations, 'conversation')}, {format_count(report.calls, 'call')}"

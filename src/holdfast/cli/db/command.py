@@ -1,7 +1,6 @@
 """`holdfast db`: inspects, checks, rebuilds, prunes, exports and imports the store."""
 
 import contextlib
-import datetime
 import os
 import sys
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import CommandGroup, format_count, print_json
+from holdfast.cli.format import CommandGroup, format_count, format_local_time, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.cli.options import db_option, json_option
 from holdfast.clock import system_clock
@@ -48,8 +47,7 @@ def show_store_info(db: str | None, as_json: bool, check: bool) -> None:
         mismatches = tuple(find_differences(log, load_configured_models())) if check else None
     if as_json:
         fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
-        document = fields if mismatches is None else {**fields, "differences": mismatches}
-        print_json(document)
+        print_json(fields if mismatches is None else {**fields, "differences": mismatches})
     else:
         for name, value in _fact_rows(facts):
             click.echo(f"{name:<9} {value}")
@@ -67,18 +65,11 @@ def _fact_rows(facts: "StoreFacts") -> "Iterator[tuple[str, str]]":
     yield "size", f"{facts.size_bytes / 1_000_000:,.1f} MB"
     yield "sessions", f"{facts.sessions:,}"
     yield "events", f"{facts.events:,}"
-    yield (
-        "calls",
-        f"{facts.calls:,}"
-        + (
-            f", and {format_count(facts.pending_sessions, 'session')} not rolled up yet"
-            if facts.pending_sessions
-            else ""
-        ),
-    )
+    pending = format_count(facts.pending_sessions, "session")
+    yield "calls", f"{facts.calls:,}" + (f", and {pending} not rolled up yet" if facts.pending_sessions else "")
     if facts.oldest_at is not None and facts.newest_at is not None:
-        yield "from", _time(facts.oldest_at)
-        yield "to", _time(facts.newest_at)
+        yield "from", format_local_time(facts.oldest_at)
+        yield "to", format_local_time(facts.newest_at)
 
 
 def _show_check(mismatches: tuple[str, ...]) -> None:
@@ -141,9 +132,9 @@ def prune_store(*, db: str | None, older_than: str | None, audit_too: bool, dry_
         old = log.list_prunable(kept_types or ("",), before=before)
         count = sum(events for _, events in old)
         events_text = f"{format_count(count, 'event')} of {format_count(len(old), 'session')}"
-        what = f"{events_text} without an event since {_time(before)}"
+        what = f"{events_text} without an event since {format_local_time(before)}"
         if not old:
-            click.echo(f"nothing to remove: no session is older than {_time(before)}")
+            click.echo(f"nothing to remove: no session is older than {format_local_time(before)}")
             return
         if not audit_too:
             click.echo("Costs and confirmations are kept; content and the verdicts on calls are removed.")
@@ -291,10 +282,3 @@ def _catch_up(log: "DatabaseEventLog") -> int:
         log.roll_up_session(session_id)
         entered += 1
     return entered
-
-
-def _time(at: float) -> str:
-    try:
-        return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError):
-        return f"second {at:g}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.format import CommandGroup, format_count
+from holdfast.cli.instructions.open import explain_missing_package
 from holdfast.clock import new_ulid, system_clock
 from holdfast.errors import UserError
 
@@ -37,9 +38,6 @@ INSTRUCTION_COMMANDS = {
 }
 """Command name -> (module, one line of help). `holdfast.cli.instructions.<module>` defines the click command."""
 
-SIGNING_PACKAGE = "cryptography"
-"""The package that signs units; a plain installation does not include it."""
-
 
 class _Commands(CommandGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -54,15 +52,8 @@ class _Commands(CommandGroup):
         return subcommand
 
     def invoke(self, ctx: click.Context) -> object:
-        try:
+        with explain_missing_package():
             return super().invoke(ctx)
-        except ModuleNotFoundError as error:
-            # Only the missing signing package is an installation hint; any other missing module is a bug.
-            if (error.name or "").partition(".")[0] != SIGNING_PACKAGE:
-                raise
-            raise UserError(
-                "instructions need an extra package: pip install 'holdfast-context[instructions]'"
-            ) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

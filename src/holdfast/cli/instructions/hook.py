@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from holdfast.cli.instructions.open import open_library
+from holdfast.cli.instructions.open import MISSING_PACKAGE_HINT, open_library
 from holdfast.cli.mcp import KEY_VARIABLE
 from holdfast.cli.options import db_option
 from holdfast.errors import HoldfastError, UserError
@@ -217,7 +217,7 @@ def _error_line(error: Exception, *, hidden: Sequence[str | None]) -> str:
         case HoldfastError():
             line = str(error)
         case ImportError():
-            line = "instructions need an extra package: pip install 'holdfast-context[instructions]'"
+            line = MISSING_PACKAGE_HINT
         case _:
             line = f"the hook failed: {type(error).__name__}"
     # An error may quote the key or the token, and stderr often ends up in a log file.

@@ -1,4 +1,4 @@
-"""`holdfast instructions shadow`: whether lazy recall would have sufficed in turns that had all instructions."""
+"""`holdfast instructions usage` and `shadow`: which units agents used, and whether recall would suffice."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

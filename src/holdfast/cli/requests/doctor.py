@@ -38,7 +38,6 @@ def command(target: str, runs: int, model: str | None, as_json: bool) -> None:
 
 
 def _check_file(path: Path, model: str | None, as_json: bool) -> None:
-
     from holdfast.cli.requests.request_file import get_current_price, read_request_file
     from holdfast.ledger.cache.change_cause import find_volatile_strings
 

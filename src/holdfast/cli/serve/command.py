@@ -140,7 +140,6 @@ def _store_location(db: str | None, *, is_temporary: bool) -> Iterator[tuple[str
 
 
 def _exporter(service: "AppContext", url: str, *, content: bool) -> "TelemetryExporter":
-
     from holdfast.service.telemetry.exporter import TelemetryExporter, parse_otlp_headers
 
     headers = parse_otlp_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))

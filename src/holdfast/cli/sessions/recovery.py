@@ -50,8 +50,7 @@ def list_incidents(
         incidents = list(_incidents(log, resolve_session_id(log, session_id) if session_id else None, limit))
     shown = [entry for entry in incidents if everything or session_id or entry[1].state != "succeeded"]
     if as_json:
-        document = [{"session_id": id, **msgspec.to_builtins(incident)} for id, incident in shown]
-        print_json(document)
+        print_json([{"session_id": id, **msgspec.to_builtins(incident)} for id, incident in shown])
     elif not shown:
         recovered = f" ({len(incidents)} recovered; --all shows them)" if incidents else ""
         click.echo(f"No open incidents{recovered}.")
@@ -243,7 +242,6 @@ def _command(line: str) -> "StepFunction":
 
 
 def _show_recipes(*, as_json: bool) -> None:
-
     from holdfast.recovery.recipes import RECIPES
 
     if as_json:
@@ -264,7 +262,6 @@ def _show_recipes(*, as_json: bool) -> None:
 
 
 def _show_plan(plan: "PlannedRecovery", *, as_json: bool) -> None:
-
     if as_json:
         print_json(plan)
         return

@@ -1,6 +1,5 @@
 """`holdfast sessions`: lists, shows and deletes stored sessions."""
 
-import datetime
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.chat.format import FILLS, divide_bar_cells
-from holdfast.cli.format import CommandGroup, format_count, print_json
+from holdfast.cli.format import CommandGroup, format_count, format_local_time, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.cli.options import db_option, json_option
 from holdfast.ledger.accounting import LedgerEntry
@@ -39,7 +38,6 @@ DIGESTS = ("last_request_hash", "last_completion_cache_key")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of sessions.")
 def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
     """List the stored sessions, newest activity first."""
-
     with open_configured_store(db) as log:
         rows = log.sessions(limit=limit)
     if as_json:
@@ -235,7 +233,7 @@ def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
 
 
 def _session_row(row: "SessionRow") -> tuple[str, ...]:
-    times = (_time(row.started_at), _time(row.last_event_at))
+    times = (format_local_time(row.started_at), format_local_time(row.last_event_at))
     return (row.id, row.name or "", row.model, *times, str(row.event_count), row.parent_session_id or "")
 
 
@@ -247,7 +245,15 @@ def _call_row(entry: "LedgerEntry", estimated: set[str]) -> tuple[str, ...]:
     numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input)
     output = f"{'~' if call.request_id in estimated else ''}{usage.output}"
     money = f"${call.cost_usd:.6f}"
-    return (str(call.number), _time(call.at), *map(str, numbers), output, money, prefix, *_verdict_cells(entry))
+    return (
+        str(call.number),
+        format_local_time(call.at),
+        *map(str, numbers),
+        output,
+        money,
+        prefix,
+        *_verdict_cells(entry),
+    )
 
 
 def _verdict_cells(entry: "LedgerEntry") -> tuple[str, str]:
@@ -256,10 +262,6 @@ def _verdict_cells(entry: "LedgerEntry") -> tuple[str, str]:
         return "" if entry.source == "provider" else entry.source, ""
     component = f" ({verdict.component})" if verdict.component else ""
     return f"{verdict.kind}{component}", f"${verdict.lost_usd:.6f}" if verdict.lost_usd else ""
-
-
-def _time(at: float) -> str:
-    return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 CALLS_DRAWN_MAX = 40
