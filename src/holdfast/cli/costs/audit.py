@@ -227,7 +227,7 @@ def _rivals(transcripts: "Sequence[Transcript]", models: "Models") -> "tuple[Pol
     from holdfast.replay.comparison import ReplayTotals, compare_policies
     from holdfast.replay.playback import make_replay_setting
 
-    totals, roster = ReplayTotals(), PolicyFactory()
+    totals, policies = ReplayTotals(), PolicyFactory()
     for transcript in track_progress(transcripts, "conversations played", len(transcripts)):
         name = Counter(call.model or "" for call in transcript.recording.calls).most_common(1)[0][0]
         try:
@@ -236,13 +236,9 @@ def _rivals(transcripts: "Sequence[Transcript]", models: "Models") -> "tuple[Pol
             continue
         # Replaying needs the message text, and a model whose cache is controlled by breakpoints.
         if transcript.has_text and has_plannable_cache(row):
-            totals.add_comparison(
-                compare_policies(
-                    transcript.recording, roster.create_policies(), make_replay_setting(row, ttl_upgrade=False)
-                ),
-                None,
-                0,
-            )
+            setting = make_replay_setting(row, ttl_upgrade=False)
+            comparison = compare_policies(transcript.recording, policies.create_policies(), setting)
+            totals.add_comparison(comparison, None, 0)
     return totals.build_report().policies
 
 

@@ -1,7 +1,6 @@
 """`holdfast replay`: what recorded conversations would have cost under different cache policies."""
 
 import contextlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from holdfast.cli.format import format_count, print_json
+from holdfast.cli.open_store import load_configured_models
 from holdfast.cli.options import json_option
 from holdfast.cli.tables import print_table
 from holdfast.errors import UserError
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.replay.comparison import ReplayTotals
-    from holdfast.replay.model_accuracy import ModelFit
     from holdfast.replay.playback import OnRequest, ReplaySetting
+
+ALL = "all"
 
 
 @click.command("replay")
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--model", "model_name", required=True, help="Model whose cache rules and prices apply, as provider:name."
 )
-@click.option("--policy", default="all", show_default=True, help="Name of one policy, or all.")
+@click.option("--policy", default=ALL, show_default=True, help="Name of one policy, or all.")
 @click.option("--lookback", type=click.Choice(["blocks", "positions"]), help="Unit of the provider's cache lookback.")
 @click.option("--compact", is_flag=True, help="Compact each conversation whenever a session would have.")
 @click.option("--keep-alive", is_flag=True, help="Let policies ping an idle cache.")
@@ -67,18 +68,17 @@ def command(
     """
     import msgspec
 
-    from holdfast.catalog.lookup import apply_model_overrides, find_model, shipped_models
+    from holdfast.catalog.lookup import find_model
     from holdfast.replay.playback import make_replay_setting
     from holdfast.replay.trace_files import find_trace_files
-    from holdfast.runtime.config import load_config
 
     if requests_out is not None and policy == ALL:
         raise UserError("requests are written for one policy; name it with --policy")
-    roster = PolicyFactory(policy, keep_alive=keep_alive)
-    models = apply_model_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
-    setting = make_replay_setting(find_model(model_name, models), ttl_upgrade=truth == "upgrade", lookback=lookback)
+    policies = PolicyFactory(policy, keep_alive=keep_alive)
+    model = find_model(model_name, load_configured_models())
+    setting = make_replay_setting(model, ttl_upgrade=truth == "upgrade", lookback=lookback)
     setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
-    totals = _replay_all(_Traces(find_trace_files(traces), compact), roster, setting, requests_out)
+    totals = _replay_all(_Traces(find_trace_files(traces), compact), policies, setting, requests_out)
     if not totals.recordings:
         raise UserError(f"none of the {totals.broken} lines holds a conversation; check the traces")
     if as_json:
@@ -95,7 +95,7 @@ class _Traces(NamedTuple):
 
 
 def _replay_all(
-    traces: _Traces, roster: "PolicyFactory", setting: "ReplaySetting", requests_out: Path | None
+    traces: _Traces, policies: "PolicyFactory", setting: "ReplaySetting", requests_out: Path | None
 ) -> "ReplayTotals":
     from holdfast.cli.tables import track_progress
     from holdfast.compaction.models import DEFAULT_CONFIG
@@ -112,22 +112,17 @@ def _replay_all(
             if not isinstance(recording, Recording):
                 totals.broken += 1
                 continue
-            sent = _request_writer(out.write, recording.id) if out is not None else None
+            on_request = _request_writer(out.write, recording.id) if out is not None else None
+            played, model_fit = recording, None
             if traces.compact:
+                # The recorded usage is of the uncompacted conversation, so it cannot validate the cache model here.
                 compacted = compact_recording(recording, setting.model, DEFAULT_CONFIG)
                 totals.compactions += compacted.compactions
-                # The recorded usage is of the uncompacted conversation, so it cannot validate the cache model here.
-                totals.add_comparison(
-                    compare_policies(compacted.recording, roster.create_policies(), setting, sent),
-                    None,
-                    len(recording.calls),
-                )
+                played = compacted.recording
             else:
-                totals.add_comparison(
-                    compare_policies(recording, roster.create_policies(), setting, sent),
-                    measure_model_fit(recording, setting),
-                    len(recording.calls),
-                )
+                model_fit = measure_model_fit(recording, setting)
+            comparison = compare_policies(played, policies.create_policies(), setting, on_request)
+            totals.add_comparison(comparison, model_fit, len(recording.calls))
     return totals
 
 
@@ -136,14 +131,16 @@ def _request_writer(write: "Callable[[bytes], int]", conversation: str) -> "OnRe
 
     from holdfast.types.json_encoding import encode_json
 
-    def sent(policy: str, at: float, body: bytes) -> None:
+    def write_request(policy: str, at: float, body: bytes) -> None:
         # Raw keeps the body byte for byte as it would be sent.
         write(encode_json({"conversation": conversation, "at": at, "body": msgspec.Raw(body)}) + b"\n")
 
-    return sent
+    return write_request
 
 
 def _show(totals: "ReplayTotals") -> None:
+    from holdfast.replay.model_accuracy import format_model_fit
+
     report = totals.build_report()
     print_policies(report.policies)
     played = f"{format_count(report.conversations, 'conversation')}, {format_count(report.calls, 'call')}"
@@ -153,17 +150,8 @@ def _show(totals: "ReplayTotals") -> None:
     if report.broken_lines:
         click.echo(f"{report.broken_lines} broken lines were skipped")
     if totals.model_fit is not None:
-        _show_likeness(totals.model_fit)
-
-
-def _show_likeness(likeness: "ModelFit") -> None:
-    from holdfast.replay.model_accuracy import format_model_fit
-
-    for question, figures in format_model_fit(likeness):
-        click.echo(f"{question}: {figures}")
-
-
-ALL = "all"
+        for question, figures in format_model_fit(totals.model_fit):
+            click.echo(f"{question}: {figures}")
 
 
 class PolicyFactory:

@@ -45,10 +45,8 @@ def command(
         rows = [row for row in log.sessions() if row.last_event_at >= start and wanted in (None, row.id)]
         if wanted is not None and not rows:
             raise UserError(f"session {wanted!r} has no event since then; `holdfast sessions list` shows all")
-        tables, scope = (
-            log.cost_queries(),
-            LedgerScope(since=start, session_id=wanted, simulated=simulated or wanted is not None),
-        )
+        tables = log.cost_queries()
+        scope = LedgerScope(since=start, session_id=wanted, simulated=simulated or wanted is not None)
         report = build_report(tables, scope)
         # Simulated sessions cost no real money, so they are left out by default; the output says how many there are.
         everything = msgspec.structs.replace(scope, simulated=True)
@@ -65,7 +63,7 @@ def command(
 
 
 def parse_time_option(since: str, now: float, *, option: str = "--since") -> float:
-    """The time, as seconds since the epoch, that `7d`, `12h`, `2w` (ago) or a date such as 2026-11-01 stands for."""
+    """The time, as seconds since the epoch, that `7d`, `12h`, `2w` (ago) or a date such as 2026-11-01 means."""
     count, unit = since[:-1], since[-1:]
     if unit in UNIT_SECONDS and count.isascii() and count.isdigit() and len(count) < 6:
         return now - int(count) * UNIT_SECONDS[unit]

@@ -1,4 +1,4 @@
-"""`holdfast knowledge`: extracts knowledge from finished sessions into files, and shows the digest for new ones."""
+"""`holdfast knowledge`: extracts what finished sessions learned into pages, and manages the digest of new sessions."""
 
 import os
 from decimal import Decimal
@@ -7,23 +7,20 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from holdfast.catalog.lookup import price_at, utc_date
-from holdfast.catalog.schema import Model
 from holdfast.cli.format import CommandGroup, format_count, print_json
 from holdfast.cli.options import db_option, json_option
 from holdfast.clock import system_clock
-from holdfast.events.log import EventLog
-from holdfast.knowledge.llm_extraction import ModelReply, SendPrompt
 from holdfast.ledger.requests.format import strip_control_characters
-from holdfast.runtime.options import Options
-from holdfast.runtime.session import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.catalog.schema import Model
+    from holdfast.events.log import EventLog
     from holdfast.knowledge.folder import KnowledgeFolder
     from holdfast.knowledge.harvest import HarvestPlan, HarvestResult
-
+    from holdfast.knowledge.llm_extraction import SendPrompt
+    from holdfast.runtime.options import Options
 
 HOUR_SECONDS = 3600
 
@@ -84,13 +81,14 @@ def harvest_knowledge(
 
     Text that may contain a secret is left out. An unchanged session is never harvested twice.
     """
-    from holdfast.cli.open_store import open_configured_store
+    from holdfast.catalog.lookup import find_model
+    from holdfast.cli.open_store import load_configured_models, open_configured_store
     from holdfast.knowledge.harvest import apply_harvest, plan_harvest
     from holdfast.knowledge.journal import read_ledger
     from holdfast.runtime.knowledge import finished_sessions, project_lookup
 
     folder, root = _folder(workspace)
-    model_row = _find_model(model) if model else None
+    model_row = find_model(model, load_configured_models()) if model else None
     with open_configured_store(db) as log:
         sessions = finished_sessions(
             log,
@@ -107,13 +105,6 @@ def harvest_knowledge(
             return
         plan = plan_harvest(folder, sessions)
     print_json(plan) if as_json else _show_plan(plan, model_row)
-
-
-def _find_model(name: str) -> "Model":
-    from holdfast.catalog.lookup import find_model
-    from holdfast.cli.open_store import load_configured_models
-
-    return find_model(name, load_configured_models())
 
 
 @command.command("list")
@@ -239,11 +230,13 @@ def _show_outcome(outcome: "HarvestResult", folder: "KnowledgeFolder") -> None:
         click.echo(f"digest.md: {digest_items}, unchanged")
 
 
-def knowledge_model(log: EventLog, model: str, /, **options: Unpack[Options]) -> SendPrompt:
+def knowledge_model(log: "EventLog", model: str, /, **options: "Unpack[Options]") -> "SendPrompt":
     """Return a function that sends one prompt to the model.
 
     Each prompt runs in a session of its own, so that its cost is recorded in `log` like that of any other session.
     """
+    from holdfast.knowledge.llm_extraction import ModelReply
+    from holdfast.runtime.session import run_sync
 
     def ask(prompt: str) -> ModelReply:
         defaults: Options = {"model": model, "store": log, "name": "knowledge harvest", "knowledge": False}
@@ -253,7 +246,9 @@ def knowledge_model(log: EventLog, model: str, /, **options: Unpack[Options]) ->
     return ask
 
 
-def estimate_input_cost(model: Model, tokens: int, at: float) -> Decimal:
+def estimate_input_cost(model: "Model", tokens: int, at: float) -> Decimal:
     """Estimate the price of `tokens` uncached input tokens; output is not included."""
+    from holdfast.catalog.lookup import price_at, utc_date
+
     # Catalog prices are US dollars per million tokens.
     return price_at(model, utc_date(at), tokens).input * tokens / 1_000_000

@@ -1,4 +1,4 @@
-"""`holdfast sessions`: lists, shows and deletes stored sessions."""
+"""`holdfast sessions`: lists, shows, draws and deletes stored sessions."""
 
 import os
 from collections import Counter
@@ -21,15 +21,19 @@ if TYPE_CHECKING:
 
     from holdfast.events.log import Event, SessionRow
 
+CALLS_DRAWN_MAX = 40
+BAR_CELLS_MAX = 48
+LABEL_CHARACTERS = 32
+"""Room beside a bar for the call's number and verdict."""
+LayerSizesByRequest = Mapping[str, Sequence[LayerRun]]
+DIGEST_CHARS_SHOWN = 16
+DIGESTS = ("last_request_hash", "last_completion_cache_key")
+"""Hashes that are too long for a line; their first characters are enough to tell them apart."""
+
 
 @click.group("sessions", cls=CommandGroup)
 def command() -> None:
     """List, show and delete stored sessions."""
-
-
-DIGEST_CHARS_SHOWN = 16
-DIGESTS = ("last_request_hash", "last_completion_cache_key")
-"""Hashes that are too long for a line; their first characters are enough to tell them apart."""
 
 
 @command.command("list")
@@ -209,8 +213,7 @@ def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
     }
     breaks = rank_cache_breaks(iter_cache_breaks(calls))
     if as_json:
-        document = {"stats": counters, "tokens": tokens, "breaks": breaks}
-        print_json(document)
+        print_json({"stats": counters, "tokens": tokens, "breaks": breaks})
         return
     for name, value in counters.items():
         if value is not None:
@@ -264,35 +267,28 @@ def _verdict_cells(entry: "LedgerEntry") -> tuple[str, str]:
     return f"{verdict.kind}{component}", f"${verdict.lost_usd:.6f}" if verdict.lost_usd else ""
 
 
-CALLS_DRAWN_MAX = 40
-BAR_CELLS_MAX = 48
-LABEL_CHARACTERS = 32
-"""Room beside a bar for the call's number and verdict."""
-LayerSizesByRequest = Mapping[str, Sequence[LayerRun]]
-
-
-def draw_calls(entries: Sequence[LedgerEntry], strata: LayerSizesByRequest, width: int) -> list[str]:
+def draw_calls(entries: Sequence[LedgerEntry], layer_runs: LayerSizesByRequest, width: int) -> list[str]:
     """One line per call for the newest `CALLS_DRAWN_MAX` calls, then a legend of the layers."""
-    drawn = [entry for entry in entries if strata.get(entry.record.request_id)][-CALLS_DRAWN_MAX:]
+    drawn = [entry for entry in entries if layer_runs.get(entry.record.request_id)][-CALLS_DRAWN_MAX:]
     if not drawn:
         return []
-    names = list(dict.fromkeys(part.layer for entry in drawn for part in strata[entry.record.request_id]))
+    names = list(dict.fromkeys(run.layer for entry in drawn for run in layer_runs[entry.record.request_id]))
     fills = {name: FILLS[number % len(FILLS)] for number, name in enumerate(names)}
     longest = max(entry.record.usage.tokens_sent for entry in drawn)
     cells_max = max(8, min(BAR_CELLS_MAX, width - LABEL_CHARACTERS))
-    lines = [_line(entry, strata[entry.record.request_id], fills, cells_max, longest=longest) for entry in drawn]
+    lines = [_line(entry, layer_runs[entry.record.request_id], fills, cells_max, longest=longest) for entry in drawn]
     legend = "  ".join(f"{fill} {strip_control_characters(name)}" for name, fill in fills.items())
     left_out = len(entries) - len(drawn)
     return [*lines, legend, *([f"{format_count(left_out, 'earlier call')} not drawn"] if left_out else [])]
 
 
 def _line(
-    entry: LedgerEntry, parts: Sequence[LayerRun], fills: Mapping[str, str], cells_max: int, *, longest: int
+    entry: LedgerEntry, runs: Sequence[LayerRun], fills: Mapping[str, str], cells_max: int, *, longest: int
 ) -> str:
     tokens_sent = entry.record.usage.tokens_sent
     cells = max(1, round(cells_max * tokens_sent / longest)) if longest else 1
-    shares = divide_bar_cells([part.bytes for part in parts], cells)
-    bar = "".join(fills[part.layer] * count for part, count in zip(parts, shares, strict=True))
+    shares = divide_bar_cells([run.bytes for run in runs], cells)
+    bar = "".join(fills[run.layer] * count for run, count in zip(runs, shares, strict=True))
     verdict = entry.verdict
     label: str = "" if verdict is None else verdict.kind
     if verdict is not None and verdict.lost_usd:
