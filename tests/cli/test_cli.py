@@ -66,7 +66,7 @@ def test_the_version_is_told() -> None:
 
 def test_help_names_every_command() -> None:
     output = run("--help").output
-    for name, line in COMMANDS.items():
+    for name, (_, line) in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(line[:40])}", output, re.MULTILINE)
 
 

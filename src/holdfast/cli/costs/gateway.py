@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from holdfast.replay.counterfactual import Counterfactual
 
 REQUEST_BYTES_MAX = 32 * 1024 * 1024
-WIRE_FORMATS = {"anthropic": "anthropic", "openai": "openai", "openai-chat": "openai-chat", "gemini": "gemini"}
+WIRE_FORMATS = ("anthropic", "gemini", "openai", "openai-chat")
 
 
 @click.group("gateway", cls=CommandGroup)
@@ -37,38 +37,36 @@ def show_session_costs(session_id: str, db: str | None, as_json: bool) -> None:
 
     with open_configured_store(db) as log:
         resolved_id = resolve_session_id(log, session_id)
-        costs_of_session = estimate_counterfactual(log.read(resolved_id), load_configured_models())
-    if costs_of_session is None:
+        costs = estimate_counterfactual(log.read(resolved_id), load_configured_models())
+    if costs is None:
         raise UserError(f"session {resolved_id!r} did not go through the gateway, or no price is known for its calls")
     if as_json:
-        print_json(costs_of_session)
+        print_json(costs)
         return
-    _show_costs(costs_of_session)
+    _show_costs(costs)
 
 
-def _show_costs(costs_of_session: "Counterfactual") -> None:
+def _show_costs(costs: "Counterfactual") -> None:
     from holdfast.cli.tables import print_table
 
-    click.echo(
-        f"paid: ${costs_of_session.cost_usd:.6f} for {format_count(costs_of_session.calls, 'call')}, replies included"
-    )
+    click.echo(f"paid: ${costs.cost_usd:.6f} for {format_count(costs.calls, 'call')}, replies included")
     click.echo("prompts only, by the cache model:")
-    rows = [("as sent", costs_of_session.as_sent_usd), ("improved", costs_of_session.improved_usd)]
-    if costs_of_session.optimum_usd is not None and costs_of_session.improved_optimum_usd is not None:
-        rows.append(("optimum, as sent", costs_of_session.optimum_usd))
-        rows.append(("optimum, improved", costs_of_session.improved_optimum_usd))
-    rows += [(f"policy {row.policy}", row.usd) for row in costs_of_session.policies]
+    rows = [("as sent", costs.as_sent_usd), ("improved", costs.improved_usd)]
+    if costs.optimum_usd is not None and costs.improved_optimum_usd is not None:
+        rows.append(("optimum, as sent", costs.optimum_usd))
+        rows.append(("optimum, improved", costs.improved_optimum_usd))
+    rows += [(f"policy {row.policy}", row.usd) for row in costs.policies]
     print_table(
         ("", "cost", "vs improved"),
-        ((name, f"${usd:.6f}", _times(usd, costs_of_session.improved_usd)) for name, usd in rows),
+        ((name, f"${usd:.6f}", _times(usd, costs.improved_usd)) for name, usd in rows),
     )
-    if costs_of_session.anti_patterns:
+    if costs.anti_patterns:
         click.echo("cost of each anti-pattern, if only the others are fixed:")
-        habit_rows = (
+        pattern_rows = (
             (row.anti_pattern, str(row.calls), "fixed" if row.is_fixed else format_usd(row.usd, 6))
-            for row in costs_of_session.anti_patterns
+            for row in costs.anti_patterns
         )
-        print_table(("anti-pattern", "calls", "cost"), habit_rows)
+        print_table(("anti-pattern", "calls", "cost"), pattern_rows)
 
 
 def _times(usd: float, reference_usd: float) -> str:
@@ -135,7 +133,7 @@ def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
 
 @command.command("try")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--speaks", type=click.Choice(sorted(WIRE_FORMATS)), default="anthropic", show_default=True)
+@click.option("--speaks", type=click.Choice(WIRE_FORMATS), default="anthropic", show_default=True)
 @click.option("--path", default="", help="Path of the request, needed for Gemini, whose path names the model.")
 @click.option("--volatile", metavar="NAME=REGEX", multiple=True, help="As for `holdfast serve`.")
 def preview_improvement(file: str, speaks: str, path: str, volatile: tuple[str, ...]) -> None:

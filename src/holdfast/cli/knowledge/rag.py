@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.cli.format import CommandGroup, print_json
+from holdfast.cli.format import CommandGroup, format_count, print_json
 from holdfast.cli.options import json_option
 from holdfast.errors import UserError
 from holdfast.ledger.requests.format import strip_control_characters
@@ -34,7 +34,6 @@ def index_files(workspace: str, as_json: bool) -> None:
     """Index the files that are new or changed since the last run."""
     import msgspec
 
-    from holdfast.cli.format import format_count
     from holdfast.knowledge.rag_index import update_rag_index
     from holdfast.runtime.volatile_context import rag_folder
 

@@ -7,6 +7,7 @@ import click
 
 from holdfast.cli.format import print_json
 from holdfast.cli.options import json_option
+from holdfast.cli.requests.request_file import convert_to_bad_input, get_current_price, read_request_file
 from holdfast.ledger.requests.format import format_difference, format_usd_exact, strip_control_characters
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ def command(before_file: Path, after_file: Path, model: str | None, as_json: boo
     """
     import msgspec
 
-    from holdfast.cli.requests.request_file import convert_to_bad_input, get_current_price, read_request_file
     from holdfast.ledger.cache.prefix_diff import compare_requests
 
     before, after = read_request_file(before_file, model), read_request_file(after_file, model)
@@ -46,9 +46,9 @@ def _show(comparison: "RequestComparison") -> None:
     for changed in comparison.parameters:
         click.echo(f"{changed.name} changed: {changed.first_lost_section} and everything after it is lost")
     if comparison.difference:
-        _show_moved(comparison.difference)
-    for tier in comparison.sections:
-        click.echo(f"{tier.section}: {_describe_tier(tier)}")
+        _show_difference(comparison.difference)
+    for section in comparison.sections:
+        click.echo(f"{section.section}: {_describe_section(section)}")
     click.echo(
         f"{comparison.tokens_read} of {comparison.tokens_before} cached tokens (estimated) can still be read; "
         f"{comparison.tokens_lost} must be written again, for {format_usd_exact(comparison.lost_usd)} more"
@@ -57,13 +57,15 @@ def _show(comparison: "RequestComparison") -> None:
         click.echo(f"note: {strip_control_characters(note)}")
 
 
-def _show_moved(moved: "PrefixDifference") -> None:
-    click.echo(format_difference(moved, after="B"))
-    for line in moved.diff:
+def _show_difference(difference: "PrefixDifference") -> None:
+    click.echo(format_difference(difference, after="B"))
+    for line in difference.diff:
         click.echo(f"  {strip_control_characters(line)}")
 
 
-def _describe_tier(tier: "SectionComparison") -> str:
-    if tier.is_unchanged:
+def _describe_section(section: "SectionComparison") -> str:
+    if section.is_unchanged:
         return "still cached"
-    return "lost" if not tier.blocks_unchanged else f"lost from block {tier.blocks_unchanged} of {tier.blocks} on"
+    return (
+        "lost" if not section.blocks_unchanged else f"lost from block {section.blocks_unchanged} of {section.blocks} on"
+    )

@@ -8,6 +8,7 @@ import click
 
 from holdfast.cli.format import format_count, print_json
 from holdfast.cli.options import json_option
+from holdfast.cli.requests.request_file import convert_to_bad_input, get_current_price, read_request_file
 from holdfast.ledger.requests.format import format_usd_exact, strip_control_characters
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ def command(target: str, runs: int, model: str | None, as_json: bool) -> None:
 
 
 def _check_file(path: Path, model: str | None, as_json: bool) -> None:
-    from holdfast.cli.requests.request_file import get_current_price, read_request_file
     from holdfast.ledger.cache.change_cause import find_volatile_strings
 
     request = read_request_file(path, model)
@@ -64,7 +64,6 @@ def _show_strings(strings: "tuple[VolatileString, ...]") -> None:
 
 
 def _check_function(target: str, runs: int, as_json: bool) -> None:
-    from holdfast.cli.requests.request_file import convert_to_bad_input
     from holdfast.runtime.doctor.probe import TargetRunner, diagnose_target
 
     with convert_to_bad_input():

@@ -118,8 +118,8 @@ def command(
         service.simulated = simulated or simulate
         _add_sources(service, simulate=simulate, temporary=temporary)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
-        wishes = GatewayOptions(simulate, grants, improve, volatile, keep_alive_usd, drain, address)
-        with open_gateway(service, upstreams, wishes) as fronted:
+        gateway_options = GatewayOptions(simulate, grants, improve, volatile, keep_alive_usd, drain, address)
+        with open_gateway(service, upstreams, gateway_options) as fronted:
             app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), fronted=fronted)
             with contextlib.closing(bind_socket(host, port)) as bound:
                 click.echo(make_url(bound, host))

@@ -31,21 +31,18 @@ def command(session_id: str, wanted: str | None, db: str | None, as_json: bool) 
     with open_configured_store(db) as log:
         session_id = resolve_session_id(log, session_id)
         events = list(log.read(session_id))
-    passages = read_logged_messages(events)
-    if not passages and any(isinstance(event.payload, LlmCallStarted) for event in events):
+    entries = read_logged_messages(events)
+    if not entries and any(isinstance(event.payload, LlmCallStarted) for event in events):
         raise UserError(
             f"session {session_id!r} was recorded from another client or was pruned: the log has no messages of it"
         )
-    selected = [passage for group in groups_containing(passages, *numbers) for passage in group]
+    selected = [entry for group in groups_containing(entries, *numbers) for entry in group]
     if not selected:
-        last = passages[-1].number if passages else 0
+        last = entries[-1].number if entries else 0
         raise UserError(f"session {session_id!r} has no such messages; its last is m{last}")
     if as_json:
-        rows = [
-            {"number": entry.number, "role": entry.role, "layer": entry.layer, "content": entry.content}
-            for entry in selected
-        ]
-        print_json(rows)
+        fields = ("number", "role", "layer", "content")
+        print_json([{name: getattr(entry, name) for name in fields} for entry in selected])
         return
     for line in render_messages(selected).split("\n"):
         click.echo(strip_control_characters(line))
