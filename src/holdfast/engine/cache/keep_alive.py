@@ -113,7 +113,7 @@ class SessionKeepAlive:
             self._sending.discard(this)
 
     async def aclose(self) -> None:
-        """Cancel a waiting ping; one in progress gets `CLOSING_SECONDS_MAX` to finish, because it is paid for."""
+        """Cancel a waiting ping; one in progress gets `CLOSE_WAIT_SECONDS_MAX` to finish, because it is paid for."""
         self._unsubscribe()
         self._cancel_waiting()
         try:
