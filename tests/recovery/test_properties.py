@@ -10,10 +10,12 @@ from tests.support.transcripts import transcripts
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
+from holdfast.engine.cache.plan import apply_limits
 from holdfast.engine.recovery.provider_errors import truncate_results
 from holdfast.engine.recovery.runner import RecoveryRunner, StepContext
 from holdfast.engine.recovery.transcript_repair import find_pairing_faults, repair_pairing
-from holdfast.engine.state import NO_LIMITS, add_limit, apply_limits
+from holdfast.engine.reducer import add_limit
+from holdfast.engine.state import NO_LIMITS
 from holdfast.events.log import Event
 from holdfast.events.payloads.recovery import (
     ContextRepaired,

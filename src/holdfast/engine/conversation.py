@@ -17,7 +17,7 @@ from holdfast.engine.cache.response_cache import ResponseCacheConfig
 from holdfast.engine.cache.single_flight import SingleFlight
 from holdfast.engine.compaction.history import LoggedMessages
 from holdfast.engine.reducer import apply_event
-from holdfast.engine.request_draft import RequestDraft
+from holdfast.engine.request_draft import RequestDraft, build_sent_view, plan_injections
 from holdfast.engine.state import SessionState
 from holdfast.engine.tools.dispatch import Toolbox
 from holdfast.errors import BudgetError
@@ -27,6 +27,7 @@ from holdfast.events.payloads.cache import CacheControlsApplied
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed
 from holdfast.events.payloads.session import TurnStarted
 from holdfast.events.payloads.union import AnyPayload
+from holdfast.layers.assemble import assemble_prompt
 from holdfast.planning.explicit_cache import ExplicitCacheConfig
 from holdfast.planning.learned import NOTHING_LEARNED, LearnedParameters, LearningScope
 from holdfast.providers.adapter import Adapter
@@ -151,6 +152,19 @@ class Conversation:
         """An empty request draft for the current provider."""
         factor = self.deps.model.tokens_factor
         return RequestDraft(self.deps.adapter, lambda data: count_block_tokens(data, factor))
+
+    def assemble_request(self) -> None:
+        """Bring the draft up to date: the prompt that the state describes, encoded for the provider."""
+        self.draft.update(assemble_prompt(build_sent_view(self.state)))
+
+    async def inject_changed_context(self) -> None:
+        """Record changed volatile text in the middle of a turn."""
+        if self.state.layout == "seed":
+            # Changing the system prompt within a turn would invalidate the turn's thinking.
+            return
+        early, late = plan_injections(self.state, await self.deps.volatile())
+        if early or late:
+            await self.record("system", *early, *late)
 
     async def record(self, actor: Actor, *payloads: AnyPayload) -> None:
         """Append events to the log and apply them; a cancellation is raised only once log and state agree."""

@@ -10,11 +10,13 @@ import msgspec
 from holdfast.compaction.view import count_leading_summaries
 from holdfast.engine.cache.controls import refresh_prefix
 from holdfast.engine.call_record import failed_call_event
-from holdfast.engine.context_injection import inject_changed_context, plan_injections
 from holdfast.engine.conversation import Conversation
-from holdfast.engine.model_call import OnDelta, call_model
+from holdfast.engine.exchange import OnDelta
+from holdfast.engine.model_call import call_model
 from holdfast.engine.recovery.incidents import report_provider_failure
+from holdfast.engine.recovery.provider_errors import call_with_recovery
 from holdfast.engine.reducer import fold_events, open_tool_calls
+from holdfast.engine.request_draft import plan_injections
 from holdfast.engine.state import SessionState, TurnState
 from holdfast.engine.tools.dispatch import ToolsCancelledError, error_result
 from holdfast.errors import BudgetError, ProviderError, UserError
@@ -68,7 +70,7 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: O
         while True:
             match next_step(conversation.state, steps_max=conversation.deps.steps_max):
                 case CallModel():
-                    last_reply = await call_model(conversation, emit)
+                    last_reply = await call_with_recovery(call_model, conversation, emit)
                     if not last_reply.content:
                         break
                 case RunTools(calls):
@@ -121,7 +123,7 @@ async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> 
     )
     await conversation.record("user", started)
     current = await conversation.deps.volatile()
-    early, late = plan_injections(conversation, current)
+    early, late = plan_injections(conversation.state, current)
     await conversation.record("user", *early, MessageAppended(Message("user", content)), *late)
 
 
@@ -138,7 +140,7 @@ async def _run_tools(conversation: Conversation, calls: tuple[ToolUse, ...]) -> 
         await _append_results(conversation, stopped.results)
         raise asyncio.CancelledError from None
     await _append_results(conversation, results)
-    await inject_changed_context(conversation)
+    await conversation.inject_changed_context()
 
 
 async def _answer(conversation: Conversation, calls: Sequence[ToolUse], message: str) -> None:

@@ -19,12 +19,11 @@ from holdfast.engine.history_transfer import model_provider, transfer_history
 from holdfast.engine.state import (
     NO_LIMITS,
     CompletedCall,
+    DiagnosisBaseline,
+    ProviderLimits,
+    SessionState,
     TurnState,
-    add_limit,
-    make_completed_call,
-    update_diagnosis_baseline,
 )
-from holdfast.engine.state import SessionState as SessionState
 from holdfast.engine.tools.skill_budget import add_activation, remove_activations
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CacheControlsApplied, CacheLearned, CachePinged, ExplicitCacheChanged
@@ -491,3 +490,31 @@ def apply_failed_call(state: SessionState, call: LlmCallFailed) -> SessionState:
 def apply_tool_call(state: SessionState) -> SessionState:
     turn = state.turn and msgspec.structs.replace(state.turn, tool_calls=state.turn.tool_calls + 1)
     return msgspec.structs.replace(state, turn=turn, has_called_tools=True)
+
+
+def make_completed_call(request: RequestRecord | None, usage: Usage) -> CompletedCall | None:
+    if request is None:
+        return None
+    return CompletedCall(request.at, request.breakpoints[-1].ttl if request.breakpoints else None, usage)
+
+
+def update_diagnosis_baseline(
+    before: DiagnosisBaseline, outcome: LlmCallCompleted | LlmCallFailed
+) -> DiagnosisBaseline:
+    match outcome:
+        case LlmCallCompleted(model=model, response_id=id) if id:
+            return msgspec.structs.replace(before, response_ids={**before.response_ids, model: id})
+        case LlmCallFailed(is_diagnosis_refused=True, provider=provider):
+            return msgspec.structs.replace(before, refused_by=before.refused_by | {provider})
+        case _:
+            return before
+
+
+def add_limit(limits: ProviderLimits, refusal: ProviderLimited) -> ProviderLimits:
+    """Add a refusal. Limits only become narrower, except the window: there the newest value applies."""
+    breakpoints = [count for count in (limits.breakpoints_max, refusal.breakpoints_max) if count is not None]
+    return ProviderLimits(
+        breakpoints_max=min(breakpoints, default=None),
+        short_ttls_only=limits.short_ttls_only or refusal.shortest_ttl_only,
+        window_tokens_max=refusal.window_tokens_max or limits.window_tokens_max,
+    )

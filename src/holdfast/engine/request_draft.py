@@ -3,6 +3,9 @@
 from collections.abc import Callable
 
 from holdfast.engine.state import SessionState
+from holdfast.events.payloads.session import ContextInjected
+from holdfast.layers.assemble import changed_volatile_texts
+from holdfast.layers.standard import SYSTEM_SUFFIX, system_suffix_text
 from holdfast.ledger.cache.change_cause import find_prefix_change
 from holdfast.providers.adapter import Adapter
 from holdfast.types.prompt import HistoryEntry, LayerText, PrefixChange, Prompt, Segment, Stability, View
@@ -102,3 +105,17 @@ def build_sent_view(state: SessionState) -> View:
     """The view to send next. The seed layout uses the recorded volatile text: a request depends on the log alone."""
     tail = state.system_tail
     return build_view(state, (tail,) if state.layout == "seed" and tail else ())
+
+
+def plan_injections(
+    state: SessionState, current: tuple[LayerText, ...]
+) -> tuple[tuple[ContextInjected, ...], tuple[ContextInjected, ...]]:
+    """Changed volatile text as events: what goes before the user's message, and what goes after it."""
+    if state.layout == "seed":
+        text, tail = system_suffix_text(current), state.system_tail
+        if not current or text == (tail.text if tail else ""):
+            return (), ()
+        return (ContextInjected(SYSTEM_SUFFIX, text, section="system"),), ()
+    changed = changed_volatile_texts(build_view(state, current))
+    events = [ContextInjected(layer.layer, layer.text, layer.ephemeral) for layer in changed]
+    return tuple(event for event in events if not event.ephemeral), tuple(event for event in events if event.ephemeral)

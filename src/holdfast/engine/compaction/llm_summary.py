@@ -15,9 +15,9 @@ from holdfast.compaction.llm_summary import (
 )
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.cache.plan import plan_next_call
-from holdfast.engine.call_record import PartialOutput
 from holdfast.engine.compaction.compact import CompactionProposal, CompactionSnapshot, NoCompaction, validate_compaction
 from holdfast.engine.conversation import Conversation
+from holdfast.engine.exchange import PartialOutput
 from holdfast.engine.recovery.incidents import report_incident
 from holdfast.engine.recovery.runner import FixedByStep, StepContext, StepFunction
 from holdfast.errors import BudgetError, ProviderError

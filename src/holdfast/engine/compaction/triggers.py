@@ -21,9 +21,7 @@ from holdfast.engine.recovery.incidents import (
     report_expired_cache,
     report_ineffective_compaction,
 )
-from holdfast.engine.request_draft import build_sent_view
 from holdfast.events.payloads.compaction import CompactionSkipped, CompactionTrigger
-from holdfast.layers.assemble import assemble_prompt
 
 PREFIX_TOO_LARGE = "tools and system prompt alone exceed the limit, and compaction cannot shorten them"
 SMALL_TAIL_TOKENS = 6_000
@@ -31,8 +29,7 @@ SMALL_TAIL_TOKENS = 6_000
 
 
 def snapshot_conversation(conversation: Conversation) -> CompactionSnapshot:
-    """A snapshot of the conversation for compaction; also updates the draft to what would be sent now."""
-    conversation.draft.update(assemble_prompt(build_sent_view(conversation.state)))
+    """A snapshot of the conversation for compaction; its sizes are those of the draft as it was last assembled."""
     state, deps = conversation.state, conversation.deps
     return CompactionSnapshot(
         state=state,
@@ -51,6 +48,7 @@ async def compact_on_request(
     conversation: Conversation, config: CompactionConfig, *, seed: bool = False
 ) -> CompactionProposal | NoCompaction:
     """Compact on the user's request, if it helps; with `seed` by the rules of seed 002."""
+    conversation.assemble_request()
     snapshot = snapshot_conversation(conversation)
     # This reads the whole conversation, so it runs in a thread and does not block the event loop.
     proposal = await asyncio.to_thread(propose_seed_summary if seed else propose_compaction, snapshot, config, "asked")
@@ -72,7 +70,10 @@ async def _with_llm_summary(
 
 
 async def compact_if_due(conversation: Conversation) -> bool:
-    """Compact if a compaction is due, and return whether it was done; one that would not help is reported once."""
+    """Compact if the assembled request is too large or too expensive, and return whether that was done.
+
+    A compaction that would not help is reported once.
+    """
     config, snapshot = conversation.deps.compaction, snapshot_conversation(conversation)
     outlook = compaction_outlook(snapshot)
     trigger = find_compaction_trigger(
@@ -89,9 +90,9 @@ async def compact_if_due(conversation: Conversation) -> bool:
 
 async def clear_tool_results(conversation: Conversation) -> str:
     """After an overflow: clear old tool results; returns what was done."""
-    return await _apply_after_overflow(
-        conversation, propose_clearing(snapshot_conversation(conversation), conversation.deps.compaction, "overflow")
-    )
+    conversation.assemble_request()
+    snapshot, config = snapshot_conversation(conversation), conversation.deps.compaction
+    return await _apply_after_overflow(conversation, propose_clearing(snapshot, config, "overflow"))
 
 
 async def compact_after_overflow(conversation: Conversation) -> str:
@@ -105,6 +106,7 @@ async def compact_to_newest_group(conversation: Conversation) -> str:
 
 
 async def _compact_to_tail(conversation: Conversation, tokens_max: int) -> str:
+    conversation.assemble_request()
     snapshot, config = snapshot_conversation(conversation), conversation.deps.compaction
     proposal = await asyncio.to_thread(propose_compaction, snapshot, config, "overflow", tail_tokens_max=tokens_max)
     return await _apply_after_overflow(conversation, proposal)

@@ -1,14 +1,16 @@
 """Automatic recovery from known provider refusals: fix the request and send it again before raising the error."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from holdfast.catalog.token_count import count_block_tokens
+from holdfast.engine.cache.plan import shortest_ttl
 from holdfast.engine.conversation import Conversation
+from holdfast.engine.exchange import OnDelta
 from holdfast.engine.recovery.runner import FixedByStep, RecoveryRunner, StepContext, StepFunction
 from holdfast.engine.recovery.transcript_repair import ConversationAttempts, RepairSteps
-from holdfast.engine.state import shortest_ttl
 from holdfast.errors import ProviderError, UserError
 from holdfast.events.payloads.recovery import ContextRepaired, ProviderLimited, Splice
 from holdfast.recovery.error_classification import classify_breakpoint_problem, classify_refusal, parse_reported_window
@@ -19,10 +21,7 @@ from holdfast.types.blocks import Block, Text, ToolResult
 from holdfast.types.prompt import HistoryEntry
 from holdfast.types.reply import Delta, Reply
 
-OnDelta = Callable[[Delta], None]
-
-
-SendCall = Callable[[OnDelta], Awaitable[Reply]]
+ModelCall = Callable[[Conversation, OnDelta], Awaitable[Reply]]
 
 
 EXCESS_MARGIN = 1.1
@@ -31,7 +30,7 @@ EXCESS_MARGIN = 1.1
 """How much more than the excess is cut: our token counts are estimates of the provider's."""
 
 
-async def call_with_recovery(conversation: Conversation, ask: SendCall, emit: OnDelta) -> Reply:
+async def call_with_recovery(call: ModelCall, conversation: Conversation, emit: OnDelta) -> Reply:
     """Call the model; a request refused for a known reason is fixed and sent again, once per reason.
 
     Raises the provider's last error if nothing helped. A response that has begun is never requested again.
@@ -44,13 +43,13 @@ async def call_with_recovery(conversation: Conversation, ask: SendCall, emit: On
         emit(delta)
 
     try:
-        return await ask(on_delta)
+        return await call(conversation, on_delta)
     except ProviderError as error:
         error_seen = error
     seen_scenarios: set[FailureScenario] = set()
     while (scenario := classify_refusal(error_seen)) is not None and scenario not in seen_scenarios and not has_output:
         seen_scenarios.add(scenario)
-        recovery = _Recovery(conversation, lambda: ask(on_delta), scenario, error_seen)
+        recovery = _Recovery(conversation, partial(call, conversation, on_delta), scenario, error_seen)
         await recovery.attempt()
         if recovery.reply is not None:
             return recovery.reply
@@ -66,12 +65,12 @@ class _Recovery:
     def __init__(
         self,
         conversation: Conversation,
-        ask: Callable[[], Awaitable[Reply]],
+        retry: Callable[[], Awaitable[Reply]],
         scenario: FailureScenario,
         refused: ProviderError,
     ) -> None:
         self._conversation = conversation
-        self._retry = ask
+        self._retry = retry
         self._scenario = scenario
         self._view = RepairSteps(conversation, binds_thinking=conversation.deps.model.cache.binds_thinking)
         self.refused = refused
