@@ -30,9 +30,9 @@ from holdfast.recovery.attempts import fold_recovery_events
 from holdfast.recovery.history_edits import apply_repair, count_answered_entries
 from holdfast.recovery.recipes import RecoveryRecipe, RecoveryRules, RecoveryStep
 from holdfast.recovery.scenarios import EscalationPolicy, FailureScenario, StepName
-from holdfast.types.blocks import Message, Text, ToolResult, ToolUse
+from holdfast.types.blocks import Message, Text, ToolResult, ToolUse, get_result_call_id
 from holdfast.types.prompt import Breakpoint, HistoryEntry, Plan
-from holdfast.types.transcript import get_result_call_id, merge_into_messages, validate_transcript
+from holdfast.types.transcript import merge_into_messages, validate_transcript
 
 STEPS = (StepName.RebaseBranch, StepName.CleanBuild, StepName.RestartWorker)
 SCENARIO = FailureScenario.StaleBranch

@@ -9,11 +9,10 @@ from holdfast.engine.conversation import Conversation
 from holdfast.errors import ProviderError
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed
 from holdfast.events.payloads.session import MessageAppended
-from holdfast.types.blocks import Block, Message, ToolUse, is_thinking
+from holdfast.types.blocks import Block, Message, ToolUse, is_blank_block, is_thinking
 from holdfast.types.prompt import Breakpoint
 from holdfast.types.reply import Reply
 from holdfast.types.request_buffer import PrefixDigest
-from holdfast.types.transcript import is_blank_block
 from holdfast.types.usage import Usage
 
 _REPORTS_ONE_WRITE_TOTAL = "openrouter"

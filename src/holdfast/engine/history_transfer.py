@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.types.blocks import Block, Opaque, Text, ToolResult, is_thinking
+from holdfast.types.blocks import Block, Opaque, Text, ToolResult, get_result_call_id, is_thinking, parse_tool_call
 from holdfast.types.prompt import HistoryEntry
-from holdfast.types.transcript import get_result_call_id, parse_tool_call
 
 UNPORTABLE_RESULT = "The result was in a form that only another provider knows."
 

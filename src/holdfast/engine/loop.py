@@ -32,7 +32,19 @@ from holdfast.events.payloads.session import (
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.extraction.tool_calls import is_failed_result, result_text
 from holdfast.providers.errors import sanitize_message
-from holdfast.types.blocks import Block, Image, Message, Text, ToolResult, ToolUse, join_text_blocks, replace_surrogates
+from holdfast.types.blocks import (
+    Base64Source,
+    Block,
+    FileSource,
+    Image,
+    Message,
+    Text,
+    ToolResult,
+    ToolUse,
+    UrlSource,
+    join_text_blocks,
+    replace_surrogates,
+)
 from holdfast.types.json_encoding import canonical_json, sha256_hex
 from holdfast.types.reply import Reply, StopReason
 from holdfast.types.usage import Usage
@@ -66,7 +78,7 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: O
     last_reply: Reply | None = None
     await run_health_probe(conversation)
     try:
-        await _open_turn(conversation, _checked(content))
+        await _open_turn(conversation, _clean_content(content))
         while True:
             match next_step(conversation.state, steps_max=conversation.deps.steps_max):
                 case CallModel():
@@ -184,7 +196,32 @@ async def _close_turn(conversation: Conversation, last_reply: Reply | None) -> T
     return TurnResult(content, stop_reason, turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
 
 
-def _checked(content: Sequence[Block]) -> tuple[Block, ...]:
+def message_content(message: str | Block | Sequence[Block]) -> tuple[Block, ...]:
+    """The blocks of a message. Raises UserError for anything but text and images."""
+    if isinstance(message, str):
+        return (Text(message),)
+    content = tuple(message) if isinstance(message, list | tuple) else (message,)
+    if invalid := [block.text for block in content if isinstance(block, Text) and not isinstance(block.text, str)]:
+        raise UserError(f"the text of a message must be text, not {type(invalid[0]).__name__}")
+    for image in (block for block in content if isinstance(block, Image)):
+        _check_source(image.source)
+    if isinstance(message, Text | Image | list | tuple):
+        return content
+    raise UserError(f"a message is text or a list of text and images, not {type(message).__name__}")
+
+
+def _check_source(source: object) -> None:
+    match source:
+        case Base64Source(media_type=str(), data=str()) | UrlSource(url=str()) | FileSource(file_id=str()):
+            return
+        case _:
+            raise UserError(
+                "the source of an image must be Base64Source(media_type, data) with its bytes as base64 text, "
+                f"UrlSource(url) or FileSource(file_id), with text fields; this one is {type(source).__name__}"
+            )
+
+
+def _clean_content(content: Sequence[Block]) -> tuple[Block, ...]:
     """A user's message in a form that can be sent: no lone surrogates, no empty text."""
     if unsupported := [block for block in content if not isinstance(block, Text | Image)]:
         raise UserError(f"a user message can hold text and images, not {type(unsupported[0]).__name__}")

@@ -77,9 +77,8 @@ from holdfast.planning.learned import memory_after_call as remembered
 from holdfast.planning.policy import PingResult, WaitedFor
 from holdfast.recovery.attempts import apply_recovery_event
 from holdfast.recovery.history_edits import apply_repair, drop_ephemeral, filter_entries
-from holdfast.types.blocks import Text, ToolUse, join_text_blocks
+from holdfast.types.blocks import Text, ToolUse, join_text_blocks, parse_tool_call
 from holdfast.types.prompt import HistoryEntry, LayerText, Stability, View, drop_thinking
-from holdfast.types.transcript import parse_tool_call
 from holdfast.types.usage import Usage
 
 # Recorded for readers of the log only: the state does not depend on these.

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from holdfast.engine.state import SessionState
 from holdfast.events.payloads.session import ContextInjected
-from holdfast.layers.assemble import changed_volatile_texts
-from holdfast.layers.standard import SYSTEM_SUFFIX, system_suffix_text
+from holdfast.layers.assemble import SYSTEM_SUFFIX, changed_volatile_texts, system_suffix_text
 from holdfast.ledger.cache.change_cause import find_prefix_change
 from holdfast.providers.adapter import Adapter
 from holdfast.types.prompt import HistoryEntry, LayerText, PrefixChange, Prompt, Segment, Stability, View

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.layers.standard import PINNED_LAYERS
+from holdfast.layers.assemble import PINNED_LAYERS
 from holdfast.ledger.money import NAME_CHARACTERS_MAX
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage

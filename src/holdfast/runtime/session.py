@@ -18,7 +18,7 @@ from holdfast.engine.cache.prewarm import PrewarmResult, prewarm
 from holdfast.engine.compaction.compact import handoff_summary
 from holdfast.engine.compaction.triggers import snapshot_conversation
 from holdfast.engine.conversation import Conversation
-from holdfast.engine.loop import TurnResult, run_turn
+from holdfast.engine.loop import TurnResult, message_content, run_turn
 from holdfast.engine.model_switch import SwitchQuote
 from holdfast.engine.recovery.runner import IncidentReport, PlannedRecovery, RecoveryOutcome, RecoveryRunner
 from holdfast.engine.reducer import fold_events
@@ -34,7 +34,6 @@ from holdfast.runtime.compose import Composition, compose_session, first_events,
 from holdfast.runtime.context_report import ContextUse, measure_context
 from holdfast.runtime.inputs import (
     TURN_IN_PROGRESS,
-    message_content,
     not_open_error,
     open_session_log,
     unknown_session_error,

@@ -36,10 +36,10 @@ from holdfast.extraction.tool_calls import extract_plain_text
 from holdfast.layers.assemble import assemble_prompt
 from holdfast.planning.learned import READ_SHARE_MIN, LearnedParameters
 from holdfast.planning.plan import cache_write_rate
-from holdfast.types.blocks import Message, Role, ToolResult, join_text_blocks
+from holdfast.types.blocks import Message, Role, ToolResult, get_result_call_id, join_text_blocks
 from holdfast.types.prompt import HistoryEntry
 from holdfast.types.request_buffer import count_shared_blocks
-from holdfast.types.transcript import TranscriptRules, get_result_call_id, merge_into_messages, validate_transcript
+from holdfast.types.transcript import TranscriptRules, merge_into_messages, validate_transcript
 
 RECALL_TOOL = "recall_history"
 _RULES = TranscriptRules(system_messages="anywhere")

@@ -25,9 +25,9 @@ from holdfast.events.payloads.union import AnyPayload
 from holdfast.recovery.attempts import RecoveryLedger
 from holdfast.recovery.history_edits import find_last_user_message
 from holdfast.recovery.scenarios import StepName
-from holdfast.types.blocks import Block, Text, ToolResult, ToolUse, is_thinking
+from holdfast.types.blocks import Block, Text, ToolResult, ToolUse, get_result_call_id, is_thinking, parse_tool_call
 from holdfast.types.prompt import HistoryEntry
-from holdfast.types.transcript import get_result_call_id, merge_into_messages, parse_tool_call, validate_transcript
+from holdfast.types.transcript import merge_into_messages, validate_transcript
 from holdfast.types.transcript_repair import INTERRUPTED_RESULT_TEXT
 
 

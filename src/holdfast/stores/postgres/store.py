@@ -6,10 +6,9 @@ from functools import partial
 import psycopg
 
 from holdfast.catalog.lookup import Models, shipped_models
-from holdfast.stores.event_log import DatabaseEventLog
+from holdfast.stores.event_log import ConnectionPool, DatabaseEventLog
 from holdfast.stores.instructions.tables import build_instruction_tables
 from holdfast.stores.migrate import load_migrations
-from holdfast.stores.pool import ConnectionPool
 from holdfast.stores.postgres.server import (
     LOCK_SECONDS_MAX,
     SCHEMA_PREFIX,
