@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -14,7 +15,7 @@ from holdfast.engine.conversation import Conversation
 from holdfast.engine.exchange import OnDelta
 from holdfast.engine.model_call import call_model
 from holdfast.engine.recovery.incidents import report_provider_failure
-from holdfast.engine.recovery.provider_errors import call_with_recovery
+from holdfast.engine.recovery.provider_errors import RefusalRecovery
 from holdfast.engine.reducer import fold_events, open_tool_calls
 from holdfast.engine.request_draft import plan_injections
 from holdfast.engine.state import SessionState, TurnState
@@ -32,6 +33,8 @@ from holdfast.events.payloads.session import (
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.extraction.tool_calls import is_failed_result, result_text
 from holdfast.providers.errors import sanitize_message
+from holdfast.recovery.error_classification import classify_refusal
+from holdfast.recovery.scenarios import FailureScenario
 from holdfast.types.blocks import (
     Base64Source,
     Block,
@@ -46,7 +49,7 @@ from holdfast.types.blocks import (
     replace_surrogates,
 )
 from holdfast.types.json_encoding import canonical_json, sha256_hex
-from holdfast.types.reply import Reply, StopReason
+from holdfast.types.reply import Delta, Reply, StopReason
 from holdfast.types.usage import Usage
 
 _REQUEST_REFUSED = ("invalid_request", "context_overflow")
@@ -82,7 +85,7 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: O
         while True:
             match next_step(conversation.state, steps_max=conversation.deps.steps_max):
                 case CallModel():
-                    last_reply = await call_with_recovery(call_model, conversation, emit)
+                    last_reply = await _call_with_recovery(conversation, emit)
                     if not last_reply.content:
                         break
                 case RunTools(calls):
@@ -137,6 +140,36 @@ async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> 
     current = await conversation.deps.volatile()
     early, late = plan_injections(conversation.state, current)
     await conversation.record("user", *early, MessageAppended(Message("user", content)), *late)
+
+
+async def _call_with_recovery(conversation: Conversation, emit: OnDelta) -> Reply:
+    """Call the model; a request refused for a known reason is fixed and sent again, once per reason.
+
+    Raises the provider's last error if nothing helped. A response that has begun is never requested again.
+    """
+    has_output = False
+
+    def on_delta(delta: Delta) -> None:
+        nonlocal has_output
+        has_output = True
+        emit(delta)
+
+    call = partial(call_model, conversation, on_delta)
+    try:
+        return await call()
+    except ProviderError as error:
+        last_error = error
+    tried: set[FailureScenario] = set()
+    while (scenario := classify_refusal(last_error)) is not None and scenario not in tried and not has_output:
+        tried.add(scenario)
+        recovery = RefusalRecovery(conversation, call, scenario, last_error)
+        await recovery.attempt()
+        if recovery.reply is not None:
+            return recovery.reply
+        if recovery.stopped is not None:
+            raise recovery.stopped
+        last_error = recovery.refused
+    raise last_error
 
 
 async def _run_tools(conversation: Conversation, calls: tuple[ToolUse, ...]) -> None:

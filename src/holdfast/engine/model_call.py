@@ -1,11 +1,11 @@
 """One model call, from the session's state to the recorded reply: assemble, plan, encode, send, record.
 
-Recovery from refusals is wrapped around this by the turn loop (`engine.recovery.provider_errors`); retries after
-transient failures are the transport's.
+The turn loop wraps recovery from refusals around this; retries after transient failures are the transport's.
 """
 
 import msgspec
 
+from holdfast.compaction.decision import STRIKES_MAX
 from holdfast.engine.cache.controls import apply_controls
 from holdfast.engine.cache.explicit_cache import prepare_explicit_cache, record_lost_cache
 from holdfast.engine.cache.plan import make_flight_key, plan_next_call, record_new_evidence
@@ -15,9 +15,10 @@ from holdfast.engine.call_record import completed_call_event, record_reply, spli
 from holdfast.engine.compaction.triggers import compact_if_due
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.exchange import OnDelta, RequestOptions, choose_request_options, exchange, is_diagnosis_refused
-from holdfast.engine.recovery.incidents import report_after_call
+from holdfast.engine.recovery.incidents import report_ineffective_compaction, report_missed_read
 from holdfast.errors import ProviderError
 from holdfast.events.payloads.calls import LlmCallStarted, RequestPrepared
+from holdfast.ledger.cache.verdicts import DROP_TOKENS_MIN
 from holdfast.providers.adapter import ExplicitCacheAdapter, expects_diagnosis
 from holdfast.providers.cache_inputs import cache_settings
 from holdfast.types.json_encoding import JSON_ENCODING_VERSION, canonical_json, extend_digest, sha256_hex
@@ -92,7 +93,10 @@ async def _call_once(conversation: Conversation, options: RequestOptions, emit: 
         state_before = conversation.state
         recorded_reply = await record_reply(conversation, reply, completed)
     await record_new_evidence(conversation)
-    await report_after_call(conversation, state_before, request.prepared, reply.usage)
+    if state_before.compaction_watch.strikes < STRIKES_MAX <= conversation.state.compaction_watch.strikes:
+        await report_ineffective_compaction(conversation, f"{STRIKES_MAX} compactions did not help")
+    if plan.expected_read_tokens - reply.usage.cache_read >= DROP_TOKENS_MIN:
+        await report_missed_read(conversation, state_before, request.prepared, reply.usage)
     return recorded_reply
 
 

@@ -1,10 +1,12 @@
 """The adaptive policy: breakpoints where they will be read again, with the TTL that the idle times justify."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
-from holdfast.economics.cost import price_multipliers
+from holdfast.economics.breakeven import IdleShares, anchor_pays, hour_ttl_pays
+from holdfast.economics.cost import PriceMultipliers, price_multipliers
 from holdfast.planning.breakpoints import can_carry_breakpoint, last_breakpoint_block
 from holdfast.planning.idle_times import IdleTimes, WaitsFor, expected_idle_times
 from holdfast.planning.keep_alive import TTL_SECONDS, IdleSession, plan_ping
@@ -21,13 +23,31 @@ from holdfast.planning.learned import (
     memory_after_ping,
 )
 from holdfast.planning.policy import Ping, PingResult, PlanningMoment
-from holdfast.planning.ttl import TtlChoice, TtlStakes, choose_ttl
 from holdfast.types.prompt import Breakpoint, Plan, PlanProbabilities, Ttl
 from holdfast.types.usage import Usage
 
 FLOOR_SHARE = 0.8
 """Breakpoints below this share of the floor are left out. Token counts are estimates, and a breakpoint below the floor
 is ignored by the provider at no cost, while a missing one above it costs a whole prompt."""
+
+TtlReach = Literal["short", "anchor", "hour"]
+"""`short`: 5 minutes. `anchor`: one hour, once, on the new tokens only. `hour`: one hour from the first token on."""
+
+
+class TtlStakes(msgspec.Struct, frozen=True):
+    """Token counts: the whole prompt, what this call writes, and what no 1-hour entry holds yet."""
+
+    prompt: int
+    written: int
+    unanchored: int
+
+
+class TtlChoice(msgspec.Struct, frozen=True):
+    """`gain_units` is the expected saving over the 5-minute TTL, in uncached input tokens."""
+
+    reach: TtlReach
+    gain_units: float
+    reason: str
 
 
 class AdaptivePlan(msgspec.Struct, frozen=True):
@@ -109,6 +129,39 @@ def _probabilities(idle_times: IdleTimes, memory: CacheMemory, learned: LearnedP
         pause=pause,
         pauses_left=pause * calls_left,
         upgrade=(learned.upgrade_belief + memory.upgrade_belief).probability,
+    )
+
+
+def choose_ttl(stakes: TtlStakes, odds: PlanProbabilities, times: PriceMultipliers, *, hour_chain: bool) -> TtlChoice:
+    """The TTL of the last breakpoint, by its extra cost now and its expected saving after the next pauses.
+
+    An anchor is valued by the very next idle time. One hour from the start is valued by all pauses to come, but only
+    for a prompt that was written that way from its first token (`hour_chain`) or is written as a whole now.
+    """
+    # Idle times over an hour lose the cache under either TTL: they cancel out, so they are counted as short.
+    next_gap = IdleShares(1 - odds.pause, odds.pause, 0)
+    anchor_gain = float(
+        anchor_pays(
+            stakes.unanchored, stakes.written, next_gap, upgrade_probability=odds.upgrade, times=times
+        ).saved_units
+    )
+    held_tokens = stakes.prompt if hour_chain or stakes.written == stakes.prompt else 0
+    written_tokens = stakes.written if hour_chain else held_tokens
+    hour_gain = float(
+        hour_ttl_pays(
+            held_tokens, written_tokens, odds.pauses_left, upgrade_probability=odds.upgrade, times=times
+        ).saved_units
+    )
+    if hour_gain > max(anchor_gain, 0.0):
+        return TtlChoice("hour", hour_gain, f"{odds.pauses_left:.1f} pauses of up to an hour are expected")
+    if anchor_gain > 0:
+        return TtlChoice(
+            "anchor",
+            anchor_gain,
+            f"a pause of 5 to 60 minutes follows with probability {odds.pause:.1%}, {stakes.written} tokens are new",
+        )
+    return TtlChoice(
+        "short", 0.0, f"a pause of 5 to 60 minutes follows with probability {odds.pause:.1%}: too low for a 1-hour TTL"
     )
 
 

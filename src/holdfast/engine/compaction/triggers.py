@@ -84,7 +84,8 @@ async def compact_if_due(conversation: Conversation) -> bool:
         return True
     if config.auto and is_stable_prefix_too_large(outlook, config):
         await report_ineffective_compaction(conversation, PREFIX_TOO_LARGE)
-    await report_expired_cache(conversation, outlook, config)
+    if outlook.is_cache_cold:
+        await report_expired_cache(conversation, outlook, config)
     return False
 
 

@@ -2,7 +2,7 @@
 
 from decimal import Decimal
 
-from holdfast.compaction.decision import STRIKES_MAX, CompactionOutlook
+from holdfast.compaction.decision import CompactionOutlook
 from holdfast.compaction.models import CompactionConfig
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.recovery.context_steps import format_sizes, measure_conversation
@@ -11,7 +11,6 @@ from holdfast.engine.recovery.transcript_repair import ConversationAttempts
 from holdfast.engine.state import SessionState
 from holdfast.errors import ProviderError, UserError
 from holdfast.events.payloads.calls import RequestPrepared
-from holdfast.ledger.cache.verdicts import DROP_TOKENS_MIN
 from holdfast.recovery.recipes import select_rules
 from holdfast.recovery.scenarios import FailureScenario, StepName
 from holdfast.types.usage import Usage
@@ -48,13 +47,7 @@ async def report_expired_cache(
     """Report a large prompt whose cache has expired and that no compaction could shrink first."""
     model, state = conversation.deps.model, conversation.state
     large = outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold
-    if not (
-        outlook.is_cache_cold
-        and large
-        and state.last_call
-        and model.supports_prompt_caching
-        and model.cache.ttls_seconds
-    ):
+    if not (large and state.last_call and model.supports_prompt_caching and model.cache.ttls_seconds):
         return
     # Rates are relative to the input price, `unit_usd` per token.
     usd: Decimal = outlook.prompt_tokens * outlook.rates.write * outlook.unit_usd
@@ -101,24 +94,17 @@ async def report_provider_failure(conversation: Conversation, error: ProviderErr
         await report_incident(conversation, FailureScenario.ProviderFailure, {}, incident=key, detail=str(error))
 
 
-async def report_after_call(
+async def report_missed_read(
     conversation: Conversation, before: SessionState, prepared: RequestPrepared, usage: Usage
 ) -> None:
-    """After a completed call: report an ineffective compaction, and cached tokens that should have been read."""
-    if before.compaction_watch.strikes < STRIKES_MAX <= conversation.state.compaction_watch.strikes:
-        await report_ineffective_compaction(conversation, f"{STRIKES_MAX} compactions did not help")
-    missing_tokens = prepared.plan.expected_read_tokens - usage.cache_read
-    if missing_tokens < DROP_TOKENS_MIN or _is_another_process(conversation, before):
+    """Report cached tokens that a completed call should have read and did not."""
+    if conversation.deps.simulated and (before.last_call is None or before.last_call.at < conversation.opened_at):
+        # The last call was made by an earlier process, and a simulated cache ends with its process.
         return
     scenario = FailureScenario.UnexpectedCacheBreak
     detail = f"only {usage.cache_read} of {prepared.plan.expected_read_tokens} cached tokens were read"
     steps = _BreakSteps(conversation, before, prepared).steps
     await report_incident(conversation, scenario, steps, incident=_turn_incident(conversation, scenario), detail=detail)
-
-
-def _is_another_process(conversation: Conversation, before: SessionState) -> bool:
-    """Whether the last call was made by an earlier process: a simulated cache ends with its process."""
-    return conversation.deps.simulated and (before.last_call is None or before.last_call.at < conversation.opened_at)
 
 
 def _turn_incident(conversation: Conversation, scenario: FailureScenario) -> str:

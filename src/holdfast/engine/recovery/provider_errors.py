@@ -1,14 +1,12 @@
 """Automatic recovery from known provider refusals: fix the request and send it again before raising the error."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 import msgspec
 
 from holdfast.catalog.token_count import count_block_tokens
 from holdfast.engine.cache.plan import shortest_ttl
 from holdfast.engine.conversation import Conversation
-from holdfast.engine.exchange import OnDelta
 from holdfast.engine.recovery.runner import FixedByStep, RecoveryRunner, StepContext, StepFunction
 from holdfast.engine.recovery.transcript_repair import ConversationAttempts, RepairSteps
 from holdfast.errors import ProviderError, UserError
@@ -19,10 +17,7 @@ from holdfast.recovery.recipes import RECIPES, keep_runnable_steps, select_rules
 from holdfast.recovery.scenarios import FailureScenario, StepName
 from holdfast.types.blocks import Block, Text, ToolResult
 from holdfast.types.prompt import HistoryEntry
-from holdfast.types.reply import Delta, Reply
-
-ModelCall = Callable[[Conversation, OnDelta], Awaitable[Reply]]
-
+from holdfast.types.reply import Reply
 
 EXCESS_MARGIN = 1.1
 
@@ -30,37 +25,12 @@ EXCESS_MARGIN = 1.1
 """How much more than the excess is cut: our token counts are estimates of the provider's."""
 
 
-async def call_with_recovery(call: ModelCall, conversation: Conversation, emit: OnDelta) -> Reply:
-    """Call the model; a request refused for a known reason is fixed and sent again, once per reason.
+class RefusalRecovery:
+    """One refusal and the steps that try to fix it; `retry` sends the request again.
 
-    Raises the provider's last error if nothing helped. A response that has begun is never requested again.
+    After `attempt`, `reply` is the reply of a retry that succeeded, `refused` the provider's latest error, and
+    `stopped` an error of another kind that ended the retry.
     """
-    has_output = False
-
-    def on_delta(delta: Delta) -> None:
-        nonlocal has_output
-        has_output = True
-        emit(delta)
-
-    try:
-        return await call(conversation, on_delta)
-    except ProviderError as error:
-        error_seen = error
-    seen_scenarios: set[FailureScenario] = set()
-    while (scenario := classify_refusal(error_seen)) is not None and scenario not in seen_scenarios and not has_output:
-        seen_scenarios.add(scenario)
-        recovery = _Recovery(conversation, partial(call, conversation, on_delta), scenario, error_seen)
-        await recovery.attempt()
-        if recovery.reply is not None:
-            return recovery.reply
-        if recovery.stopped is not None:
-            raise recovery.stopped
-        error_seen = recovery.refused
-    raise error_seen
-
-
-class _Recovery:
-    """One refusal and the steps that try to fix it. `refused` is the provider's latest error."""
 
     def __init__(
         self,

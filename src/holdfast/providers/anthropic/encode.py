@@ -18,10 +18,9 @@ from holdfast.providers.json_splice import (
     extra_field,
     nested_field,
 )
-from holdfast.providers.tool_call_ids import fit_call_ids
 from holdfast.providers.wire_request import check_section_order
 from holdfast.types.json_encoding import encode_json
-from holdfast.types.prompt import HistoryEntry, Parameters, Segment, Ttl
+from holdfast.types.prompt import HistoryEntry, Parameters, Segment, Ttl, fit_call_ids
 from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.tool_spec import ToolSpec
 

@@ -19,10 +19,9 @@ from holdfast.providers.openai_chat.parts import (
     encode_reasoning_detail,
     normalize_chat_image,
 )
-from holdfast.providers.tool_call_ids import fit_call_ids
 from holdfast.providers.wire_request import check_section_order
 from holdfast.types.blocks import Block, Image, Opaque, RedactedThinking, Role, Text, Thinking, ToolResult, ToolUse
-from holdfast.types.prompt import HistoryEntry, Segment, Ttl
+from holdfast.types.prompt import HistoryEntry, Segment, Ttl, fit_call_ids
 from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.tool_spec import ToolSpec
 
