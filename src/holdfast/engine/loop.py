@@ -53,11 +53,7 @@ from holdfast.types.reply import Delta, Reply, StopReason
 from holdfast.types.usage import Usage
 
 _REQUEST_REFUSED = ("invalid_request", "context_overflow")
-
-
 CancelReason = Literal["user_cancel", "client_disconnect", "timeout", "error", "step_limit", "budget"]
-
-
 EndReason = StopReason | Literal["step_limit"]
 
 
@@ -300,8 +296,6 @@ HEALTH_PROBES = (
     ("glob_search", '{"pattern":"*.health-check-probe-"}'),
     ("list_dir", '{"path":"."}'),
 )
-
-
 """Read-only tools with their arguments; the first one that the session has is used."""
 
 

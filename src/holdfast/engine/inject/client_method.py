@@ -59,14 +59,9 @@ class ClientMethod(NamedTuple):
 
 
 _ABSENT = frozenset({"NotGiven", "Omit"})
-
-
 """Names of the SDKs' sentinel classes for an argument that was not given."""
 
-
 NOT_IN_BODY = frozenset({"extra_headers", "extra_query", "extra_body", "timeout"})
-
-
 """Arguments that are not sent in the body under their own name."""
 
 

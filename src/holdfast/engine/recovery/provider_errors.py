@@ -20,8 +20,6 @@ from holdfast.types.prompt import HistoryEntry
 from holdfast.types.reply import Reply
 
 EXCESS_MARGIN = 1.1
-
-
 """How much more than the excess is cut: our token counts are estimates of the provider's."""
 
 
@@ -153,14 +151,9 @@ class RefusalRecovery:
 
 
 RESULT_CHARS_MIN = 2_000
-
-
 """The minimum that is left of a result; half from its beginning, half from its end."""
 
-
 CountTokens = Callable[[str], int]
-
-
 _Position = tuple[int, int]
 
 

@@ -130,10 +130,7 @@ class RepairSteps:
 
 
 _Run = tuple[int, ...]
-
-
 """The indexes of consecutive entries of one role."""
-
 
 _PAIRING = ("call_open", "call_unanswered", "result_repeated", "result_without_call")
 

@@ -20,17 +20,10 @@ from holdfast.types.blocks import Image, Json, Text
 from holdfast.types.tool_spec import ToolSpec, build_tool_spec, tool_spec_from_function
 
 ToolOutput = str | Text | Image | Sequence[Text | Image] | Json
-
-
 ToolFunction = Callable[..., ToolOutput | Awaitable[ToolOutput]]
-
-
 TIMEOUT_SECONDS = 60.0
 
-
 LONG_TIMEOUT_SECONDS = 600.0
-
-
 """For tools that run commands or use the network."""
 
 

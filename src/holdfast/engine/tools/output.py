@@ -14,23 +14,12 @@ from holdfast.types.blocks import Image, Text, replace_surrogates
 from holdfast.types.json_encoding import sha256_hex
 
 OUTPUT_CHARACTERS_MAX = 100_000
-
-
 BLOCKS_MAX = 100
-
-
 IMAGES_MAX = 20
-
-
 IMAGE_BYTES_MAX = 5 * 1024 * 1024
-
-
 NO_OUTPUT = "(no output)"
 
-
 StoreFullText = Callable[[str], str | None]
-
-
 """Stores a text in full and returns a note on where it is; None if it cannot be stored."""
 
 
@@ -127,27 +116,15 @@ def _fair_share(lengths: Sequence[int], room: int) -> int:
 
 
 OUTPUTS_FOLDER = "outputs"
-
-
 """The folder in Holdfast's home with a folder for each session that has long outputs."""
 
-
 DAY_SECONDS = 86_400
-
-
 RETENTION_SECONDS = 30 * DAY_SECONDS
-
-
 RETENTION_SECONDS_MIN = 7 * DAY_SECONDS
-
-
 SPILLED_BYTES_MAX = 2_000_000_000
-
 
 # Bounds the time that creating a session spends on the cleanup; the rest is looked at on later runs.
 FOLDERS_SCANNED_MAX = 5_000
-
-
 _SUFFIX = ".txt"
 
 
@@ -230,10 +207,7 @@ def _files(folder: Path) -> "list[os.DirEntry[str]]":
 
 
 logger = logging.getLogger(__name__)
-
-
 OUTPUT_FILE_BYTES_MAX = 50_000_000
-
 
 # O_EXCL and O_NOFOLLOW: never overwrite a file, and never follow a link that another process placed there.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -41,27 +41,16 @@ BUILTIN_NAMES = {
     "Read": "read_file",
     "Write": "write_file",
 }
-
-
 """Names that skills use for built-in tools, and our names of them."""
 
-
 _PATH_TOOLS = ("edit_file", "grep_files", "list_dir", "read_file", "write_file")
-
-
 _PATTERN = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
-
 
 # Shell characters that could start a second command or redirect output.
 _SECOND_COMMAND = re.compile(r"[;&|<>()`\r\n]")
-
-
 _STARS = re.compile(r"(\*+)")
 
-
 StarsMatch = Callable[[str, str], bool]
-
-
 """Whether these stars may match this text."""
 
 
@@ -146,22 +135,13 @@ def _matches(pattern: str, text: str, stars_match: StarsMatch) -> bool:
 
 
 logger = logging.getLogger(__name__)
-
-
 CONFIRM_SECONDS_MAX = 300.0
-
-
 CONFIRM_FOR: frozenset[SideEffects] = frozenset(("write", "execute", "network"))
-
-
 SUMMARY_CHARACTERS_MAX = 500
-
 
 # Unicode bidirectional controls change the direction in which text is shown: with them a command can be made to look
 # like another one in a confirmation dialog.
 _BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-
-
 ConfirmationDecision = Literal["allow", "deny", "timeout"]
 
 
@@ -178,16 +158,10 @@ class ConfirmationRequest(msgspec.Struct, frozen=True):
 
 Confirmation = bool | Literal["session"]
 
-
 Confirm = Callable[[ConfirmationRequest], Confirmation | Awaitable[Confirmation]]
-
-
 """True allows the call, False denies it; `session` allows all later calls of this tool too."""
 
-
 Allowed = Callable[[ToolUse], str | None]
-
-
 """The reason why a call may not run, or None."""
 
 
