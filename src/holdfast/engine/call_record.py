@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.conversation import Conversation
@@ -23,7 +23,7 @@ async def record_reply(conversation: Conversation, reply: Reply, completed: LlmC
     content = sendable_content(reply.content)
     appended = (MessageAppended(Message("assistant", content)),) if content else ()
     await conversation.record("agent", completed, *appended)
-    return msgspec.structs.replace(reply, content=content)
+    return replace(reply, content=content)
 
 
 def sendable_content(content: tuple[Block, ...]) -> tuple[Block, ...]:
@@ -106,6 +106,6 @@ def split_writes_by_ttl(
     if max(hour_blocks) < max(breakpoint.block_index for breakpoint in breakpoints):
         tokens_upto_hour = usage.tokens_sent * digests[max(hour_blocks)].end // digests[-1].end
         hour_tokens = min(written_tokens, max(0, tokens_upto_hour - usage.cache_read))
-    return msgspec.structs.replace(
+    return replace(
         usage, cache_write_5m=written_tokens - hour_tokens, cache_write_1h=usage.cache_write_1h + hour_tokens
     )

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.schema import Model, Price
@@ -71,10 +72,10 @@ class KeepAlive(msgspec.Struct, frozen=True):
 class Dependencies(msgspec.Struct, frozen=True):
     """Everything that a conversation is given from outside.
 
-    `asks_for_diagnosis` lets it ask the provider for the reason of a cache miss. `learned` are the parameters that
-    earlier sessions learned in the same `scene` (model, route, workspace). `account` identifies whose provider cache it
-    is, for single flight (`gate`) and the response cache (`completions`). `overflow_steps` are tried in the recipe's
-    order when a prompt does not fit the context window.
+    `diagnoses_misses` lets it ask the provider for the reason of a cache miss. `learned` are the parameters that
+    earlier sessions learned in the same `learning_scope` (model, route, workspace). `account` identifies whose provider
+    cache it is, for single flight and the response cache. `overflow_steps` are tried in the recipe's order when a
+    prompt does not fit the context window.
     """
 
     log: EventLog
@@ -107,19 +108,19 @@ class Dependencies(msgspec.Struct, frozen=True):
 
 def apply_cache_settings(deps: Dependencies, control: CacheControlsApplied) -> Dependencies:
     """The dependencies with the user's cache settings applied; a model with caching off counts as unable to cache."""
-    model, keeping = deps.model, deps.explicit_cache
+    model, explicit_cache = deps.model, deps.explicit_cache
     if not control.caching_enabled:
-        model = msgspec.structs.replace(model, supports_prompt_caching=False)
+        model = replace(model, supports_prompt_caching=False)
     if control.explicit_ttl_seconds is not None:
-        keeping = msgspec.structs.replace(keeping, ttl_seconds=control.explicit_ttl_seconds)
-    return msgspec.structs.replace(deps, model=model, explicit_cache=keeping)
+        explicit_cache = replace(explicit_cache, ttl_seconds=control.explicit_ttl_seconds)
+    return replace(deps, model=model, explicit_cache=explicit_cache)
 
 
 class Conversation:
     """A conversation whose state changes by events alone, after they are on the log.
 
-    `parts` are the dependencies in `given` with the user's cache settings applied. `children` are delegated
-    conversations that spend this one's budget; `promised_usd` is reserved for the call in progress.
+    `deps` are the dependencies in `base_deps` with the user's cache settings applied. `children` are delegated
+    conversations that spend this one's budget; `reserved_usd` is reserved for the call in progress.
     """
 
     def __init__(self, deps: Dependencies, state: SessionState, *, parent: "Conversation | None" = None) -> None:
@@ -140,7 +141,7 @@ class Conversation:
         base, parent = self.deps.parameters, self.state.parent
         owner = self.state.cache_settings.cache_key or (parent.prefix_session_id if parent else self.state.session_id)
         fields = self.deps.adapter.session_fields(self.deps.model, owner)
-        return msgspec.structs.replace(base, extra=(*base.extra, *fields)) if fields else base
+        return replace(base, extra=(*base.extra, *fields)) if fields else base
 
     def switch_deps(self, deps: Dependencies) -> None:
         """Continue with other dependencies; the encoded draft is discarded."""

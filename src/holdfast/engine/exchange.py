@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.catalog.token_count import count_tokens
 from holdfast.engine.cache.explicit_cache import CacheReference
@@ -102,7 +103,7 @@ async def exchange(
             conversation, error, retries=retries, started_at=started_at, usage_so_far=usage_so_far
         )
         refused = is_diagnosis_refused(conversation, options, error)
-        await conversation.record("agent", msgspec.structs.replace(failed, is_diagnosis_refused=refused))
+        await conversation.record("agent", replace(failed, is_diagnosis_refused=refused))
         raise
     except asyncio.CancelledError:
         partial = decoder.partial()
@@ -153,4 +154,4 @@ class PartialOutput:
         estimate = count_tokens("".join(self._texts), tokens_factor)
         if estimate <= reported.output:
             return reported, False
-        return msgspec.structs.replace(reported, output=estimate), True
+        return replace(reported, output=estimate), True

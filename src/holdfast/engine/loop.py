@@ -30,7 +30,6 @@ from holdfast.events.payloads.session import (
     TurnCompleted,
     TurnStarted,
 )
-from holdfast.events.payloads.union import AnyPayload
 from holdfast.extraction.tool_calls import is_failed_result, result_text
 from holdfast.providers.errors import sanitize_message
 from holdfast.recovery.error_classification import classify_refusal
@@ -133,8 +132,7 @@ async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> 
         has_tool_calls_in_history=conversation.state.has_called_tools,
     )
     await conversation.record("user", started)
-    current = await conversation.deps.volatile()
-    early, late = plan_injections(conversation.state, current)
+    early, late = plan_injections(conversation.state, await conversation.deps.volatile())
     await conversation.record("user", *early, MessageAppended(Message("user", content)), *late)
 
 
@@ -169,9 +167,7 @@ async def _call_with_recovery(conversation: Conversation, emit: OnDelta) -> Repl
 
 
 async def _run_tools(conversation: Conversation, calls: tuple[ToolUse, ...]) -> None:
-    async def record(payload: AnyPayload) -> None:
-        await conversation.record("tool", payload)
-
+    record = partial(conversation.record, "tool")
     try:
         turn_id = conversation.state.turn.id if conversation.state.turn else None
         results = await conversation.deps.toolbox.run_calls(
@@ -292,10 +288,7 @@ def next_step(state: SessionState, *, steps_max: int) -> TurnStep:
     return Finish() if limit_reached else CallModel()
 
 
-HEALTH_PROBES = (
-    ("glob_search", '{"pattern":"*.health-check-probe-"}'),
-    ("list_dir", '{"path":"."}'),
-)
+HEALTH_PROBES = (("glob_search", '{"pattern":"*.health-check-probe-"}'), ("list_dir", '{"path":"."}'))
 """Read-only tools with their arguments; the first one that the session has is used."""
 
 
@@ -309,10 +302,7 @@ async def run_health_probe(conversation: Conversation) -> None:
     probe_call = next(((name, arguments) for name, arguments in HEALTH_PROBES if name in tool_names), None)
     if probe_call is None:
         return
-
-    async def record(payload: AnyPayload) -> None:
-        await conversation.record("tool", payload)
-
+    record = partial(conversation.record, "tool")
     call = ToolUse(conversation.deps.new_id(conversation.deps.clock()), *probe_call)
     (result,) = await conversation.deps.toolbox.run_calls((call,), record, active=state.activations)
     if is_failed_result(result):

@@ -4,6 +4,7 @@ The turn loop wraps recovery from refusals around this; retries after transient 
 """
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.compaction.decision import STRIKES_MAX
 from holdfast.engine.cache.controls import apply_controls
@@ -80,16 +81,16 @@ async def _call_once(conversation: Conversation, options: RequestOptions, emit: 
             await conversation.record("agent", request.prepared, started)
             reply, retries = await exchange(conversation, request.body, options, emit, slot=slot, received=received)
         billed = split_writes_by_ttl(reply.usage, deps.model.provider, plan.breakpoints, buffer.digests)
-        reply = msgspec.structs.replace(reply, usage=billed)
+        reply = replace(reply, usage=billed)
         completed = completed_call_event(
             conversation, reply, started_at=slot.started_at, retries=retries, request_id=started.request_id
         )
         if not expects_diagnosis(deps.adapter, options.parameters):
             # A diagnosis is recorded only if this request was compared with the previous one.
-            completed = msgspec.structs.replace(completed, diagnosis=None)
+            completed = replace(completed, diagnosis=None)
         if stored_replies is not None and received is not None:
             is_stored = stored_replies.store_reply(key, received.chunks, reply, deps.clock())
-            completed = msgspec.structs.replace(completed, completion_key=key, is_completion_cached=is_stored)
+            completed = replace(completed, completion_key=key, is_completion_cached=is_stored)
         state_before = conversation.state
         recorded_reply = await record_reply(conversation, reply, completed)
     await record_new_evidence(conversation)
@@ -155,5 +156,5 @@ async def _replay_stored_reply(
     for delta in deltas:
         emit(delta)
     completed = completed_call_event(conversation, reply, started_at=at, retries=0, request_id=deps.new_id(at))
-    completed = msgspec.structs.replace(completed, source="completion-cache", completion_key=key)
+    completed = replace(completed, source="completion-cache", completion_key=key)
     return await record_reply(conversation, reply, completed)

@@ -70,7 +70,7 @@ class RequestDraft:
 
     def encode_entry(self, entry: HistoryEntry) -> tuple[EncodedBlock, ...]:
         """A history entry encoded for the provider; it is not added to the draft."""
-        return self._adapter.encode_segment(_segment_of(entry))
+        return self._adapter.encode_segment(Segment("history", Stability.GROWING, "messages", entries=(entry,)))
 
     def _unchanged_count(self, entries: tuple[HistoryEntry, ...]) -> int:
         """How many leading entries are the same as in the previous prompt."""
@@ -80,10 +80,6 @@ class RequestDraft:
             return len(previous)
         pairs = enumerate(zip(previous, entries, strict=False))
         return next((index for index, (old, new) in pairs if old != new), min(len(previous), len(entries)))
-
-
-def _segment_of(entry: HistoryEntry) -> Segment:
-    return Segment("history", Stability.GROWING, "messages", entries=(entry,))
 
 
 def build_view(state: SessionState, current: tuple[LayerText, ...] = ()) -> View:

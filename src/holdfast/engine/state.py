@@ -40,7 +40,7 @@ class DiagnosisBaseline(msgspec.Struct, frozen=True):
 
 
 class ProviderLimits(msgspec.Struct, frozen=True):
-    """None where no limit is known. `short_lifetimes`: breakpoints use the shortest TTL only."""
+    """None where no limit is known. `short_ttls_only`: breakpoints use the shortest TTL only."""
 
     breakpoints_max: int | None = None
     short_ttls_only: bool = False
@@ -62,12 +62,12 @@ class TurnState(msgspec.Struct, frozen=True):
 
 
 class SessionState(msgspec.Struct, frozen=True):
-    """The first `sent` entries were in the last request or its reply; `links` is that request's digest chain.
+    """The first `sent_count` entries were in the last request or its reply; `digests` is that request's digest chain.
 
     `uncached_calls` counts calls that read nothing from any cache; `uncached_span` holds the start times of the first
     and the last of them. `padding` is the reason for the padding decision. `request` is the newest request, `last_call`
-    the newest completed one. `delegating` are sessions that work for this one; their cost is not included yet.
-    `messages` counts all messages on the log, including those no longer in the view.
+    the newest completed one. `delegated_sessions` work for this one; their cost is not included yet.
+    `message_count` counts all messages on the log, including those no longer in the view.
     """
 
     session_id: str

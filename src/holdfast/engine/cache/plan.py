@@ -1,6 +1,6 @@
 """The cache plan of the next request, and the prefixes that it reads or writes."""
 
-import msgspec
+from msgspec.structs import replace
 
 from holdfast.catalog.schema import CacheRules
 from holdfast.engine.cache.ping import keep_alive_refusal
@@ -39,7 +39,7 @@ def plan_next_call(conversation: Conversation, buffer: RequestBuffer, shared: in
     )
     next_plan = apply_limits(next_plan, state.limits, model.cache)
     if conversation.deps.keep_alive is not None and (reason := keep_alive_refusal(conversation)):
-        return msgspec.structs.replace(next_plan, notes=(*next_plan.notes, f"no keep-alive: {reason}"))
+        return replace(next_plan, notes=(*next_plan.notes, f"no keep-alive: {reason}"))
     return next_plan
 
 
@@ -51,13 +51,12 @@ def apply_limits(plan: Plan, limits: ProviderLimits, rules: CacheRules) -> Plan:
     if limits.short_ttls_only:
         short = shortest_ttl(rules)
         breakpoints = tuple(
-            breakpoint if breakpoint.ttl == short else msgspec.structs.replace(breakpoint, ttl=short)
-            for breakpoint in breakpoints
+            breakpoint if breakpoint.ttl == short else replace(breakpoint, ttl=short) for breakpoint in breakpoints
         )
     if breakpoints == plan.breakpoints:
         return plan
     note = f"the provider refused the planned breakpoints: {len(breakpoints)} of {len(plan.breakpoints)} are set"
-    return msgspec.structs.replace(plan, breakpoints=breakpoints, notes=(*plan.notes, note), expected_read_tokens=0)
+    return replace(plan, breakpoints=breakpoints, notes=(*plan.notes, note), expected_read_tokens=0)
 
 
 def shortest_ttl(rules: CacheRules) -> Ttl:
@@ -94,7 +93,7 @@ def _scope(conversation: Conversation, account: str) -> str:
     """The account, the model, and all request parameters that a cache entry may depend on."""
     deps = conversation.deps
     # Output limit, streaming, stop sequences and temperature are in no provider's list of what invalidates a cache.
-    parameters = msgspec.structs.replace(
+    parameters = replace(
         conversation.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
     )
     headers = repr(deps.adapter.endpoint(parameters).headers).encode()

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.errors import UserError
 from holdfast.providers.adapter import StreamDecoder
@@ -126,8 +127,8 @@ def is_storable_reply(reply: Reply) -> bool:
 def _without_usage(delta: Delta) -> Delta:
     match delta:
         case ReplyStarted():
-            return msgspec.structs.replace(delta, usage=Usage())
+            return replace(delta, usage=Usage())
         case ReplyFinished(reply=reply):
-            return ReplyFinished(msgspec.structs.replace(reply, usage=Usage()))
+            return ReplyFinished(replace(reply, usage=Usage()))
         case _:
             return delta

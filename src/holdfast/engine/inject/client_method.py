@@ -15,7 +15,7 @@ from holdfast.types.request_buffer import RequestBuffer
 class ClientRequest(NamedTuple):
     """A caller's request, decoded and encoded by us.
 
-    `tail` is the last breakpoint's block in the previous request, if this request is unchanged up to it.
+    `previous_tail` is the last breakpoint's block in the previous request, if this request is unchanged up to it.
     """
 
     body: Mapping[str, Json]

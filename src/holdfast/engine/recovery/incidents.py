@@ -80,8 +80,7 @@ async def report_changed_messages(conversation: Conversation) -> None:
 
 
 def _report_step(text: str) -> StepFunction:
-    async def step(context: StepContext) -> str:
-        del context
+    async def step(_context: StepContext) -> str:
         return text
 
     return step
@@ -103,7 +102,7 @@ async def report_missed_read(
         return
     scenario = FailureScenario.UnexpectedCacheBreak
     detail = f"only {usage.cache_read} of {prepared.plan.expected_read_tokens} cached tokens were read"
-    steps = _BreakSteps(conversation, before, prepared).steps
+    steps = _break_steps(conversation, before, prepared)
     await report_incident(conversation, scenario, steps, incident=_turn_incident(conversation, scenario), detail=detail)
 
 
@@ -113,39 +112,26 @@ def _turn_incident(conversation: Conversation, scenario: FailureScenario) -> str
     )
 
 
-class _BreakSteps:
+def _break_steps(conversation: Conversation, before: SessionState, prepared: RequestPrepared) -> StepFunctions:
     """Steps for an unexpected cache miss: find the cause, and state what is sent from now on."""
+    shared_blocks, change, epoch = prepared.shared_blocks, prepared.prefix_change, conversation.state.epoch
+    if change is None or shared_blocks >= before.answered_blocks:
+        cause = f"all {shared_blocks} blocks are unchanged: the provider has lost them"
+    else:
+        layer = before.digests[shared_blocks].layer
+        cause = f"block {shared_blocks}, layer {layer!r}, changed from byte {change.byte} on ({change.cause})"
+    written = len(prepared.plan.breakpoints)
 
-    def __init__(self, conversation: Conversation, before: SessionState, prepared: RequestPrepared) -> None:
-        self._conversation = conversation
-        self._before = before
-        self._prepared = prepared
-
-    @property
-    def steps(self) -> dict[StepName, StepFunction]:
-        return {
-            StepName.DiffChain: self._diff,
-            StepName.FreezeToolsAndSystem: self._freeze,
-            StepName.RepinHead: self._repin,
-        }
-
-    async def _diff(self, context: StepContext) -> str:
-        del context
-        shared_blocks, change = self._prepared.shared_blocks, self._prepared.prefix_change
-        if change is None or shared_blocks >= self._before.answered_blocks:
-            return f"all {shared_blocks} blocks are unchanged: the provider has lost them"
-        layer = self._before.digests[shared_blocks].layer
-        return f"block {shared_blocks}, layer {layer!r}, changed from byte {change.byte} on ({change.cause})"
-
-    async def _freeze(self, context: StepContext) -> str:
-        """Tools and system prompt belong to their epoch: only an event can change them."""
-        del context
-        change = self._prepared.prefix_change
+    async def check_frozen(_context: StepContext) -> str:
+        # Tools and system prompt belong to their epoch: only an event can change them.
         if change is not None and change.section in ("tools", "system"):
-            raise UserError(f"{change.section} changed within epoch {self._conversation.state.epoch}")
-        return f"tools and system are those of epoch {self._conversation.state.epoch}"
+            raise UserError(f"{change.section} changed within epoch {epoch}")
+        return f"tools and system are those of epoch {epoch}"
 
-    async def _repin(self, context: StepContext) -> str:
-        del context
-        written = len(self._prepared.plan.breakpoints)
-        return f"written again at {written} breakpoints" if written else "the provider caches automatically"
+    return {
+        StepName.DiffChain: _report_step(cause),
+        StepName.FreezeToolsAndSystem: check_frozen,
+        StepName.RepinHead: _report_step(
+            f"written again at {written} breakpoints" if written else "the provider caches automatically"
+        ),
+    }

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from holdfast.catalog.token_count import count_block_tokens
 from holdfast.engine.cache.plan import shortest_ttl
@@ -202,7 +202,7 @@ def _cut(result: ToolResult, chars_kept: int) -> ToolResult:
     half = chars_kept // 2
     note = f"\n[... {len(text) - 2 * half} characters are left out here: the whole did not fit into the window ...]\n"
     others = tuple(part for part in result.content if not isinstance(part, Text))
-    return msgspec.structs.replace(result, content=(Text(text[:half] + note + text[len(text) - half :]), *others))
+    return replace(result, content=(Text(text[:half] + note + text[len(text) - half :]), *others))
 
 
 def _splices(entries: Sequence[HistoryEntry], cuts: dict[_Position, ToolResult]) -> tuple[Splice, ...]:
@@ -211,5 +211,5 @@ def _splices(entries: Sequence[HistoryEntry], cuts: dict[_Position, ToolResult])
         content: tuple[Block, ...] = tuple(
             cuts.get((at, index), block) for index, block in enumerate(entries[at].content)
         )
-        splices.append(Splice(at, 1, (msgspec.structs.replace(entries[at], content=content),)))
+        splices.append(Splice(at, 1, (replace(entries[at], content=content),)))
     return tuple(splices)

@@ -41,8 +41,8 @@ class Tool(msgspec.Struct, frozen=True):
     """A function and its specification.
 
     `paths` names the arguments that are paths: a call in which one leads out of the workspace is refused.
-    `context_parameter` is the parameter that takes the `ToolContext`, if there is one. If `asks` is false, calls run
-    without confirmation, whatever the side effects.
+    `context_parameter` is the parameter that takes the `ToolContext`, if there is one. If `needs_confirmation` is
+    false, calls run without confirmation, whatever the side effects.
     """
 
     spec: ToolSpec
@@ -112,7 +112,7 @@ def _context_parameter(function: Callable[..., object]) -> str | None:
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError, SyntaxError, AttributeError):
-        # If a schema is derived from these annotations, `spec_from_function` raises with the details.
+        # If a schema is derived from these annotations, `tool_spec_from_function` raises with the details.
         return None
     return next((name for name, hint in hints.items() if hint is ToolContext and name != "return"), None)
 

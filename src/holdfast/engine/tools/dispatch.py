@@ -8,6 +8,7 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.clock import Clock, system_clock
 from holdfast.engine.tools.definition import (
@@ -77,7 +78,7 @@ class Toolbox:
         Both sessions share one confirmer, so that the user is asked one question at a time.
         """
         tools = {**self._tools, **{replacement.spec.name: replacement for replacement in replacements}}
-        environment = msgspec.structs.replace(self._environment, session_id=session_id)
+        environment = replace(self._environment, session_id=session_id)
         toolbox = Toolbox(
             tuple(tools.values()),
             clock=self._clock,

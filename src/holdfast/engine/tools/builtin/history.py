@@ -2,7 +2,7 @@
 
 import re
 
-import msgspec
+from msgspec.structs import replace
 
 from holdfast.engine.compaction.compact import RECALL_TOOL
 from holdfast.engine.compaction.history import groups_containing, read_logged_messages, render_messages
@@ -44,4 +44,4 @@ def recall_tool(log: EventLog) -> Tool:
 
     # No confirmation: it shows only what was in the conversation before.
     recall = tool(recall_history, name=RECALL_TOOL)
-    return msgspec.structs.replace(recall, needs_confirmation=False, output_characters_max=OUTPUT_CHARACTERS_MAX)
+    return replace(recall, needs_confirmation=False, output_characters_max=OUTPUT_CHARACTERS_MAX)
