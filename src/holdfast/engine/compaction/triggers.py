@@ -21,6 +21,7 @@ from holdfast.engine.recovery.incidents import (
     report_expired_cache,
     report_ineffective_compaction,
 )
+from holdfast.events.log import Actor
 from holdfast.events.payloads.compaction import CompactionSkipped, CompactionTrigger
 
 PREFIX_TOO_LARGE = "tools and system prompt alone exceed the limit, and compaction cannot shorten them"
@@ -52,21 +53,27 @@ async def compact_on_request(
     snapshot = snapshot_conversation(conversation)
     # This reads the whole conversation, so it runs in a thread and does not block the event loop.
     proposal = await asyncio.to_thread(propose_seed_summary if seed else propose_compaction, snapshot, config, "asked")
+    return await _record_proposal(conversation, snapshot, proposal, config, actor="user")
+
+
+async def _record_proposal(
+    conversation: Conversation,
+    snapshot: CompactionSnapshot,
+    proposal: CompactionProposal | NoCompaction,
+    config: CompactionConfig,
+    *,
+    actor: Actor,
+) -> CompactionProposal | NoCompaction:
+    """Record a proposal; with an LLM summary, if configured and if the prompt that its request reuses is cached."""
     await report_changed_messages(conversation)
-    if isinstance(proposal, CompactionProposal):
-        proposal = await _with_llm_summary(conversation, snapshot, proposal, config)
-        await conversation.record("user", *proposal.payloads)
-        await refresh_prefix(conversation)
-    return proposal
-
-
-async def _with_llm_summary(
-    conversation: Conversation, snapshot: CompactionSnapshot, proposal: CompactionProposal, config: CompactionConfig
-) -> CompactionProposal:
-    """The proposal with an LLM summary, if configured and if the prompt that the summary request reuses is cached."""
-    if not config.llm_summary or proposal.event.strategy != "checkpoint" or proposal.event.numbers.is_cache_cold:
+    if isinstance(proposal, NoCompaction):
         return proposal
-    return await add_llm_summary(conversation, snapshot, proposal)
+    event = proposal.event
+    if config.llm_summary and event.strategy == "checkpoint" and not event.numbers.is_cache_cold:
+        proposal = await add_llm_summary(conversation, snapshot, proposal)
+    await conversation.record(actor, *proposal.payloads)
+    await refresh_prefix(conversation)
+    return proposal
 
 
 async def compact_if_due(conversation: Conversation) -> bool:
@@ -79,8 +86,8 @@ async def compact_if_due(conversation: Conversation) -> bool:
     trigger = find_compaction_trigger(
         outlook, conversation.state.compaction_watch, config, by_size_alone=conversation.state.profile == "seed"
     )
-    is_allowed = trigger is not None and (trigger == "hard" or not _is_thinking(conversation))
-    if is_allowed and trigger is not None and await _compact_for(conversation, snapshot, trigger, config):
+    is_allowed = trigger == "hard" or not _is_thinking(conversation)
+    if trigger is not None and is_allowed and await _compact_for(conversation, snapshot, trigger, config):
         return True
     if config.auto and is_stable_prefix_too_large(outlook, config):
         await report_ineffective_compaction(conversation, PREFIX_TOO_LARGE)
@@ -125,11 +132,8 @@ async def _compact_for(
     conversation: Conversation, snapshot: CompactionSnapshot, trigger: CompactionTrigger, config: CompactionConfig
 ) -> bool:
     proposal = await asyncio.to_thread(propose_compaction, snapshot, config, trigger)
-    await report_changed_messages(conversation)
+    proposal = await _record_proposal(conversation, snapshot, proposal, config, actor="system")
     if isinstance(proposal, CompactionProposal):
-        proposal = await _with_llm_summary(conversation, snapshot, proposal, config)
-        await conversation.record("system", *proposal.payloads)
-        await refresh_prefix(conversation)
         return True
     is_final = is_stable_prefix_too_large(compaction_outlook(snapshot), config)
     refused = CompactionSkipped(trigger, PREFIX_TOO_LARGE if is_final else proposal.reason, proposal.numbers, is_final)

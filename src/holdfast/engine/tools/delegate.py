@@ -32,6 +32,11 @@ DEPTH_MAX = 1
 DELEGATION_SECONDS_MAX = 1800.0
 
 DelegationOutcome = Literal["completed", "failed", "cancelled"]
+_DISPOSITIONS: dict[DelegationOutcome, Literal["completed", "abandoned", "error"]] = {
+    "completed": "completed",
+    "failed": "error",
+    "cancelled": "abandoned",
+}
 
 
 class Delegation:
@@ -152,14 +157,7 @@ async def _finish_child(parent: Conversation, child: Conversation, outcome: Dele
 
 def _session_ended(child: Conversation, outcome: DelegationOutcome) -> SessionEnded:
     state = child.state
-    match outcome:
-        case "completed":
-            disposition: Literal["completed", "abandoned", "error"] = "completed"
-        case "failed":
-            disposition = "error"
-        case "cancelled":
-            disposition = "abandoned"
-    return SessionEnded(disposition, state.turn_count, state.cost_usd, child.deps.clock() - state.started_at)
+    return SessionEnded(_DISPOSITIONS[outcome], state.turn_count, state.cost_usd, child.deps.clock() - state.started_at)
 
 
 def _answer_text(answer: TurnResult) -> str:
