@@ -2,7 +2,7 @@
 
     python scripts/tree_report.py [--json]
 
-Prints one row per measure and exits with 1 if a limit is missed. `tests/tidy/test_tree_report.py` asserts the same rows.
+Prints one row per measure and exits with 1 if a limit is missed; `tests/tidy/test_tree_report.py` asserts the rows.
 """
 
 import argparse
@@ -24,7 +24,48 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 
 PARTICIPLES = frozenset(
-    ["told", "said", "shown", "counted", "spelled", "ended", "kept", "found", "known", "given", "asked", "answered", "heard", "sent", "taken", "made", "written", "called", "named", "sized", "judged", "seen", "marked", "planned", "learned", "opened", "closed", "added", "moved", "drawn", "held", "paid", "spent", "saved", "lost", "joined", "tried", "tested", "checked", "proven"]
+    [
+        "told",
+        "said",
+        "shown",
+        "counted",
+        "spelled",
+        "ended",
+        "kept",
+        "found",
+        "known",
+        "given",
+        "asked",
+        "answered",
+        "heard",
+        "sent",
+        "taken",
+        "made",
+        "written",
+        "called",
+        "named",
+        "sized",
+        "judged",
+        "seen",
+        "marked",
+        "planned",
+        "learned",
+        "opened",
+        "closed",
+        "added",
+        "moved",
+        "drawn",
+        "held",
+        "paid",
+        "spent",
+        "saved",
+        "lost",
+        "joined",
+        "tried",
+        "tested",
+        "checked",
+        "proven",
+    ]
 )
 """A function whose whole name is one of these does not say what it does."""
 
@@ -147,7 +188,7 @@ def walk_one_send() -> Walk:
             asyncio.run(_send_twice(Path(folder), address, tracer))
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
     return Walk(frozenset(tracer.files), tuple(tracer.frames))
 
 
@@ -195,7 +236,7 @@ class _simulator:
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        self._process.wait()
+        self._process.communicate()  # Also closes the pipe.
 
 
 async def _send_twice(folder: Path, address: str, tracer: _Tracer) -> None:

@@ -69,10 +69,10 @@ turns = st.lists(
 )
 learned = st.builds(
     LearnedParameters,
-    gaps=st.builds(IdleTimesByCause, *[st.lists(st.floats(0, 100_000), max_size=20).map(count_idle_times)] * 2),
+    idle_times=st.builds(IdleTimesByCause, *[st.lists(st.floats(0, 100_000), max_size=20).map(count_idle_times)] * 2),
     sessions=st.floats(0, 100),
     calls=st.floats(0, 10_000),
-    belief=st.builds(UpgradeBelief, log_odds=st.floats(-6, 6)),
+    upgrade_belief=st.builds(UpgradeBelief, log_odds=st.floats(-6, 6)),
 )
 
 

@@ -24,10 +24,7 @@ from holdfast.types.blocks import (
 from holdfast.types.prompt import HistoryEntry
 
 SystemMessages = Literal["refused", "after_user", "anywhere"]
-
-
 """`after_user`: only after a user message, and only an assistant message may follow."""
-
 
 TranscriptRule = Literal[
     "block_of_another_role",
@@ -44,7 +41,6 @@ TranscriptRule = Literal[
     "same_role_twice",
     "system_message",
 ]
-
 
 _ID_SHOWN_CHARS_MAX = 64
 

@@ -14,10 +14,10 @@ from holdfast.engine.conversation import Conversation, KeepAlive
 from holdfast.engine.reducer import open_tool_calls
 from holdfast.errors import HoldfastError
 from holdfast.events.log import Event
-from holdfast.events.payloads.cache import CachePinged
+from holdfast.events.payloads.cache import CachePinged, PingKind
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallStarted, ModelSwitched
 from holdfast.events.payloads.compaction import ContextCompacted
-from holdfast.events.payloads.session import PingKind, SessionEnded, TurnStarted
+from holdfast.events.payloads.session import SessionEnded, TurnStarted
 from holdfast.planning.adaptive_policy import plan_session_ping
 from holdfast.planning.breakpoints import can_carry_breakpoint
 from holdfast.planning.keep_alive import PING_MARGIN_SECONDS, closing_entry

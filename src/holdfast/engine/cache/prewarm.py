@@ -52,7 +52,7 @@ async def prewarm(conversation: Conversation) -> PrewarmResult:
         )
     body = buffer.render(deps.adapter.request_head(parameters), breakpoints)
     ping_request = PingSpec(
-        "warm",
+        "prewarm",
         breakpoints[-1].ttl,
         calibration.correct_estimate(buffer.tokens_total),
         "the caller asked for it",

@@ -52,7 +52,8 @@ async def compact_on_request(
     conversation.assemble_request()
     snapshot = snapshot_conversation(conversation)
     # This reads the whole conversation, so it runs in a thread and does not block the event loop.
-    proposal = await asyncio.to_thread(propose_seed_summary if seed else propose_compaction, snapshot, config, "asked")
+    propose = propose_seed_summary if seed else propose_compaction
+    proposal = await asyncio.to_thread(propose, snapshot, config, "requested")
     return await _record_proposal(conversation, snapshot, proposal, config, actor="user")
 
 
