@@ -158,6 +158,11 @@ class Conversation:
         """Bring the draft up to date: the prompt that the state describes, encoded for the provider."""
         self.draft.update(assemble_prompt(build_sent_view(self.state)))
 
+    @property
+    def request_tokens(self) -> int:
+        """Estimated tokens of the request as it was last assembled."""
+        return self.state.calibration.correct_estimate(self.draft.buffer.tokens_total)
+
     async def inject_changed_context(self) -> None:
         """Record changed volatile text in the middle of a turn."""
         if self.state.layout == "seed":

@@ -127,7 +127,7 @@ async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> 
         await refresh_prefix(conversation)
     started = TurnStarted(
         user_message_hash=sha256_hex(canonical_json(content)),
-        estimated_input_tokens=conversation.state.calibration.correct_estimate(conversation.draft.buffer.tokens_total),
+        estimated_input_tokens=conversation.request_tokens,
         has_images=any(isinstance(block, Image) for block in content),
         has_tool_calls_in_history=conversation.state.has_called_tools,
     )

@@ -126,7 +126,7 @@ def _encode(conversation: Conversation, options: RequestOptions, plan: Plan, sha
         prefix_change=draft.describe_change(shared_blocks) if shared_blocks < len(state.digests) else None,
     )
     draft.mark_sent()
-    return EncodedRequest(body, prepared, state.calibration.correct_estimate(buffer.tokens_total))
+    return EncodedRequest(body, prepared, conversation.request_tokens)
 
 
 def _response_cache_key(conversation: Conversation, options: RequestOptions, plan: Plan) -> str:

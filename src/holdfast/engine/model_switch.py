@@ -58,7 +58,7 @@ def quote_switch(conversation: Conversation, model: Model, adapter: Adapter) -> 
     target_caches = model_capabilities(model).supports_prompt_caching
     today = utc_date(conversation.deps.clock())
     # Cold: the other model sees every token for the first time. Warm: the current model reads the whole prompt.
-    warm_tokens = state.calibration.correct_estimate(conversation.draft.buffer.tokens_total) or tokens
+    warm_tokens = conversation.request_tokens or tokens
     warm = price_at(current_model, today, warm_tokens)
     current_caches = model_capabilities(current_model).supports_prompt_caching
     return SwitchQuote(

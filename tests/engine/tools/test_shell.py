@@ -211,7 +211,8 @@ if child == 0:
     os.execv("/bin/sh", ["sh", "-c", "cat /proc/$PPID/environ"])
 os.waitpid(child, 0)
 print("|", flush=True)
-box = Toolbox([tool(make_run_command({"PATH": "/usr/bin:/bin"}))], environment=ToolEnvironment("s", resolve_roots(Path("/"))))
+environment = ToolEnvironment("s", resolve_roots(Path("/")))
+box = Toolbox([tool(make_run_command({"PATH": "/usr/bin:/bin"}))], environment=environment)
 print(asyncio.run(call(box, "run_command", command="cat /proc/$PPID/environ; cat /proc/$PPID/maps")).text)
 """
 

@@ -194,9 +194,7 @@ def _can_afford(conversation: Conversation, tokens: int) -> bool:
     creation_cost = tokens * price.input / 1_000_000 + storage_usd(
         tokens, conversation.deps.explicit_cache.ttl_seconds, price
     )
-    call_cost = conversation.call_cost_usd_max(
-        conversation.state.calibration.correct_estimate(conversation.draft.buffer.tokens_total)
-    )
+    call_cost = conversation.call_cost_usd_max(conversation.request_tokens)
     return conversation.can_spend(creation_cost + call_cost)
 
 

@@ -18,6 +18,7 @@ from holdfast.types.usage import Usage
 STORED_SECONDS = 30.0
 """Default storage time: seed 002's completion cache has the same."""
 
+# Bounds of what one process holds in memory.
 RESPONSES_MAX = 256
 RESPONSE_CACHE_BYTES_MAX = 32_000_000
 

@@ -36,7 +36,7 @@ def snapshot_conversation(conversation: Conversation) -> CompactionSnapshot:
         state=state,
         draft=conversation.draft,
         model=deps.model,
-        price=conversation.price(state.calibration.correct_estimate(conversation.draft.buffer.tokens_total)),
+        price=conversation.price(conversation.request_tokens),
         at=deps.clock(),
         learned=deps.learned,
         output_tokens_max=deps.parameters.output_tokens_max,

@@ -55,7 +55,7 @@ def missing_breakpoints(
     blocks = request.buffer.blocks
     candidates = [
         breakpoint
-        for breakpoint in _planned(request)
+        for breakpoint in _wanted_breakpoints(request)
         # The provider's automatic breakpoint is already at the end of the conversation, or on what follows it.
         if breakpoint.block_index not in blocks_with_breakpoint
         and not (end_has_breakpoint and blocks[breakpoint.block_index].section == "messages")
@@ -75,7 +75,7 @@ def missing_breakpoints(
     )
 
 
-def _planned(request: ClientRequest) -> tuple[Breakpoint, ...]:
+def _wanted_breakpoints(request: ClientRequest) -> tuple[Breakpoint, ...]:
     """The plan, plus the end of the previous call if that is beyond the lookback from the end of this one."""
     rules, tail, blocks = request.model.cache, request.previous_tail, request.buffer.blocks
     breakpoints = place_breakpoints(request.buffer, rules).breakpoints

@@ -56,7 +56,7 @@ async def report_expired_cache(
         conversation,
         FailureScenario.CacheColdLarge,
         {},
-        incident=_turn_incident(conversation, FailureScenario.CacheColdLarge),
+        incident=turn_incident(conversation, FailureScenario.CacheColdLarge),
         detail=detail,
     )
 
@@ -89,7 +89,7 @@ def _report_step(text: str) -> StepFunction:
 async def report_provider_failure(conversation: Conversation, error: ProviderError) -> None:
     """Report a provider failure that retries did not fix."""
     if error.kind in _PROVIDER_FAULTS:
-        key = _turn_incident(conversation, FailureScenario.ProviderFailure)
+        key = turn_incident(conversation, FailureScenario.ProviderFailure)
         await report_incident(conversation, FailureScenario.ProviderFailure, {}, incident=key, detail=str(error))
 
 
@@ -103,13 +103,13 @@ async def report_missed_read(
     scenario = FailureScenario.UnexpectedCacheBreak
     detail = f"only {usage.cache_read} of {prepared.plan.expected_read_tokens} cached tokens were read"
     steps = _break_steps(conversation, before, prepared)
-    await report_incident(conversation, scenario, steps, incident=_turn_incident(conversation, scenario), detail=detail)
+    await report_incident(conversation, scenario, steps, incident=turn_incident(conversation, scenario), detail=detail)
 
 
-def _turn_incident(conversation: Conversation, scenario: FailureScenario) -> str:
-    return (
-        f"{scenario.value}/{conversation.state.turn.id if conversation.state.turn else conversation.state.session_id}"
-    )
+def turn_incident(conversation: Conversation, scenario: FailureScenario) -> str:
+    """The key of an incident that lasts for one turn: the next turn's messages are other ones."""
+    turn = conversation.state.turn
+    return f"{scenario.value}/{turn.id if turn else conversation.state.session_id}"
 
 
 def _break_steps(conversation: Conversation, before: SessionState, prepared: RequestPrepared) -> StepFunctions:

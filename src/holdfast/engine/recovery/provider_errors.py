@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from holdfast.catalog.token_count import count_block_tokens
 from holdfast.engine.cache.plan import shortest_ttl
 from holdfast.engine.conversation import Conversation
+from holdfast.engine.recovery.incidents import turn_incident
 from holdfast.engine.recovery.runner import FixedByStep, RecoveryRunner, StepContext, StepFunction
 from holdfast.engine.recovery.transcript_repair import ConversationAttempts, RepairSteps
 from holdfast.errors import ProviderError, UserError
@@ -56,8 +57,7 @@ class RefusalRecovery:
             rules=select_rules(conversation.state.profile),
         )
         # A new turn is a new incident: the refused messages have been withdrawn by then.
-        turn = conversation.state.turn
-        incident = f"{self._scenario.value}/{turn.id if turn else conversation.state.session_id}"
+        incident = turn_incident(conversation, self._scenario)
         await recoverer.attempt(self._scenario, incident=incident, detail=str(self.refused))
 
     def _steps(self) -> dict[StepName, StepFunction]:
@@ -104,7 +104,7 @@ class RefusalRecovery:
     def _tokens_excess(self) -> int:
         """How many tokens to remove, with a margin; a quarter of the prompt if the provider does not report sizes."""
         conversation, window = self._conversation, parse_reported_window(str(self.refused))
-        estimated = conversation.state.calibration.correct_estimate(conversation.draft.buffer.tokens_total)
+        estimated = conversation.request_tokens
         tokens_max = window.tokens_max if window else conversation.deps.model.context_tokens_max
         tokens_sent = max(window.tokens_sent or 0, estimated) if window else estimated
         excess = tokens_sent - tokens_max if tokens_sent > tokens_max else estimated // 4

@@ -131,15 +131,15 @@ def _as_function(function: ToolFunction) -> Callable[..., object]:
     except (ValueError, TypeError):
         return function
 
-    def shown() -> None: ...
+    def stand_in() -> None: ...
 
-    functools.update_wrapper(shown, inner if hasattr(inner, "__name__") else type(inner).__call__)
+    functools.update_wrapper(stand_in, inner if hasattr(inner, "__name__") else type(inner).__call__)
     if not hasattr(inner, "__name__"):
-        shown.__name__ = type(inner).__name__
-        shown.__doc__ = inspect.getdoc(inner) or shown.__doc__
+        stand_in.__name__ = type(inner).__name__
+        stand_in.__doc__ = inspect.getdoc(inner) or stand_in.__doc__
     parameters = [parameter for parameter in signature.parameters.values() if parameter.name not in bound]
-    shown.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # PEP 362
-    return shown
+    stand_in.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # PEP 362
+    return stand_in
 
 
 class ToolEnvironment(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from holdfast.types.json_encoding import sha256_hex
 
 logger = logging.getLogger(__name__)
 
-OUTPUT_CHARACTERS_MAX = 100_000
+OUTPUT_CHARACTERS_MAX = 100_000  # About 25,000 tokens, which every later call of the session sends again.
 BLOCKS_MAX = 100
 IMAGES_MAX = 20
 IMAGE_BYTES_MAX = 5 * 1024 * 1024
@@ -31,7 +31,7 @@ OUTPUTS_FOLDER = "outputs"
 DAY_SECONDS = 86_400
 RETENTION_SECONDS = 30 * DAY_SECONDS
 RETENTION_SECONDS_MIN = 7 * DAY_SECONDS
-SPILLED_BYTES_MAX = 2_000_000_000
+SPILLED_BYTES_MAX = 2_000_000_000  # Of all sessions together, in the user's home.
 
 # Bounds the time that creating a session spends on the cleanup; the rest is looked at on later runs.
 FOLDERS_SCANNED_MAX = 5_000
