@@ -103,7 +103,7 @@ async def test_a_named_cache_is_told_with_its_own_end(play: Play) -> None:
         assert told["cached"]
         assert told["expires_at"] == "2026-09-21T15:33:20Z"
         changed = play.client.ask("POST", f"/api/cache/{session.id}/invalidate").json
-        assert changed["changed"] == ["prefix_nonce", "named_cache"]
+        assert changed["changed"] == ["prefix_nonce", "explicit_cache"]
     # A session that is closed deletes its cache.
     assert not play.client.get(f"/api/cache/{session.id}")["cached"]
 
@@ -236,10 +236,10 @@ def test_what_a_session_does_not_heed_is_refused_and_not_claimed(opened: Gateway
         10
     )
     with serving_store(store) as client:
-        assert client.get("/api/cache/s")["heeds"] == heeds
+        assert client.get("/api/cache/s")["controllable"] == heeds
         answered = {what: client.ask("POST", f"/api/cache/s/{what}") for what in ("invalidate", "disable", "enable")}
     switched = 409 if opened else 200
     assert [one.status for one in answered.values()] == [409, switched, switched]
-    assert answered["invalidate"].code == "not_heeded"
+    assert answered["invalidate"].code == "not_controllable"
     assert store.records.controls("s").session.generation == 0
     assert (store.records.session_controls() == {}) == (opened is not None)

@@ -81,7 +81,7 @@ async def test_several_listeners_hear_every_event_of_a_session_in_order(tmp_path
     told = next(frame.data for frame in first if frame.event == "llm.call_completed")
     assert told["payload"]["usage"]["cache_write_5m"] > 0
     marked = next(frame.data for frame in first if frame.event == "request.prepared")
-    assert marked["payload"]["marks"]
+    assert marked["payload"]["breakpoints"]
     assert all("canary" not in json.dumps(frame.data) for frame in first)
     assert all("quick brown fox" not in json.dumps(frame.data) for frame in first)
 

@@ -48,8 +48,10 @@ def test_every_call_says_of_which_layers_its_prompt_was_made_and_what_was_read(c
         sent = call["read_tokens"] + call["written_tokens"] + call["uncached_tokens"]
         assert sum(layer["tokens"] for layer in call["layers"]) == sent
         assert [layer["layer"] for layer in call["layers"]] == ["tools", "preset", "skills", "metadata", "history"]
-        assert [mark["tokens"] for mark in call["marks"]] == sorted(mark["tokens"] for mark in call["marks"])
-        assert call["marks"][-1]["tokens"] == sent
+        assert [mark["tokens"] for mark in call["breakpoints"]] == sorted(
+            mark["tokens"] for mark in call["breakpoints"]
+        )
+        assert call["breakpoints"][-1]["tokens"] == sent
     assert [call["verdict"] for call in told["calls"]] == ["first_use", *["held"] * 8]
     assert all(call["cost_usd"] < call["uncached_usd"] for call in told["calls"][1:])
 
@@ -73,11 +75,11 @@ def test_a_switch_of_models_stands_between_the_calls(client: Client) -> None:
 def test_a_call_tells_its_plan_its_verdict_and_its_certificate(client: Client) -> None:
     told = client.get(f"/api/sessions/{session_named(client, 'time is before')}/calls/7")
     assert told["call"]["number"] == 7
-    assert [mark["layer"] for mark in told["marks"]] == ["tools", "skills", "history"]
-    assert all(mark["reason"] for mark in told["marks"])
+    assert [mark["layer"] for mark in told["breakpoints"]] == ["tools", "skills", "history"]
+    assert all(mark["reason"] for mark in told["breakpoints"])
     verdict = told["verdict"]
-    assert (verdict["kind"], verdict["component"], verdict["bytes_say"]) == ("prefix_changed", "volatile", "moved")
-    assert verdict["provider_says"] == "miss: system_changed"
+    assert (verdict["kind"], verdict["component"], verdict["bytes_verdict"]) == ("prefix_changed", "volatile", "moved")
+    assert verdict["provider_diagnosis"] == "miss: system_changed"
     assert told["blocks_shared"] < told["blocks_before"]
     assert "the prefix changed" in told["certificate"]["violation"]
     good = client.get(f"/api/sessions/{session_named(client, 'stable prefix')}/calls/7")
@@ -214,5 +216,5 @@ def test_skills_are_told_with_what_is_wrong_with_them(tmp_path: Path) -> None:
     broken, review = sorted(told["skills"], key=lambda one: str(one["name"]))
     assert (review["name"], review["loads"], review["source"], review["findings"]) == ("review", True, "workspace", [])
     assert (broken["name"], broken["loads"], told["skills_total"]) == ("broken", False, 2)
-    assert all(one["rule"] and one["mend"] for one in broken["findings"])
+    assert all(one["rule"] and one["fix"] for one in broken["findings"])
     assert any(one["severity"] == "error" for one in broken["findings"])

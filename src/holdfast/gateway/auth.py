@@ -27,7 +27,7 @@ GATEWAY_KEY_PATTERN = re.compile(rb"(?:Bearer +)?(hf_[0-9a-f]{16}_[0-9a-f]{64})"
 FindHolder = Callable[[str | None], "KeyHolder | None"]
 """Returns the holder of a gateway key, or None if no key is required and none was sent. May block on a store.
 
-Raises TurnedAwayError if the key is invalid, or if a key is required and missing.
+Raises GatewayRefusedError if the key is invalid, or if a key is required and missing.
 """
 
 

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -131,7 +131,7 @@ class ExchangeWatcher(Protocol):
 logger = logging.getLogger(__name__)
 
 
-Message = MutableMapping[str, object]
+Message = MutableMapping[str, Any]
 
 
 Receive = Callable[[], Awaitable[Message]]
@@ -150,7 +150,7 @@ class ForwardRequest(msgspec.Struct, frozen=True):
 
 
 async def prepare_request(
-    improver: RequestRewriter, exchange: Exchange, headers: Headers, receive: Receive
+    rewriter: RequestRewriter, exchange: Exchange, headers: Headers, receive: Receive
 ) -> ForwardRequest:
     """Never raises: if anything goes wrong, the request is forwarded unchanged."""
     target = exchange.target
@@ -160,7 +160,7 @@ async def prepare_request(
     if body is None or get_header_value(headers, b"content-encoding") not in (None, b"identity"):
         return ForwardRequest(headers, _replay(messages, receive))
     reading: RequestAnalysis | None = None
-    analyze = functools.partial(analyze_request, improver, target.adapter_name, body, path=target.path)
+    analyze = functools.partial(analyze_request, rewriter, target.adapter_name, body, path=target.path)
     try:
         reading = await asyncio.to_thread(analyze, account=exchange.caller.account, at=exchange.started_at)
     except Exception as error:  # noqa: BLE001 - a failing rewrite must not break the client's call

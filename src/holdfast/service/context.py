@@ -52,7 +52,7 @@ class AppContext:
         new_id: NewId = new_ulid,
         require_keys: bool = False,
         simulated: bool = False,
-        library: InstructionContext | None = None,
+        instructions: InstructionContext | None = None,
     ) -> None:
         self.log = log
         self.records = records
@@ -61,7 +61,7 @@ class AppContext:
         self.clock = clock
         self.new_id = new_id
         self.require_keys = require_keys
-        self.instructions = library
+        self.instructions = instructions
         self.request_metrics = RequestMetrics()
         self.simulated = simulated
         self.cache_states = CacheStateStore(log, models)

@@ -171,7 +171,7 @@ def test_measures_are_told_by_both_and_an_untraced_recall_counts_in_one(furnishe
     assert (told["recalls"], told["closed"], told["miss_rate"], told["hit_at_k"]) == (4, 2, 0.0, 1.0)
     assert told["detected"] == {"traced": 2, "recall_at_k": 1.0, "hit_at_k": 1.0, "miss_rate": 0.5}
     days = furnished.ask("GET", f"/api/instructions/{AGENT}/days").json
-    assert days["days"][-1]["detected"] == days["whole"]["detected"] == told["detected"]
+    assert days["days"][-1]["detected"] == days["total"]["detected"] == told["detected"]
     assert days["days"][0]["detected"] == {"traced": 0, "recall_at_k": None, "hit_at_k": None, "miss_rate": None}
 
 

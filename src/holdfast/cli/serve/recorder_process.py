@@ -44,7 +44,7 @@ def run_recorder() -> None:
             models=models,
             new_id=new_ulid,
             simulated=setup.simulated,
-            improver=RequestRewriter(models, VolatileExtractor(tuple(VolatileRule(*pair) for pair in setup.volatile))),
+            rewriter=RequestRewriter(models, VolatileExtractor(tuple(VolatileRule(*pair) for pair in setup.volatile))),
             spent=_report_spending,
             notes=run_at_once,
         )

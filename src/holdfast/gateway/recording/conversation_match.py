@@ -31,7 +31,7 @@ K = TypeVar("K")
 
 
 class SessionHints(msgspec.Struct, frozen=True):
-    """`because` names the field that `session` came from; `follows` is the id of the response this one continues."""
+    """`source` names the field that `session` came from; `previous_response_id` is the id of the response this one continues."""
 
     session: str | None = None
     source: str = ""

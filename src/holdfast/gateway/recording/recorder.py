@@ -72,7 +72,7 @@ class GatewayRecorder:
         models: Models,
         new_id: NewId,
         simulated: bool = False,
-        improver: RequestRewriter | None = None,
+        rewriter: RequestRewriter | None = None,
         spent: OnSpent = lambda key_id, at, dollars: None,
         notes: Callable[[Callable[[Callable[[], None]], None]], RecordQueue[Callable[[], None]]] = RecordQueue,
     ) -> None:
@@ -80,7 +80,7 @@ class GatewayRecorder:
         self._models = models
         self._new_id = new_id
         self._simulated = simulated
-        self._rewriter = improver or RequestRewriter(models)
+        self._rewriter = rewriter or RequestRewriter(models)
         self._on_spent = spent
         self._warnings = WarningLog("holdfast.gateway")
         self._conversations: ConversationMatcher[_Tracked] = ConversationMatcher()

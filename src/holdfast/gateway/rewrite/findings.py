@@ -34,7 +34,7 @@ class Findings(msgspec.Struct, frozen=True):
 
 
 def find_anti_patterns(
-    improver: RequestRewriter,
+    rewriter: RequestRewriter,
     target: Target,
     body: bytes,
     *,
@@ -46,13 +46,13 @@ def find_anti_patterns(
     `call` is the adapter, the decoded request, its time and its estimated token count.
     """
     adapter, wire, at, tokens = call
-    improved = improver.rewrite_request(target.adapter_name or "", body, path=target.path)
+    improved = rewriter.rewrite_request(target.adapter_name or "", body, path=target.path)
     changes = tuple(msgspec.structs.replace(change, is_applied=False) for change in improved.changes)
     variants = {AS_SENT: wire}
     if improved.body is not None:
         variants[IMPROVED] = improved.wire
         for change in changes if len(body) <= PRICED_BYTES_MAX else ():
-            partial = improver.rewrite_request(
+            partial = rewriter.rewrite_request(
                 target.adapter_name or "", body, path=target.path, unfixed=frozenset({change.anti_pattern})
             )
             variants[change.anti_pattern] = partial.wire

@@ -355,10 +355,10 @@ class RequestAnalysis(msgspec.Struct, frozen=True):
 
 
 def analyze_request(
-    improver: RequestRewriter, speaks: str, body: bytes, *, path: str, account: str, at: float
+    rewriter: RequestRewriter, speaks: str, body: bytes, *, path: str, account: str, at: float
 ) -> RequestAnalysis:
     """May raise anything for a body that we do not understand."""
-    improved = improver.rewrite_request(speaks, body, path=path)
+    improved = rewriter.rewrite_request(speaks, body, path=path)
     adapter = get_adapter(speaks)
     draft = RequestDraft(adapter, lambda encoded: len(encoded) // BYTES_PER_TOKEN)
     draft.update(improved.wire.prompt)

@@ -265,7 +265,7 @@ def coverage_failure_error(failing: Sequence[UnitCoverage]) -> InstructionError:
             "unit": unit.unit,
             "coverage_pct": unit.coverage_pct,
             "scaled_pct": unit.scaled_pct,
-            "failures": [{"query": probe.query, "taken_by": probe.taken_by} for probe in unit.failures],
+            "failures": [{"query": probe.query, "found_instead": probe.taken_by} for probe in unit.failures],
         }
         for unit in failing
     ]

@@ -28,13 +28,13 @@ SKIPPED_MAX = 1_000_000
 
 ProviderName = Literal["anthropic", "openai", "openai-chat", "gemini", "openrouter", "claude-code"]
 
-InvalidationChange = InvalidationMethod | Literal["named_cache"]
+InvalidationChange = InvalidationMethod | Literal["explicit_cache"]
 
 
 class Discussion(msgspec.Struct, frozen=True):
     """The cache state of one session (a discussion is a session). `expires_at` is null if the provider decides.
 
-    `heeds` says which of these controls the session applies; `switch` means only enabling and disabling.
+    `controllable` says which of these controls the session applies; `switch` means only enabling and disabling.
     """
 
     discussion_id: str
@@ -165,7 +165,7 @@ def list_invalidation_changes(context: AppContext, state: CacheState) -> tuple[I
     except UserError:
         ways = ()
     explicit_cache: tuple[InvalidationChange, ...] = (
-        ("named_cache",) if state.explicit_expires_at and state.explicit_expires_at > context.clock() else ()
+        ("explicit_cache",) if state.explicit_expires_at and state.explicit_expires_at > context.clock() else ()
     )
     return (*ways, *explicit_cache)
 
@@ -174,7 +174,7 @@ def _effect(changed: tuple[InvalidationChange, ...]) -> str:
     effects = {
         "cache_key": "the next turn uses another cache key",
         "prefix_nonce": "the next turn starts its system prompt with another text; the tools before it stay cached",
-        "named_cache": "before the next turn's first call, the session deletes its explicit cache at the provider",
+        "explicit_cache": "before the next turn's first call, the session deletes its explicit cache at the provider",
     }
     return "; ".join(effects[change] for change in changed) or "nothing of this session is cached there"
 
@@ -189,7 +189,7 @@ def _set_enabled(context: AppContext, session_id: str, *, enabled: bool) -> Disc
 
 def make_not_controllable_error(what: str) -> ApiError:
     message = f"this session's client writes its own requests, so Holdfast cannot {what}; nothing was changed"
-    return ApiError(409, "not_heeded", message)
+    return ApiError(409, "not_controllable", message)
 
 
 def _discussion(context: AppContext, session_id: str) -> Discussion:

@@ -75,7 +75,7 @@ def _calls(context: AppContext, request: ChangesRequest) -> Iterator[ForwardedCa
 
 
 def _check_exists(context: AppContext, session_id: str) -> None:
-    """Raises RefusedError if the session does not exist."""
+    """Raises ApiError if the session does not exist."""
     if next(context.log.read(session_id), None) is None:
         raise make_not_found_error("session", session_id)
 

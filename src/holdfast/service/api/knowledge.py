@@ -38,7 +38,7 @@ class KnowledgeSource(msgspec.Struct, frozen=True):
 
 
 class KnowledgeItem(msgspec.Struct, frozen=True):
-    """`held_back` is the reason why the item is not in the digest, empty if it is; days are YYYY-MM-DD."""
+    """`exclusion_reason` is the reason why the item is not in the digest, empty if it is; days are YYYY-MM-DD."""
 
     id: str
     category: Category
@@ -53,7 +53,7 @@ class KnowledgeItem(msgspec.Struct, frozen=True):
     approved: bool
     edited: bool
     flagged: str
-    excluded_reason: str
+    exclusion_reason: str
 
 
 class CategoryCount(msgspec.Struct, frozen=True):
@@ -296,7 +296,7 @@ def _item_view(item: Item) -> KnowledgeItem:
         approved=item.is_approved,
         edited=item.is_edited,
         flagged=item.flagged,
-        excluded_reason=item.exclusion_reason,
+        exclusion_reason=item.exclusion_reason,
     )
 
 

@@ -79,7 +79,7 @@ def get_key_state(row: KeyRow, at: float) -> KeyState:
 
 
 def verify_key(authorization: str | None, find: Callable[[str], KeyRow | None], at: float) -> KeyRow | None:
-    """The row of the key in an Authorization value; None if there is none. Raises RefusedError for an invalid key."""
+    """The row of the key in an Authorization value; None if there is none. Raises ApiError for an invalid key."""
     if authorization is None:
         return None
     scheme, _, key = authorization.partition(" ")
@@ -98,7 +98,7 @@ def make_key_required_error() -> ApiError:
 
 
 def check_allowed(rule: AccessRule, scope: str | None, path: Mapping[str, str], *, denied: str = "not_allowed") -> None:
-    """Raises RefusedError unless a key of this scope may use a route with this rule; scope None means no key."""
+    """Raises ApiError unless a key of this scope may use a route with this rule; scope None means no key."""
     if rule == "open" or scope == "admin":
         return
     if scope is None:

@@ -20,11 +20,11 @@ _LENGTH = re.compile(r"[0-9]{1,15}")
 
 
 async def decode_fields(route: Route, request: Request) -> dict[str, object]:
-    """Raises RefusedError if the request is malformed or too large, or if a field occurs twice."""
+    """Raises ApiError if the request is malformed or too large, or if a field occurs twice."""
     fields = _query_fields(request) if route.method == "GET" else await _body_fields(route, request)
     repeated = fields.keys() & request.path_params.keys()
     if repeated:
-        raise ApiError(400, "said_twice", f"{min(repeated)} is already in the path")
+        raise ApiError(400, "duplicate_field", f"{min(repeated)} is already in the path")
     return {**fields, **request.path_params}
 
 
@@ -34,7 +34,7 @@ def _query_fields(request: Request) -> dict[str, object]:
     fields: dict[str, object] = {}
     for name, value in request.query_params.multi_items():
         if name in fields:
-            raise ApiError(400, "said_twice", "a field occurs twice in the query")
+            raise ApiError(400, "duplicate_field", "a field occurs twice in the query")
         fields[name] = value
     return fields
 

@@ -93,9 +93,9 @@ def encode_sse_frame(place: int, event: Event) -> bytes:
 def _public_payload(payload: AnyPayload) -> dict[str, object] | None:
     if isinstance(payload, RequestPrepared):
         breakpoints = [
-            {"piece": breakpoint_.block_index, "ttl": breakpoint_.ttl} for breakpoint_ in payload.plan.breakpoints
+            {"block": breakpoint_.block_index, "ttl": breakpoint_.ttl} for breakpoint_ in payload.plan.breakpoints
         ]
-        return {"body_bytes": payload.body_bytes, "shared_blocks": payload.shared_blocks, "marks": breakpoints}
+        return {"body_bytes": payload.body_bytes, "shared_blocks": payload.shared_blocks, "breakpoints": breakpoints}
     if isinstance(payload, _WITH_PAYLOAD):
         fields: dict[str, object] = msgspec.to_builtins(payload)
         return fields

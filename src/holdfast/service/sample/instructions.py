@@ -104,38 +104,38 @@ SAMPLE_INTENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """The intents of one day, and the units that each turns out to need."""
 
 
-def add_sample_instructions(library: InstructionContext, *, clock: Clock, new_id: NewId) -> None:
+def add_sample_instructions(context: InstructionContext, *, clock: Clock, new_id: NewId) -> None:
     """Records a week of a team's work with the sample agent; does nothing if the agent exists already."""
-    if library.records.agent(AGENT) is not None:
+    if context.records.agent(AGENT) is not None:
         return
     past_clock = ManualClock(clock() - DAYS * DAY)
-    past_library = InstructionContext(
-        library.records, library.settings, key=library.key, clock=past_clock, new_id=new_id, warn=lambda line: None
+    past_context = InstructionContext(
+        context.records, context.settings, key=context.key, clock=past_clock, new_id=new_id, warn=lambda line: None
     )
-    agent = msgspec.structs.replace(make_agent(past_library, AGENT), role="Answers customers of a lamp shop")
-    past_library.records.put_agent(agent)
+    agent = msgspec.structs.replace(make_agent(past_context, AGENT), role="Answers customers of a lamp shop")
+    past_context.records.put_agent(agent)
     for unit in (*UNITS, VAGUE_UNIT):
-        write_unit(past_library, SubmittedUnit(_address(past_library, unit.name, "v1"), unit.content), _ANN)
+        write_unit(past_context, SubmittedUnit(_address(past_context, unit.name, "v1"), unit.content), _ANN)
     guarantee = SubmittedApproval(kind="guarantee_load", unit=GUARANTEED, reason="A person must always be reachable.")
-    _publish(past_library, "v1", UNITS, guarantee)
+    _publish(past_context, "v1", UNITS, guarantee)
     for day in range(DAYS):
         if day == DAYS // 2:
-            _publish_without_gate(past_library, agent)
-        _play_day(past_library, past_clock, day)
+            _publish_without_gate(past_context, agent)
+        _play_day(past_context, past_clock, day)
     changed = _unit(GUARANTEED).content.replace("500", "200")
-    write_unit(past_library, SubmittedUnit(_address(past_library, GUARANTEED, "v2"), changed), _ANN)
+    write_unit(past_context, SubmittedUnit(_address(past_context, GUARANTEED, "v2"), changed), _ANN)
 
 
-def _publish_without_gate(library: InstructionContext, agent: Agent) -> None:
+def _publish_without_gate(context: InstructionContext, agent: Agent) -> None:
     """Skipping the gate needs two people if the manifest has a guaranteed unit."""
     skip = SubmittedApproval(kind="skip_gate", version="v2", reason="It can be fixed later.")
-    for approval in select_valid_approvals(library, agent, (skip,), _BEN):
-        library.records.add_approval(approval, registers=agent)
-    _publish(library, "v2", (*UNITS, VAGUE_UNIT), skip)
+    for approval in select_valid_approvals(context, agent, (skip,), _BEN):
+        context.records.add_approval(approval, registers=agent)
+    _publish(context, "v2", (*UNITS, VAGUE_UNIT), skip)
 
 
 def _publish(
-    library: InstructionContext, version: str, units: tuple[SampleUnit, ...], approval: SubmittedApproval
+    context: InstructionContext, version: str, units: tuple[SampleUnit, ...], approval: SubmittedApproval
 ) -> None:
     entries = tuple(
         ManifestEntry(
@@ -143,7 +143,7 @@ def _publish(
             unit.description,
             guarantee_load=unit.name == GUARANTEED,
             load_triggers=LoadTriggers(intents=unit.intents),
-            fact_uri=_address(library, unit.name, "v1"),
+            fact_uri=_address(context, unit.name, "v1"),
         )
         for unit in units
     )
@@ -153,21 +153,21 @@ def _publish(
         skip_coverage_gate=approval.kind == "skip_gate",
         approvals=(approval,),
     )
-    publish_manifest(library, publication, _ANN)
+    publish_manifest(context, publication, _ANN)
 
 
-def _play_day(library: InstructionContext, clock: ManualClock, day: int) -> None:
+def _play_day(context: InstructionContext, clock: ManualClock, day: int) -> None:
     """Plays one day, with three to five recalls, each closed with the units it needed."""
-    agent, instruction_set = library.require_instruction_set(AGENT, library.records.agent(AGENT))
+    agent, instruction_set = context.require_instruction_set(AGENT, context.records.agent(AGENT))
     for intent, needed in SAMPLE_INTENTS[: len(SAMPLE_INTENTS) - day % 3]:
         clock.advance(600)
         response = answer_recall(
-            library, agent, instruction_set, RecallQuery(intent=intent), caller=_ANN, heartbeat_id=None
+            context, agent, instruction_set, RecallQuery(intent=intent), caller=_ANN, heartbeat_id=None
         )
         loaded = {chunk.name for chunk in response.result.chunks}
         used = tuple(name for name in needed if name in loaded)
         missed = tuple(name for name in needed if name not in loaded)
-        close_audit_record(library, response.audit_token, _ANN, used=used, missed=missed)
+        close_audit_record(context, response.audit_token, _ANN, used=used, missed=missed)
     clock.advance(DAY - 600 * (len(SAMPLE_INTENTS) - day % 3))
 
 
@@ -175,5 +175,5 @@ def _unit(name: str) -> SampleUnit:
     return next(unit for unit in UNITS if unit.name == name)
 
 
-def _address(library: InstructionContext, name: str, version: str) -> str:
-    return f"instruction:{library.settings.deployment}/{AGENT}/{name}/{version}"
+def _address(context: InstructionContext, name: str, version: str) -> str:
+    return f"instruction:{context.settings.deployment}/{AGENT}/{name}/{version}"

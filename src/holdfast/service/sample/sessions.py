@@ -131,7 +131,7 @@ SAMPLE_SESSIONS = (
 class SamplePlayer:
     """Plays all sample sessions into a store, one after the other.
 
-    With a library, sample instructions are added first; with a workspace, the sessions' knowledge is harvested there.
+    With `instructions`, sample instructions are added first; with a workspace, the sessions' knowledge is harvested there.
     """
 
     def __init__(
@@ -141,12 +141,12 @@ class SamplePlayer:
         *,
         clock: Clock = system_clock,
         pause: float = PAUSE_SECONDS,
-        library: InstructionContext | None = None,
+        instructions: InstructionContext | None = None,
         workspace: Path | None = None,
     ) -> None:
         self._log = log
         self._models = models
-        self._library = library
+        self._instructions = instructions
         self._workspace = workspace
         self._clock = clock
         self._pause_seconds = pause
@@ -165,8 +165,8 @@ class SamplePlayer:
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="holdfast-sample-"))
         try:
             await asyncio.to_thread(_write_skill, folder)
-            if self._library is not None:
-                await asyncio.to_thread(add_sample_instructions, self._library, clock=self._clock, new_id=new_ulid)
+            if self._instructions is not None:
+                await asyncio.to_thread(add_sample_instructions, self._instructions, clock=self._clock, new_id=new_ulid)
             # The best one comes last, so that it is at the top of the list and still cached when viewed.
             for habit in reversed(SAMPLE_SESSIONS):
                 if habit.has_knowledge:

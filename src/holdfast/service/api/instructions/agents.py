@@ -60,11 +60,11 @@ MARKDOWN = "text/markdown; charset=utf-8"
 _encode = msgspec.json.Encoder().encode
 
 
-def put_agent(library: InstructionContext, caller: InstructionCaller, request: AgentSettings) -> AgentSettingsResponse:
-    agent = library.records.agent(request.agent_id) or make_agent(library, request.agent_id)
+def put_agent(context: InstructionContext, caller: InstructionCaller, request: AgentSettings) -> AgentSettingsResponse:
+    agent = context.records.agent(request.agent_id) or make_agent(context, request.agent_id)
     if request.shortname is not None:
         # Only to validate the name.
-        make_agent(library, request.shortname)
+        make_agent(context, request.shortname)
     agent = msgspec.structs.replace(
         agent,
         role=request.role,
@@ -74,8 +74,8 @@ def put_agent(library: InstructionContext, caller: InstructionCaller, request: A
         always_rules=request.always_rules,
         sensitive=request.sensitive,
     )
-    tokens = check_stub_size(agent, library.records.manifest(agent.id))
-    if not library.records.put_agent(agent):
+    tokens = check_stub_size(agent, context.records.manifest(agent.id))
+    if not context.records.put_agent(agent):
         raise InstructionError("shortname_taken", "another agent already has this shortname")
     warnings = (
         (f"the boot stub has {tokens} tokens, more than {BODY_TOKENS_WARN}",) if tokens > BODY_TOKENS_WARN else ()
@@ -93,11 +93,11 @@ def put_agent(library: InstructionContext, caller: InstructionCaller, request: A
     )
 
 
-def put_unit(library: InstructionContext, caller: InstructionCaller, request: UnitRequest) -> RouteResponse:
+def put_unit(context: InstructionContext, caller: InstructionCaller, request: UnitRequest) -> RouteResponse:
     unit = SubmittedUnit(
         request.fact_uri, request.content, request.authored_by, request.derived_from, request.signature
     )
-    written = write_unit(library, unit, caller)
+    written = write_unit(context, unit, caller)
     coverage = _coverage_line(written.coverage) if written.coverage else None
     view = UnitResponse(
         written.fact_uri, written.content_sha256, written.tokens, written.status, coverage, written.measured_agents
@@ -106,10 +106,10 @@ def put_unit(library: InstructionContext, caller: InstructionCaller, request: Un
     return RouteResponse(_encode(view), status=201 if written.is_new else 200)
 
 
-def get_stub(library: InstructionContext, caller: InstructionCaller, request: BootStubRequest) -> RouteResponse:
-    agent = library.records.agent(request.agent_id)
+def get_stub(context: InstructionContext, caller: InstructionCaller, request: BootStubRequest) -> RouteResponse:
+    agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
-    stub = load_boot_stub(library, request.agent_id, agent, request.profile)
+    stub = load_boot_stub(context, request.agent_id, agent, request.profile)
     headers = {
         "x-stub-version": str(stub.stub_version),
         "x-manifest-version": stub.manifest_version,
@@ -119,10 +119,10 @@ def get_stub(library: InstructionContext, caller: InstructionCaller, request: Bo
     return RouteResponse(stub.body.encode(), MARKDOWN, headers=headers)
 
 
-def get_manifest(library: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ManifestResponse:
-    agent = library.records.agent(request.agent_id)
+def get_manifest(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ManifestResponse:
+    agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
-    agent, instruction_set = library.require_instruction_set(request.agent_id, agent)
+    agent, instruction_set = context.require_instruction_set(request.agent_id, agent)
     manifest = instruction_set.manifest
     return ManifestResponse(
         manifest.version,
@@ -135,7 +135,7 @@ def get_manifest(library: InstructionContext, caller: InstructionCaller, request
     )
 
 
-def put_manifest(library: InstructionContext, caller: InstructionCaller, request: ManifestRequest) -> PublishResponse:
+def put_manifest(context: InstructionContext, caller: InstructionCaller, request: ManifestRequest) -> PublishResponse:
     draft = ManifestDraft(request.version, request.entries, request.migration_mode)
     publication = PublicationRequest(
         agent_id=request.agent_id,
@@ -143,23 +143,23 @@ def put_manifest(library: InstructionContext, caller: InstructionCaller, request
         skip_coverage_gate=request.skip_coverage_gate,
         approvals=request.approvals,
     )
-    published = publish_manifest(library, publication, caller)
+    published = publish_manifest(context, publication, caller)
     lines = tuple(_coverage_line(unit, skipped=published.gate_skipped) for unit in published.coverage)
     return PublishResponse(published.manifest.fact_uri, published.manifest.token_count, lines, published.warnings)
 
 
 def recall_instruction(
-    library: InstructionContext, caller: InstructionCaller, request: RecallRequest
+    context: InstructionContext, caller: InstructionCaller, request: RecallRequest
 ) -> RecallResponse:
     question = RecallQuery(
         intent=request.intent,
         max_chunks=request.max_chunks,
         token_budget=request.token_budget,
         manifest_hint=request.manifest_hint,
-        use_floor=library.settings.use_floor if request.floor is None else request.floor,
+        use_floor=context.settings.use_floor if request.floor is None else request.floor,
     )
     return _recall(
-        library,
+        context,
         caller,
         request.agent_id,
         question,
@@ -169,7 +169,7 @@ def recall_instruction(
     )
 
 
-def recall_scope(library: InstructionContext, caller: InstructionCaller, request: ScopeRecallRequest) -> RecallResponse:
+def recall_scope(context: InstructionContext, caller: InstructionCaller, request: ScopeRecallRequest) -> RecallResponse:
     check_instruction_access(caller)
     scheme, _, rest = request.scope.partition(":")
     parts = rest.split("/")
@@ -179,23 +179,23 @@ def recall_scope(library: InstructionContext, caller: InstructionCaller, request
     if scheme != "instruction" or len(parts) != 2 or not all(parts):
         raise InstructionError("invalid_scope", "the scope must look like instruction:{deployment}/{agent}")
     deployment, agent_id = parts
-    agent = library.records.agent(agent_id)
-    check_recall_access(caller, agent_id, agent, library.records.agent)
-    gardens = {garden_id(library.settings.deployment, name) for name in (agent_id, agent.id if agent else agent_id)}
-    if deployment != library.settings.deployment or not gardens.issuperset(request.require_garden_ids):
+    agent = context.records.agent(agent_id)
+    check_recall_access(caller, agent_id, agent, context.records.agent)
+    gardens = {garden_id(context.settings.deployment, name) for name in (agent_id, agent.id if agent else agent_id)}
+    if deployment != context.settings.deployment or not gardens.issuperset(request.require_garden_ids):
         raise access_denied_error()
     question = RecallQuery(
         intent=request.intent if request.intent is not None else request.query or "",
         max_chunks=request.max_facts,
         token_budget=request.token_budget,
-        use_floor=library.settings.use_floor if request.floor is None else request.floor,
+        use_floor=context.settings.use_floor if request.floor is None else request.floor,
         weights=_weights(request.weights),
     )
-    return _recall(library, caller, agent_id, question, heartbeat_id=None, explain=request.explain)
+    return _recall(context, caller, agent_id, question, heartbeat_id=None, explain=request.explain)
 
 
 def _recall(
-    library: InstructionContext,
+    context: InstructionContext,
     caller: InstructionCaller,
     agent_id: str,
     question: RecallQuery,
@@ -205,13 +205,13 @@ def _recall(
     shadow: bool = False,
 ) -> RecallResponse:
     try:
-        agent = library.records.agent(agent_id)
-        check_recall_access(caller, agent_id, agent, library.records.agent)
+        agent = context.records.agent(agent_id)
+        check_recall_access(caller, agent_id, agent, context.records.agent)
         if not question.intent.strip():
             raise InstructionError("intent_required", "say in `intent` what you are about to do")
-        agent, instruction_set = library.require_instruction_set(agent_id, agent)
+        agent, instruction_set = context.require_instruction_set(agent_id, agent)
         response = answer_recall(
-            library, agent, instruction_set, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow
+            context, agent, instruction_set, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow
         )
     except StoreError as error:
         raise InstructionError(RETRY, "the store is unavailable; try again") from error
@@ -219,12 +219,12 @@ def _recall(
 
 
 def begin_heartbeat(
-    library: InstructionContext, caller: InstructionCaller, request: HeartbeatRequest
+    context: InstructionContext, caller: InstructionCaller, request: HeartbeatRequest
 ) -> HeartbeatResponse:
-    agent = library.records.agent(request.agent_id)
+    agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
     heartbeat = start_heartbeat(
-        library, request.agent_id, agent, request.wake_token, caller=caller, profile=request.profile
+        context, request.agent_id, agent, request.wake_token, caller=caller, profile=request.profile
     )
     return HeartbeatResponse(
         heartbeat_id=heartbeat.heartbeat_id,
@@ -266,7 +266,7 @@ def _coverage_line(unit: UnitCoverage, *, skipped: bool = False) -> CoverageRepo
         scaled_pct=unit.scaled_pct,
         chance=unit.chance,
         skipped=skipped,
-        failures=tuple({"query": failure.query, "taken_by": failure.taken_by} for failure in unit.failures),
+        failures=tuple({"query": failure.query, "found_instead": failure.taken_by} for failure in unit.failures),
     )
 
 
@@ -328,16 +328,16 @@ def _chunk(picked: SelectedChunk, *, explain: bool, caller: InstructionCaller) -
 _AGENT = "/v1/agents/{agent_id}"
 
 
-def close_audit(library: InstructionContext, caller: InstructionCaller, request: CloseAuditRequest) -> RouteResponse:
+def close_audit(context: InstructionContext, caller: InstructionCaller, request: CloseAuditRequest) -> RouteResponse:
     check_instruction_access(caller)
     trace = request.trace or ()
     # Check what could be refused before anything is written.
     check_trace_size(trace)
     used, missed = request.used_chunks, request.missed_chunks
     if request.trace is UNSET or used is not UNSET or missed is not UNSET:
-        close_audit_record(library, request.audit_token, caller, used=used or (), missed=missed or ())
+        close_audit_record(context, request.audit_token, caller, used=used or (), missed=missed or ())
     if request.trace is not UNSET:
-        record_trace_usage(library, request.audit_token, caller, trace)
+        record_trace_usage(context, request.audit_token, caller, trace)
     return RouteResponse(b"", status=204)
 
 

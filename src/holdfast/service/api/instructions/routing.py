@@ -79,7 +79,7 @@ def instruction_route(
     check_holder = _access_check(rule, who)
 
     async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
-        library = _enabled_library(context)
+        instructions = _require_instructions(context)
         assert incoming.key is not None, "instruction routes are never keyless"
         caller = _caller(incoming.key)
         try:
@@ -88,10 +88,10 @@ def instruction_route(
             await check_holder(context, incoming.key, incoming.fields)
             raise _unfit(error, unfit) from error
         try:
-            result = await asyncio.to_thread(run, library, caller, body)
+            result = await asyncio.to_thread(run, instructions, caller, body)
         except InstructionError as error:
             if error.code == RETRY:
-                library.warn(f"{RETRY}: {error}")
+                instructions.warn(f"{RETRY}: {error}")
             raise make_instruction_error(error) from error
         return result if isinstance(result, RouteResponse) else RouteResponse(_encode(result))
 
@@ -112,7 +112,7 @@ def instruction_route(
         invalid_body_status=400,
         retry_code=retry_code,
         check_holder=check_holder,
-        check_enabled=_enabled_library,
+        check_enabled=_require_instructions,
     )
 
 
@@ -120,17 +120,17 @@ def _access_check(
     rule: AccessRule, who: AccessCheck
 ) -> Callable[[AppContext, KeyRow, Mapping[str, object]], Awaitable[None]]:
     async def check(context: AppContext, key: KeyRow, path: Mapping[str, object]) -> None:
-        library = _enabled_library(context)
+        instructions = _require_instructions(context)
         if rule == "caller":
             try:
-                await asyncio.to_thread(_check_access, library, _caller(key), str(path.get("agent_id", "")), who)
+                await asyncio.to_thread(_check_access, instructions, _caller(key), str(path.get("agent_id", "")), who)
             except InstructionError as error:
                 raise make_instruction_error(error) from error
 
     return check
 
 
-def _enabled_library(context: AppContext) -> InstructionContext:
+def _require_instructions(context: AppContext) -> InstructionContext:
     if context.instructions is None:
         raise ApiError(
             404,
@@ -144,8 +144,8 @@ def _caller(key: KeyRow) -> InstructionCaller:
     return InstructionCaller(key.scope, key.id, key.entity)
 
 
-def _check_access(library: InstructionContext, caller: InstructionCaller, agent_id: str, who: AccessCheck) -> None:
-    find = library.records.agent
+def _check_access(instructions: InstructionContext, caller: InstructionCaller, agent_id: str, who: AccessCheck) -> None:
+    find = instructions.records.agent
     who(caller, agent_id, find(agent_id) if agent_id else None, find)
 
 
