@@ -28,7 +28,6 @@ from holdfast.gateway.routes import Target, Upstream, find_target, get_raw_path
 from holdfast.providers.registry import get_adapter
 
 logger = logging.getLogger(__name__)
-
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 

@@ -17,8 +17,10 @@ from holdfast.gateway.routes import Target
 # Larger bodies are forwarded but not recorded.
 BUFFERED_BYTES_MAX = 32 * 1024 * 1024
 
-
 ExchangeEnd = Literal["whole", "cut", "cancelled", "unreachable"]
+logger = logging.getLogger(__name__)
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 
 
 class GatewayCaller(msgspec.Struct, frozen=True):
@@ -126,15 +128,6 @@ class ExchangeWatcher(Protocol):
 
     def on_end(self, exchange: Exchange) -> None:
         """The response ended, complete or not."""
-
-
-logger = logging.getLogger(__name__)
-
-
-Message = MutableMapping[str, Any]
-
-
-Receive = Callable[[], Awaitable[Message]]
 
 
 class ForwardRequest(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ _VERSION = r"/v1(?:beta)?"
 _GEMINI = (
     rf"{_VERSION}/(?:models/[^/:]+:(?:generateContent|streamGenerateContent|countTokens)|cachedContents(?:/[^/]+)?)"
 )
+
 # At the root, only paths that no route of our own service uses.
 _ROOT_PATHS = (
     ("anthropic", re.compile(r"/v1/messages(?:/count_tokens)?")),

@@ -31,7 +31,6 @@ from holdfast.service.http.request_parsing import decode_fields
 from holdfast.service.http.routes import JSON, Route, RouteRequest, RouteResponse
 
 logger = logging.getLogger(__name__)
-
 _encode = msgspec.json.Encoder().encode
 
 REQUESTS_MAX = 1_000

@@ -24,6 +24,9 @@ from holdfast.service.live.hub import EventHub
 from holdfast.service.telemetry.prometheus import RequestMetrics
 from holdfast.sources.skills.discovery import SkillRoot
 
+SESSIONS_MAX = 10_000
+"""How many sessions are held in memory; an evicted one is read again from its first event."""
+
 
 class ServedLog(EventLog, HasCostQueries, HasAnalyticsQueries, Protocol):
     """A log with analytics queries."""
@@ -79,12 +82,6 @@ class AppContext:
         if not (self.require_keys or self._has_keys):
             self._has_keys = await asyncio.to_thread(self.records.has_keys)
         return self.require_keys or self._has_keys
-
-
-SESSIONS_MAX = 10_000
-
-
-"""How many sessions are held in memory; an evicted one is read again from its first event."""
 
 
 class SessionCache(msgspec.Struct, frozen=True):

@@ -10,10 +10,12 @@ from holdfast.gateway.http.response_parser import Headers, ResponseHead, Respons
 from holdfast.gateway.routes import Upstream
 
 CONNECT_SECONDS_MAX = 10.0
+
 # Short, so that a request rarely meets a connection that the upstream is just closing: requests are never sent twice,
 # because a proxy cannot know whether a request without a response was billed (docs/decisions/0029).
 IDLE_SECONDS_MAX = 15.0
 IDLE_CONNECTIONS_MAX = 128
+
 # Back-pressure: beyond this, stop reading from the upstream until the client has taken some.
 BUFFERED_RESPONSE_BYTES_MAX = 256 * 1024
 

@@ -16,18 +16,32 @@ from holdfast.types.blocks import Json
 
 MATCHED_CONVERSATIONS_MAX = 1_000
 
-
 # Several, because a client may change its last block with every call.
 NEWEST_BLOCKS = 3
 
-
 CANDIDATES_MAX = 8
-
-
 T = TypeVar("T")
-
-
 K = TypeVar("K")
+VALUE_CHARS_MAX = 400
+CACHE_KEY = "prompt_cache_key"
+
+OWN_SESSION_PREFIX = "holdfast-"
+"""Prefix of the session ids that a rewrite adds. They are derived from the first message, so they are no hint."""
+
+# Session headers of known clients, such as Claude Code, Codex and Helicone.
+_HEADERS = (
+    b"x-claude-code-session-id",
+    b"x-session-id",
+    b"session-id",
+    b"session_id",
+    b"conversation_id",
+    b"x-session-affinity",
+    b"x-conversation-id",
+    b"helicone-session-id",
+)
+
+_MEMBERS = ("metadata", "user", "previous_response_id", "session_id", "conversation", CACHE_KEY)
+_IN_USER_ID = re.compile(r"session_(?P<id>[0-9A-Za-z-]{8,})")
 
 
 class SessionHints(msgspec.Struct, frozen=True):
@@ -262,37 +276,6 @@ def _shared_blocks(before: Sequence[str], now: Sequence[str]) -> int:
 def _equal_blocks(before: Sequence[str], now: Sequence[str]) -> int:
     """How many positions hold the same block."""
     return sum(old == new for old, new in zip(before, now, strict=False))
-
-
-VALUE_CHARS_MAX = 400
-
-
-CACHE_KEY = "prompt_cache_key"
-
-
-OWN_SESSION_PREFIX = "holdfast-"
-
-
-"""Prefix of the session ids that a rewrite adds. They are derived from the first message, so they are no hint."""
-
-
-# Session headers of known clients, such as Claude Code, Codex and Helicone.
-_HEADERS = (
-    b"x-claude-code-session-id",
-    b"x-session-id",
-    b"session-id",
-    b"session_id",
-    b"conversation_id",
-    b"x-session-affinity",
-    b"x-conversation-id",
-    b"helicone-session-id",
-)
-
-
-_MEMBERS = ("metadata", "user", "previous_response_id", "session_id", "conversation", CACHE_KEY)
-
-
-_IN_USER_ID = re.compile(r"session_(?P<id>[0-9A-Za-z-]{8,})")
 
 
 def decode_session_hints(body: bytes, headers: Headers) -> SessionHints:

@@ -35,11 +35,13 @@ from holdfast.types.reply import Reply, ReplyFinished
 from holdfast.types.usage import Usage
 
 _NOT_RECORDED = "a call was not recorded"
+
 # Only the start of the system text: volatile lines usually come later.
 HEAD_CHARS = 40
 DIGEST_CHARS = 16
 BUSY_QUEUE_LENGTH = 64
 """With more queued calls than this, the search for anti-patterns is skipped so that recording can catch up."""
+
 _UNREADABLE = "a response could not be decoded; its usage is unknown"
 
 OnSpent = Callable[[str, float, float], None]

@@ -24,6 +24,7 @@ from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
 
 RESTORED_SESSIONS_MAX = 200
+
 # A forwarded session has `gateway.forwarded` among its first two events, so others need not be read further.
 OPENING_EVENTS = 2
 

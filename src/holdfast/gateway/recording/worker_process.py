@@ -22,17 +22,19 @@ from holdfast.gateway.routes import Target
 # per stream (docs/decisions/0029); hence a separate process.
 CLOSING_SECONDS_MAX = 10.0
 
-
 TRACKED_EXCHANGES_MAX = 1_000
-
-
 PIPE_QUEUE_BYTES_MAX = 64 * 1024 * 1024
-
-
 _SIZE_BYTES = 4
-
-
 HeaderPairs = list[tuple[bytes, bytes]]
+_encode = msgspec.msgpack.Encoder().encode
+
+# Both limits are needed: many small records, or few with bodies of megabytes.
+QUEUED_RECORDS_MAX = 10_000
+
+QUEUED_BYTES_MAX = 256 * 1024 * 1024
+QUEUE_CLOSE_SECONDS_MAX = 5.0
+YIELD_SECONDS = 0.05
+T = TypeVar("T")
 
 
 class RecorderSetup(msgspec.Struct, frozen=True, tag=True):
@@ -80,11 +82,6 @@ class SpendingMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 RecorderMessage = RecorderSetup | RequestMessage | EndMessage | PingMessage | SpendingMessage
-
-
-_encode = msgspec.msgpack.Encoder().encode
-
-
 _decode = msgspec.msgpack.Decoder(RecorderMessage).decode
 
 
@@ -237,22 +234,6 @@ class MessageReceiver:
                     self._on_ping(pinged, message.ping, message.response, message.at)
             case RecorderSetup() | SpendingMessage():
                 pass
-
-
-# Both limits are needed: many small records, or few with bodies of megabytes.
-QUEUED_RECORDS_MAX = 10_000
-
-
-QUEUED_BYTES_MAX = 256 * 1024 * 1024
-
-
-QUEUE_CLOSE_SECONDS_MAX = 5.0
-
-
-YIELD_SECONDS = 0.05
-
-
-T = TypeVar("T")
 
 
 class RecordQueue(Generic[T]):

@@ -21,8 +21,6 @@ PRICED_BYTES_MAX = 1024 * 1024
 LINES_MAX = 12
 LINE_CHARS_MAX = 160
 DIFF_BYTES_MAX = 512 * 1024
-
-
 _CONTENT_MEMBERS = ("messages", "input", "contents", "prompt_cache_key")
 _MEMBERS_BY_FINDING = {TOOLS_UNSORTED: ("tools",), VOLATILE_PREFIX: ("system", "instructions", "systemInstruction")}
 """The request members an anti-pattern concerns, by prefix of its name."""

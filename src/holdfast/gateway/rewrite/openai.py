@@ -12,12 +12,12 @@ from holdfast.types.json_encoding import encode_json, sha256_hex
 from holdfast.types.prompt import Breakpoint, Ttl
 
 SYSTEM_ROLES = ("system", "developer")
-
-
 RESPONSES_ROLES = ("user",)
-
-
 _STORED_BY_THE_PROVIDER = ("previous_response_id", "conversation", "background", "prompt")
+SESSION_MEMBER = "session_id"
+
+BREAKPOINT_ROLES = ("system", "developer", "user", "tool")
+"""Roles whose messages can carry a breakpoint."""
 
 
 def rewrite_chat(body: JsonObject, edits: RequestEdits) -> str:
@@ -100,15 +100,6 @@ def sort_request_tools(body: JsonObject, edits: RequestEdits) -> None:
 def _name_of(tool: JsonObject) -> Json | None:
     function = tool.get("function")
     return function.get("name") if isinstance(function, dict) else tool.get("name")
-
-
-SESSION_MEMBER = "session_id"
-
-
-BREAKPOINT_ROLES = ("system", "developer", "user", "tool")
-
-
-"""Roles whose messages can carry a breakpoint."""
 
 
 def add_breakpoints(body: JsonObject, wanted: Sequence[Breakpoint], adapter: Adapter) -> tuple[JsonObject, int]:

@@ -50,6 +50,16 @@ from holdfast.types.blocks import Block, Json, Role
 from holdfast.types.json_encoding import encode_json, extend_digest, sha256_hex
 from holdfast.types.prompt import Breakpoint, Parameters, Ttl
 
+# Anthropic answers 400 if a 1h breakpoint comes after a 5m one ("Mixed TTL" in its prompt caching page).
+HOUR_TTL = "1h"
+
+_DECLARATIONS = "functionDeclarations"
+
+# Rough estimate, enough to compare a prefix with the cache minimum; exact counts need the provider's tokenizer.
+BYTES_PER_TOKEN = 4
+
+PING_BYTES_MAX = 4 * 1024 * 1024
+
 
 class ImprovedRequest(msgspec.Struct, frozen=True):
     """The result of a rewrite; `body` is None if the request is forwarded unchanged.
@@ -177,13 +187,6 @@ def _rewrite_openrouter(body: JsonObject, row: Model, edits: RequestEdits, adapt
 
 def _rewrite_gemini(body: JsonObject, row: Model, edits: RequestEdits, adapter: Adapter) -> JsonObject:
     return rewrite_gemini(body, edits)
-
-
-# Anthropic answers 400 if a 1h breakpoint comes after a 5m one ("Mixed TTL" in its prompt caching page).
-HOUR_TTL = "1h"
-
-
-_DECLARATIONS = "functionDeclarations"
 
 
 def _append_to_last_message(body: JsonObject, block: JsonObject) -> None:
@@ -321,13 +324,6 @@ def _comparable_parameters(wire: WireRequest) -> Parameters:
     added = (keys.CACHE_KEY_FIELD, openrouter.SESSION_MEMBER)
     extra = tuple(sorted(pair for pair in wire.parameters.extra if pair[0] not in added))
     return msgspec.structs.replace(wire.parameters, extra=extra)
-
-
-# Rough estimate, enough to compare a prefix with the cache minimum; exact counts need the provider's tokenizer.
-BYTES_PER_TOKEN = 4
-
-
-PING_BYTES_MAX = 4 * 1024 * 1024
 
 
 class GatewayPing(msgspec.Struct, frozen=True):

@@ -142,6 +142,8 @@ class CallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
+    """A page of the calls of a session: layers, breakpoints, usage and verdict."""
+
     def make(session: CallTimeline) -> CallsResponse:
         total = len(session.calls)
         first = max(0, total - request.limit) if request.after is None else min(request.after, total)
@@ -164,6 +166,8 @@ async def list_calls(context: AppContext, request: CallsRequest) -> CallsRespons
 
 
 async def get_call(context: AppContext, request: CallRequest) -> CallResponse:
+    """One call: its cache plan with reasons, its verdict and its certificate."""
+
     def read() -> CallResponse:
         call = _find_call(context, request)
         certificate = _certificate(context, request.session_id, call.request) if call.request else None
@@ -173,6 +177,8 @@ async def get_call(context: AppContext, request: CallRequest) -> CallResponse:
 
 
 async def get_divergence(context: AppContext, request: CallRequest) -> Divergence:
+    """The first byte that differs from the previous call, with context; this quotes the prompt."""
+
     def read() -> Divergence:
         sent_request = _find_call(context, request).request
         events = context.log.read(request.session_id)
@@ -315,34 +321,7 @@ def _verdict_view(verdict: Verdict) -> VerdictView:
 
 
 ROUTES: tuple[Route, ...] = (
-    json_route(
-        "GET",
-        "/api/sessions/{session_id}/calls",
-        list_calls,
-        request=CallsRequest,
-        reply=CallsResponse,
-        rule="read",
-        summary="A page of the calls of a session: layers, breakpoints, usage and verdict.",
-        refusals=(404,),
-    ),
-    json_route(
-        "GET",
-        "/api/sessions/{session_id}/calls/{number}",
-        get_call,
-        request=CallRequest,
-        reply=CallResponse,
-        rule="read",
-        summary="One call: its cache plan with reasons, its verdict and its certificate.",
-        refusals=(404,),
-    ),
-    json_route(
-        "GET",
-        "/api/sessions/{session_id}/calls/{number}/bytes",
-        get_divergence,
-        request=CallRequest,
-        reply=Divergence,
-        rule="admin",
-        summary="The first byte that differs from the previous call, with context; this quotes the prompt.",
-        refusals=(404,),
-    ),
+    json_route("GET", "/api/sessions/{session_id}/calls", list_calls, rule="read", refusals=(404,)),
+    json_route("GET", "/api/sessions/{session_id}/calls/{number}", get_call, rule="read", refusals=(404,)),
+    json_route("GET", "/api/sessions/{session_id}/calls/{number}/bytes", get_divergence, rule="admin", refusals=(404,)),
 )

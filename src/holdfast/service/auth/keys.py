@@ -16,14 +16,13 @@ from holdfast.service.http.routes import AccessRule
 # 256 random bits; the id is public and only has to be unique.
 SECRET_BYTES = 32
 ID_BYTES = 8
+
 # Bounds the input to the pattern; a real key has 84 characters.
 KEY_CHARS_MAX = 200
 NAME_CHARS_MAX = 200
-
 _KEY = re.compile(r"hf_(?P<id>[0-9a-f]{16})_(?P<secret>[0-9a-f]{64})")
 _AGENT = re.compile(r"agent:[^\s/]{1,200}")
 _ENTITY = re.compile(r"[a-z][a-z0-9+.-]*:[!-~]{1,400}")
-
 KeyState = Literal["usable", "revoked", "expired"]
 
 

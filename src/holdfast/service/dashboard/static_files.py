@@ -11,10 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route as HttpRoute
 
 PREFIX = "/dashboard/"
-
-
 PAGE = "index.html"
-
 
 _CONTENT_TYPES = {
     "html": "text/html; charset=utf-8",
@@ -22,7 +19,6 @@ _CONTENT_TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-
 
 # The policy allows same-origin resources only, so that injected markup could neither load nor send anything.
 PAGE_HEADERS: Mapping[str, str] = {

@@ -11,12 +11,14 @@ from holdfast.service.http.errors import ApiError
 from holdfast.service.http.routes import JSON, Route
 
 BODY_BYTES_MAX = 1_000_000
-
-
 QUERY_BYTES_MAX = 8_000
-
-
 _LENGTH = re.compile(r"[0-9]{1,15}")
+DEFAULT_DAYS = 7
+
+TimeText = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
+"""A time with offset. Decoded as text first, because msgspec would accept a plain number as seconds."""
+
+_Aware = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 
 
 async def decode_fields(route: Route, request: Request) -> dict[str, object]:
@@ -76,18 +78,6 @@ async def _body(request: Request) -> bytes:
 
 def _too_large() -> ApiError:
     return ApiError(413, "body_too_large", f"a body may have at most {BODY_BYTES_MAX} bytes")
-
-
-DEFAULT_DAYS = 7
-
-
-TimeText = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
-
-
-"""A time with offset. Decoded as text first, because msgspec would accept a plain number as seconds."""
-
-
-_Aware = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 
 
 class TimeWindow(msgspec.Struct, frozen=True):

@@ -13,7 +13,6 @@ from holdfast.service.http.errors import ApiError
 HEAD_BYTES_MAX = 65_536
 """Size limit of a request head; httptools has none."""
 
-
 _HEAD_STARTS = b"HTTP/1.1 "
 _UPGRADE = re.compile(rb"^upgrade[ \t]*:.*\r\n", re.IGNORECASE | re.MULTILINE)
 

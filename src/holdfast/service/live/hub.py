@@ -16,6 +16,7 @@ from holdfast.errors import StoreError
 from holdfast.events.records import EventFeed, PositionedEvent
 
 POLL_SECONDS = 0.2
+
 # Proxies close idle connections, commonly after 30 to 60 seconds; a comment line keeps the feed open.
 QUIET_SECONDS_MAX = 15.0
 RING_EVENTS_MAX = 1_000

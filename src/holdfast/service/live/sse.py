@@ -53,6 +53,7 @@ class StreamedEvent(msgspec.Struct, frozen=True):
 
 
 async def stream_events(context: AppContext, request: StreamRequest, last_event_id: str | None) -> RouteResponse:
+    """Events as server-sent events while they are recorded; Last-Event-ID resumes after that event."""
     after = request.after
     if last_event_id:
         if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= PLACE_DIGITS_MAX):
@@ -102,13 +103,4 @@ def _public_payload(payload: AnyPayload) -> dict[str, object] | None:
     return None
 
 
-ROUTES: tuple[Route, ...] = (
-    raw_route(
-        "/api/cache/stream",
-        stream_events,
-        request=StreamRequest,
-        rule="read",
-        summary="Events as server-sent events while they are recorded; Last-Event-ID resumes after that event.",
-        content_type=EVENT_STREAM,
-    ),
-)
+ROUTES: tuple[Route, ...] = (raw_route("/api/cache/stream", stream_events, rule="read", content_type=EVENT_STREAM),)

@@ -17,9 +17,17 @@ AUTHOR = "sample:user/ann"
 DAYS = 7
 DAY = 86_400.0
 GUARANTEED = "escalation"
-
 _ANN = InstructionCaller("admin", "sample", AUTHOR)
 _BEN = InstructionCaller("admin", "sample", "sample:user/ben")
+
+SAMPLE_INTENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("give the money back for order 1042", ("refunds",)),
+    ("the lamp came broken and goes back", ("returns", "refunds")),
+    ("why has the parcel not come yet", ("shipping",)),
+    ("answer the letter of an angry customer", ("tone", GUARANTEED)),
+    ("the neighbour wants to know where she lives", ("privacy",)),
+)
+"""The intents of one day, and the units that each turns out to need."""
 
 
 class SampleUnit(msgspec.Struct, frozen=True):
@@ -93,15 +101,6 @@ VAGUE_UNIT = SampleUnit(
     "Be helpful and think before you answer.",
 )
 """A badly described unit, published without the coverage gate: most queries that need it do not find it."""
-
-SAMPLE_INTENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("give the money back for order 1042", ("refunds",)),
-    ("the lamp came broken and goes back", ("returns", "refunds")),
-    ("why has the parcel not come yet", ("shipping",)),
-    ("answer the letter of an angry customer", ("tone", GUARANTEED)),
-    ("the neighbour wants to know where she lives", ("privacy",)),
-)
-"""The intents of one day, and the units that each turns out to need."""
 
 
 def add_sample_instructions(context: InstructionContext, *, clock: Clock, new_id: NewId) -> None:

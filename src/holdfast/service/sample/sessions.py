@@ -34,15 +34,10 @@ from holdfast.types.prompt import Layout
 # Simulated dollars; the sample stays far below.
 SPEND_MAX_USD = Decimal(5)
 
-
 PAUSE_SECONDS = 0.05
-
-
 """Real time between two turns, so that a viewer sees them arrive."""
 
-
 HOUR = 3_600.0
-
 
 SAMPLE_QUESTIONS = (
     "Where is order 1042?",
@@ -52,13 +47,11 @@ SAMPLE_QUESTIONS = (
     "Make it friendlier.",
 )
 
-
 SAMPLE_FACTS = {
     "order": "Order 1042: 3 lamps, sent on Tuesday, in customs since Thursday; the broker waits for an invoice.",
     "letter": "The customer writes that one lamp arrived broken, for the second time, and asks what we will do.",
     "stock": "Lamps of this kind: 14 in the north hall, 2 in the south hall; the next delivery is due in nine days.",
 }
-
 
 SAMPLE_SKILL = """---
 name: refunds
@@ -71,6 +64,13 @@ description: How a refund is given. Use it when a customer asks for money back.
 2. Say what is refunded and by when; five working days are the rule.
 3. Offer a replacement first where one is in stock.
 """
+
+_CALLS = (
+    ("refund", ToolUse("", "skill_load", '{"name":"refunds"}')),
+    ("Where is order", ToolUse("", "look_up", '{"what":"order"}')),
+    ("customer write", ToolUse("", "look_up", '{"what":"letter"}')),
+    ("in stock", ToolUse("", "look_up", '{"what":"stock"}')),
+)
 
 
 class SampleSession(msgspec.Struct, frozen=True):
@@ -131,7 +131,8 @@ SAMPLE_SESSIONS = (
 class SamplePlayer:
     """Plays all sample sessions into a store, one after the other.
 
-    With `instructions`, sample instructions are added first; with a workspace, the sessions' knowledge is harvested there.
+    With `instructions`, sample instructions are added first; with a workspace, the sessions' knowledge is harvested
+    there.
     """
 
     def __init__(
@@ -248,14 +249,6 @@ def make_sample_reply(messages: Sequence[Message]) -> ScriptedReply:
     return ScriptedReply((Text("Dear customer, we are sorry for the trouble; a new lamp is on its way to you."),))
 
 
-_CALLS = (
-    ("refund", ToolUse("", "skill_load", '{"name":"refunds"}')),
-    ("Where is order", ToolUse("", "look_up", '{"what":"order"}')),
-    ("customer write", ToolUse("", "look_up", '{"what":"letter"}')),
-    ("in stock", ToolUse("", "look_up", '{"what":"stock"}')),
-)
-
-
 def _long_prompt(habit: SampleSession, models: Models) -> str:
     """Repeats the guidance until the prompt exceeds the cache minimum of every model of the session."""
     rows = [find_model(name, models) for name in (habit.model, habit.switches_to) if name]
@@ -285,21 +278,11 @@ class SampleStatus(msgspec.Struct, frozen=True):
 
 
 async def play_sample(context: AppContext, request: EmptyRequest) -> SampleStatus:
+    """Play sample sessions against a simulated provider."""
     if context.sample is None:
         raise ApiError(409, "not_simulating", "start the service with `holdfast serve --simulate` to play a sample")
     context.sample.start()
     return SampleStatus(context.sample.is_playing)
 
 
-ROUTES: tuple[Route, ...] = (
-    json_route(
-        "POST",
-        "/api/sample",
-        play_sample,
-        request=EmptyRequest,
-        reply=SampleStatus,
-        rule="admin",
-        summary="Play sample sessions against a simulated provider.",
-        refusals=(409,),
-    ),
-)
+ROUTES: tuple[Route, ...] = (json_route("POST", "/api/sample", play_sample, rule="admin", refusals=(409,)),)

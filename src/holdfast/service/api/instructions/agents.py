@@ -55,12 +55,12 @@ from holdfast.service.api.instructions.schemas import (
 from holdfast.service.http.routes import Route, RouteResponse
 
 MARKDOWN = "text/markdown; charset=utf-8"
-
-
 _encode = msgspec.json.Encoder().encode
+_AGENT = "/v1/agents/{agent_id}"
 
 
 def put_agent(context: InstructionContext, caller: InstructionCaller, request: AgentSettings) -> AgentSettingsResponse:
+    """Register or update an agent: role, supervisors and always-rules."""
     agent = context.records.agent(request.agent_id) or make_agent(context, request.agent_id)
     if request.shortname is not None:
         # Only to validate the name.
@@ -94,6 +94,7 @@ def put_agent(context: InstructionContext, caller: InstructionCaller, request: A
 
 
 def put_unit(context: InstructionContext, caller: InstructionCaller, request: UnitRequest) -> RouteResponse:
+    """Write a new version of a unit; versions are immutable."""
     unit = SubmittedUnit(
         request.fact_uri, request.content, request.authored_by, request.derived_from, request.signature
     )
@@ -107,6 +108,7 @@ def put_unit(context: InstructionContext, caller: InstructionCaller, request: Un
 
 
 def get_stub(context: InstructionContext, caller: InstructionCaller, request: BootStubRequest) -> RouteResponse:
+    """The agent's boot stub."""
     agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
     stub = load_boot_stub(context, request.agent_id, agent, request.profile)
@@ -120,6 +122,7 @@ def get_stub(context: InstructionContext, caller: InstructionCaller, request: Bo
 
 
 def get_manifest(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ManifestResponse:
+    """The agent's manifest: the units it can load."""
     agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
     agent, instruction_set = context.require_instruction_set(request.agent_id, agent)
@@ -136,6 +139,7 @@ def get_manifest(context: InstructionContext, caller: InstructionCaller, request
 
 
 def put_manifest(context: InstructionContext, caller: InstructionCaller, request: ManifestRequest) -> PublishResponse:
+    """Publish a manifest if it passes all checks."""
     draft = ManifestDraft(request.version, request.entries, request.migration_mode)
     publication = PublicationRequest(
         agent_id=request.agent_id,
@@ -151,6 +155,7 @@ def put_manifest(context: InstructionContext, caller: InstructionCaller, request
 def recall_instruction(
     context: InstructionContext, caller: InstructionCaller, request: RecallRequest
 ) -> RecallResponse:
+    """Recall the units that match an intent."""
     question = RecallQuery(
         intent=request.intent,
         max_chunks=request.max_chunks,
@@ -170,6 +175,7 @@ def recall_instruction(
 
 
 def recall_scope(context: InstructionContext, caller: InstructionCaller, request: ScopeRecallRequest) -> RecallResponse:
+    """Recall by scope, with optional weights."""
     check_instruction_access(caller)
     scheme, _, rest = request.scope.partition(":")
     parts = rest.split("/")
@@ -221,6 +227,7 @@ def _recall(
 def begin_heartbeat(
     context: InstructionContext, caller: InstructionCaller, request: HeartbeatRequest
 ) -> HeartbeatResponse:
+    """Begin a heartbeat with the signed wake token of its trigger."""
     agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
     heartbeat = start_heartbeat(
@@ -325,10 +332,8 @@ def _chunk(picked: SelectedChunk, *, explain: bool, caller: InstructionCaller) -
     )
 
 
-_AGENT = "/v1/agents/{agent_id}"
-
-
 def close_audit(context: InstructionContext, caller: InstructionCaller, request: CloseAuditRequest) -> RouteResponse:
+    """Report which loaded units were used and which were missed, or send a trace."""
     check_instruction_access(caller)
     trace = request.trace or ()
     # Check what could be refused before anything is written.
@@ -346,61 +351,30 @@ USAGE_ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/instruction/audit",
         close_audit,
-        request=CloseAuditRequest,
         who=check_instruction_access,
-        summary="Report which loaded units were used and which were missed, or send a trace.",
         unfit=lambda field: "audit_token_invalid" if field in ("audit_token", "") else "invalid_body",
         successes=(204,),
     ),
 )
 
-
 ROUTES: tuple[Route, ...] = (
-    instruction_route(
-        "PUT",
-        _AGENT,
-        put_agent,
-        request=AgentSettings,
-        reply=AgentSettingsResponse,
-        rule="admin",
-        summary="Register or update an agent: role, supervisors and always-rules.",
-        refusals=(409,),
-    ),
+    instruction_route("PUT", _AGENT, put_agent, rule="admin", refusals=(409,)),
     instruction_route(
         "PUT",
         "/v1/instruction/units",
         put_unit,
-        request=UnitRequest,
         reply=UnitResponse,
         rule="admin",
-        summary="Write a new version of a unit; versions are immutable.",
         refusals=(409,),
         successes=(200, 201),
     ),
-    instruction_route(
-        "GET",
-        f"{_AGENT}/boot-stub",
-        get_stub,
-        request=BootStubRequest,
-        summary="The agent's boot stub.",
-        content_type=MARKDOWN,
-    ),
-    instruction_route(
-        "GET",
-        f"{_AGENT}/instruction-manifest",
-        get_manifest,
-        request=AgentRequest,
-        reply=ManifestResponse,
-        summary="The agent's manifest: the units it can load.",
-    ),
+    instruction_route("GET", f"{_AGENT}/boot-stub", get_stub, content_type=MARKDOWN),
+    instruction_route("GET", f"{_AGENT}/instruction-manifest", get_manifest),
     instruction_route(
         "PUT",
         f"{_AGENT}/instruction-manifest",
         put_manifest,
-        request=ManifestRequest,
-        reply=PublishResponse,
         rule="admin",
-        summary="Publish a manifest if it passes all checks.",
         unfit=lambda field: "manifest_entry_invalid",
         refusals=(409,),
     ),
@@ -408,11 +382,8 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         f"{_AGENT}/recall-instruction",
         recall_instruction,
-        request=RecallRequest,
-        reply=RecallResponse,
         who=check_recall_access,
         retry_code=RETRY,
-        summary="Recall the units that match an intent.",
         unfit=lambda field: "intent_required" if field == "intent" else "invalid_body",
         refusals=(503,),
     ),
@@ -420,24 +391,14 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/recall",
         recall_scope,
-        request=ScopeRecallRequest,
-        reply=RecallResponse,
         who=check_instruction_access,
         retry_code=RETRY,
-        summary="Recall by scope, with optional weights.",
         unfit=lambda field: {"intent": "intent_required", "scope": "invalid_scope"}.get(field, "invalid_body"),
         refusals=(503,),
     ),
     *USAGE_ROUTES,
     instruction_route(
-        "POST",
-        f"{_AGENT}/heartbeat",
-        begin_heartbeat,
-        request=HeartbeatRequest,
-        reply=HeartbeatResponse,
-        summary="Begin a heartbeat with the signed wake token of its trigger.",
-        unfit=lambda field: "wake_token_required",
-        refusals=(409, 503),
+        "POST", f"{_AGENT}/heartbeat", begin_heartbeat, unfit=lambda field: "wake_token_required", refusals=(409, 503)
     ),
     *reviews.ROUTES,
 )

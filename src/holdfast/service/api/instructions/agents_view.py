@@ -25,12 +25,17 @@ from holdfast.service.api.instructions.schemas import AgentRequest
 from holdfast.service.auth.keys import make_key_required_error
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError
-from holdfast.service.http.routes import Route, RouteRequest, RouteResponse, decode_request_fields
+from holdfast.service.http.routes import (
+    Route,
+    RouteRequest,
+    RouteResponse,
+    decode_request_fields,
+    get_handler_types,
+    get_summary,
+)
 
 VERSIONS_MAX = 20
-
 Request = TypeVar("Request", bound=msgspec.Struct)
-
 _encode = msgspec.json.Encoder().encode
 
 
@@ -132,12 +137,14 @@ class AgentResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_agents(context: InstructionContext, request: AgentsRequest) -> AgentsResponse:
+    """Agents with their manifests, failing units and pending versions."""
     agents = context.records.agents()[request.skip : request.skip + request.limit + 1]
     page = agents[: request.limit]
     return AgentsResponse(True, tuple(_agent_line(context, agent) for agent in page), len(agents) > len(page))
 
 
 def get_agent(context: InstructionContext, request: AgentRequest) -> AgentResponse:
+    """One agent: units with coverage, manifest versions, and versions pending approval."""
     agent = require_agent(context, request.agent_id)
     manifest = context.records.manifest(agent.id)
     run = context.records.coverage(agent.id)
@@ -281,15 +288,13 @@ def page_route(
     path: str,
     run: Callable[[InstructionContext, Request], msgspec.Struct],
     *,
-    request: type[Request],
-    reply: type[msgspec.Struct],
-    summary: str,
     otherwise: msgspec.Struct | None = None,
 ) -> Route:
     """A route for admins; without a key only if the service holds nothing but sample instructions.
 
     `otherwise` is the response if the service runs without instructions.
     """
+    request, reply = get_handler_types(run)
 
     async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
         if incoming.key is None and context.instructions is not None and not context.has_sample_only:
@@ -306,24 +311,19 @@ def page_route(
 
     refusals = (404,) if otherwise is None else ()
     return Route(
-        "GET", path, "admin", summary, request, reply, respond, error_statuses=refusals, denied_code=SCOPE_DENIED
+        "GET",
+        path,
+        "admin",
+        get_summary(run),
+        request,
+        reply,
+        respond,
+        error_statuses=refusals,
+        denied_code=SCOPE_DENIED,
     )
 
 
 ROUTES: tuple[Route, ...] = (
-    page_route(
-        "/api/instructions",
-        list_agents,
-        request=AgentsRequest,
-        reply=AgentsResponse,
-        summary="Agents with their manifests, failing units and pending versions.",
-        otherwise=AgentsResponse(False),
-    ),
-    page_route(
-        "/api/instructions/{agent_id}",
-        get_agent,
-        request=AgentRequest,
-        reply=AgentResponse,
-        summary="One agent: units with coverage, manifest versions, and versions pending approval.",
-    ),
+    page_route("/api/instructions", list_agents, otherwise=AgentsResponse(False)),
+    page_route("/api/instructions/{agent_id}", get_agent),
 )

@@ -78,6 +78,7 @@ class RecallDaysResponse(msgspec.Struct, frozen=True):
 
 
 def explore_recall(context: InstructionContext, request: ExploreRequest) -> ExploreResponse:
+    """What an intent would load, with the scores of every stage; not recorded."""
     agent = require_agent(context, request.agent_id)
     if not request.intent.strip():
         raise InstructionError("intent_required", "say in `intent` what an agent is about to do")
@@ -118,7 +119,10 @@ def explore_recall(context: InstructionContext, request: ExploreRequest) -> Expl
 
 
 def list_recall_days(context: InstructionContext, request: RecallDaysRequest) -> RecallDaysResponse:
-    """Every day of the requested period, including days without a recall."""
+    """Recalls, hits and misses by day.
+
+    Every day of the requested period, including days without a recall.
+    """
     agent = require_agent(context, request.agent_id)
     manifest = context.records.manifest(agent.id)
     # Whole UTC days, so that the figures of past days do not change with the time of the request.
@@ -153,18 +157,6 @@ def _day(day: str, records: Sequence[AuditRecord], *, k: int) -> RecallDayRow:
 
 
 ROUTES: tuple[Route, ...] = (
-    page_route(
-        "/api/instructions/{agent_id}/recall",
-        explore_recall,
-        request=ExploreRequest,
-        reply=ExploreResponse,
-        summary="What an intent would load, with the scores of every stage; not recorded.",
-    ),
-    page_route(
-        "/api/instructions/{agent_id}/days",
-        list_recall_days,
-        request=RecallDaysRequest,
-        reply=RecallDaysResponse,
-        summary="Recalls, hits and misses by day.",
-    ),
+    page_route("/api/instructions/{agent_id}/recall", explore_recall),
+    page_route("/api/instructions/{agent_id}/days", list_recall_days),
 )

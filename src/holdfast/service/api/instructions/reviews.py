@@ -52,9 +52,11 @@ from holdfast.service.api.instructions.schemas import (
 from holdfast.service.http.routes import EmptyRequest, Route, RouteResponse
 
 DAY_MS = 86_400_000
+_AGENT = "/v1/agents/{agent_id}"
 
 
 def get_coverage(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> CoverageResponse:
+    """Coverage: how well the units are found with paraphrased queries."""
     agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
     if agent is None or context.records.manifest(agent.id) is None:
@@ -66,6 +68,7 @@ def get_coverage(context: InstructionContext, caller: InstructionCaller, request
 
 
 def run_coverage_now(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> CoverageResponse:
+    """Measure coverage now."""
     agent = context.records.agent(request.agent_id)
     agent, instruction_set = context.require_instruction_set(request.agent_id, agent)
     last = context.records.coverage(agent.id)
@@ -82,6 +85,7 @@ def run_coverage_now(context: InstructionContext, caller: InstructionCaller, req
 def record_approval(
     context: InstructionContext, caller: InstructionCaller, request: ApprovalRequest
 ) -> ApprovalResponse:
+    """Record an approval for an agent's manifest or unit."""
     agent = context.records.agent(request.agent_id) or make_agent(context, request.agent_id)
     fields = {name: value for name, value in msgspec.structs.asdict(request).items() if name != "agent_id"}
     try:
@@ -106,11 +110,13 @@ def record_approval(
 
 
 def list_approvals(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ApprovalsResponse:
+    """The agent's approvals."""
     agent = _require_agent(context, request.agent_id)
     return ApprovalsResponse(tuple(map(_approval_view, context.records.approvals(agent.id))))
 
 
 def register_signer(context: InstructionContext, caller: InstructionCaller, request: SignerRequest) -> SignerResponse:
+    """Register the public key that the holder of this key signs with."""
     raw = decode_base64url(request.public_key)
     if caller.entity is None:
         raise InstructionError("signer_invalid", "only a key with an entity can register a public key")
@@ -123,6 +129,7 @@ def register_signer(context: InstructionContext, caller: InstructionCaller, requ
 
 
 def list_signers(context: InstructionContext, caller: InstructionCaller, request: EmptyRequest) -> SignersResponse:
+    """Registered public keys, and whether their signatures are accepted now."""
     accepted = set(context.records.signers(at=context.now()))
     return SignersResponse(
         tuple(
@@ -133,7 +140,10 @@ def list_signers(context: InstructionContext, caller: InstructionCaller, request
 
 
 def withdraw_signer(context: InstructionContext, caller: InstructionCaller, request: PublicKeyRequest) -> RouteResponse:
-    """Withdraws the key for every entity that registered it, because its holder can sign as each of them."""
+    """Withdraw a public key; its signatures are no longer accepted.
+
+    Withdraws the key for every entity that registered it, because its holder can sign as each of them.
+    """
     raw = decode_base64url(request.public_key)
     all_signers = context.records.signers(at=None)
     signers = [signer for signer in all_signers if raw is not None and decode_base64url(signer.public_key) == raw]
@@ -146,12 +156,14 @@ def withdraw_signer(context: InstructionContext, caller: InstructionCaller, requ
 def list_audit_records(
     context: InstructionContext, caller: InstructionCaller, request: AuditRecordsRequest
 ) -> AuditRecordsResponse:
+    """Audit records: units loaded, used and missed."""
     agent = _require_agent(context, request.agent_id)
     records = context.records.audits(agent.id, since=context.now() - request.days * DAY_MS)
     return AuditRecordsResponse(tuple(map(_audit_line, records)))
 
 
 def get_measures(context: InstructionContext, caller: InstructionCaller, request: MeasuresRequest) -> RecallMetrics:
+    """Recall, hits and misses over the last days."""
     agent = _require_agent(context, request.agent_id)
     manifest = context.records.manifest(agent.id)
     records = context.records.audits(agent.id, since=context.now() - request.days * DAY_MS)
@@ -159,6 +171,7 @@ def get_measures(context: InstructionContext, caller: InstructionCaller, request
 
 
 def get_shadow_report(context: InstructionContext, caller: InstructionCaller, request: ShadowRequest) -> ShadowResponse:
+    """Shadow report: whether lazy recall would have sufficed in turns that had all instructions."""
     agent = _require_agent(context, request.agent_id)
     manifest = context.records.manifest(agent.id)
     if manifest is None:
@@ -169,6 +182,7 @@ def get_shadow_report(context: InstructionContext, caller: InstructionCaller, re
 
 
 def replay_record(context: InstructionContext, caller: InstructionCaller, request: ReplayRequest) -> RecallReplay:
+    """Repeat a recorded recall against the instructions of that time."""
     agent = _require_agent(context, request.agent_id)
     record = context.records.audit(request.audit_token)
     if record is None or record.agent_id != agent.id:
@@ -177,12 +191,14 @@ def replay_record(context: InstructionContext, caller: InstructionCaller, reques
 
 
 def put_probe(context: InstructionContext, caller: InstructionCaller, request: ProbeRequest) -> ProbesResponse:
+    """Define a probe: the units that an intent must find."""
     agent = _require_agent(context, request.agent_id)
     context.records.put_probe(Probe(request.probe_id, agent.id, request.intent, request.required_units, request.k))
     return _probes_view(context, agent)
 
 
 def list_probes(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ProbesResponse:
+    """The agent's probes and their results."""
     return _probes_view(context, _require_agent(context, request.agent_id))
 
 
@@ -275,125 +291,22 @@ def _audit_line(record: AuditRecord) -> AuditRecordRow:
     )
 
 
-_AGENT = "/v1/agents/{agent_id}"
-
 ROUTES: tuple[Route, ...] = (
+    instruction_route("GET", f"{_AGENT}/instruction-manifest/coverage", get_coverage),
+    instruction_route("POST", f"{_AGENT}/instruction-manifest/coverage", run_coverage_now, rule="admin"),
     instruction_route(
-        "GET",
-        f"{_AGENT}/instruction-manifest/coverage",
-        get_coverage,
-        request=AgentRequest,
-        reply=CoverageResponse,
-        summary="Coverage: how well the units are found with paraphrased queries.",
+        "POST", f"{_AGENT}/approvals", record_approval, rule="admin", unfit=lambda field: "approval_invalid"
     ),
+    instruction_route("GET", f"{_AGENT}/approvals", list_approvals, rule="admin"),
     instruction_route(
-        "POST",
-        f"{_AGENT}/instruction-manifest/coverage",
-        run_coverage_now,
-        request=AgentRequest,
-        reply=CoverageResponse,
-        rule="admin",
-        summary="Measure coverage now.",
+        "PUT", "/v1/instruction/signer", register_signer, rule="admin", unfit=lambda field: "signer_invalid"
     ),
-    instruction_route(
-        "POST",
-        f"{_AGENT}/approvals",
-        record_approval,
-        request=ApprovalRequest,
-        reply=ApprovalResponse,
-        rule="admin",
-        summary="Record an approval for an agent's manifest or unit.",
-        unfit=lambda field: "approval_invalid",
-    ),
-    instruction_route(
-        "GET",
-        f"{_AGENT}/approvals",
-        list_approvals,
-        request=AgentRequest,
-        reply=ApprovalsResponse,
-        rule="admin",
-        summary="The agent's approvals.",
-    ),
-    instruction_route(
-        "PUT",
-        "/v1/instruction/signer",
-        register_signer,
-        request=SignerRequest,
-        reply=SignerResponse,
-        rule="admin",
-        summary="Register the public key that the holder of this key signs with.",
-        unfit=lambda field: "signer_invalid",
-    ),
-    instruction_route(
-        "GET",
-        "/v1/instruction/signer",
-        list_signers,
-        request=EmptyRequest,
-        reply=SignersResponse,
-        rule="admin",
-        summary="Registered public keys, and whether their signatures are accepted now.",
-    ),
-    instruction_route(
-        "DELETE",
-        "/v1/instruction/signer/{public_key}",
-        withdraw_signer,
-        request=PublicKeyRequest,
-        rule="admin",
-        summary="Withdraw a public key; its signatures are no longer accepted.",
-        successes=(204,),
-    ),
-    instruction_route(
-        "GET",
-        f"{_AGENT}/instruction-audit",
-        list_audit_records,
-        request=AuditRecordsRequest,
-        reply=AuditRecordsResponse,
-        rule="admin",
-        summary="Audit records: units loaded, used and missed.",
-    ),
-    instruction_route(
-        "GET",
-        f"{_AGENT}/instruction-measures",
-        get_measures,
-        request=MeasuresRequest,
-        reply=RecallMetrics,
-        rule="admin",
-        summary="Recall, hits and misses over the last days.",
-    ),
-    instruction_route(
-        "GET",
-        f"{_AGENT}/instruction-shadow",
-        get_shadow_report,
-        request=ShadowRequest,
-        reply=ShadowResponse,
-        rule="admin",
-        summary="Shadow report: whether lazy recall would have sufficed in turns that had all instructions.",
-    ),
-    instruction_route(
-        "POST",
-        f"{_AGENT}/instruction-replay",
-        replay_record,
-        request=ReplayRequest,
-        reply=RecallReplay,
-        rule="admin",
-        summary="Repeat a recorded recall against the instructions of that time.",
-    ),
-    instruction_route(
-        "PUT",
-        f"{_AGENT}/instruction-probes",
-        put_probe,
-        request=ProbeRequest,
-        reply=ProbesResponse,
-        rule="admin",
-        summary="Define a probe: the units that an intent must find.",
-    ),
-    instruction_route(
-        "GET",
-        f"{_AGENT}/instruction-probes",
-        list_probes,
-        request=AgentRequest,
-        reply=ProbesResponse,
-        rule="admin",
-        summary="The agent's probes and their results.",
-    ),
+    instruction_route("GET", "/v1/instruction/signer", list_signers, rule="admin"),
+    instruction_route("DELETE", "/v1/instruction/signer/{public_key}", withdraw_signer, rule="admin", successes=(204,)),
+    instruction_route("GET", f"{_AGENT}/instruction-audit", list_audit_records, rule="admin"),
+    instruction_route("GET", f"{_AGENT}/instruction-measures", get_measures, rule="admin"),
+    instruction_route("GET", f"{_AGENT}/instruction-shadow", get_shadow_report, rule="admin"),
+    instruction_route("POST", f"{_AGENT}/instruction-replay", replay_record, rule="admin"),
+    instruction_route("PUT", f"{_AGENT}/instruction-probes", put_probe, rule="admin"),
+    instruction_route("GET", f"{_AGENT}/instruction-probes", list_probes, rule="admin"),
 )

@@ -22,6 +22,8 @@ from holdfast.service.http.routes import (
     RouteRequest,
     RouteResponse,
     decode_request_fields,
+    get_handler_types,
+    get_summary,
 )
 
 SCOPE_DENIED = "instruction_scope_denied"
@@ -45,7 +47,6 @@ _STATUSES = {
 """All other codes map to 400."""
 
 Request = TypeVar("Request", bound=msgspec.Struct)
-
 InstructionHandler = Callable[[InstructionContext, InstructionCaller, Request], msgspec.Struct | RouteResponse]
 
 AccessCheck = Callable[[InstructionCaller, str, Agent | None, FindAgent], None]
@@ -59,9 +60,7 @@ def instruction_route(
     path: str,
     run: InstructionHandler[Request],
     *,
-    request: type[Request],
-    reply: type[msgspec.Struct] = NonJsonResponse,
-    summary: str,
+    reply: type[msgspec.Struct] | None = None,
     rule: AccessRule = "caller",
     who: AccessCheck = check_owner_access,
     unfit: Callable[[str], str] = lambda field: "invalid_body",
@@ -70,12 +69,16 @@ def instruction_route(
     content_type: str = "application/json",
     retry_code: str | None = None,
 ) -> Route:
-    """`unfit` maps an invalid field to an error code; the status is always 400.
+    """Types and summary are those of `run`; `reply` is the type of a RouteResponse's body.
+
+    `unfit` maps an invalid field to an error code; the status is always 400.
 
     `who` checks access for rule "caller". It also runs before a decoding error is reported, so that a caller without
     access learns nothing else.
     """
-
+    request, result_type = get_handler_types(run)
+    if result_type is RouteResponse:
+        result_type = reply or NonJsonResponse
     check_holder = _access_check(rule, who)
 
     async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
@@ -99,9 +102,9 @@ def instruction_route(
         method,
         path,
         rule,
-        summary,
+        get_summary(run),
         request,
-        reply,
+        result_type,
         respond,
         keyless=False,
         content_type=content_type,
