@@ -24,15 +24,14 @@ CHECKS = {"owner": check_owner_access, "recall": check_recall_access, "any agent
 
 
 def is_allowed(check: Callable[..., None], *arguments: Any) -> bool:
+    refusal = None
     try:
         check(*arguments)
     except InstructionError as error:
-        assert (error.code, str(error)) == (
-            "instruction_scope_denied",
-            "this key may not see or change the instructions of that agent",
-        )
-        return False
-    return True
+        refusal = error.code, str(error)
+    denied = "instruction_scope_denied", "this key may not see or change the instructions of that agent"
+    assert refusal in (None, denied)
+    return refusal is None
 
 
 def agent_of(name: str, shortname: str | None = None, supervisors: tuple[str, ...] = ()) -> Agent:

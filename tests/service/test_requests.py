@@ -158,7 +158,7 @@ def test_a_fault_of_ours_is_told_in_our_shape_and_quotes_nothing(caplog: pytest.
     async def fail(service: AppContext, request: EmptyRequest) -> Health:
         raise ZeroDivisionError("the prompt said canary")
 
-    failing = json_route("GET", "/fails", fail, request=EmptyRequest, reply=Health, rule="open", summary="Fails.")
+    failing = json_route("GET", "/fails", fail, rule="open")
     with serving_store(MemoryStore(), routes=(*ROUTES, failing)) as client:
         answered = client.ask("GET", "/fails")
     assert (answered.status, answered.code) == (500, "internal_error")

@@ -83,12 +83,12 @@ def serving_gateway(
     restore_spending(granted, kept, clock())
     rewriter = RequestRewriter(shipped_models(), VolatileExtractor(rules))
     observer = GatewayRecorder(
-        kept, models=shipped_models(), new_id=new_ulid, rewriter=rewriter, spent=granted.add_spending
+        kept, models=shipped_models(), new_id=new_ulid, rewriter=rewriter, on_spent=granted.add_spending
     )
     authenticator = KeyAuthenticator(make_key_check(service), granted, clock=clock, salt=b"salt", improve=improve)
     keep_alive = None
     if keep_alive_usd is not None:
-        keep_alive = GatewayKeepAlive(clock=clock, usd_a_day_max=Decimal(keep_alive_usd), pinged=observer.on_ping)
+        keep_alive = GatewayKeepAlive(clock=clock, usd_a_day_max=Decimal(keep_alive_usd), on_ping=observer.on_ping)
     gateway = Gateway(
         make_simulated_upstreams(upstream_url),
         authenticator=authenticator,

@@ -61,7 +61,7 @@ class Authenticator(Protocol):
 
 
 class Gateway:
-    """ASGI application that forwards provider requests to their upstream; it must be mounted at the paths that have a mount."""
+    """ASGI application that forwards provider requests to their upstream; serves the paths that `find_mount` knows."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ class KeyHolder(msgspec.Struct, frozen=True):
 
 
 class KeyAuthenticator:
-    """Checks gateway keys and caches the result for REMEMBERED_SECONDS."""
+    """Checks gateway keys and caches the result for KEY_CACHE_SECONDS."""
 
     def __init__(
         self, find_holder: FindHolder, limits: KeyLimitTable, *, clock: Clock, salt: bytes, improve: bool = False

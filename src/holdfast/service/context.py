@@ -125,10 +125,10 @@ class CacheStateStore:
             return cache
 
     def _advance(self, before: SessionCache, events: Iterable[Event]) -> SessionCache:
-        state, books, verdict = before.state, before.accounting, before.verdict
+        state, accounting, verdict = before.state, before.accounting, before.verdict
         for event in events:
             state = fold_cache_state(state, (event,), self._models)
             if isinstance(event.payload, ACCOUNTED_PAYLOADS):
-                books, entry = record_event(books, event, self._models)
+                accounting, entry = record_event(accounting, event, self._models)
                 verdict = entry.verdict if entry is not None and entry.verdict is not None else verdict
-        return SessionCache(state, books, verdict)
+        return SessionCache(state, accounting, verdict)

@@ -89,7 +89,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], wishes: GatewayO
         rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in wishes.volatile))
         rewriter = RequestRewriter(service.models, VolatileExtractor(rules))
         setup = RecorderSetup(wishes.db, wishes.simulate, tuple((rule.name, rule.pattern) for rule in rules))
-        relay = RecorderProcess((RECORDER_MODULE,), setup, spent=granted.add_spending)
+        relay = RecorderProcess((RECORDER_MODULE,), setup, on_spent=granted.add_spending)
         stack.callback(relay.close)
         service.request_metrics.add_counter(
             DROPPED_RECORDS_METRIC, "Records of forwarded calls that were dropped.", lambda: relay.dropped_count
@@ -100,7 +100,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], wishes: GatewayO
         keep_alive = None
         if wishes.keep_alive_usd is not None:
             usd_per_day_max = Decimal(str(wishes.keep_alive_usd))
-            keep_alive = GatewayKeepAlive(clock=service.clock, usd_a_day_max=usd_per_day_max, pinged=relay.on_ping)
+            keep_alive = GatewayKeepAlive(clock=service.clock, usd_a_day_max=usd_per_day_max, on_ping=relay.on_ping)
 
         gateway = Gateway(
             reached,

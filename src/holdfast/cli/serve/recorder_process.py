@@ -45,8 +45,8 @@ def run_recorder() -> None:
             new_id=new_ulid,
             simulated=setup.simulated,
             rewriter=RequestRewriter(models, VolatileExtractor(tuple(VolatileRule(*pair) for pair in setup.volatile))),
-            spent=_report_spending,
-            notes=run_at_once,
+            on_spent=_report_spending,
+            make_queue=run_at_once,
         )
         retold = MessageReceiver(observer.on_request, observer.on_end, observer.on_ping)
         for message in messages:

@@ -1,4 +1,4 @@
-"""Rewrites OpenAI requests: volatile lines in the system text, tool order, and the prompt cache key."""
+"""Rewrites of OpenAI and OpenRouter requests: volatile system text, tool order, cache keys and breakpoints."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from holdfast.types.prompt import Breakpoint, Ttl
 
 SYSTEM_ROLES = ("system", "developer")
 RESPONSES_ROLES = ("user",)
-_STORED_BY_THE_PROVIDER = ("previous_response_id", "conversation", "background", "prompt")
+_STORED_BY_PROVIDER = ("previous_response_id", "conversation", "background", "prompt")
 SESSION_MEMBER = "session_id"
 
 BREAKPOINT_ROLES = ("system", "developer", "user", "tool")
@@ -28,9 +28,9 @@ def rewrite_chat(body: JsonObject, edits: RequestEdits) -> str:
 
 
 def rewrite_responses(body: JsonObject, edits: RequestEdits) -> str:
-    """Like mend_chat. Moves nothing if the provider stores the conversation: it would store the moved text."""
+    """Like rewrite_chat. Moves nothing if the provider stores the conversation: it would store the moved text."""
     sort_request_tools(body, edits)
-    if body.get("store") is not False or any(body.get(name) is not None for name in _STORED_BY_THE_PROVIDER):
+    if body.get("store") is not False or any(body.get(name) is not None for name in _STORED_BY_PROVIDER):
         return "developer"
     content = body.get("input")
     messages: Json | None = [{"role": "user", "content": content}] if isinstance(content, str) else content
@@ -65,8 +65,11 @@ def append_message(messages: Json, last: JsonObject, *, breakpoint_in: str | Non
         return [*messages, last]
     if not isinstance(final, dict) or final.get("type") != breakpoint_in or final.get(BREAKPOINT_FIELD) is not None:
         return [*messages, last]
-    marked: JsonObject = {**newest, "content": [*parts[:-1], {**final, BREAKPOINT_FIELD: {"mode": "explicit"}}]}
-    return [*before, marked, last]
+    with_breakpoint: JsonObject = {
+        **newest,
+        "content": [*parts[:-1], {**final, BREAKPOINT_FIELD: {"mode": "explicit"}}],
+    }
+    return [*before, with_breakpoint, last]
 
 
 def _without_volatile(messages: Json | None, edits: RequestEdits) -> tuple[Json, str]:

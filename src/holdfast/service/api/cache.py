@@ -168,13 +168,13 @@ async def put_cache_settings(context: AppContext, request: CacheSettingsBody) ->
 def list_invalidation_changes(context: AppContext, state: CacheState) -> tuple[InvalidationChange, ...]:
     """How the session's next call will differ, so that it finds no cached prefix."""
     try:
-        ways = invalidation_methods(find_model(state.model, context.models))
+        methods = invalidation_methods(find_model(state.model, context.models))
     except UserError:
-        ways = ()
+        methods = ()
     explicit_cache: tuple[InvalidationChange, ...] = (
         ("explicit_cache",) if state.explicit_expires_at and state.explicit_expires_at > context.clock() else ()
     )
-    return (*ways, *explicit_cache)
+    return (*methods, *explicit_cache)
 
 
 def _effect(changed: tuple[InvalidationChange, ...]) -> str:

@@ -240,7 +240,8 @@ def _call_view(call: CallLayers) -> CallView:
         source=call.entry.source,
         layers=distribute_tokens(sent, tokens) if sent else (),
         breakpoints=tuple(
-            BreakpointTokens(_share(mark.prefix_bytes, sent, tokens), mark.breakpoint.ttl) for mark in sent.breakpoints
+            BreakpointTokens(_share(planned.prefix_bytes, sent, tokens), planned.breakpoint.ttl)
+            for planned in sent.breakpoints
         )
         if sent
         else (),
@@ -271,19 +272,19 @@ def _share(size_bytes: int, sent: RequestLayers, tokens: int) -> int:
 def _detail(call: CallLayers, certificate: Certificate | None) -> CallResponse:
     entry, sent = call.entry, call.request
     tokens = entry.record.usage.tokens_sent
-    marks = sent.breakpoints if sent else ()
+    planned_breakpoints = sent.breakpoints if sent else ()
     return CallResponse(
         call=_call_view(call),
         breakpoints=tuple(
             PlannedBreakpoint(
-                block=mark.breakpoint.block_index,
-                layer=mark.layer,
-                tokens=_share(mark.prefix_bytes, sent, tokens) if sent else 0,
-                ttl=mark.breakpoint.ttl,
-                reason=mark.breakpoint.reason,
-                saving_usd=to_json_usd(mark.breakpoint.saving_usd),
+                block=planned.breakpoint.block_index,
+                layer=planned.layer,
+                tokens=_share(planned.prefix_bytes, sent, tokens) if sent else 0,
+                ttl=planned.breakpoint.ttl,
+                reason=planned.breakpoint.reason,
+                saving_usd=to_json_usd(planned.breakpoint.saving_usd),
             )
-            for mark in marks
+            for planned in planned_breakpoints
         ),
         notes=entry.plan.notes,
         probabilities=entry.plan.probabilities,

@@ -54,11 +54,11 @@ class Route(msgspec.Struct, frozen=True):
     """One HTTP route.
 
     keyless: until a key exists, a request without a key acts as admin.
-    refusals: error statuses of this route, in addition to those of every route; successes: its success statuses.
-    denied: error code if the key lacks access. unfit_status: status for a body that does not match the schema.
+    error_statuses: those of this route, in addition to those of every route. denied_code: if the key lacks access.
+    invalid_body_status: status for a body that does not match the schema.
     body_optional: the route itself reports what is missing. retry_code: error code if the store failed.
     check_holder: refuses a key without access to what the path names, before any error in the rest of the request
-    is reported. check_served: refuses every request if the service was started without this feature.
+    is reported. check_enabled: refuses every request if the service was started without this feature.
     """
 
     method: Method

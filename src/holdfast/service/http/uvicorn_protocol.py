@@ -60,7 +60,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # same signature as uvicorn's protocol
         super().connection_made(transport)
-        # HeadsJoined has the methods that uvicorn calls, but is no subclass of Transport.
+        # HeadBufferingTransport has the methods that uvicorn calls, but is no subclass of Transport.
         self.transport = cast("asyncio.Transport", HeadBufferingTransport(transport))
 
     def data_received(self, data: bytes) -> None:

@@ -169,10 +169,10 @@ class SamplePlayer:
             if self._instructions is not None:
                 await asyncio.to_thread(add_sample_instructions, self._instructions, clock=self._clock, new_id=new_ulid)
             # The best one comes last, so that it is at the top of the list and still cached when viewed.
-            for habit in reversed(SAMPLE_SESSIONS):
-                if habit.has_knowledge:
+            for sample in reversed(SAMPLE_SESSIONS):
+                if sample.has_knowledge:
                     await self._harvest()
-                await self._play(habit, folder)
+                await self._play(sample, folder)
             await self._harvest()
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -186,31 +186,31 @@ class SamplePlayer:
             )
             await asyncio.to_thread(apply_harvest, folder, sessions)
 
-    async def _play(self, habit: SampleSession, skills: Path) -> None:
+    async def _play(self, sample: SampleSession, skills: Path) -> None:
         # Start in the past so that the session ends now.
-        clock = ManualClock(self._clock() - sum(habit.pauses_seconds))
-        async with Session.create(**self._options(habit, clock, skills)) as session:
+        clock = ManualClock(self._clock() - sum(sample.pauses_seconds))
+        async with Session.create(**self._options(sample, clock, skills)) as session:
             for number, question in enumerate(SAMPLE_QUESTIONS):
                 await session.send(
-                    f"{question} {habit.lesson}".strip() if number == len(SAMPLE_QUESTIONS) - 1 else question
+                    f"{question} {sample.lesson}".strip() if number == len(SAMPLE_QUESTIONS) - 1 else question
                 )
-                if number == 2 and habit.switches_to:
-                    await session.switch_model(habit.switches_to)
-                if number < len(habit.pauses_seconds):
-                    clock.advance(habit.pauses_seconds[number])
+                if number == 2 and sample.switches_to:
+                    await session.switch_model(sample.switches_to)
+                if number < len(sample.pauses_seconds):
+                    clock.advance(sample.pauses_seconds[number])
                 await asyncio.sleep(self._pause_seconds)
 
-    def _options(self, habit: SampleSession, clock: ManualClock, skills: Path) -> Options:
+    def _options(self, sample: SampleSession, clock: ManualClock, skills: Path) -> Options:
         options: Options = {
-            "model": habit.model,
-            "name": habit.name,
-            "system_prompt": _long_prompt(habit, self._models),
+            "model": sample.model,
+            "name": sample.name,
+            "system_prompt": _long_prompt(sample, self._models),
             "tools": [tool(look_up, side_effects="read")],
             "skills": skills,
             "store": self._log,
             "wire": SimulatedProvider(clock=clock, script=make_sample_reply, models=self._models),
             "clock": clock,
-            "layout": habit.layout,
+            "layout": sample.layout,
             "profile": "default",
             "allow_uncached": True,
             "simulated": True,
@@ -218,12 +218,12 @@ class SamplePlayer:
             "steps_max": 20,
             "spend_max_usd": SPEND_MAX_USD,
         }
-        if self._workspace is not None and habit.lesson:
+        if self._workspace is not None and sample.lesson:
             options["workspace"] = self._workspace
-            options["knowledge"] = habit.has_knowledge
-        if habit.switches_to:
-            options["models"] = [habit.model, habit.switches_to]
-        if habit.clock_in_prompt:
+            options["knowledge"] = sample.has_knowledge
+        if sample.switches_to:
+            options["models"] = [sample.model, sample.switches_to]
+        if sample.clock_in_prompt:
             options["system_prompt_volatile"] = _time_of(clock)
         return options
 
@@ -249,9 +249,9 @@ def make_sample_reply(messages: Sequence[Message]) -> ScriptedReply:
     return ScriptedReply((Text("Dear customer, we are sorry for the trouble; a new lamp is on its way to you."),))
 
 
-def _long_prompt(habit: SampleSession, models: Models) -> str:
+def _long_prompt(sample: SampleSession, models: Models) -> str:
     """Repeats the guidance until the prompt exceeds the cache minimum of every model of the session."""
-    rows = [find_model(name, models) for name in (habit.model, habit.switches_to) if name]
+    rows = [find_model(name, models) for name in (sample.model, sample.switches_to) if name]
     guidance = "\n\n".join(part.text for segment in SystemPromptBuilder().segments() for part in segment.system)
     # Three times the minimum, because count_tokens is only an estimate.
     tokens_wanted = max(3 * row.cache.tokens_min for row in rows)

@@ -18,7 +18,7 @@ from holdfast.instructions.coverage.schedule import (
 
 COVERAGE_CHECK_SECONDS = 3_600.0
 
-# Below LOOK_SECONDS, so that after a crash another replica takes over at its next run.
+# Below COVERAGE_CHECK_SECONDS, so that after a crash another replica takes over at its next run.
 LEASE_MS = 30 * 60_000
 LEASE = "coverage"
 logger = logging.getLogger(__name__)
