@@ -1,4 +1,4 @@
-"""Whether this tree is in order."""
+"""The rules of the tree: code, documents, public names, and the examples in the documents."""
 
 from pathlib import Path
 
@@ -10,77 +10,93 @@ ROOT = Path(__file__).parents[2]
 PAGES = ("docs/library.md", "docs/recovery.md")
 
 
-def listed(offenders: list[str]) -> str:
+def join_lines(offenders: list[str]) -> str:
     return "\n".join(("", *offenders))
 
 
-def test_no_module_is_too_long_to_read_in_one_go() -> None:
-    assert not (found := code.long_modules(ROOT)), listed(found)
+def test_no_module_is_longer_than_one_idea() -> None:
+    assert not (offenders := code.long_modules(ROOT)), join_lines(offenders)
 
 
-def test_no_function_is_too_long_for_a_screen() -> None:
-    assert not (found := code.long_functions(ROOT)), listed(found)
+def test_no_function_hides_its_structure_in_its_length() -> None:
+    assert not (offenders := code.long_functions(ROOT)), join_lines(offenders)
 
 
 def test_no_call_has_to_guess_the_order_of_many_parameters() -> None:
-    assert not (found := code.crowded_signatures(ROOT)), listed(found)
+    assert not (offenders := code.crowded_signatures(ROOT)), join_lines(offenders)
 
 
-def test_every_module_says_in_one_sentence_what_it_answers() -> None:
-    assert not (found := code.unexplained_modules(ROOT)), listed(found)
+def test_every_module_says_in_one_sentence_what_it_is_responsible_for() -> None:
+    assert not (offenders := code.unexplained_modules(ROOT)), join_lines(offenders)
 
 
 def test_names_say_what_a_thing_is() -> None:
-    assert not (found := code.vague_names(ROOT)), listed(found)
+    assert not (offenders := code.vague_names(ROOT)), join_lines(offenders)
+
+
+def test_no_name_contains_a_retired_word() -> None:
+    assert not (offenders := code.retired_identifiers(ROOT)), join_lines(offenders)
+
+
+def test_no_short_module_has_a_single_importer_beside_it() -> None:
+    assert not (offenders := code.tiny_single_importer_modules(ROOT)), join_lines(offenders)
 
 
 def test_every_test_asserts_something() -> None:
-    assert not (found := code.tests_without_assertion(ROOT)), listed(found)
+    assert not (offenders := code.tests_without_assertion(ROOT)), join_lines(offenders)
 
 
-def test_no_file_knows_one_machine_or_holds_a_note_to_self() -> None:
-    assert not (found := code.foreign_text(ROOT)), listed(found)
+def test_no_file_names_one_machine_or_holds_a_note_to_self() -> None:
+    assert not (offenders := code.foreign_text(ROOT)), join_lines(offenders)
 
 
-def test_contract_and_documents_name_the_packages_there_are() -> None:
-    assert not (found := documents.unmapped_packages(ROOT)), listed(found)
+def test_contract_and_documents_name_the_packages_that_exist() -> None:
+    assert not (offenders := documents.unmapped_packages(ROOT)), join_lines(offenders)
 
 
 def test_the_index_of_the_documents_and_its_mirror_name_every_page() -> None:
-    assert not (found := documents.unlisted_pages(ROOT)), listed(found)
+    assert not (offenders := documents.unlisted_pages(ROOT)), join_lines(offenders)
 
 
 def test_the_page_for_contributors_is_short() -> None:
-    assert not (found := documents.long_agents_page(ROOT)), listed(found)
+    assert not (offenders := documents.long_agents_page(ROOT)), join_lines(offenders)
 
 
 def test_the_page_for_contributors_names_files_that_exist() -> None:
-    assert not (found := documents.broken_paths(ROOT)), listed(found)
+    assert not (offenders := documents.broken_paths(ROOT)), join_lines(offenders)
 
 
 def test_there_are_few_commands_to_learn() -> None:
-    assert not (found := documents.crowded_makefile(ROOT)), listed(found)
+    assert not (offenders := documents.crowded_makefile(ROOT)), join_lines(offenders)
 
 
 def test_every_requirement_names_the_test_that_shows_it() -> None:
-    assert not (found := documents.unproven_requirements(ROOT)), listed(found)
+    assert not (offenders := documents.unproven_requirements(ROOT)), join_lines(offenders)
+
+
+def test_every_newcomer_task_names_a_file_that_exists() -> None:
+    assert not (offenders := documents.missing_task_files(ROOT)), join_lines(offenders)
 
 
 def test_decisions_are_numbered_and_say_what_would_change_them() -> None:
-    assert not (found := documents.disordered_decisions(ROOT)), listed(found)
+    assert not (offenders := documents.disordered_decisions(ROOT)), join_lines(offenders)
 
 
-def test_the_changelog_tells_of_this_version() -> None:
-    assert not (found := documents.stale_changelog(ROOT)), listed(found)
+def test_the_changelog_has_a_section_for_this_version() -> None:
+    assert not (offenders := documents.stale_changelog(ROOT)), join_lines(offenders)
 
 
-def test_the_package_and_its_command_tell_the_same_version() -> None:
-    assert not (found := public_api.differing_versions(ROOT)), listed(found)
+def test_the_package_and_its_command_report_the_same_version() -> None:
+    assert not (offenders := public_api.differing_versions(ROOT)), join_lines(offenders)
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    assert not (offenders := public_api.undocumented_names(ROOT)), join_lines(offenders)
 
 
 def test_every_block_of_the_readme_does_what_it_says() -> None:
-    # One after the other: what the first stores, the next ones show.
-    assert not (found := readme.broken_blocks(ROOT)), listed(found)
+    # In order: later blocks show what the first ones stored.
+    assert not (offenders := readme.broken_blocks(ROOT)), join_lines(offenders)
 
 
 def test_the_pages_with_examples_have_some() -> None:
@@ -91,4 +107,4 @@ def test_the_pages_with_examples_have_some() -> None:
     ("page", "line"), [(page, line) for page in PAGES for line in readme.runnable_lines(ROOT, page)]
 )
 def test_every_block_of_a_page_does_what_it_says(page: str, line: int) -> None:
-    assert not (found := readme.broken_block(ROOT, page, line)), listed(found)
+    assert not (offenders := readme.broken_block(ROOT, page, line)), join_lines(offenders)

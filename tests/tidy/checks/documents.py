@@ -1,4 +1,4 @@
-"""What in the documents is untrue; each function takes the root of a tree and lists the offenders in it."""
+"""Rules for the documents. Each check takes the root of a tree and returns one line per offender."""
 
 import ast
 import re
@@ -31,7 +31,7 @@ def unmapped_packages(root: Path) -> list[str]:
         present = {name for name in named if not name.startswith("(")}
         later = {name.strip("()") for name in named - present}
         found += [f"{name} is not in {place}" for name in sorted(must_name - present - later)]
-        found += [f"{name} stands in {place}, but not in src/holdfast" for name in sorted(present - there)]
+        found += [f"{name} is in {place}, but not in src/holdfast" for name in sorted(present - there)]
         found += [f"{name} exists: take it out of its brackets in {place}" for name in sorted(later & there)]
     return found
 
@@ -64,7 +64,7 @@ def unlisted_pages(root: Path) -> list[str]:
     for index in ("docs/README.md", "docs/AGENTS.md"):
         named = set(re.findall(r"\]\(([^)#]+)[^)]*\)", text_of(root, index))) - {"README.md"}
         found += [f"{page} is not in {index}" for page in sorted(there - named)]
-        found += [f"{page} stands in {index}, but is not there" for page in sorted(named - there)]
+        found += [f"{page} is in {index}, but does not exist" for page in sorted(named - there)]
     return found
 
 
@@ -96,16 +96,28 @@ def make_targets(root: Path) -> list[str]:
 
 
 def unproven_requirements(root: Path) -> list[str]:
-    """Rows of the specification that name no test, and named tests that there are none of."""
-    text = text_of(root, "docs/specification.md")
+    """Rows of the specification that name no test, and named tests that do not exist."""
+    text = text_of(root, "tests/specification.md")
     rows = [row for table in re.findall(r"(?m)^\|[-| :]+\|\n((?:\|.*(?:\n|$))+)", text) for row in table.splitlines()]
     if not rows:
-        return ["docs/specification.md is missing or has no rows"]
-    found = [f"docs/specification.md: names no test: {row}" for row in rows if not TEST_REFERENCE.search(row)]
+        return ["tests/specification.md is missing or has no rows"]
+    found = [f"tests/specification.md: names no test: {row}" for row in rows if not TEST_REFERENCE.search(row)]
     named = TEST_REFERENCE.findall(text)
     tests = {path: functions_at_top(root / path) for path in {path for path, _ in named}}
     missing = [f"{path}::{name}" for path, name in named if name not in tests[path]]
-    return found + [f"docs/specification.md: there is no {reference}" for reference in missing]
+    return found + [f"tests/specification.md: there is no {reference}" for reference in missing]
+
+
+def missing_task_files(root: Path) -> list[str]:
+    """Files that the table of newcomer tasks names and that do not exist."""
+    rows = re.findall(r"(?m)^\| *\d+ *\|.*\| *`([\w./]+)` *\|", text_of(root, "tests/tidy/newcomer_tasks.md"))
+    if not rows:
+        return ["tests/tidy/newcomer_tasks.md has no rows"]
+    return [
+        f"tests/tidy/newcomer_tasks.md: there is no {name}"
+        for name in rows
+        if not (root / "src/holdfast" / name).exists()
+    ]
 
 
 def functions_at_top(path: Path) -> set[str]:
@@ -134,8 +146,8 @@ def stale_changelog(root: Path) -> list[str]:
     if not newest:
         return ["CHANGELOG.md is missing or has no section"]
     version = pyproject(root)["project"]["version"]
-    told = re.search(rf"(?<![\w.]){re.escape(version)}(?![\w.])", newest[1])
-    return [] if told else [f"CHANGELOG.md: the newest section is {newest[1]!r}, the version is {version}"]
+    mentions_version = re.search(rf"(?<![\w.]){re.escape(version)}(?![\w.])", newest[1])
+    return [] if mentions_version else [f"CHANGELOG.md: the newest section is {newest[1]!r}, the version is {version}"]
 
 
 def pyproject(root: Path) -> dict[str, Any]:

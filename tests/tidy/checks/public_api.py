@@ -28,8 +28,27 @@ def unrecorded_names(root: Path) -> list[str]:
 
 def public_api(root: Path) -> str:
     """One page: a line for every public name, and below a class one for every public member."""
-    describe = "import sys, holdfast; from tidy.checks.public_api import page; sys.stdout.write(page(holdfast))"
+    describe = "import sys, holdfast; from tests.tidy.checks.public_api import page; sys.stdout.write(page(holdfast))"
     return in_fresh_interpreter(root, describe)
+
+
+def undocumented_names(root: Path) -> list[str]:
+    """Public names of the package root and of `holdfast.seed` without a docstring; constants are exempt."""
+    ask = (
+        "import holdfast, holdfast.seed; from tests.tidy.checks.public_api import undocumented; "
+        "print(*undocumented(holdfast), *undocumented(holdfast.seed))"
+    )
+    return in_fresh_interpreter(root, ask).split()
+
+
+def undocumented(package: ModuleType) -> list[str]:
+    public = {name: getattr(package, name) for name in package.__all__}
+    documented = (type, *(type(kind) for kind in (entry, ast.parse)))
+    return [
+        f"{package.__name__}.{name}"
+        for name, value in public.items()
+        if isinstance(value, documented) and not inspect.getdoc(value)
+    ]
 
 
 def differing_versions(root: Path) -> list[str]:
@@ -47,8 +66,8 @@ def differing_versions(root: Path) -> list[str]:
 
 def in_fresh_interpreter(root: Path, code: str) -> str:
     """What some code prints where this tree's package is the one that is imported."""
-    tests = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{tests}"}
+    repository = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{repository}"}
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, f"the package in {root} cannot be asked:\n{run.stderr}"
