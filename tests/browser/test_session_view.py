@@ -57,7 +57,7 @@ def test_a_click_on_a_bar_chooses_its_call_and_the_url_keeps_it(page: Page, bad:
     page.driver.refresh()
     page.until(lambda: page.text(".detail h2").startswith("Call 7"))
     detail = page.text(".detail")
-    assert "Violated: the prefix moved" in detail
+    assert "Violated: the prefix changed" in detail
     assert "miss: system_changed" in detail
     assert "end of the conversation so far" in detail
     page.click("[data-does=bytes]")

@@ -109,6 +109,9 @@ async def test_a_changed_item_keeps_its_id_and_is_in_the_digest_at_once(
     assert FACT not in digest
     assert client.ask("PUT", f"/api/knowledge/items/{ids[RULE]}", {"status": "retracted"}).json["exclusion_reason"]
     assert RULE not in client.get("/api/knowledge/digest")["text"]
+    for changed in ({"done": True}, {"approved": True}, {"done": False}):
+        item = client.ask("PUT", f"/api/knowledge/items/{ids[FACT]}", changed).json
+        assert {name: item[name] for name in changed} == changed
 
 
 @pytest.mark.parametrize(

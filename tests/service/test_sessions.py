@@ -14,7 +14,7 @@ from tests.support.skill_folders import write_skill
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.runtime.session import Session
-from holdfast.service.sample.sessions import SAMPLE_QUESTIONS, SAMPLE_SESSIONS, SamplePlayer
+from holdfast.service.sample.sessions import SamplePlayer, load_sample
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.sources.skills.discovery import SkillRoot
 from holdfast.stores.memory import MemoryStore
@@ -42,7 +42,11 @@ def calls_of(client: Client, words: str, query: str = "") -> Any:
 
 def test_every_call_says_of_which_layers_its_prompt_was_made_and_what_was_read(client: Client) -> None:
     told = calls_of(client, "stable prefix")
-    assert (told["name"], told["model"], told["simulated"]) == (SAMPLE_SESSIONS[0].name, SAMPLE_SESSIONS[0].model, True)
+    assert (told["name"], told["model"], told["simulated"]) == (
+        load_sample().sessions[0].name,
+        load_sample().sessions[0].model,
+        True,
+    )
     assert told["calls_total"] == len(told["calls"]) == 9
     for call in told["calls"]:
         sent = call["read_tokens"] + call["written_tokens"] + call["uncached_tokens"]
@@ -180,8 +184,8 @@ def test_sessions_are_listed_by_pages(client: Client) -> None:
 def test_the_last_verdict_and_the_coverage_are_told_with_the_cache(client: Client) -> None:
     told = client.get("/api/cache")
     verdicts = {one["name"]: one["verdict"] for one in told["discussions"]}
-    assert verdicts[SAMPLE_SESSIONS[1].name] == "prefix_changed"
-    assert verdicts[SAMPLE_SESSIONS[0].name] == "held"
+    assert verdicts[load_sample().sessions[1].name] == "prefix_changed"
+    assert verdicts[load_sample().sessions[0].name] == "held"
     coverage = {one["provider"]: one["hit_coverage"] for one in told["providers"]}
     assert coverage["openai"] == pytest.approx(8 / 9)
     alone = client.get(f"/api/cache/{session_named(client, 'time is before')}")
@@ -191,13 +195,13 @@ def test_the_last_verdict_and_the_coverage_are_told_with_the_cache(client: Clien
 
 def test_the_sample_plays_good_and_bad_habits_to_their_end(client: Client) -> None:
     told = client.get("/api/cache")["discussions"]
-    assert [one["name"] for one in told] == [habit.name for habit in SAMPLE_SESSIONS]
+    assert [one["name"] for one in told] == [habit.name for habit in load_sample().sessions]
     assert all(one["cached"] for one in told)
     causes = {row["cause"] for row in client.get("/analytics/breaks")["data"]}
     assert causes >= {"prefix_changed", "ttl_expired", "planned"}
-    assert {row["turn_count"] for row in client.get("/analytics/sessions")["data"]} == {len(SAMPLE_QUESTIONS)}
+    assert {row["turn_count"] for row in client.get("/analytics/sessions")["data"]} == {len(load_sample().questions)}
     (skill,) = client.get("/analytics/skills")["data"]
-    assert (skill["skill"], skill["loads_on_demand"]) == ("refunds", len(SAMPLE_SESSIONS))
+    assert (skill["skill"], skill["loads_on_demand"]) == ("refunds", len(load_sample().sessions))
 
 
 def test_without_simulation_there_is_no_sample_to_play() -> None:

@@ -112,16 +112,16 @@ def _with_provider_key(headers: Headers, key_header: bytes, provider_key: bytes)
 
     Some clients send the same key in several headers; none of them may reach the provider.
     """
+
+    def replace_key(value: bytes) -> bytes:
+        scheme, _, _ = value.rpartition(b" ")
+        return b"%s %s" % (scheme, provider_key) if scheme else provider_key
+
     return [
-        (name, _with_scheme(value, provider_key)) if name == key_header else (name, value)
+        (name, replace_key(value) if name == key_header else value)
         for name, value in headers
         if name == key_header or name not in CREDENTIAL_HEADERS or not GATEWAY_KEY_PATTERN.fullmatch(value.strip())
     ]
-
-
-def _with_scheme(value: bytes, provider_key: bytes) -> bytes:
-    scheme, _, _ = value.rpartition(b" ")
-    return b"%s %s" % (scheme, provider_key) if scheme else provider_key
 
 
 def is_subscription(headers: Headers) -> bool:

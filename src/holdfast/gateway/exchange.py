@@ -164,7 +164,10 @@ async def prepare_request(
     rewritten = analysis.rewritten.body
     exchange.original_body = body
     whole: Message = {"type": "http.request", "body": rewritten, "more_body": False}
-    return ForwardRequest(_with_content_length(headers, len(rewritten)), _replay([whole], receive), analysis)
+    # Correct an existing content-length; a chunked body stays chunked.
+    length = b"%d" % len(rewritten)
+    headers = [(name, length if name == b"content-length" else value) for name, value in headers]
+    return ForwardRequest(headers, _replay([whole], receive), analysis)
 
 
 async def _collect(receive: Receive) -> tuple[list[Message], bytes | None]:
@@ -195,8 +198,3 @@ def _replay(messages: list[Message], receive: Receive) -> Receive:
         return await receive() if message is None else message
 
     return replayed
-
-
-def _with_content_length(headers: Headers, size_bytes: int) -> Headers:
-    """Corrects an existing content-length; a chunked body stays chunked."""
-    return [(name, b"%d" % size_bytes if name == b"content-length" else value) for name, value in headers]

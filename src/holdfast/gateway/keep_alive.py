@@ -52,11 +52,6 @@ class GatewayKeepAlive:
         self._spent: tuple[date, Decimal] = utc_date(0.0), Decimal(0)
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def conversation_count(self) -> int:
-        """Number of conversations currently kept alive."""
-        return len(self._idle)
-
     def on_request_sent(self, digests: frozenset[str]) -> None:
         """A request was sent: stop pinging the conversations that it continues, because it refreshes their cache."""
         for tail in [tail for tail in self._idle if tail in digests]:

@@ -160,7 +160,10 @@ async def _respond(context: AppContext, route: Route, request: Request) -> Respo
             key=admitted.key,
             secret=admitted.secret,
         )
-        return _to_response(await _call_route(context, route, call))
+        try:
+            return _to_response(await route.respond(context, call))
+        except msgspec.ValidationError as error:
+            raise make_validation_error(error, route.request, is_text=call.is_text) from error
     except ApiError as refused:
         return _refusal(refused)
     except StoreError:
@@ -174,13 +177,6 @@ async def _respond(context: AppContext, route: Route, request: Request) -> Respo
         # Log the type only: the message could quote a prompt.
         logger.error("%s %s failed: %s", route.method, route.path, type(error).__name__)
         return _refusal(ApiError(500, "internal_error", "the service failed; see its log"))
-
-
-async def _call_route(context: AppContext, route: Route, call: RouteRequest) -> RouteResponse:
-    try:
-        return await route.respond(context, call)
-    except msgspec.ValidationError as error:
-        raise make_validation_error(error, route.request, is_text=call.is_text) from error
 
 
 class _Admitted(msgspec.Struct, frozen=True):

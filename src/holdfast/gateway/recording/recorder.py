@@ -243,7 +243,9 @@ class GatewayRecorder:
             if tokens_sent and call.prepared.tokens:
                 active.pricer.tokens_factor = tokens_sent / call.prepared.tokens
         elif failure is not None:
-            recorder.fail_call(call, failure.kind, _describe_failure(exchange, failure), reply)
+            # Only the kind and status: the provider's message may quote the prompt.
+            message = f"{failure.kind} (HTTP status {failure.status or exchange.status})"
+            recorder.fail_call(call, failure.kind, message, reply)
         elif exchange.end == "cancelled":
             recorder.fail_call(call, "cancelled", "the client disconnected before the response ended", reply)
         elif exchange.end == "whole":
@@ -288,12 +290,6 @@ def _decode_stream(adapter: Adapter, body: bytes) -> tuple[Reply | None, bool, P
     except ProviderError as error:
         return reader.partial(), False, error
     return reader.partial(), False, None
-
-
-def _describe_failure(exchange: Exchange, failure: ProviderError) -> str:
-    """Only the kind and status: the provider's message may quote the prompt."""
-    status = failure.status or exchange.status
-    return f"{failure.kind} (HTTP status {status})"
 
 
 def _header_text(headers: Headers, wanted: bytes) -> str:

@@ -24,8 +24,7 @@ class VolatileRule(msgspec.Struct, frozen=True):
 
 # A line that mentions a date or time and contains an ISO date; bounded repetitions keep matching linear.
 DATE_RULE = VolatileRule(
-    "date",
-    r"^[^\n]{0,80}\b(?:[Dd]ate|[Tt]ime|[Tt]oday|[Nn]ow)\b[^\n]{0,40}\b\d{4}-\d{2}-\d{2}\b[^\n]{0,80}$\n?",
+    "date", r"^[^\n]{0,80}\b(?:[Dd]ate|[Tt]ime|[Tt]oday|[Nn]ow)\b[^\n]{0,40}\b\d{4}-\d{2}-\d{2}\b[^\n]{0,80}$\n?"
 )
 
 

@@ -349,22 +349,23 @@ async def get_regret(context: AppContext, request: WindowRequest) -> RegretRespo
     return RegretResponse(window=window, current_pricing_version=context.pricing_version, data=result)
 
 
-def _message_sizes(appended: MessageAppended) -> MessageSize:
-    blocks = (
-        BlockSize(type(block).__name__.lower(), len(msgspec.json.encode(block))) for block in appended.message.content
-    )
-    return MessageSize(appended.message.role, tuple(blocks))
-
-
 def make_turn_detail(turn_id: str, session_id: str, events: Sequence[Event]) -> TurnDetail:
     turn_events = [event for event in events if event.turn_id == turn_id]
+    messages = (event.payload.message for event in turn_events if isinstance(event.payload, MessageAppended))
     return TurnDetail(
         turn_id=turn_id,
         session_id=session_id,
         in_flight=not any(isinstance(event.payload, TurnCompleted | TurnCancelled) for event in turn_events),
         events=tuple(TurnEvent(event.id, event.at, event_type_of(event.payload), event.actor) for event in turn_events),
         messages=tuple(
-            _message_sizes(event.payload) for event in turn_events if isinstance(event.payload, MessageAppended)
+            MessageSize(
+                message.role,
+                tuple(
+                    BlockSize(type(block).__name__.lower(), len(msgspec.json.encode(block)))
+                    for block in message.content
+                ),
+            )
+            for message in messages
         ),
     )
 

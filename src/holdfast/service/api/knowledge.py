@@ -173,11 +173,15 @@ async def edit_item(context: AppContext, request: EditItemRequest) -> KnowledgeI
 
     def edit(folder: KnowledgeFolder) -> KnowledgeItem:
         before = _require_item(folder, request.item_id)
-        fields = ("text", "done", "approved", "status", "superseded_by")
-        changes = {name: value for name in fields if (value := getattr(request, name)) is not None}
-        if request.text is not None:
-            changes["text"] = _check_text(request.text)
-        replace_item(folder, msgspec.structs.replace(before, **changes))
+        item = msgspec.structs.replace(
+            before,
+            text=before.text if request.text is None else _check_text(request.text),
+            is_done=before.is_done if request.done is None else request.done,
+            is_approved=before.is_approved if request.approved is None else request.approved,
+            status=request.status or before.status,
+            superseded_by=request.superseded_by or before.superseded_by,
+        )
+        replace_item(folder, item)
         return _item_view(_require_item(folder, request.item_id))
 
     return await _run_in_folder(context, edit)

@@ -2,7 +2,6 @@
 
 import asyncio
 import datetime
-from collections.abc import Callable
 from decimal import Decimal
 from itertools import islice
 from typing import Annotated
@@ -144,7 +143,9 @@ class CallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
     """A page of the calls of a session: layers, breakpoints, usage and verdict."""
 
-    def make(session: CallTimeline) -> CallsResponse:
+    def make(session: CallTimeline) -> CallsResponse | None:
+        if not session.model:
+            return None
         total = len(session.calls)
         first = max(0, total - request.limit) if request.after is None else min(request.after, total)
         last = first + request.limit
@@ -162,7 +163,10 @@ async def list_calls(context: AppContext, request: CallsRequest) -> CallsRespons
             ),
         )
 
-    return await asyncio.to_thread(_view_session, context, request.session_id, make)
+    calls = await asyncio.to_thread(context.prompt_views.view_session, request.session_id, make)
+    if calls is None:
+        raise make_not_found_error("session", request.session_id)
+    return calls
 
 
 async def get_call(context: AppContext, request: CallRequest) -> CallResponse:
@@ -193,13 +197,6 @@ async def get_divergence(context: AppContext, request: CallRequest) -> Divergenc
         return result
 
     return await asyncio.to_thread(read)
-
-
-def _view_session(context: AppContext, session_id: str, make: Callable[[CallTimeline], CallsResponse]) -> CallsResponse:
-    calls = context.prompt_views.view_session(session_id, lambda session: make(session) if session.model else None)
-    if calls is None:
-        raise make_not_found_error("session", session_id)
-    return calls
 
 
 def _find_call(context: AppContext, request: CallRequest) -> CallLayers:

@@ -6,6 +6,8 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 import msgspec
@@ -37,33 +39,6 @@ SPEND_MAX_USD = Decimal(5)
 PAUSE_SECONDS = 0.05
 """Real time between two turns, so that a viewer sees them arrive."""
 
-HOUR = 3_600.0
-
-SAMPLE_QUESTIONS = (
-    "Where is order 1042?",
-    "And what did the customer write about it?",
-    "Is there a replacement in stock?",
-    "Write a short answer to the customer, with the steps for a refund.",
-    "Make it friendlier.",
-)
-
-SAMPLE_FACTS = {
-    "order": "Order 1042: 3 lamps, sent on Tuesday, in customs since Thursday; the broker waits for an invoice.",
-    "letter": "The customer writes that one lamp arrived broken, for the second time, and asks what we will do.",
-    "stock": "Lamps of this kind: 14 in the north hall, 2 in the south hall; the next delivery is due in nine days.",
-}
-
-SAMPLE_SKILL = """---
-name: refunds
-description: How a refund is given. Use it when a customer asks for money back.
----
-
-# Refunds
-
-1. Find the order and what was paid.
-2. Say what is refunded and by when; five working days are the rule.
-3. Offer a replacement first where one is in stock.
-"""
 
 _CALLS = (
     ("refund", ToolUse("", "skill_load", '{"name":"refunds"}')),
@@ -89,43 +64,18 @@ class SampleSession(msgspec.Struct, frozen=True):
     """Whether the session's prompt includes the knowledge harvested from the sessions before it."""
 
 
-SAMPLE_SESSIONS = (
-    SampleSession(
-        "Good: stable prefix, append-only history",
-        "anthropic:claude-sonnet-5-5",
-        (40.0, 90.0, 60.0, 30.0),
-        lesson="Always say what happens next, and when.",
-        has_knowledge=True,
-    ),
-    SampleSession(
-        "Bad: the time is before the history",
-        "anthropic:claude-sonnet-5-5",
-        (40.0, 90.0, 60.0, 30.0),
-        layout="seed",
-        clock_in_prompt=True,
-    ),
-    SampleSession(
-        "Bad: away for hours between questions", "anthropic:claude-haiku-4-5", (2 * HOUR, 60.0, 3 * HOUR, 40.0)
-    ),
-    SampleSession(
-        "Good: automatic caching at OpenAI",
-        "openai:gpt-6-luna",
-        (30.0, 45.0, 20.0, 30.0),
-        lesson="Never promise the day a parcel arrives.",
-    ),
-    SampleSession(
-        "Good: a Gemini session",
-        "gemini:gemini-3.8-flash",
-        (30.0, 45.0, 20.0, 30.0),
-        lesson="The list of brokers is in docs/brokers.md.",
-    ),
-    SampleSession(
-        "Bad: model switched mid-session",
-        "anthropic:claude-haiku-4-5",
-        (30.0, 45.0, 20.0, 30.0),
-        switches_to="anthropic:claude-sonnet-5-5",
-    ),
-)
+class SampleData(msgspec.Struct, frozen=True):
+    """`facts` are what the agent's tool can look up; `skill` is the text of its SKILL.md."""
+
+    sessions: tuple[SampleSession, ...]
+    questions: tuple[str, ...]
+    facts: dict[str, str]
+    skill: str
+
+
+@cache
+def load_sample() -> SampleData:
+    return msgspec.json.decode((files(__package__) / "sample.json").read_bytes(), type=SampleData)
 
 
 class SamplePlayer:
@@ -169,7 +119,7 @@ class SamplePlayer:
             if self._instructions is not None:
                 await asyncio.to_thread(add_sample_instructions, self._instructions, clock=self._clock, new_id=new_ulid)
             # The best one comes last, so that it is at the top of the list and still cached when viewed.
-            for sample in reversed(SAMPLE_SESSIONS):
+            for sample in reversed(load_sample().sessions):
                 if sample.has_knowledge:
                     await self._harvest()
                 await self._play(sample, folder)
@@ -190,10 +140,9 @@ class SamplePlayer:
         # Start in the past so that the session ends now.
         clock = ManualClock(self._clock() - sum(sample.pauses_seconds))
         async with Session.create(**self._options(sample, clock, skills)) as session:
-            for number, question in enumerate(SAMPLE_QUESTIONS):
-                await session.send(
-                    f"{question} {sample.lesson}".strip() if number == len(SAMPLE_QUESTIONS) - 1 else question
-                )
+            questions = load_sample().questions
+            for number, question in enumerate(questions):
+                await session.send(f"{question} {sample.lesson}".strip() if number == len(questions) - 1 else question)
                 if number == 2 and sample.switches_to:
                     await session.switch_model(sample.switches_to)
                 if number < len(sample.pauses_seconds):
@@ -230,11 +179,12 @@ class SamplePlayer:
 
 def look_up(what: str) -> str:
     """Look something up about an order: `order`, `letter` or `stock`."""
-    if what not in SAMPLE_FACTS:
+    facts = load_sample().facts
+    if what not in facts:
         return "nothing is known of that"
     # Realistic length, so that the history is worth caching.
     trail = (f"{number:03d} {what} file, entry {number}: seen, checked and passed on." for number in range(1, 61))
-    return "\n".join((SAMPLE_FACTS[what], *trail))
+    return "\n".join((facts[what], *trail))
 
 
 def make_sample_reply(messages: Sequence[Message]) -> ScriptedReply:
@@ -265,7 +215,7 @@ def _time_of(clock: Clock) -> Callable[[], str]:
 
 def _write_skill(folder: Path) -> None:
     (folder / "refunds").mkdir()
-    (folder / "refunds" / "SKILL.md").write_text(SAMPLE_SKILL, encoding="utf-8")
+    (folder / "refunds" / "SKILL.md").write_text(load_sample().skill, encoding="utf-8")
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

@@ -285,10 +285,7 @@ def _inactive(versions: tuple[UnitVersion, ...]) -> tuple[UnitVersion, ...]:
 
 
 def page_route(
-    path: str,
-    run: Callable[[InstructionContext, Request], msgspec.Struct],
-    *,
-    otherwise: msgspec.Struct | None = None,
+    path: str, run: Callable[[InstructionContext, Request], msgspec.Struct], *, otherwise: msgspec.Struct | None = None
 ) -> Route:
     """A route for admins; without a key only if the service holds nothing but sample instructions.
 

@@ -125,8 +125,10 @@ def _access_check(
     async def check(context: AppContext, key: KeyRow, path: Mapping[str, object]) -> None:
         instructions = _require_instructions(context)
         if rule == "caller":
+            find, agent_id = instructions.records.agent, str(path.get("agent_id", ""))
             try:
-                await asyncio.to_thread(_check_access, instructions, _caller(key), str(path.get("agent_id", "")), who)
+                agent = await asyncio.to_thread(find, agent_id) if agent_id else None
+                await asyncio.to_thread(who, _caller(key), agent_id, agent, find)
             except InstructionError as error:
                 raise make_instruction_error(error) from error
 
@@ -145,11 +147,6 @@ def _require_instructions(context: AppContext) -> InstructionContext:
 
 def _caller(key: KeyRow) -> InstructionCaller:
     return InstructionCaller(key.scope, key.id, key.entity)
-
-
-def _check_access(instructions: InstructionContext, caller: InstructionCaller, agent_id: str, who: AccessCheck) -> None:
-    find = instructions.records.agent
-    who(caller, agent_id, find(agent_id) if agent_id else None, find)
 
 
 def make_instruction_error(error: InstructionError) -> ApiError:
