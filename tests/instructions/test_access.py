@@ -16,9 +16,19 @@ from holdfast.instructions.access import (
 from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.models import Agent
 
-# Few letters and the separators of scopes and URIs, so that many names contain, begin or end each other.
 NAMES = st.text("ab:/ A", min_size=1, max_size=4)
-SCOPES = st.one_of(st.sampled_from(["admin", "read", "gateway", "agent", "agent:", ""]), NAMES.map("agent:{}".format))
+
+NEAR: tuple[Callable[[str], str], ...] = (
+    lambda name: name,
+    lambda name: name[:-1],
+    lambda name: name[1:],
+    lambda name: f"{name}x",
+    lambda name: f"x{name}",
+    lambda name: f"x:{name}",
+    lambda name: f" {name} ",
+    str.swapcase,
+)
+"""Names that are a given one, contain it, or are contained in it."""
 
 CHECKS = {"owner": check_owner_access, "recall": check_recall_access, "any agent": check_instruction_access}
 
@@ -38,21 +48,28 @@ def agent_of(name: str, shortname: str | None = None, supervisors: tuple[str, ..
     return Agent(name, "local", 0, shortname=shortname, supervisors=supervisors)
 
 
-@given(SCOPES, NAMES, NAMES, st.none() | NAMES, st.lists(NAMES, max_size=2), st.booleans())
+@given(st.data(), NAMES, NAMES, st.none() | NAMES, st.lists(NAMES, max_size=2), st.booleans())
 def test_an_agent_is_known_by_its_whole_names_and_a_supervisor_may_only_recall(
-    scope: str, requested: str, agent_id: str, shortname: str | None, supervisors: list[str], exists: bool
+    data: st.DataObject, requested: str, agent_id: str, shortname: str | None, supervisors: list[str], exists: bool
 ) -> None:
     agent = agent_of(agent_id, shortname, tuple(supervisors)) if exists else None
-    caller = InstructionCaller(scope, "key")
-    is_agent = scope.startswith("agent:") and scope != "agent:"
-    name = scope.removeprefix("agent:") if is_agent else None
     own_names = {requested, agent_id, shortname} if exists else {requested}
-    owns = scope == "admin" or (is_agent and name in own_names)
-    supervises = is_agent and exists and name in supervisors
+    related = sorted({requested, agent_id, shortname or requested, *supervisors})
     find = {requested: agent}.get
-    assert is_allowed(check_owner_access, caller, requested, agent, find) == owns
-    assert is_allowed(check_recall_access, caller, requested, agent, find) == (owns or supervises)
-    assert is_allowed(check_instruction_access, caller, requested, agent, find) == (scope == "admin" or is_agent)
+    for near in NEAR:
+        name = near(data.draw(st.sampled_from(related)))
+        caller = InstructionCaller(f"agent:{name}", "key")
+        owns = bool(name) and name in own_names
+        supervises = bool(name) and exists and name in supervisors
+        assert is_allowed(check_owner_access, caller, requested, agent, find) == owns
+        assert is_allowed(check_recall_access, caller, requested, agent, find) == (owns or supervises)
+        assert is_allowed(check_instruction_access, caller, requested, agent, find) == bool(name)
+
+
+def test_an_admin_sees_every_agent() -> None:
+    for check in CHECKS.values():
+        assert is_allowed(check, InstructionCaller("admin", "key"), "a1", agent_of("a1"), lambda name: None)
+        assert is_allowed(check, InstructionCaller("admin", "key"), "unknown", None, lambda name: None)
 
 
 @pytest.mark.parametrize("kind", CHECKS)
