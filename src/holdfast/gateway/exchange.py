@@ -1,4 +1,4 @@
-"""One request through the gateway and its response, buffered for the recorder."""
+"""One request through the gateway: prepared (rewritten or unchanged), then buffered with its response for recording."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""The dependencies that every route uses: log, records, model catalog, clock, and per-process state."""
+"""What every route uses: log, records, model catalog, clock, and the state that one process holds in memory."""
 
 import asyncio
 from collections import OrderedDict

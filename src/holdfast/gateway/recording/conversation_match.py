@@ -1,4 +1,4 @@
-"""Matches each request to the conversation it continues: by session ids if there are any, else by its history.
+"""Matches each request to the conversation it continues: by ids that clients send, else by its history.
 
 A request contains its whole history, so the newest blocks of the previous request are in it at the same positions.
 That finds the conversation even if the first bytes, or the last ones, change with every call.

@@ -1,7 +1,8 @@
 """Rewrites forwarded requests so that the prompt cache hits: same content, stable order, cache breakpoints.
 
 A rewrite depends on the request alone, and the rewrite of a longer conversation extends the rewrite of a shorter one.
-So there is no state to keep or to lose in a restart.
+So there is no state to keep or to lose in a restart. The analysis of a request adds its single-flight key and the ping
+that can keep its cache entry alive.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""HTTP routes for cost, savings, cache effectiveness, breaks and reliability."""
+"""HTTP routes for cost, savings, cache effectiveness, breaks, reliability, and the events of one turn."""
 
 import asyncio
 import datetime
@@ -375,7 +375,7 @@ ROUTES: tuple[Route, ...] = (
     json_route("GET", "/analytics/cache_effectiveness", get_cache_effectiveness, rule="read"),
     json_route("GET", "/analytics/reliability", get_reliability, rule="read"),
     json_route("GET", "/analytics/sessions", get_session_costs, rule="read"),
-    json_route("GET", "/analytics/turns/{turn_id}", get_turn, rule="read", refusals=(404,)),
+    json_route("GET", "/analytics/turns/{turn_id}", get_turn, rule="read", error_statuses=(404,)),
     json_route("GET", "/analytics/savings", get_savings, rule="read"),
     json_route("GET", "/analytics/skills", get_skill_loads, rule="read"),
     json_route("GET", "/analytics/breaks", get_breaks, rule="read"),

@@ -244,8 +244,10 @@ ROUTES: tuple[Route, ...] = (
     json_route("GET", "/api/cache", list_cache_states, rule="read"),
     json_route("GET", "/api/cache/settings", get_cache_settings, rule="read"),
     json_route("PUT", "/api/cache/settings", put_cache_settings, rule="admin"),
-    json_route("GET", "/api/cache/{discussion_id}", get_cache_state, rule="read", refusals=(404,)),
-    json_route("POST", "/api/cache/{discussion_id}/invalidate", invalidate_cache, rule="admin", refusals=(404, 409)),
-    json_route("POST", "/api/cache/{discussion_id}/disable", disable_caching, rule="admin", refusals=(404, 409)),
-    json_route("POST", "/api/cache/{discussion_id}/enable", enable_caching, rule="admin", refusals=(404, 409)),
+    json_route("GET", "/api/cache/{discussion_id}", get_cache_state, rule="read", error_statuses=(404,)),
+    json_route(
+        "POST", "/api/cache/{discussion_id}/invalidate", invalidate_cache, rule="admin", error_statuses=(404, 409)
+    ),
+    json_route("POST", "/api/cache/{discussion_id}/disable", disable_caching, rule="admin", error_statuses=(404, 409)),
+    json_route("POST", "/api/cache/{discussion_id}/enable", enable_caching, rule="admin", error_statuses=(404, 409)),
 )

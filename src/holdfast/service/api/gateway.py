@@ -85,6 +85,10 @@ def _check_exists(context: AppContext, session_id: str) -> None:
 
 
 ROUTES: tuple[Route, ...] = (
-    json_route("GET", "/api/sessions/{session_id}/gateway/costs", get_gateway_costs, rule="read", refusals=(404,)),
-    json_route("GET", "/api/sessions/{session_id}/gateway/changes", list_gateway_changes, rule="read", refusals=(404,)),
+    json_route(
+        "GET", "/api/sessions/{session_id}/gateway/costs", get_gateway_costs, rule="read", error_statuses=(404,)
+    ),
+    json_route(
+        "GET", "/api/sessions/{session_id}/gateway/changes", list_gateway_changes, rule="read", error_statuses=(404,)
+    ),
 )

@@ -70,6 +70,6 @@ def _call_metrics(tables: CostQueries, scope: LedgerScope) -> Iterator[str]:
 
 ROUTES: tuple[Route, ...] = (
     json_route("GET", "/healthz", get_health, rule="open"),
-    json_route("GET", "/readyz", get_readiness, rule="open", refusals=(503,)),
+    json_route("GET", "/readyz", get_readiness, rule="open", error_statuses=(503,)),
     raw_route("/metrics", get_metrics, rule="read", content_type=PLAIN_TEXT),
 )

@@ -341,10 +341,10 @@ def _harvest_reply(plan: HarvestPlan, outcome: HarvestResult | None) -> HarvestR
 
 # All of these can quote conversations, so they need the scope that may see prompts.
 ROUTES: tuple[Route, ...] = (
-    json_route("GET", "/api/knowledge", list_items, rule="admin", refusals=(409,)),
-    json_route("GET", _ITEM, get_item, rule="admin", refusals=(404, 409)),
-    json_route("PUT", _ITEM, edit_item, rule="admin", refusals=(404, 409)),
-    json_route("DELETE", _ITEM, delete_item, rule="admin", refusals=(404, 409)),
-    json_route("POST", "/api/knowledge/harvest", harvest_sessions, rule="admin", refusals=(409,)),
-    json_route("GET", "/api/knowledge/digest", get_digest, rule="admin", refusals=(404, 409)),
+    json_route("GET", "/api/knowledge", list_items, rule="admin", error_statuses=(409,)),
+    json_route("GET", _ITEM, get_item, rule="admin", error_statuses=(404, 409)),
+    json_route("PUT", _ITEM, edit_item, rule="admin", error_statuses=(404, 409)),
+    json_route("DELETE", _ITEM, delete_item, rule="admin", error_statuses=(404, 409)),
+    json_route("POST", "/api/knowledge/harvest", harvest_sessions, rule="admin", error_statuses=(409,)),
+    json_route("GET", "/api/knowledge/digest", get_digest, rule="admin", error_statuses=(404, 409)),
 )

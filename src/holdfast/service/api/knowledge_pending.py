@@ -129,8 +129,12 @@ async def request_digest_refresh(context: AppContext, request: SessionRequest) -
 
 
 ROUTES: tuple[Route, ...] = (
-    json_route("GET", "/api/knowledge/pending", get_pending_knowledge, rule="admin", refusals=(409,)),
+    json_route("GET", "/api/knowledge/pending", get_pending_knowledge, rule="admin", error_statuses=(409,)),
     json_route(
-        "POST", "/api/knowledge/pending/{session_id}/adopt", request_digest_refresh, rule="admin", refusals=(404, 409)
+        "POST",
+        "/api/knowledge/pending/{session_id}/adopt",
+        request_digest_refresh,
+        rule="admin",
+        error_statuses=(404, 409),
     ),
 )

@@ -1,4 +1,4 @@
-"""Finds the first byte in which a call differs from the previous one, by rebuilding both requests from the log."""
+"""Prompts of a session's calls, for the dashboard: their layers, and the first byte that differs from the last call."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable

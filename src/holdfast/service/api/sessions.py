@@ -319,7 +319,9 @@ def _verdict_view(verdict: Verdict) -> VerdictView:
 
 
 ROUTES: tuple[Route, ...] = (
-    json_route("GET", "/api/sessions/{session_id}/calls", list_calls, rule="read", refusals=(404,)),
-    json_route("GET", "/api/sessions/{session_id}/calls/{number}", get_call, rule="read", refusals=(404,)),
-    json_route("GET", "/api/sessions/{session_id}/calls/{number}/bytes", get_divergence, rule="admin", refusals=(404,)),
+    json_route("GET", "/api/sessions/{session_id}/calls", list_calls, rule="read", error_statuses=(404,)),
+    json_route("GET", "/api/sessions/{session_id}/calls/{number}", get_call, rule="read", error_statuses=(404,)),
+    json_route(
+        "GET", "/api/sessions/{session_id}/calls/{number}/bytes", get_divergence, rule="admin", error_statuses=(404,)
+    ),
 )

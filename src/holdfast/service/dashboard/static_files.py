@@ -1,4 +1,4 @@
-"""The dashboard's static files, read once, and the security headers they are sent with."""
+"""Serves the dashboard's static files, read once, with their security headers: the page at `/`, all else below it."""
 
 import hashlib
 from collections.abc import Mapping

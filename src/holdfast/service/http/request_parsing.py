@@ -1,4 +1,4 @@
-"""Decodes a request into fields by name, from its path and its query or body, within size limits."""
+"""Decodes a request into fields by name, within size limits, and parses the times and time windows in them."""
 
 import datetime
 import re

@@ -112,7 +112,7 @@ def json_route(
     run: Callable[[AppContext, Request], Awaitable[Reply]],
     *,
     rule: AccessRule,
-    refusals: tuple[int, ...] = (),
+    error_statuses: tuple[int, ...] = (),
 ) -> Route:
     """A route with a JSON response; types and summary are those of `run`."""
     request, reply = get_handler_types(run)
@@ -120,7 +120,7 @@ def json_route(
     async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
         return RouteResponse(_encode(await run(context, decode_request_fields(incoming, request))))
 
-    return Route(method, path, rule, get_summary(run), request, reply, respond, error_statuses=refusals)
+    return Route(method, path, rule, get_summary(run), request, reply, respond, error_statuses=error_statuses)
 
 
 def raw_route(

@@ -1,4 +1,4 @@
-"""Sample sessions with good and bad caching habits: real sessions against a simulated provider in fast time."""
+"""Sample sessions with good and bad caching habits, and the route that plays them in fast time on a simulator."""
 
 import asyncio
 import logging
@@ -235,4 +235,4 @@ async def play_sample(context: AppContext, request: EmptyRequest) -> SampleStatu
     return SampleStatus(context.sample.is_playing)
 
 
-ROUTES: tuple[Route, ...] = (json_route("POST", "/api/sample", play_sample, rule="admin", refusals=(409,)),)
+ROUTES: tuple[Route, ...] = (json_route("POST", "/api/sample", play_sample, rule="admin", error_statuses=(409,)),)

@@ -1,4 +1,7 @@
-"""Exports telemetry: listens to the live feed and sends spans to an OTLP collector without delaying the feed."""
+"""Exports telemetry: encodes spans and token counters as OTLP/HTTP JSON and sends them to a collector.
+
+It listens to the live feed and never delays it.
+"""
 
 import asyncio
 import logging

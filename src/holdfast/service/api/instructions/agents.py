@@ -1,4 +1,4 @@
-"""HTTP routes for instructions: agents, units, manifests, boot stubs, recall and heartbeats."""
+"""HTTP routes for instructions: agents, units, manifests, boot stubs, recall, heartbeats and audits."""
 
 import msgspec
 from msgspec import UNSET
@@ -254,6 +254,20 @@ def begin_heartbeat(
     )
 
 
+def close_audit(context: InstructionContext, caller: InstructionCaller, request: CloseAuditRequest) -> RouteResponse:
+    """Report which loaded units were used and which were missed, or send a trace."""
+    check_instruction_access(caller)
+    trace = request.trace or ()
+    # Check what could be refused before anything is written.
+    check_trace_size(trace)
+    used, missed = request.used_chunks, request.missed_chunks
+    if request.trace is UNSET or used is not UNSET or missed is not UNSET:
+        close_audit_record(context, request.audit_token, caller, used=used or (), missed=missed or ())
+    if request.trace is not UNSET:
+        record_trace_usage(context, request.audit_token, caller, trace)
+    return RouteResponse(b"", status=204)
+
+
 def _weights(weighting: RecallWeights | None) -> StageWeights:
     if weighting is None:
         return StageWeights()
@@ -332,41 +346,16 @@ def _chunk(picked: SelectedChunk, *, explain: bool, caller: InstructionCaller) -
     )
 
 
-def close_audit(context: InstructionContext, caller: InstructionCaller, request: CloseAuditRequest) -> RouteResponse:
-    """Report which loaded units were used and which were missed, or send a trace."""
-    check_instruction_access(caller)
-    trace = request.trace or ()
-    # Check what could be refused before anything is written.
-    check_trace_size(trace)
-    used, missed = request.used_chunks, request.missed_chunks
-    if request.trace is UNSET or used is not UNSET or missed is not UNSET:
-        close_audit_record(context, request.audit_token, caller, used=used or (), missed=missed or ())
-    if request.trace is not UNSET:
-        record_trace_usage(context, request.audit_token, caller, trace)
-    return RouteResponse(b"", status=204)
-
-
-USAGE_ROUTES: tuple[Route, ...] = (
-    instruction_route(
-        "POST",
-        "/v1/instruction/audit",
-        close_audit,
-        who=check_instruction_access,
-        unfit=lambda field: "audit_token_invalid" if field in ("audit_token", "") else "invalid_body",
-        successes=(204,),
-    ),
-)
-
 ROUTES: tuple[Route, ...] = (
-    instruction_route("PUT", _AGENT, put_agent, rule="admin", refusals=(409,)),
+    instruction_route("PUT", _AGENT, put_agent, rule="admin", error_statuses=(409,)),
     instruction_route(
         "PUT",
         "/v1/instruction/units",
         put_unit,
         reply=UnitResponse,
         rule="admin",
-        refusals=(409,),
-        successes=(200, 201),
+        error_statuses=(409,),
+        success_statuses=(200, 201),
     ),
     instruction_route("GET", f"{_AGENT}/boot-stub", get_stub, content_type=MARKDOWN),
     instruction_route("GET", f"{_AGENT}/instruction-manifest", get_manifest),
@@ -375,30 +364,43 @@ ROUTES: tuple[Route, ...] = (
         f"{_AGENT}/instruction-manifest",
         put_manifest,
         rule="admin",
-        unfit=lambda field: "manifest_entry_invalid",
-        refusals=(409,),
+        field_error_code=lambda field: "manifest_entry_invalid",
+        error_statuses=(409,),
     ),
     instruction_route(
         "POST",
         f"{_AGENT}/recall-instruction",
         recall_instruction,
-        who=check_recall_access,
+        check_access=check_recall_access,
         retry_code=RETRY,
-        unfit=lambda field: "intent_required" if field == "intent" else "invalid_body",
-        refusals=(503,),
+        field_error_code=lambda field: "intent_required" if field == "intent" else "invalid_body",
+        error_statuses=(503,),
     ),
     instruction_route(
         "POST",
         "/v1/recall",
         recall_scope,
-        who=check_instruction_access,
+        check_access=check_instruction_access,
         retry_code=RETRY,
-        unfit=lambda field: {"intent": "intent_required", "scope": "invalid_scope"}.get(field, "invalid_body"),
-        refusals=(503,),
+        field_error_code=lambda field: {"intent": "intent_required", "scope": "invalid_scope"}.get(
+            field, "invalid_body"
+        ),
+        error_statuses=(503,),
     ),
-    *USAGE_ROUTES,
     instruction_route(
-        "POST", f"{_AGENT}/heartbeat", begin_heartbeat, unfit=lambda field: "wake_token_required", refusals=(409, 503)
+        "POST",
+        "/v1/instruction/audit",
+        close_audit,
+        check_access=check_instruction_access,
+        field_error_code=lambda field: "audit_token_invalid" if field in ("audit_token", "") else "invalid_body",
+        success_statuses=(204,),
+    ),
+    instruction_route(
+        "POST",
+        f"{_AGENT}/heartbeat",
+        begin_heartbeat,
+        field_error_code=lambda field: "wake_token_required",
+        error_statuses=(409, 503),
     ),
     *reviews.ROUTES,
 )

@@ -306,7 +306,7 @@ def page_route(
         except InstructionError as error:
             raise make_instruction_error(error) from error
 
-    refusals = (404,) if otherwise is None else ()
+    error_statuses = (404,) if otherwise is None else ()
     return Route(
         "GET",
         path,
@@ -315,7 +315,7 @@ def page_route(
         request,
         reply,
         respond,
-        error_statuses=refusals,
+        error_statuses=error_statuses,
         denied_code=SCOPE_DENIED,
     )
 

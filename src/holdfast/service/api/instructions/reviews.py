@@ -295,14 +295,16 @@ ROUTES: tuple[Route, ...] = (
     instruction_route("GET", f"{_AGENT}/instruction-manifest/coverage", get_coverage),
     instruction_route("POST", f"{_AGENT}/instruction-manifest/coverage", run_coverage_now, rule="admin"),
     instruction_route(
-        "POST", f"{_AGENT}/approvals", record_approval, rule="admin", unfit=lambda field: "approval_invalid"
+        "POST", f"{_AGENT}/approvals", record_approval, rule="admin", field_error_code=lambda field: "approval_invalid"
     ),
     instruction_route("GET", f"{_AGENT}/approvals", list_approvals, rule="admin"),
     instruction_route(
-        "PUT", "/v1/instruction/signer", register_signer, rule="admin", unfit=lambda field: "signer_invalid"
+        "PUT", "/v1/instruction/signer", register_signer, rule="admin", field_error_code=lambda field: "signer_invalid"
     ),
     instruction_route("GET", "/v1/instruction/signer", list_signers, rule="admin"),
-    instruction_route("DELETE", "/v1/instruction/signer/{public_key}", withdraw_signer, rule="admin", successes=(204,)),
+    instruction_route(
+        "DELETE", "/v1/instruction/signer/{public_key}", withdraw_signer, rule="admin", success_statuses=(204,)
+    ),
     instruction_route("GET", f"{_AGENT}/instruction-audit", list_audit_records, rule="admin"),
     instruction_route("GET", f"{_AGENT}/instruction-measures", get_measures, rule="admin"),
     instruction_route("GET", f"{_AGENT}/instruction-shadow", get_shadow_report, rule="admin"),

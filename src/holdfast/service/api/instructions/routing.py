@@ -62,24 +62,22 @@ def instruction_route(
     *,
     reply: type[msgspec.Struct] | None = None,
     rule: AccessRule = "caller",
-    who: AccessCheck = check_owner_access,
-    unfit: Callable[[str], str] = lambda field: "invalid_body",
-    refusals: tuple[int, ...] = (),
-    successes: tuple[int, ...] = (200,),
+    check_access: AccessCheck = check_owner_access,
+    field_error_code: Callable[[str], str] = lambda field: "invalid_body",
+    error_statuses: tuple[int, ...] = (),
+    success_statuses: tuple[int, ...] = (200,),
     content_type: str = "application/json",
     retry_code: str | None = None,
 ) -> Route:
     """Types and summary are those of `run`; `reply` is the type of a RouteResponse's body.
 
-    `unfit` maps an invalid field to an error code; the status is always 400.
-
-    `who` checks access for rule "caller". It also runs before a decoding error is reported, so that a caller without
-    access learns nothing else.
+    `field_error_code` maps an invalid field to an error code; the status is always 400. `check_access` is for rule
+    "caller"; it also runs before a decoding error is reported, so that a caller without access learns nothing else.
     """
     request, result_type = get_handler_types(run)
     if result_type is RouteResponse:
         result_type = reply or NonJsonResponse
-    check_holder = _access_check(rule, who)
+    check_holder = _make_holder_check(rule, check_access)
 
     async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
         instructions = _require_instructions(context)
@@ -89,7 +87,7 @@ def instruction_route(
             body = decode_request_fields(incoming, request)
         except msgspec.ValidationError as error:
             await check_holder(context, incoming.key, incoming.fields)
-            raise _unfit(error, unfit) from error
+            raise _make_field_error(error, field_error_code) from error
         try:
             result = await asyncio.to_thread(run, instructions, caller, body)
         except InstructionError as error:
@@ -108,8 +106,8 @@ def instruction_route(
         respond,
         keyless=False,
         content_type=content_type,
-        error_statuses=(404, *refusals),
-        success_statuses=successes,
+        error_statuses=(404, *error_statuses),
+        success_statuses=success_statuses,
         denied_code=SCOPE_DENIED,
         body_optional=True,
         invalid_body_status=400,
@@ -119,8 +117,8 @@ def instruction_route(
     )
 
 
-def _access_check(
-    rule: AccessRule, who: AccessCheck
+def _make_holder_check(
+    rule: AccessRule, check_access: AccessCheck
 ) -> Callable[[AppContext, KeyRow, Mapping[str, object]], Awaitable[None]]:
     async def check(context: AppContext, key: KeyRow, path: Mapping[str, object]) -> None:
         instructions = _require_instructions(context)
@@ -128,7 +126,7 @@ def _access_check(
             find, agent_id = instructions.records.agent, str(path.get("agent_id", ""))
             try:
                 agent = await asyncio.to_thread(find, agent_id) if agent_id else None
-                await asyncio.to_thread(who, _caller(key), agent_id, agent, find)
+                await asyncio.to_thread(check_access, _caller(key), agent_id, agent, find)
             except InstructionError as error:
                 raise make_instruction_error(error) from error
 
@@ -158,7 +156,7 @@ def make_instruction_error(error: InstructionError) -> ApiError:
     return ApiError(status, error.code, message, details=details or None)
 
 
-def _unfit(error: msgspec.ValidationError, code_of: Callable[[str], str]) -> ApiError:
+def _make_field_error(error: msgspec.ValidationError, code_of: Callable[[str], str]) -> ApiError:
     """msgspec's message names the field and the types, and quotes no value."""
     reason, _, location = str(error).partition(" - at `$")
     field = location.strip(".`").partition(".")[0].partition("[")[0]
