@@ -82,7 +82,11 @@ def test_a_call_tells_its_plan_its_verdict_and_its_certificate(client: Client) -
     assert [mark["layer"] for mark in told["breakpoints"]] == ["tools", "skills", "history"]
     assert all(mark["reason"] for mark in told["breakpoints"])
     verdict = told["verdict"]
-    assert (verdict["kind"], verdict["component"], verdict["bytes_verdict"]) == ("prefix_changed", "volatile", "moved")
+    assert (verdict["kind"], verdict["component"], verdict["bytes_verdict"]) == (
+        "prefix_changed",
+        "volatile",
+        "changed",
+    )
     assert verdict["provider_diagnosis"] == "miss: system_changed"
     assert told["blocks_shared"] < told["blocks_before"]
     assert "the prefix changed" in told["certificate"]["violation"]
@@ -142,7 +146,7 @@ async def test_a_cache_that_was_given_up_is_on_the_time_line() -> None:
             model="anthropic:claude-sonnet-5-5",
             system_prompt=LONG,
             store=store,
-            wire=SimulatedProvider(clock=clock),
+            transport=SimulatedProvider(clock=clock),
             clock=clock,
             new_id=CountingIds(),
         ) as session:

@@ -32,7 +32,7 @@ def test_units_are_told_with_their_coverage_and_who_took_the_place(furnished: Pl
     run = furnished.library.records.coverage(AGENT)
     assert run is not None
     assert [(one["name"], one["coverage_pct"], one["failures"]) for one in told["units"]] == [
-        (one.unit, one.coverage_pct, [{"query": it.query, "found_instead": it.taken_by} for it in one.failures])
+        (one.unit, one.coverage_pct, [{"query": it.query, "found_instead": it.found_instead} for it in one.failures])
         for one in run.units
     ]
     assert {one["version"] for one in told["units"]} == {"v1"}

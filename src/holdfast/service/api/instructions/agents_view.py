@@ -210,7 +210,7 @@ def _unit_lines(context: InstructionContext, agent: Agent, run: CoverageRun | No
             scaled_pct=coverage.scaled_pct,
             hit_at_10=coverage.hit_at_10,
             passed=coverage.passed,
-            failures=tuple(CoverageFailureRow(failure.query, failure.taken_by) for failure in coverage.failures),
+            failures=tuple(CoverageFailureRow(failure.query, failure.found_instead) for failure in coverage.failures),
         )
 
     return tuple(map(make_line, instruction_set.manifest.body))
