@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 from starlette.routing import BaseRoute, Match
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.cli.serve.recorder_process import RECORDER_MODULE
 from holdfast.errors import UserError
@@ -55,7 +55,7 @@ class GatewayMount(BaseRoute):
     It matches the path as sent, where Starlette's Mount matches the decoded one: the rest is forwarded as sent.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: ASGIApp) -> None:
         self._gateway = gateway
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
