@@ -25,7 +25,7 @@ CALLS_DRAWN_MAX = 40
 BAR_CELLS_MAX = 48
 LABEL_CHARACTERS = 32
 """Room beside a bar for the call's number and verdict."""
-LayerSizesByRequest = Mapping[str, Sequence[LayerSize]]
+LayerSizesByRequest = Mapping[str, Sequence["LayerSize"]]
 DIGEST_CHARS_SHOWN = 16
 DIGESTS = ("last_request_hash", "last_completion_cache_key")
 """Hashes that are too long for a line; their first characters are enough to tell them apart."""
