@@ -30,7 +30,7 @@ async def played(store: MemoryStore | SqliteStore, turns: int = 3) -> str:
     clock = ManualClock()
     options: Options = {
         "store": store,
-        "wire": SimulatedProvider(clock=clock, script='{"content": "Yes."}\n' * 60),
+        "transport": SimulatedProvider(clock=clock, script='{"content": "Yes."}\n' * 60),
         "clock": clock,
         "new_id": CountingIds(),
         "model": "anthropic:claude-sonnet-5-5",

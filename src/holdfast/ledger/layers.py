@@ -16,7 +16,7 @@ from holdfast.types.request_buffer import PrefixDigest
 
 
 class LayerSize(msgspec.Struct, frozen=True):
-    """Cacheable bytes of a prompt that belong to one layer: all of them, or a run of neighbouring blocks."""
+    """The number of cacheable bytes of a prompt that belong to one layer."""
 
     layer: str
     bytes: int
@@ -156,10 +156,17 @@ def _describe_event(payload: AnyPayload) -> tuple[str, str] | None:
             return None
 
 
-def compute_layer_runs(events: Iterable[Event]) -> dict[str, tuple[LayerSize, ...]]:
+class LayerRun(msgspec.Struct, frozen=True):
+    """A run of neighbouring blocks of one layer, in wire order, and its size."""
+
+    layer: str
+    bytes: int
+
+
+def compute_layer_runs(events: Iterable[Event]) -> dict[str, tuple[LayerRun, ...]]:
     """By request id, from the first byte to the last; neighbouring blocks of one layer are merged."""
     chain: list[PrefixDigest] = []
-    layers_by_request: dict[str, tuple[LayerSize, ...]] = {}
+    layers_by_request: dict[str, tuple[LayerRun, ...]] = {}
     for event in events:
         match event.payload:
             case RequestPrepared() as prepared:
@@ -174,12 +181,12 @@ def compute_layer_runs(events: Iterable[Event]) -> dict[str, tuple[LayerSize, ..
     return layers_by_request
 
 
-def _merge_runs(chain: Iterable[PrefixDigest]) -> tuple[LayerSize, ...]:
-    runs: list[LayerSize] = []
+def _merge_runs(chain: Iterable[PrefixDigest]) -> tuple[LayerRun, ...]:
+    runs: list[LayerRun] = []
     for digest in chain:
         size = digest.end - digest.start
         if runs and runs[-1].layer == digest.layer:
-            runs[-1] = LayerSize(digest.layer, runs[-1].bytes + size)
+            runs[-1] = LayerRun(digest.layer, runs[-1].bytes + size)
         else:
-            runs.append(LayerSize(digest.layer, size))
+            runs.append(LayerRun(digest.layer, size))
     return tuple(runs)
