@@ -16,7 +16,7 @@ from holdfast.types.request_buffer import PrefixDigest
 
 
 class LayerSize(msgspec.Struct, frozen=True):
-    """The number of cacheable bytes of a prompt that belong to one layer."""
+    """Cacheable bytes of a prompt that belong to one layer: all of them, or a run of neighbouring blocks."""
 
     layer: str
     bytes: int
@@ -156,17 +156,10 @@ def _describe_event(payload: AnyPayload) -> tuple[str, str] | None:
             return None
 
 
-class LayerRun(msgspec.Struct, frozen=True):
-    """A run of neighbouring blocks of one layer, in wire order, and its size."""
-
-    layer: str
-    bytes: int
-
-
-def compute_layer_runs(events: Iterable[Event]) -> dict[str, tuple[LayerRun, ...]]:
+def compute_layer_runs(events: Iterable[Event]) -> dict[str, tuple[LayerSize, ...]]:
     """By request id, from the first byte to the last; neighbouring blocks of one layer are merged."""
     chain: list[PrefixDigest] = []
-    layers_by_request: dict[str, tuple[LayerRun, ...]] = {}
+    layers_by_request: dict[str, tuple[LayerSize, ...]] = {}
     for event in events:
         match event.payload:
             case RequestPrepared() as prepared:
@@ -181,12 +174,12 @@ def compute_layer_runs(events: Iterable[Event]) -> dict[str, tuple[LayerRun, ...
     return layers_by_request
 
 
-def _merge_runs(chain: Iterable[PrefixDigest]) -> tuple[LayerRun, ...]:
-    runs: list[LayerRun] = []
+def _merge_runs(chain: Iterable[PrefixDigest]) -> tuple[LayerSize, ...]:
+    runs: list[LayerSize] = []
     for digest in chain:
         size = digest.end - digest.start
         if runs and runs[-1].layer == digest.layer:
-            runs[-1] = LayerRun(digest.layer, runs[-1].bytes + size)
+            runs[-1] = LayerSize(digest.layer, runs[-1].bytes + size)
         else:
-            runs.append(LayerRun(digest.layer, size))
+            runs.append(LayerSize(digest.layer, size))
     return tuple(runs)
