@@ -223,7 +223,7 @@ def test_a_message_that_is_withdrawn_behind_its_back_leaves_the_facts_too() -> N
 
 
 def test_what_a_reader_of_a_very_long_conversation_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts_module, "REMEMBERED_MAX", 10)
+    monkeypatch.setattr(facts_module, "FACTS_MAX", 10)
     monkeypatch.setattr(facts_module, "MENTIONS_MAX", 50)
     reader = FactsReader()
     for at in range(400):

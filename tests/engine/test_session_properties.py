@@ -99,7 +99,7 @@ def test_whatever_happens_the_transcript_is_legal_and_the_prefix_only_grows(
     assert sum(isinstance(payload, TurnCompleted | TurnCancelled) for payload in one.payloads) == turns == len(asks)
     for body in one.wire.bodies:
         request = ADAPTER.decode_request(body)
-        assert validate_transcript(merge_into_messages(request.prompt.passages)) == ()
+        assert validate_transcript(merge_into_messages(request.prompt.entries)) == ()
         assert len(request.plan.breakpoints) <= 4
 
 

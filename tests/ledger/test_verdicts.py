@@ -31,7 +31,7 @@ class Stage:
         self.store = MemoryStore()
         self.script = script
         self.models = models or shipped_models()
-        self.options: Options = {"store": self.store, "wire": self.provider(), "clock": self.clock}
+        self.options: Options = {"store": self.store, "transport": self.provider(), "clock": self.clock}
         self.created: Options = {
             **self.options,
             "model": SONNET,
@@ -215,7 +215,7 @@ async def test_a_cache_that_is_gone_for_no_reason_of_ours_is_the_providers() -> 
     stage = Stage()
     async with Session.create(**stage.created) as session:
         await session.send("So?")
-    options: Options = {**stage.options, "wire": stage.provider()}
+    options: Options = {**stage.options, "transport": stage.provider()}
     async with Session.resume(session.id, **options) as again:
         await again.send("So?")
     lost = stage.judged()[-1]

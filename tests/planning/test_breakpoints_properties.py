@@ -41,7 +41,7 @@ def test_marks_are_few_and_only_on_blocks_that_take_them(
 ) -> None:
     scroll = RequestBuffer(get_adapter("anthropic"), len)
     scroll.extend([*head, *tail])
-    marks = place_breakpoints(scroll, CacheRules(kind="marks", tokens_min=0, breakpoints_max=most)).breakpoints
+    marks = place_breakpoints(scroll, CacheRules(kind="explicit", tokens_min=0, breakpoints_max=most)).breakpoints
     positions = [mark.block_index for mark in marks]
     assert len(positions) <= most
     assert positions == sorted(set(positions))

@@ -47,7 +47,7 @@ class Play:
             name=name,
             system_prompt=LONG,
             store=self.store,
-            wire=self.provider,
+            transport=self.provider,
             clock=self.clock,
             new_id=self._new_id,
         )
@@ -197,7 +197,7 @@ async def test_what_is_said_of_a_session_that_works_for_another_is_said_of_both(
         system_prompt=LONG,
         delegate=True,
         store=play.store,
-        wire=SimulatedProvider(clock=play.clock, script=parse_script(script)),
+        transport=SimulatedProvider(clock=play.clock, script=parse_script(script)),
         clock=play.clock,
         new_id=CountingIds(),
     ) as session:

@@ -140,7 +140,7 @@ async def test_a_cache_that_was_given_up_is_on_the_time_line() -> None:
             model="anthropic:claude-sonnet-5-5",
             system_prompt=LONG,
             store=store,
-            wire=SimulatedProvider(clock=clock),
+            transport=SimulatedProvider(clock=clock),
             clock=clock,
             new_id=CountingIds(),
         ) as session:

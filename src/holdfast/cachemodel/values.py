@@ -88,7 +88,7 @@ def requested_ttl(rules: CacheRules, ttl: str | None) -> str:
 def cached_tokens_after(usage: Usage, rules: CacheRules) -> int:
     """What the next call can read: the reported reads and writes, or the whole prompt where writes are not reported."""
     match rules.kind:
-        case "marks" | "breakpoints":
+        case "explicit" | "hybrid":
             return usage.cache_read + usage.cache_write
         case "implicit":
             return usage.tokens_sent if usage.tokens_sent >= rules.tokens_min else 0

@@ -17,9 +17,9 @@ def place_breakpoints(buffer: RequestBuffer, rules: CacheRules, *, profile: Cach
     Looks at the stable prefix and at the end of the prompt, not at the history in between.
     """
     match rules.kind:
-        case "marks":
+        case "explicit":
             return _plan_of(_candidates(buffer, profile, rolling=True), rules, ttl="5m")
-        case "breakpoints":
+        case "hybrid":
             # GPT-5.6 and later write the end of the latest message themselves and look back over 20 earlier endings
             # (OpenAI, "Prompt caching"), so no rolling breakpoint is needed (docs/decisions/0015).
             return _plan_of(_candidates(buffer, profile, rolling=False), rules, ttl="30m")

@@ -34,7 +34,7 @@ def plan_cache(
     breakpoint.
     """
     rules, buffer = moment.rules, moment.buffer
-    if rules.kind == "marks" and profile == "default" and {"5m", "1h"} <= rules.ttls_seconds.keys():
+    if rules.kind == "explicit" and profile == "default" and {"5m", "1h"} <= rules.ttls_seconds.keys():
         planned = plan_adaptive_call(moment, memory, learned, keep_small=keep_small)
         base_plan, stakes = planned.plan, planned.stakes
         warmth = PromptWarmth(stakes.prompt, stakes.prompt - stakes.written)

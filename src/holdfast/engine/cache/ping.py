@@ -47,9 +47,9 @@ def build_ping_parameters(parameters: Parameters, model: Model) -> Parameters | 
             return f"{model.id} is not known to cache"
         case "prefix":
             return f"{model.id} caches automatically, and takes no breakpoints"
-        case "marks" if not isinstance(adapter, PingAdapter):
+        case "breakpoints" if not isinstance(adapter, PingAdapter):
             return f"pings are not supported for {model.provider}"
-        case "marks":
+        case "breakpoints":
             emptied = adapter.ping_parameters(parameters)
             conflict = adapter.find_ping_conflict(emptied)
             return f"{model.provider} refuses a ping with {conflict}" if conflict else emptied

@@ -317,8 +317,8 @@ def _measure(snapshot: CompactionSnapshot, draft: RequestDraft, after: SessionSt
     summary_tokens = sum(size for size, entry in changed if is_summary(entry))
     return compute_compaction_numbers(
         compaction_outlook(snapshot),
-        head_tokens=round((draft.prefix_tokens + sum(sizes[:unchanged])) * factor),
-        record_tokens=round(summary_tokens * factor),
+        stable_prefix_tokens=round((draft.prefix_tokens + sum(sizes[:unchanged])) * factor),
+        summary_tokens=round(summary_tokens * factor),
         kept_tokens=round((sum(size for size, _ in changed) - summary_tokens) * factor),
     )
 
@@ -326,7 +326,7 @@ def _measure(snapshot: CompactionSnapshot, draft: RequestDraft, after: SessionSt
 def _unchanged_numbers(outlook: CompactionOutlook) -> CompactionNumbers:
     messages = max(0, outlook.prompt_tokens - outlook.stable_prefix_tokens)
     return compute_compaction_numbers(
-        outlook, head_tokens=outlook.stable_prefix_tokens, record_tokens=0, kept_tokens=messages
+        outlook, stable_prefix_tokens=outlook.stable_prefix_tokens, summary_tokens=0, kept_tokens=messages
     )
 
 

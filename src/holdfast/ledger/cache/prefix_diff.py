@@ -132,7 +132,7 @@ def _notes(request: ParsedRequest, readable: int) -> list[str]:
     if not readable:
         total = request.buffer.tokens_total
         return [f"{total} tokens (estimated) are below the floor of {rules.tokens_min}: nothing is cached"]
-    if rules.kind == "marks" and not request.breakpoints:
+    if rules.kind == "explicit" and not request.breakpoints:
         return ["the first request has no breakpoint, so nothing of it is cached; the figures assume our breakpoints"]
     return []
 

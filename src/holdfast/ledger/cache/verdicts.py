@@ -272,7 +272,7 @@ def _find_cause(cached: CachedPrefix | None, request: PreparedRequest, usage: Us
     # Anthropic looks back at most this many blocks from each breakpoint for an existing cache entry.
     last_block, looked_up = cached.breakpoint_block, request.plan.breakpoints
     if (
-        rules.kind == "marks"
+        rules.kind == "explicit"
         and last_block is not None
         and not any(0 <= later.block_index - last_block < rules.lookback_positions for later in looked_up)
     ):

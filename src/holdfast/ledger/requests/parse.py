@@ -69,7 +69,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     def blocks(self) -> tuple[Block | ToolSpec, ...]:
         prompt = self.wire.prompt
         system = (text for segment in prompt.segments for text in segment.system)
-        messages = (block for entry in prompt.passages for block in entry.content)
+        messages = (block for entry in prompt.entries for block in entry.content)
         return (*prompt.tools, *system, *messages)
 
     @property
@@ -126,7 +126,7 @@ def get_tier_parameters(request: ParsedRequest) -> CacheParameters:
     parameters = request.wire.parameters
     if request.recognised.provider == "gemini":
         return gemini_cache_inputs(parameters, {})
-    if request.recognised.provider == "anthropic" or (request.row and request.row.cache.kind == "marks"):
+    if request.recognised.provider == "anthropic" or (request.row and request.row.cache.kind == "explicit"):
         return anthropic_cache_inputs(request.blocks, parameters)
     return openai_cache_inputs(parameters)
 
@@ -137,11 +137,11 @@ def count_readable_blocks(request: ParsedRequest, shared: int) -> int:
         return shared
     rules = request.row.cache
     match rules.kind:
-        case "marks":
+        case "explicit":
             # Entries end at breakpoints only.
             blocks = [breakpoint_.block_index for breakpoint_ in request.effective_breakpoints]
             ends = [block + 1 for block in blocks if block < shared]
-        case "implicit" | "breakpoints":
+        case "implicit" | "hybrid":
             # The provider finds the longest common prefix by itself.
             ends = [shared]
         case "none":
@@ -175,7 +175,7 @@ def rewrite_cost_usd(request: ParsedRequest, tokens: int, price: Price) -> Decim
     """What rewriting these tokens costs above reading them."""
     breakpoints = request.effective_breakpoints
     write_price = price.input
-    if request.row is not None and request.row.cache.kind in ("marks", "breakpoints"):
+    if request.row is not None and request.row.cache.kind in ("explicit", "hybrid"):
         match breakpoints[-1].ttl if breakpoints else "5m":
             case "5m":
                 write_price = price.cache_write_5m

@@ -74,7 +74,7 @@ def check_encoder_name(name: str) -> str:
     if folder is None:
         return name
     own_model = _own_model_module()
-    own_model.check_folder(folder)
+    own_model.check_model_folder(folder)
     return f"{encoder}{COMBINE_SEPARATOR}{folder}" if encoder else str(folder)
 
 
