@@ -84,8 +84,8 @@ def _summarize_idle_times(
         first_event.payload.workspace_path if first_event and isinstance(first_event.payload, SessionStarted) else None
     )
     # Planning counts the end of each session as one endless idle time; a reader does not. With n = idle_times.total,
-    # e = ends and k = idle times between 5 minutes and 1 hour, `chance` is k / n and the share wanted is k / (n - e):
-    # pause = (k / n) * (n / (n - e)), so the correction is n / (n - e).
+    # e = ends and k = idle times between 5 minutes and 1 hour, the probability is k / n, the share wanted k / (n - e)
+    # = (k / n) * (n / (n - e)): the correction is n / (n - e).
     idle_times, ends = learned.idle_times.all, learned.sessions
     pause_probability = idle_times.probability(TTL_SECONDS["5m"], TTL_SECONDS["1h"]) if idle_times.total > ends else 0.0
     correction = idle_times.total / (idle_times.total - ends) if idle_times.total > ends else 0.0

@@ -72,6 +72,7 @@ def plan_adaptive_call(
     anchor = live_anchor(memory, moment.at)
     idle_times = expected_idle_times(memory.idle_times.all, learned.idle_times.all)
     probabilities = _probabilities(idle_times, memory, learned)
+    # An anchor counts as readable after a pause if that is more likely than not.
     stakes = _stakes(moment, memory, anchor, upgrades=probabilities.upgrade > 0.5)
     choice = choose_ttl(
         stakes,

@@ -106,7 +106,7 @@ def estimate_reads(calls: int, seconds: float, ttl_seconds: int) -> Decimal:
     """
     if calls < 2 or seconds <= 0:
         return Decimal(calls)
-    # n calls span n - 1 intervals, so the rate is (n - 1) / seconds.
+    # n calls span n - 1 intervals, so their rate is (n - 1) / seconds, and a TTL of t sees (n - 1) t / seconds of them.
     return min(Decimal(calls), (calls - 1) * ttl_seconds / Decimal(seconds))
 
 

@@ -80,6 +80,8 @@ class ObservedFloor(msgspec.Struct, frozen=True):
 
     def corrected_floor(self, table_tokens: int) -> int:
         """The floor to plan with: the catalog's (`table_tokens`), unless the observations contradict it."""
+        # A smaller prompt that was cached proves the table too high. Misses only suggest that it is too low, so there
+        # must be several, of sizes that the table calls cacheable and not far above it.
         if self.cached_tokens_min is not None and self.cached_tokens_min < table_tokens:
             return self.cached_tokens_min
         if self.misses >= MISSES_MIN and table_tokens <= self.uncached_tokens_max < table_tokens * FLOOR_FACTOR_MAX:
@@ -130,6 +132,7 @@ class LearnedParameters(msgspec.Struct, frozen=True):
     @property
     def calls_expected(self) -> float:
         """Average calls per session; the prior `CALLS_EXPECTED` weighs as much as two sessions."""
+        # n = sessions, c = their calls, prior mean m with the weight of k = 2 sessions: (c + k m) / (n + k).
         return (self.calls + 2 * CALLS_EXPECTED) / (self.sessions + 2)
 
 
@@ -333,6 +336,7 @@ def _base_ttl(memory: CacheMemory, anchor: Anchor | None, at: float, usage: Usag
 
 def _new_anchor(previous: Anchor | None, fresh: Anchor, base: BaseTtl, *, read: int) -> Anchor:
     """The new anchor: sound if nothing of it was read, or nothing beyond what a sound anchor held."""
+    # Token counts are estimates: up to 1 / READ_SHARE_MIN of the anchor's size still counts as the anchor alone.
     covered = previous is not None and previous.is_sound and read <= previous.tokens / READ_SHARE_MIN
     sound = read == 0 or covered
     return msgspec.structs.replace(fresh, is_sound=sound, is_evidence=not sound and base == "short")

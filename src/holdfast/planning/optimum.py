@@ -115,7 +115,7 @@ def optimal_cost(steps: Sequence[CallStep], rates: TokenRates, *, upgrades: bool
         candidates = [
             after
             for state in states
-            for state_at_call in _after_gap(state, step, rates, upgrades=upgrades)
+            for state_at_call in _after_idle_time(state, step, rates, upgrades=upgrades)
             for after in _after_call(state_at_call, step, rates, upgrades=upgrades, uncached_allowed=uncached_allowed)
         ]
         states = _undominated(candidates)
@@ -129,15 +129,15 @@ def _may_send_uncached(step: CallStep, next_step: CallStep | None, rates: TokenR
     return not is_read_next or rates.short + rates.read > 2 * rates.plain
 
 
-def _after_gap(state: _State, step: CallStep, rates: TokenRates, *, upgrades: bool) -> Iterator[_State]:
+def _after_idle_time(state: _State, step: CallStep, rates: TokenRates, *, upgrades: bool) -> Iterator[_State]:
     """The possible cache states when the call begins, with the pings paid for; letting everything expire is one."""
-    gap = step.idle_seconds
-    if gap is None:
+    idle_seconds = step.idle_seconds
+    if idle_seconds is None:
         yield _State(state.cost, 0, 0)
         return
-    hourly_pings = math.floor(gap / rates.long_seconds)
+    hourly_pings = math.floor(idle_seconds / rates.long_seconds)
     hour_only = _State(state.cost + hourly_pings * rates.read * state.long, state.long, state.long)
-    short_pings = math.floor(gap / rates.short_seconds)
+    short_pings = math.floor(idle_seconds / rates.short_seconds)
     if hourly_pings == 0:
         yield hour_only if short_pings else state
     else:
@@ -148,18 +148,22 @@ def _after_gap(state: _State, step: CallStep, rates: TokenRates, *, upgrades: bo
         # Pinging the longer prefix also refreshes the 1-hour prefix inside it.
         yield _State(state.cost + short_pings * rates.read * state.short, state.short, state.long)
         if upgrades:
-            yield from _after_upgrade_ping(state, step, gap, rates)
+            yield from _after_upgrade_ping(state, step, idle_seconds, rates)
 
 
-def _after_upgrade_ping(state: _State, step: CallStep, gap: float, rates: TokenRates) -> Iterator[_State]:
+def _after_upgrade_ping(state: _State, step: CallStep, idle_seconds: float, rates: TokenRates) -> Iterator[_State]:
     """Plain pings, the upgrade ping, then hourly pings.
 
     Minutes left over are bridged by plain pings at the start, where there is no reply to read yet.
     """
+    # g = idle_seconds, s and l = the two TTLs, S = state.short, R = reply_tokens. The upgrade ping is sent while S is
+    # cached and buys l; each of h hourly pings buys l more, so h <= floor((g - s) / l). The rest, g - (h + 1) l, takes
+    # floor(rest / s) plain pings p before it. Cost: (p + 1) r S for the plain pings and the upgrade, w1 R for the
+    # reply that it writes, h r (S + R) for the hourly pings. One hourly ping less can be cheaper: plain ones read less.
     held_tokens = state.short + step.reply_tokens
-    hourly_max = math.floor(max(0.0, gap - rates.short_seconds) / rates.long_seconds)
+    hourly_max = math.floor(max(0.0, idle_seconds - rates.short_seconds) / rates.long_seconds)
     for hourly_pings in {hourly_max, max(0, hourly_max - 1)}:
-        remaining_seconds = gap - (hourly_pings + 1) * rates.long_seconds
+        remaining_seconds = idle_seconds - (hourly_pings + 1) * rates.long_seconds
         plain_pings = max(0, math.floor(remaining_seconds / rates.short_seconds))
         ping_cost = (plain_pings + 1) * rates.read * state.short + hourly_pings * rates.read * held_tokens
         yield _State(state.cost + ping_cost + rates.long * step.reply_tokens, held_tokens, held_tokens)

@@ -1,7 +1,7 @@
 """Transfer of instruction records between stores, one JSON line each: an owner is imported completely or not at all."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -98,22 +98,16 @@ class OwnerTransfer(InstructionSteps):
             at, last_id = page[-1].created_at, page[-1].id
 
     def _insert_step(self, record: OwnedRecord) -> SqlStep:
-        tables = self._tables
-        match record:
-            case Agent():
-                return tables.agents.insert_step(record)
-            case UnitVersion():
-                return tables.units.insert_step(record)
-            case Manifest():
-                return tables.manifests.insert_step(record)
-            case Approval():
-                return tables.approvals.insert_step(record)
-            case AuditRecord():
-                return tables.audit.insert_step(record)
-            case CoverageRun():
-                return tables.coverage.insert_step(record)
-            case Probe():
-                return tables.probes.insert_step(record)
+        tables: dict[type[OwnedRecord], InstructionTable[Any]] = {
+            Agent: self._tables.agents,
+            UnitVersion: self._tables.units,
+            Manifest: self._tables.manifests,
+            Approval: self._tables.approvals,
+            AuditRecord: self._tables.audit,
+            CoverageRun: self._tables.coverage,
+            Probe: self._tables.probes,
+        }
+        return tables[type(record)].insert_step(record)
 
     def _first(self, table: InstructionTable[Row], where: str, *cells: Cell) -> Row | None:
         return next(iter(self._rows(table, where, *cells)), None)
