@@ -28,6 +28,10 @@ _EXTERNALLY_CACHED = ("claude-code",)
 # Dated snapshots and aliases, such as `claude-sonnet-4-5@20250929` or `gpt-4o-2024-11-20`.
 _SNAPSHOT = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
 
+_PATH = re.compile(r" - at `\$\.?(?P<field>.*)`$")
+
+_UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>.*)`$")
+
 
 @functools.cache
 def load_shipped_catalog() -> CatalogFile:
@@ -148,10 +152,6 @@ def _unknown_model_message(name: str, models: Models) -> str:
 def _bare_name(name: str) -> str:
     provider, colon, rest = name.partition(":")
     return rest if colon else provider
-
-
-_PATH = re.compile(r" - at `\$\.?(?P<field>.*)`$")
-_UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>.*)`$")
 
 
 def apply_model_overrides(models: Models, tables: Mapping[str, object]) -> Models:

@@ -24,6 +24,42 @@ IMAGE_TEXT = Text("[image]")
 
 CACHE_KEY_CHARS_MAX = 64
 EXTENDED_RETENTION = "24h"
+_DATA_URL = re.compile(r"data:(.*?);base64,(.*)", re.DOTALL)
+
+TOOL_CHOICE_FIELD = "tool_choice"
+PARALLEL_FIELD = "parallel_tool_calls"
+
+# Our values are Anthropic's; OpenAI calls `any` `required`.
+_OPENAI_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_CHOICES = {theirs: ours for ours, theirs in _OPENAI_CHOICES.items()}
+
+_OVERFLOW = "context_length_exceeded"
+_QUOTA = "insufficient_quota"
+
+# Inside a stream there is no HTTP status; the error's type or code replaces it.
+_STATUSES = {
+    "invalid_request_error": 400,
+    "invalid_prompt": 400,
+    _OVERFLOW: 400,
+    "authentication_error": 401,
+    "invalid_api_key": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "timeout": 408,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "requests": 429,
+    "tokens": 429,
+    _QUOTA: 429,
+}
+
+_TYPES_AND_CODES: dict[int, tuple[str, str | None]] = {
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", None),
+    404: ("not_found_error", None),
+    408: ("timeout", None),
+    429: ("requests", "rate_limit_exceeded"),
+}
 
 
 def openai_session_fields(model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
@@ -48,9 +84,6 @@ def fit_cache_key(session_id: str, chars_max: int) -> str:
     return session_id if len(session_id) <= chars_max else sha256_hex(replace_surrogates(session_id).encode())
 
 
-_DATA_URL = re.compile(r"data:(.*?);base64,(.*)", re.DOTALL)
-
-
 def encode_image_url(source: Base64Source | UrlSource | FileSource) -> str:
     match source:
         case Base64Source(media_type=media_type, data=encoded):
@@ -69,14 +102,6 @@ def decode_image_url(url: str) -> Base64Source | UrlSource:
 def normalize_image(image: Image) -> Image:
     """The image as it will be decoded again: a data URL and base64 data have the same encoding."""
     return image if isinstance(image.source, FileSource) else Image(decode_image_url(encode_image_url(image.source)))
-
-
-TOOL_CHOICE_FIELD = "tool_choice"
-PARALLEL_FIELD = "parallel_tool_calls"
-
-# Our values are Anthropic's; OpenAI calls `any` `required`.
-_OPENAI_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_CHOICES = {theirs: ours for ours, theirs in _OPENAI_CHOICES.items()}
 
 
 class _Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -208,35 +233,6 @@ def _split_inclusive_usage(
         cache_write_other=cached[2],
         output=clamp_token_count(output),
     )
-
-
-_OVERFLOW = "context_length_exceeded"
-_QUOTA = "insufficient_quota"
-
-# Inside a stream there is no HTTP status; the error's type or code replaces it.
-_STATUSES = {
-    "invalid_request_error": 400,
-    "invalid_prompt": 400,
-    _OVERFLOW: 400,
-    "authentication_error": 401,
-    "invalid_api_key": 401,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "timeout": 408,
-    "rate_limit_error": 429,
-    "rate_limit_exceeded": 429,
-    "requests": 429,
-    "tokens": 429,
-    _QUOTA: 429,
-}
-
-_TYPES_AND_CODES: dict[int, tuple[str, str | None]] = {
-    401: ("authentication_error", "invalid_api_key"),
-    403: ("permission_error", None),
-    404: ("not_found_error", None),
-    408: ("timeout", None),
-    429: ("requests", "rate_limit_exceeded"),
-}
 
 
 class _WireError(msgspec.Struct, frozen=True):

@@ -11,6 +11,15 @@ from holdfast.catalog.lookup import Models, find_model_or_none, shipped_models
 from holdfast.errors import UserError
 from holdfast.providers.adapter import Adapter
 
+# Fields and roles that only this API has.
+_ANTHROPIC_FIELDS = frozenset({"system", "stop_sequences", "thinking", "cache_control", "anthropic_version", "top_k"})
+_CHAT_FIELDS = frozenset(
+    {"max_completion_tokens", "stream_options", "response_format", "reasoning_effort", "prompt_cache_key", "stop"}
+)
+_CHAT_ROLES = frozenset({"system", "developer", "tool"})
+
+_OPENAI = ("https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY")
+
 
 class Provider(msgspec.Struct, frozen=True):
     """The environment variables are those of the provider's own SDK; `base_url` is what that SDK appends paths to.
@@ -39,13 +48,10 @@ class Provider(msgspec.Struct, frozen=True):
         return urlsplit(self.base_url).path.rstrip("/")
 
 
-_OPENAI = ("https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY")
-
-
 # Imported on first use: a process that talks to one provider should not pay for the import of all.
 @functools.cache
-def _adapter_in(home: str) -> Adapter:
-    adapter: Adapter = getattr(importlib.import_module(f"holdfast.providers.{home}"), home)
+def _adapter_in(package: str) -> Adapter:
+    adapter: Adapter = getattr(importlib.import_module(f"holdfast.providers.{package}"), package)
     return adapter
 
 
@@ -75,16 +81,6 @@ def get_provider(name: str) -> Provider:
 
 def get_adapter(provider: str) -> Adapter:
     return get_provider(provider).adapter
-
-
-# Fields and roles that only this API has.
-_ANTHROPIC_FIELDS = frozenset({"system", "stop_sequences", "thinking", "cache_control", "anthropic_version", "top_k"})
-
-_CHAT_FIELDS = frozenset(
-    {"max_completion_tokens", "stream_options", "response_format", "reasoning_effort", "prompt_cache_key", "stop"}
-)
-
-_CHAT_ROLES = frozenset({"system", "developer", "tool"})
 
 
 class DetectedApi(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The prompt before it is encoded for a provider: segments in wire order, cache breakpoints, and parameters."""
+"""The prompt before it is encoded for a provider: the conversation it is made of, its segments, plan and parameters."""
 
 import enum
 from decimal import Decimal
@@ -9,6 +9,17 @@ import msgspec
 from holdfast.types.blocks import Block, Role, Text, is_thinking
 from holdfast.types.tool_spec import ToolSpec
 
+PromptSection = Literal["tools", "system", "messages"]
+
+Ttl = Literal["5m", "1h", "30m", "12h"]
+"""TTLs that a breakpoint can ask for: 5m and 1h at Anthropic and OpenRouter, 30m and 12h at OpenAI."""
+
+PrefixChangeCause = Literal["clock", "id", "path", "order", "tool schema", "tool list", "removed", "text", "unknown"]
+"""The likely reason why the bytes changed: `path` is a temporary path, `removed` is history that is missing."""
+
+Layout = Literal["default", "seed"]
+"""Where volatile text goes: `default` after the history, `seed` at the end of the system prompt."""
+
 
 class Stability(enum.IntEnum):
     """How often the bytes of a part change. The prompt is ordered by it: a change invalidates only what comes after."""
@@ -17,9 +28,6 @@ class Stability(enum.IntEnum):
     EPOCH = 1  # at the start of a session or at a compaction, never between
     GROWING = 2  # only by appending
     VOLATILE = 3  # every turn
-
-
-PromptSection = Literal["tools", "system", "messages"]
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
@@ -81,10 +89,6 @@ class Prompt(msgspec.Struct, frozen=True):
         return entries
 
 
-Ttl = Literal["5m", "1h", "30m", "12h"]
-"""TTLs that a breakpoint can ask for: 5m and 1h at Anthropic and OpenRouter, 30m and 12h at OpenAI."""
-
-
 class Breakpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     """A cache breakpoint: asks the provider to cache the prefix that ends with this block.
 
@@ -142,10 +146,6 @@ class Parameters(msgspec.Struct, frozen=True):
     extra: tuple[tuple[str, str], ...] = ()
 
 
-PrefixChangeCause = Literal["clock", "id", "path", "order", "tool schema", "tool list", "removed", "text", "unknown"]
-"""The likely reason why the bytes changed: `path` is a temporary path, `removed` is history that is missing."""
-
-
 class PrefixChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first cacheable byte that differs, the section of the prompt it is in, and the likely cause.
 
@@ -157,10 +157,6 @@ class PrefixChange(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: PrefixChangeCause = "unknown"
     detail: str = ""
     diff: tuple[str, ...] = ()
-
-
-Layout = Literal["default", "seed"]
-"""Where volatile text goes: `default` after the history, `seed` at the end of the system prompt."""
 
 
 class LayerText(msgspec.Struct, frozen=True):

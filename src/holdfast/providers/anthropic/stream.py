@@ -68,6 +68,8 @@ _EVENTS = frozenset(
     }
 )
 
+_TEXT_FIELDS = {"text_delta": "text", "thinking_delta": "thinking"}
+
 
 class _Message(msgspec.Struct, frozen=True):
     id: str = ""
@@ -98,93 +100,6 @@ class _Type(msgspec.Struct, frozen=True):
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
-
-
-class BlockAccumulator:
-    def __init__(self, start: bytes) -> None:
-        self._start = start
-        self._members = split_object(start)
-        self.kind = get_string_member(self._members, "type")
-        self.is_stopped = False
-        self._texts: dict[str, list[str]] = {}
-        self._replaced: dict[str, bytes] = {}
-        self._citations: list[bytes] = []
-        self._arguments: list[str] = []
-
-    def start_text(self, name: str) -> str:
-        """A string field of the start event; empty if missing."""
-        return get_optional_string(self._members, name)
-
-    def apply_delta(self, delta: dict[str, bytes]) -> str:
-        """Apply one delta; returns the text that it added."""
-        kind = get_string_member(delta, "type")
-        match kind:
-            case "text_delta" | "thinking_delta":
-                text = get_string_member(delta, _TEXT_FIELDS[kind])
-                self._texts.setdefault(_TEXT_FIELDS[kind], []).append(text)
-                return text
-            case "input_json_delta":
-                part = get_string_member(delta, "partial_json")
-                self._arguments.append(part)
-                return part
-            case "signature_delta":
-                self._replaced["signature"] = encode_string(get_string_member(delta, "signature"))
-            case "citations_delta":
-                self._citations.append(delta.get("citation", b"null"))
-            case _:
-                self._apply_unknown(delta)
-        return ""
-
-    def _apply_unknown(self, delta: dict[str, bytes]) -> None:
-        """Append strings to their field; let any other value replace it."""
-        for name, value in delta.items():
-            if value.startswith(b'"') and name != "type":
-                self._texts.setdefault(name, []).append(get_string_member(delta, name))
-            elif name != "type" and value != b"null":
-                self._replaced[name] = value
-
-    def finish(self) -> Block:
-        """The block so far."""
-        arguments = "".join(self._arguments)
-        raw = self._start
-        if self._texts or self._replaced or self._citations or arguments.strip():
-            raw = join_object(self._accumulated(arguments))
-        block = decode_anthropic_block(raw)[0]
-        if isinstance(block, ToolUse) and arguments.strip():
-            # From the deltas and not from the decoded JSON, which loses white space around the value: the bytes must
-            # match what the provider cached.
-            return ToolUse(block.id, block.name, make_valid_arguments(arguments))
-        if isinstance(block, Thinking) and not block.signature:
-            return Thinking(block.text)
-        return block
-
-    def _accumulated(self, arguments: str) -> dict[str, bytes]:
-        members = self._members | self._replaced
-        for name, parts in self._texts.items():
-            members[name] = encode_string(self.start_text(name) + "".join(parts))
-        if self._citations:
-            citations = msgspec.json.decode(members.get("citations", b"null"), type=list[msgspec.Raw] | None)
-            members["citations"] = b"[%b]" % b",".join([*map(bytes, citations or ()), *self._citations])
-        if arguments.strip():
-            members["input"] = encode_json_text(make_valid_arguments(arguments))
-        return members
-
-    def salvage(self) -> Block | None:
-        """The block if it is valid in a message although the response was interrupted, else None."""
-        try:
-            block = self.finish()
-        except UNREADABLE:
-            return None
-        match block:
-            case Text(text=text):
-                return None if is_blank_text(text) else block
-            case Thinking(signature=None):
-                # The provider refuses thinking without its signature.
-                return None
-            case Opaque() | ToolUse():
-                return block if self.is_stopped else None
-            case _:
-                return block
 
 
 class AnthropicReplyFold:
@@ -286,7 +201,7 @@ class AnthropicReplyFold:
             case _:
                 return ()
 
-    def _block(self, index: int) -> BlockAccumulator:
+    def _block(self, index: int) -> "BlockAccumulator":
         if index not in self._blocks:
             raise msgspec.ValidationError(f"block {index} never started")
         return self._blocks[index]
@@ -338,4 +253,90 @@ def decode_anthropic_reply(body: bytes) -> Reply:
     raise decode_anthropic_stream_error(body)
 
 
-_TEXT_FIELDS = {"text_delta": "text", "thinking_delta": "thinking"}
+class BlockAccumulator:
+    """A content block, accumulated from its start event and its deltas."""
+
+    def __init__(self, start: bytes) -> None:
+        self._start = start
+        self._members = split_object(start)
+        self.kind = get_string_member(self._members, "type")
+        self.is_stopped = False
+        self._texts: dict[str, list[str]] = {}
+        self._replaced: dict[str, bytes] = {}
+        self._citations: list[bytes] = []
+        self._arguments: list[str] = []
+
+    def start_text(self, name: str) -> str:
+        """A string field of the start event; empty if missing."""
+        return get_optional_string(self._members, name)
+
+    def apply_delta(self, delta: dict[str, bytes]) -> str:
+        """Apply one delta; returns the text that it added."""
+        kind = get_string_member(delta, "type")
+        match kind:
+            case "text_delta" | "thinking_delta":
+                text = get_string_member(delta, _TEXT_FIELDS[kind])
+                self._texts.setdefault(_TEXT_FIELDS[kind], []).append(text)
+                return text
+            case "input_json_delta":
+                part = get_string_member(delta, "partial_json")
+                self._arguments.append(part)
+                return part
+            case "signature_delta":
+                self._replaced["signature"] = encode_string(get_string_member(delta, "signature"))
+            case "citations_delta":
+                self._citations.append(delta.get("citation", b"null"))
+            case _:
+                self._apply_unknown(delta)
+        return ""
+
+    def _apply_unknown(self, delta: dict[str, bytes]) -> None:
+        """Append strings to their field; let any other value replace it."""
+        for name, value in delta.items():
+            if value.startswith(b'"') and name != "type":
+                self._texts.setdefault(name, []).append(get_string_member(delta, name))
+            elif name != "type" and value != b"null":
+                self._replaced[name] = value
+
+    def finish(self) -> Block:
+        """The block so far."""
+        arguments = "".join(self._arguments)
+        raw = self._start
+        if self._texts or self._replaced or self._citations or arguments.strip():
+            raw = join_object(self._accumulated(arguments))
+        block = decode_anthropic_block(raw)[0]
+        if isinstance(block, ToolUse) and arguments.strip():
+            # From the deltas and not from the decoded JSON, which loses white space around the value: the bytes must
+            # match what the provider cached.
+            return ToolUse(block.id, block.name, make_valid_arguments(arguments))
+        if isinstance(block, Thinking) and not block.signature:
+            return Thinking(block.text)
+        return block
+
+    def _accumulated(self, arguments: str) -> dict[str, bytes]:
+        members = self._members | self._replaced
+        for name, parts in self._texts.items():
+            members[name] = encode_string(self.start_text(name) + "".join(parts))
+        if self._citations:
+            citations = msgspec.json.decode(members.get("citations", b"null"), type=list[msgspec.Raw] | None)
+            members["citations"] = b"[%b]" % b",".join([*map(bytes, citations or ()), *self._citations])
+        if arguments.strip():
+            members["input"] = encode_json_text(make_valid_arguments(arguments))
+        return members
+
+    def salvage(self) -> Block | None:
+        """The block if it is valid in a message although the response was interrupted, else None."""
+        try:
+            block = self.finish()
+        except UNREADABLE:
+            return None
+        match block:
+            case Text(text=text):
+                return None if is_blank_text(text) else block
+            case Thinking(signature=None):
+                # The provider refuses thinking without its signature.
+                return None
+            case Opaque() | ToolUse():
+                return block if self.is_stopped else None
+            case _:
+                return block

@@ -36,6 +36,10 @@ _SYSTEM_START = b'{"role":"system","content":['
 
 # Sent before a conversation that starts with a system message, which would otherwise be taken for the system prompt.
 EMPTY_SYSTEM_MESSAGE = b'{"role":"system","content":""}'
+CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
+
+# The order of a message's members; encoding must not depend on the order in which blocks arrived.
+_MEMBERS, _REASONING, _CONTENT, _CALLS = range(4)
 
 
 def encode_chat_segment(segment: Segment, variant: ChatVariant) -> tuple[EncodedBlock, ...]:
@@ -151,12 +155,6 @@ def encode_chat_breakpoint(ttl: Ttl, variant: ChatVariant) -> bytes:
     if ttl not in variant.breakpoints:
         raise UserError(f"{variant.vendor}'s cache TTL is {' or '.join(variant.breakpoints)}, not {ttl}")
     return b',"%b":%b' % (variant.breakpoint_name.encode(), variant.breakpoints[ttl])
-
-
-CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
-
-# The order of a message's members; encoding must not depend on the order in which blocks arrived.
-_MEMBERS, _REASONING, _CONTENT, _CALLS = range(4)
 
 
 def lower_chat_entry(entry: HistoryEntry, variant: ChatVariant) -> HistoryEntry | None:

@@ -1,4 +1,4 @@
-"""Encodes and decodes the parts of a message's content in Chat Completions.
+"""Encodes and decodes the parts of a message in Chat Completions: content, and OpenRouter's reasoning details.
 
 A part with anything we do not know is carried as its bytes, without its cache breakpoint.
 """
@@ -21,6 +21,9 @@ REASONING_DETAILS = "reasoning_details"
 Reasoning = Thinking | RedactedThinking | Opaque
 ChatPart = Text | Image | Opaque
 _KNOWN = frozenset({"text", "image_url", "file"})
+
+# Formats whose details keep their meaning without the members `format` and `index`.
+_PLAIN_FORMATS = (None, "unknown", "anthropic-claude-v1")
 
 
 class _Text(msgspec.Struct, frozen=True):
@@ -101,10 +104,6 @@ def _breakpoint_ttl(raw: bytes, variant: ChatVariant) -> Ttl | None:
         if (point.ttl or default_ttl) == ttl and point == expected:
             return ttl
     raise msgspec.ValidationError(f"`{variant.breakpoint_name}` must ask for {' or '.join(variant.breakpoints)}")
-
-
-# Formats whose details keep their meaning without the members `format` and `index`.
-_PLAIN_FORMATS = (None, "unknown", "anthropic-claude-v1")
 
 
 class _Detail(msgspec.Struct, frozen=True):
