@@ -187,7 +187,4 @@ class View(msgspec.Struct, frozen=True):
 
 def find_layer_text(layer: str, texts: tuple[LayerText, ...]) -> LayerText | None:
     """The last of the texts that belongs to the layer."""
-    for layer_text in reversed(texts):
-        if layer_text.layer == layer:
-            return layer_text
-    return None
+    return next((layer_text for layer_text in reversed(texts) if layer_text.layer == layer), None)

@@ -1,5 +1,7 @@
 """Decodes Anthropic's responses: one fold for complete and for streamed ones."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from holdfast.providers.anthropic.blocks import decode_anthropic_block, is_blank_text
@@ -68,6 +70,11 @@ _EVENTS = frozenset(
     }
 )
 
+_DELTA_TYPES: dict[str, Callable[[int, str], Delta]] = {
+    "text": TextDelta,
+    "thinking": ThinkingDelta,
+    "tool_use": ToolUseDelta,
+}
 _TEXT_FIELDS = {"text_delta": "text", "thinking_delta": "thinking"}
 
 
@@ -177,12 +184,9 @@ class AnthropicReplyFold:
         match block.kind:
             case "tool_use":
                 return (ToolUseStarted(index, block.start_text("id"), block.start_text("name")),)
-            case "text":
-                text = block.start_text("text")
-                return (TextDelta(index, text),) if text else ()
-            case "thinking":
-                text = block.start_text("thinking")
-                return (ThinkingDelta(index, text),) if text else ()
+            case "text" | "thinking":
+                # The start event has the first text in a member named like the type, which is usually empty.
+                return _make_deltas(block.kind, index, block.start_text(block.kind))
             case _:
                 return ()
 
@@ -190,16 +194,7 @@ class AnthropicReplyFold:
         block = self._block(index)
         if block.is_stopped:
             raise msgspec.ValidationError(f"block {index} grows after its end")
-        text = block.apply_delta(delta)
-        match block.kind:
-            case "text" if text:
-                return (TextDelta(index, text),)
-            case "thinking" if text:
-                return (ThinkingDelta(index, text),)
-            case "tool_use" if text:
-                return (ToolUseDelta(index, text),)
-            case _:
-                return ()
+        return _make_deltas(block.kind, index, block.apply_delta(delta))
 
     def _block(self, index: int) -> "BlockAccumulator":
         if index not in self._blocks:
@@ -238,6 +233,11 @@ class AnthropicReplyFold:
             self._diagnosis,
             compaction_usage(self._usage),
         )
+
+
+def _make_deltas(kind: str, index: int, text: str) -> tuple[Delta, ...]:
+    delta_type = _DELTA_TYPES.get(kind)
+    return (delta_type(index, text),) if delta_type and text else ()
 
 
 class AnthropicStreamDecoder(EventStreamDecoder):

@@ -84,10 +84,10 @@ def _encode_entry(entry: HistoryEntry) -> Iterator[EncodedBlock]:
 def gemini_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
     """Adjacent function declarations share an element of `tools`."""
     if before is None:
-        return _STARTS[block.section] + (block.container_start or _opened(block))
+        return _STARTS[block.section] + (block.container_start or _continuation_start(block))
     if before.section != block.section:
         check_section_order(before, block)
-        return _end(before) + _STARTS[block.section] + (block.container_start or _opened(block))
+        return _end(before) + _STARTS[block.section] + (block.container_start or _continuation_start(block))
     if block.section == "messages":
         return b"]}," + block.container_start if block.container_start else b","
     if before.container_start == block.container_start:
@@ -95,7 +95,7 @@ def gemini_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
     return (b"]}," if before.container_start else b",") + block.container_start
 
 
-def _opened(block: EncodedBlock) -> bytes:
+def _continuation_start(block: EncodedBlock) -> bytes:
     """The start of a content for a part that continues one whose start is in an explicit cache."""
     return b"" if block.role is None else b'{"role":"%b","parts":[' % _ROLES[block.role]
 
