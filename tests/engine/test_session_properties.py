@@ -152,9 +152,9 @@ def test_a_draft_spells_only_what_is_new() -> None:
     spelled: list[Segment] = []
 
     class Counting(type(ADAPTER)):  # type: ignore[misc]
-        def spell(self, segment: Segment):  # type: ignore[no-untyped-def]
+        def encode_segment(self, segment: Segment):  # type: ignore[no-untyped-def]
             spelled.append(segment)
-            return super().spell(segment)
+            return super().encode_segment(segment)
 
     draft = RequestDraft(Counting(), len)
     history = tuple(HistoryEntry("user" if number % 2 else "assistant", (Text(str(number)),)) for number in range(100))
@@ -176,9 +176,11 @@ def test_the_view_of_a_state_splits_what_was_sent_from_what_is_new() -> None:
     assert ADAPTER.encode_request(assemble_prompt(view), Plan(), Parameters("m", 1)).count(b'"role"') == 2
 
 
-@given(tokens=st.integers(0, 10_000), cents=st.integers(0, 100), kind=st.sampled_from(["refresh", "upgrade", "warm"]))
+@given(
+    tokens=st.integers(0, 10_000), cents=st.integers(0, 100), kind=st.sampled_from(["refresh", "upgrade", "prewarm"])
+)
 def test_a_request_that_asked_for_nothing_is_paid_for_and_changes_nothing_else(
-    tokens: int, cents: int, kind: Literal["refresh", "upgrade", "warm"]
+    tokens: int, cents: int, kind: Literal["refresh", "upgrade", "prewarm"]
 ) -> None:
     agent = make_agent(says("one", usage=Usage(cache_write_5m=5_000)))
     asyncio.run(converse(agent, ["hi"]))

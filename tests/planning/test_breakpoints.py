@@ -33,7 +33,14 @@ def system(stability: Stability = Stability.EPOCH, *, markable: bool = True) -> 
 
 def said(role: str = "user", *, markable: bool = True) -> EncodedBlock:
     return msgspec.convert(
-        {"layer": "history", "place": "messages", "stability": 2, "data": "e30=", "markable": markable, "role": role},
+        {
+            "layer": "history",
+            "section": "messages",
+            "stability": 2,
+            "data": "e30=",
+            "accepts_breakpoint": markable,
+            "role": role,
+        },
         EncodedBlock,
     )
 

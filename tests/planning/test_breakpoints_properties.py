@@ -13,10 +13,10 @@ heads = st.lists(
     st.builds(
         EncodedBlock,
         layer=st.just("head"),
-        place=st.sampled_from(["tools", "system"]),
+        section=st.sampled_from(["tools", "system"]),
         stability=st.sampled_from([Stability.FROZEN, Stability.EPOCH]),
         data=st.just(b"{}"),
-        markable=st.booleans(),
+        accepts_breakpoint=st.booleans(),
     ),
     max_size=5,
 ).map(lambda pieces: sorted(pieces, key=lambda piece: ["tools", "system"].index(piece.section)))
@@ -24,10 +24,10 @@ tails = st.lists(
     st.builds(
         EncodedBlock,
         layer=st.just("tail"),
-        place=st.just("messages"),
+        section=st.just("messages"),
         stability=st.sampled_from([Stability.GROWING, Stability.VOLATILE]),
         data=st.just(b"{}"),
-        markable=st.booleans(),
+        accepts_breakpoint=st.booleans(),
         role=st.sampled_from(["user", "assistant"]),
         ephemeral=st.booleans(),
     ),

@@ -204,17 +204,17 @@ def test_a_missing_extra_is_named_and_the_rest_works_without_it() -> None:
         "import importlib.util\n"
         "real = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name: None if name in ('numpy', 'wordllama', 'tokenizers') else real(name)\n"
-        "from holdfast.retrieval.index import Index\n"
-        "from holdfast.retrieval.units import Unit\n"
-        "from holdfast.retrieval.encoders.registry import meaning_stage\n"
-        "print(Index([Unit('a', 'forms')]).search('form').found[0].id)\n"
-        "try: meaning_stage()\n"
+        "from holdfast.retrieval.index import SearchIndex\n"
+        "from holdfast.retrieval.units import SearchUnit\n"
+        "from holdfast.retrieval.encoders.registry import create_semantic_stage\n"
+        "print(SearchIndex([SearchUnit('a', 'forms')]).search('form').hits[0].id)\n"
+        "try: create_semantic_stage()\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "a",
-        "UserError ranking by wordllama needs wordllama, numpy, tokenizers: pip install 'holdfast[semantic]', "
+        "UserError ranking by wordllama needs wordllama, numpy, tokenizers: pip install 'holdfast-context[semantic]', "
         "or rank lexically",
     ]
 
@@ -227,13 +227,13 @@ def test_nothing_is_missing_where_the_tests_run() -> None:
 def test_every_process_and_every_number_of_threads_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys, msgspec\n"
-        "from retrieval_units import OFFICE\n"
-        "from holdfast.retrieval.index import Index\n"
-        "from holdfast.retrieval.encoders.registry import meaning_stage\n"
-        "from holdfast.retrieval.units import Unit\n"
-        "many = [Unit(str(n), f'unit {n}', f'{n * 7919 % 1000} pages of forms') for n in range(300)]\n"
-        "by_words = Index([*OFFICE, *many], meaning=meaning_stage('wordllama'))\n"
-        "by_both = Index([*OFFICE, *many[:12]], meaning=meaning_stage('paired'))\n"
+        "from tests.support.retrieval_units import OFFICE\n"
+        "from holdfast.retrieval.index import SearchIndex\n"
+        "from holdfast.retrieval.encoders.registry import create_semantic_stage\n"
+        "from holdfast.retrieval.units import SearchUnit\n"
+        "many = [SearchUnit(str(n), f'unit {n}', f'{n * 7919 % 1000} pages of forms') for n in range(300)]\n"
+        "by_words = SearchIndex([*OFFICE, *many], meaning=create_semantic_stage('wordllama'))\n"
+        "by_both = SearchIndex([*OFFICE, *many[:12]], meaning=create_semantic_stage('paired'))\n"
         "asked = [(index, query) for index in (by_words, by_both) for query in ('fill forms', 'will it rain soon')]\n"
         "answers = [index.search(query, floor=0, limit=300) for index, query in asked]\n"
         "sys.stdout.buffer.write(msgspec.json.encode(answers))\n"

@@ -10,8 +10,8 @@ from holdfast.cachemodel.values import CacheCall, CacheEntries, CacheEntry, Cach
 from holdfast.catalog.schema import CacheRules
 from holdfast.types.usage import Usage
 
+# How many entries are stored before those that expire first are evicted.
 CACHE_ENTRIES_MAX = 10_000
-"""How many entries are stored before those that expire first are evicted."""
 
 
 def run_call(rules: CacheRules, entries: CacheEntries, call: CacheCall) -> tuple[CacheOutcome, CacheEntries]:

@@ -5,6 +5,8 @@ from typing import Annotated, Literal, Protocol
 import msgspec
 
 HOUR_SECONDS = 3_600
+
+# Storage of an explicit cache is paid for by the hour, used or not: a week bounds what one setting can cost.
 EXPLICIT_TTL_SECONDS_MAX = 7 * 24 * HOUR_SECONDS
 
 FixedTtl = Literal["5m", "1h"]
@@ -46,6 +48,9 @@ class ControlStore(Protocol):
 
     def controls(self, session_id: str) -> CacheControls:
         """The controls of a session, by one primary-key lookup."""
+
+    async def look_up_controls(self, session_id: str) -> CacheControls:
+        """The same, without blocking the event loop."""
 
     def session_controls(self) -> dict[str, SessionControl]:
         """The controls of every session that has any."""

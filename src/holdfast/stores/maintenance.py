@@ -1,4 +1,4 @@
-"""Which events outlive the retention period: what was allowed, and what it cost."""
+"""Maintenance of a database: which events outlive the retention period, and whether the tables equal the log."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from holdfast.events.payloads.session import DelegationCompleted, DelegationStar
 from holdfast.events.payloads.tools import ToolCalled, ToolConfirmationResolved
 from holdfast.ledger.postings import ROLLUPS, RollUpTotals, iter_postings
 from holdfast.stores.event_log import DatabaseEventLog
-from holdfast.stores.sql.rollup_rows import TABLE_NAMES, TableRow, encode_posting
+from holdfast.stores.sql.rollups import TABLE_NAMES, TableRow, encode_posting
 
 # Event types that outlive the retention period. None contains conversation content: prompts, replies, tool inputs and
 # outputs are deleted, and with them the composition of requests, so verdicts cannot be recomputed.
@@ -30,7 +30,6 @@ RETAINED_PAYLOADS: tuple[type[Payload], ...] = (
     DelegationCompleted,
     GatewayForwarded,
 )
-
 
 RETAINED_EVENT_TYPES = tuple(str(kind.__struct_config__.tag) for kind in RETAINED_PAYLOADS)
 

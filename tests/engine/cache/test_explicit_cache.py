@@ -58,7 +58,7 @@ class Play:
         return Session.resume(id, **self._shared({"tools": [read], **options}))
 
     def _shared(self, options: Options) -> Options:
-        shared: Options = {"store": self.store, "wire": self.provider, "clock": self.clock, "new_id": self.new_id}
+        shared: Options = {"store": self.store, "transport": self.provider, "clock": self.clock, "new_id": self.new_id}
         return {**options, **shared}
 
     async def say(self, session: Session, *, times: int = 1, seconds: float = PAUSE_SECONDS) -> None:
@@ -372,7 +372,7 @@ class Unwilling(SimulatedProvider):
         super().__init__(clock=clock)
         self._fault, self._method, self._path, self._times = fault, method, path, times
 
-    def answer(
+    def handle(
         self,
         method: str,
         path: str,

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import format_count
-from holdfast.cli.instructions.open import agent_option, db_option, json_option, open_library, print_json
+from holdfast.cli.format import format_count, print_json
+from holdfast.cli.instructions.open import agent_option, open_library
+from holdfast.cli.options import db_option, json_option
 
 NO_ENCODER = "words and links only"
 AGENTS_SHOWN_MAX = 10
@@ -105,7 +106,7 @@ def _show_diff(diff: "CoverageDiff") -> None:
 
 def _show_failures(line: str, failures: "Sequence[FailedProbe]") -> None:
     for failure in failures:
-        click.echo(line.format(query=repr(failure.query), found=failure.taken_by or "nothing"))
+        click.echo(line.format(query=repr(failure.query), found=failure.found_instead or "nothing"))
 
 
 def _percent(share: float | None) -> str:

@@ -12,8 +12,7 @@ from holdfast.catalog.schema import Model
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.conversation import Conversation
 from holdfast.errors import ProviderError
-from holdfast.events.payloads.cache import CachePinged
-from holdfast.events.payloads.session import PingKind
+from holdfast.events.payloads.cache import CachePinged, PingKind
 from holdfast.providers.adapter import PingAdapter, model_capabilities
 from holdfast.providers.registry import get_adapter
 from holdfast.providers.wire_request import OnRetry, read_whole_response
@@ -28,7 +27,7 @@ logger = logging.getLogger(__name__)
 class PingSpec(msgspec.Struct, frozen=True):
     """The purpose of a ping, the TTL of its last breakpoint, and the size of its prompt.
 
-    `piece` is the block of that breakpoint among the conversation's `pieces` blocks; `closing_tokens` follow them.
+    `block` is the block of that breakpoint among the conversation's `blocks` blocks; `closing_tokens` follow them.
     """
 
     kind: PingKind
@@ -78,7 +77,7 @@ def keep_alive_refusal(conversation: Conversation) -> str | None:
 async def send_ping(conversation: Conversation, body: bytes, ping: PingSpec) -> CachePinged | str:
     """Send a ping; returns the recorded event, or why there was none. Failures are logged, not raised.
 
-    `body` must be encoded with `empty_parameters`. It is not sent if too little budget would be left for a call.
+    `body` must be encoded with `build_ping_parameters`. It is not sent if too little budget would be left for a call.
     """
     deps = conversation.deps
     parameters = build_ping_parameters(conversation.parameters, deps.model)
@@ -118,7 +117,7 @@ async def send_ping(conversation: Conversation, body: bytes, ping: PingSpec) -> 
 
 def _no_late_retry(ping: PingSpec) -> OnRetry | None:
     """Refresh pings are not retried: by then the cache may have expired, and the retry would pay for a full write."""
-    return None if ping.kind == "warm" else _raise_failure
+    return None if ping.kind == "prewarm" else _raise_failure
 
 
 def _raise_failure(attempt: int, error: ProviderError) -> None:

@@ -65,12 +65,10 @@ class ContextRecoverySteps:
             StepName.DisableAutoCompaction: self._disable,
         }
 
-    async def _diagnose(self, context: StepContext) -> str:
-        del context
+    async def _diagnose(self, _context: StepContext) -> str:
         return format_sizes(measure_conversation(self._conversation.state))
 
-    async def _suggest(self, context: StepContext) -> str:
-        del context
+    async def _suggest(self, _context: StepContext) -> str:
         return "largest: " + ", ".join(
             f"{name} ({tokens} tokens)" for name, tokens in find_largest_parts(self._conversation.state)
         )
@@ -78,10 +76,11 @@ class ContextRecoverySteps:
     async def _disable(self, context: StepContext) -> str:
         numbers = measure_conversation(self._conversation.state)
         await self._conversation.record(
-            "system", CompactionSkipped("asked", f"switched off by {context.incident}", numbers, is_final=True)
+            "system", CompactionSkipped("requested", f"switched off by {context.incident}", numbers, is_final=True)
         )
         return "automatic compaction is off until the next user message"
 
 
 def format_sizes(numbers: CompactionNumbers) -> str:
-    return f"prefix {numbers.stable_prefix_tokens} tokens, summary {numbers.summary_tokens}, messages {numbers.kept_tokens}"
+    prefix, summary = numbers.stable_prefix_tokens, numbers.summary_tokens
+    return f"prefix {prefix} tokens, summary {summary}, messages {numbers.kept_tokens}"

@@ -54,14 +54,15 @@ def stage() -> CombinedStage:
 @cache
 def load_wordllama_encoder() -> WordllamaEncoder:
     model_version = f"wordllama-{version('wordllama')}/l2_supercat_256/words"
-    return WordllamaEncoder(
-        find_package_file("wordllama", WEIGHTS), find_package_file("wordllama", TOKENS), model_version
-    )
+    weights, tokens = find_package_file("wordllama", WEIGHTS), find_package_file("wordllama", TOKENS)
+    return WordllamaEncoder(weights, tokens, model_version)
 
 
 def _word_vectors(path: Path) -> Vectors:
     try:
         (table,) = read_tensors(path).values()
     except ValueError as error:
-        raise UserError(f"{path.name} does not contain exactly one table; reinstall holdfast[semantic]") from error
+        raise UserError(
+            f"{path.name} does not contain exactly one table; reinstall holdfast-context[semantic]"
+        ) from error
     return table

@@ -1,4 +1,4 @@
-"""SQL of the roll-up tables, shared by all engines."""
+"""SQL of the roll-up tables and of the analytics queries, shared by all engines."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -16,7 +16,8 @@ from holdfast.ledger.postings import (
     Sums,
 )
 from holdfast.stores.sql.events import EVENT_COLUMNS, SESSION_COLUMNS, Cell
-from holdfast.stores.sql.rollup_rows import TABLE_NAMES
+
+POSTING_TABLES = ("calls", "charges", "failures")
 
 SESSION_ORDER_SQL: dict[SessionOrder, str] = {
     "lost": "lost DESC, spent DESC, id",
@@ -24,19 +25,12 @@ SESSION_ORDER_SQL: dict[SessionOrder, str] = {
     "newest": "last_event_at DESC, id DESC",
 }
 
-
 _SUMS = Sums.__struct_fields__
-
-
-_ROW_COLUMNS = ("session_id", "at", "day", "provider", "model", "simulated")
-
 
 # How a row of a table contributes to each sum of a roll-up, as SQL expressions.
 _CALL_SUMS = {"entries": "1", "calls": "1", "hits": "CASE WHEN cache_read > 0 THEN 1 ELSE 0 END"}
 
-
 _CHARGE_SUMS = {"entries": "1", "spent": "spent"}
-
 
 _VERDICT_SUMS = {
     "calls": "1",
@@ -45,9 +39,7 @@ _VERDICT_SUMS = {
     "lost": "lost",
 }
 
-
 _OUTCOME_SUMS = {"calls": "1", "latency_ms": "latency_ms", "retries": "retries"}
-
 
 ROLLUP_SOURCES: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
     DAYS.name: (
@@ -58,15 +50,33 @@ ROLLUP_SOURCES: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
     OUTCOME_DAYS.name: (("calls", _OUTCOME_SUMS), ("failures", _OUTCOME_SUMS)),
 }
 
-
 # For each roll-up, the tables it sums over and the expression for each sum.
 ROLLUP_SOURCES[SESSION_DAYS.name] = ROLLUP_SOURCES[ACCOUNT_DAYS.name] = ROLLUP_SOURCES[DAYS.name]
-
 
 _CONDITIONS = {
     VERDICT_DAYS.name: " AND kind IS NOT NULL",
     ACCOUNT_DAYS.name: " AND (key_id <> '' OR user_id <> '' OR team_id <> '')",
 }
+
+# Matches the payload of the first event of a simulated session.
+SIMULATED_PATTERN = '%"simulated":true%'
+
+# The expression for each grouping; filters compare the same columns.
+_GROUP_KEYS: dict[str, str] = {
+    "model": "part.model",
+    "provider": "part.provider",
+    "session": "session_id",
+    "day": "day",
+    "gateway_key": "key_id",
+    "user": "user_id",
+    "team": "team_id",
+    "parent_session": "coalesce(parent_session_id, session_id)",
+    "is_worker": "CASE WHEN parent_session_id IS NULL THEN 0 ELSE 1 END",
+    "none": "0",
+}
+_ROW_COLUMNS = "session_id, at, day, provider, model, key_id, user_id, team_id"
+_TOKENS_SENT = "(input + cache_read + cache_write_5m + cache_write_1h + cache_write_other)"
+_BUCKETS = ("input", "cache_read", "cache_write_5m", "cache_write_1h", "cache_write_other", "output")
 
 
 class RollUpSql:
@@ -79,7 +89,7 @@ class RollUpSql:
         self.set_version = f"UPDATE {schema}ledger SET version = {param}"
         self.reset_sessions = f"UPDATE {sessions} SET entered_events = -1"
         self.clear_tables = [
-            f"DELETE FROM {schema}{name}" for name in (*TABLE_NAMES.values(), *(rollup.name for rollup in ROLLUPS))
+            f"DELETE FROM {schema}{name}" for name in (*POSTING_TABLES, *(rollup.name for rollup in ROLLUPS))
         ]
         self.pending_sessions = (
             f"SELECT id FROM {sessions} WHERE entered_events <> event_count AND id >= {param} ORDER BY id LIMIT {param}"
@@ -94,9 +104,7 @@ class RollUpSql:
             f"ORDER BY seq LIMIT {param}"
         )
         self.session = f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} WHERE id = {param}"
-        self.delete_session_rows = [
-            f"DELETE FROM {schema}{name} WHERE session_id = {param}" for name in TABLE_NAMES.values()
-        ]
+        self.delete_session_rows = [f"DELETE FROM {schema}{name} WHERE session_id = {param}" for name in POSTING_TABLES]
 
     @cache  # noqa: B019 - one object per engine
     def session_states(self, count: int) -> str:
@@ -195,49 +203,6 @@ def _sum_query(keys: tuple[str, ...], sums: Sequence[str], source: str) -> str:
     return f"SELECT {', '.join([*keys, *columns])} FROM {source}{group_by}"
 
 
-# Matches the payload of the first event of a simulated session.
-SIMULATED_PATTERN = '%"simulated":true%'
-
-
-_PARENT = "coalesce(parent_session_id, session_id)"
-
-
-_WORKER = "CASE WHEN parent_session_id IS NULL THEN 0 ELSE 1 END"
-
-
-_GROUP_KEYS: dict[GroupBy, str] = {
-    "model": "part.model",
-    "provider": "part.provider",
-    "session": "session_id",
-    "day": "day",
-    "gateway_key": "key_id",
-    "user": "user_id",
-    "team": "team_id",
-    "parent_session": _PARENT,
-    "is_worker": _WORKER,
-    "none": "0",
-}
-
-
-_FILTER_COLUMNS = {
-    "model": "part.model",
-    "provider": "part.provider",
-    "session": "session_id",
-    "gateway_key": "key_id",
-    "user": "user_id",
-    "team": "team_id",
-}
-
-
-_FIGURE_COLUMNS = "session_id, at, day, provider, model, key_id, user_id, team_id"
-
-
-_TOKENS_SENT = "(input + cache_read + cache_write_5m + cache_write_1h + cache_write_other)"
-
-
-_BUCKETS = ("input", "cache_read", "cache_write_5m", "cache_write_1h", "cache_write_other", "output")
-
-
 class AnalyticsSql:
     def __init__(self, tables: RollUpSql) -> None:
         self._tables = tables
@@ -266,7 +231,7 @@ class AnalyticsSql:
         for table, expressions in ROLLUP_SOURCES[DAYS.name]:
             columns = ", ".join(f"{expressions[sum]} AS {sum}" for sum in sums)
             where = f"{self._tables.time_condition(spans)} AND simulated <= {self._param}"
-            selects.append(f"SELECT {_FIGURE_COLUMNS}, {columns} FROM {self._schema}{table} WHERE {where}")
+            selects.append(f"SELECT {_ROW_COLUMNS}, {columns} FROM {self._schema}{table} WHERE {where}")
         return self._group(group_by, filter_, f"({' UNION ALL '.join(selects)}) AS part")
 
     def session_groups(self, group_by: GroupBy, filter_: GroupFilter) -> str:
@@ -283,7 +248,7 @@ class AnalyticsSql:
         # CAST to bigint truncates in SQLite but rounds in PostgreSQL, so PostgreSQL needs trunc() first.
         seconds = "at" if self._param == "?" else "trunc(at)"
         key = f"CAST({seconds} AS bigint) / {HOUR_SECONDS}" if group_by == "hour" else _GROUP_KEYS[group_by]
-        conditions = [f"{_FILTER_COLUMNS[name]} = {self._param}" for name in sorted(filter_.filtered_fields)]
+        conditions = [f"{_GROUP_KEYS[name]} = {self._param}" for name in sorted(filter_.filtered_fields)]
         if not filter_.workers:
             conditions.append("parent_session_id IS NULL")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""

@@ -15,7 +15,7 @@ APPLICATION_ID = 0x484F4C44  # "HOLD" in ASCII; marks the file as ours.
 
 BUSY_SECONDS_MAX = 10.0  # How long to wait for a lock of another process before giving up.
 
-_PAUSE_SECONDS = 0.02
+_PAUSE_SECONDS = 0.02  # Between two attempts: switching to WAL takes a few milliseconds.
 
 
 def prepare_file(path: Path) -> None:
@@ -43,15 +43,6 @@ def _check_usable(path: Path) -> None:
         raise UserError(f"{path} is not a regular file: use one, or a path that does not exist yet")
     if not os.access(path, os.R_OK | os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-def file_identity(path: Path) -> tuple[int, int]:
-    """Device and inode of the file at the path; raises StoreError if there is none."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise file_missing_error(path) from error
-    return status.st_dev, status.st_ino
 
 
 def file_missing_error(path: Path) -> StoreError:
@@ -91,11 +82,7 @@ def open_reader(path: Path, *, busy_seconds_max: float) -> sqlite3.Connection:
 def _connect(path: Path, busy_seconds_max: float) -> sqlite3.Connection:
     # mode=rw: a deleted file must not be recreated, empty and with other permissions than ours.
     return sqlite3.connect(
-        f"{path.as_uri()}?mode=rw",
-        uri=True,
-        timeout=busy_seconds_max,
-        isolation_level=None,
-        check_same_thread=False,
+        f"{path.as_uri()}?mode=rw", uri=True, timeout=busy_seconds_max, isolation_level=None, check_same_thread=False
     )
 
 
