@@ -113,14 +113,14 @@ def command(
         _check_admin_key(host, records)
         library = open_instruction_context(log, wanted=instructions, for_sample=temporary is not None)
         keys_required = require_keys or not is_loopback(host)
-        service = AppContext(log, records, load_configured_models(), require_keys=keys_required, library=library)
+        service = AppContext(log, records, load_configured_models(), require_keys=keys_required, instructions=library)
         # With --simulate all sessions are simulated, so the statistics must include them.
         service.simulated = simulated or simulate
         _add_sources(service, simulate=simulate, temporary=temporary)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
         gateway_options = GatewayOptions(simulate, grants, improve, volatile, keep_alive_usd, drain, address)
-        with open_gateway(service, upstreams, gateway_options) as fronted:
-            app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), fronted=fronted)
+        with open_gateway(service, upstreams, gateway_options) as gateway:
+            app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), mounts=(gateway,))
             with contextlib.closing(bind_socket(host, port)) as bound:
                 click.echo(make_url(bound, host))
                 run_until_signal(app, service, bound, exporter=exporter)
@@ -163,7 +163,7 @@ def _add_sources(service: "AppContext", *, simulate: bool, temporary: Path | Non
         from holdfast.service.sample.sessions import SamplePlayer
 
         library, workspace = (service.instructions, service.workspace) if temporary else (None, None)
-        service.sample = SamplePlayer(service.log, service.models, library=library, workspace=workspace)
+        service.sample = SamplePlayer(service.log, service.models, instructions=library, workspace=workspace)
 
 
 def _check_admin_key(host: str, records: "StoreRecords") -> None:

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from holdfast.events.log import Event, SessionRow
     from holdfast.ledger.layers import LayerSize
 
+    LayerSizesByRequest = Mapping[str, Sequence[LayerSize]]
+
 CALLS_DRAWN_MAX = 40
 BAR_CELLS_MAX = 48
 LABEL_CHARACTERS = 32
 """Room beside a bar for the call's number and verdict."""
-LayerSizesByRequest = Mapping[str, Sequence[LayerSize]]
+
+
 DIGEST_CHARS_SHOWN = 16
 DIGESTS = ("last_request_hash", "last_completion_cache_key")
 """Hashes that are too long for a line; their first characters are enough to tell them apart."""
@@ -267,7 +270,7 @@ def _verdict_cells(entry: "LedgerEntry") -> tuple[str, str]:
     return f"{verdict.kind}{component}", f"${verdict.lost_usd:.6f}" if verdict.lost_usd else ""
 
 
-def draw_calls(entries: Sequence[LedgerEntry], layer_runs: LayerSizesByRequest, width: int) -> list[str]:
+def draw_calls(entries: Sequence[LedgerEntry], layer_runs: "LayerSizesByRequest", width: int) -> list[str]:
     """One line per call for the newest `CALLS_DRAWN_MAX` calls, then a legend of the layers."""
     drawn = [entry for entry in entries if layer_runs.get(entry.record.request_id)][-CALLS_DRAWN_MAX:]
     if not drawn:
@@ -283,7 +286,7 @@ def draw_calls(entries: Sequence[LedgerEntry], layer_runs: LayerSizesByRequest, 
 
 
 def _line(
-    entry: LedgerEntry, runs: Sequence[LayerSize], fills: Mapping[str, str], cells_max: int, *, longest: int
+    entry: LedgerEntry, runs: Sequence["LayerSize"], fills: Mapping[str, str], cells_max: int, *, longest: int
 ) -> str:
     tokens_sent = entry.record.usage.tokens_sent
     cells = max(1, round(cells_max * tokens_sent / longest)) if longest else 1
