@@ -32,14 +32,13 @@ ANTHROPIC_SAYS = {
     ),
     '{"cache_miss_reason":{"type":"%s"}}' % ("y" * 999): CacheDiagnosis("miss", "y" * REASON_CHARS_MAX),
 }
+_INPUT_CHANGED = '{"type":"cache_miss","reason":"input_changed","cache_missed_tokens":7,"comparison_reusable_tokens":9}'
 OPENAI_SAYS = {
     "null": None,
     '{"type":"cache_hit"}': CacheDiagnosis("hit"),
     '{"type":"comparison_response_not_found"}': CacheDiagnosis("not_found"),
     '{"type":"unavailable"}': CacheDiagnosis("unavailable"),
-    '{"type":"cache_miss","reason":"input_changed","cache_missed_tokens":7,"comparison_reusable_tokens":9}': CacheDiagnosis(
-        "miss", "input_changed", 7
-    ),
+    _INPUT_CHANGED: CacheDiagnosis("miss", "input_changed", 7),
     '{"type":"cache_miss","reason":null,"cache_missed_tokens":-7}': CacheDiagnosis("miss"),
     '{"type":"of_tomorrow"}': CacheDiagnosis("unavailable", "of_tomorrow"),
     '{"type":"%s"}' % ("y" * 999): CacheDiagnosis("unavailable", "y" * REASON_CHARS_MAX),

@@ -1,4 +1,4 @@
-"""Looks up a model's catalog row by name, and its price by date and prompt size."""
+"""Looks up a model's catalog row by name and its price by date and prompt size; applies the user's corrections."""
 
 import datetime
 import difflib
@@ -28,6 +28,10 @@ _EXTERNALLY_CACHED = ("claude-code",)
 # Dated snapshots and aliases, such as `claude-sonnet-4-5@20250929` or `gpt-4o-2024-11-20`.
 _SNAPSHOT = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
 
+_PATH = re.compile(r" - at `\$\.?(?P<field>.*)`$")
+
+_UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>.*)`$")
+
 
 @functools.cache
 def load_shipped_catalog() -> CatalogFile:
@@ -47,10 +51,9 @@ def find_model(name: str, models: Models | None = None) -> Model:
     the shipped catalog is searched. Raises `UserError` with the nearest names.
     """
     catalog = shipped_models() if models is None else models
-    row = find_model_or_none(name, catalog)
-    if row is None:
-        raise UserError(_unknown_model_message(name, catalog))
-    return row
+    if row := find_model_or_none(name, catalog):
+        return row
+    raise UserError(_unknown_model_message(name, catalog))
 
 
 def find_model_or_none(name: str, models: Models) -> Model | None:
@@ -151,10 +154,6 @@ def _bare_name(name: str) -> str:
     return rest if colon else provider
 
 
-_PATH = re.compile(r" - at `\$\.?(?P<field>.*)`$")
-_UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>.*)`$")
-
-
 def apply_model_overrides(models: Models, tables: Mapping[str, object]) -> Models:
     """The catalog with the tables applied in their order.
 
@@ -180,7 +179,12 @@ def _row(name: str, table: object, catalog: Models) -> Model:
             raise UserError(f"{_describe(name)}: field {field!r} is given by the name of the table; remove it")
     if not (like is None or isinstance(like, str)):
         raise UserError(f"{_describe(name)}: field 'like' must be the name of a model, provider:name")
-    base = _copy_fields(find_model(like, catalog), like) if like else _correct_fields(catalog.get(name))
+    base: dict[str, object] = {"source": "configuration"}
+    if like:
+        copied = {"aliases": (), "released": None, "source": f"configuration, like {like}"}
+        base = _fields(find_model(like, catalog)) | copied
+    elif row := catalog.get(name):
+        base = _fields(row) | {"source": f"{row.source}; corrected by configuration"}
     base_cache, own_cache = base.get("cache"), fields.get("cache")
     if isinstance(base_cache, Mapping) and isinstance(own_cache, Mapping):
         fields["cache"] = {**base_cache, **own_cache}
@@ -188,16 +192,6 @@ def _row(name: str, table: object, catalog: Models) -> Model:
         return msgspec.convert({**base, **fields, "provider": provider, "name": bare}, Model)
     except msgspec.ValidationError as error:
         raise UserError(f"{_describe(name)}: {_reword(str(error))}") from error
-
-
-def _copy_fields(row: Model, like: str) -> dict[str, object]:
-    return _fields(row) | {"aliases": (), "released": None, "source": f"configuration, like {like}"}
-
-
-def _correct_fields(row: Model | None) -> dict[str, object]:
-    if row is None:
-        return {"source": "configuration"}
-    return _fields(row) | {"source": f"{row.source}; corrected by configuration"}
 
 
 def _fields(row: Model) -> dict[str, object]:

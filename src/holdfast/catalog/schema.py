@@ -47,9 +47,8 @@ class CacheRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accepts_system_messages: bool = False  # `{"role": "system"}` among the messages.
     reads_rounded_to: Limit = 1  # OpenAI before GPT-5.6 reports reads rounded down to a multiple of 128.
     invalidates: dict[str, PromptSection] = {}
-    breakpoints_change_binding: bool = (
-        False  # Whether a moved breakpoint counts as a changed prefix for signed thinking.
-    )
+    # Whether a moved breakpoint counts as a changed prefix for signed thinking.
+    breakpoints_change_binding: bool = False
     accepts_automatic_breakpoint: bool = False  # Whether the provider places the rolling breakpoint itself on request.
     explicit_tokens_min: Count = 0  # Minimum size of an explicit cache; 0 if there are none.
     diagnoses_misses: bool = False  # Whether the provider reports on request why a prefix was not read.

@@ -1,4 +1,4 @@
-"""The request parameters that a cached prefix depends on besides its blocks, for each provider."""
+"""What a cached prefix depends on besides its blocks: parameters, automatic breakpoints, ways to invalidate it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
@@ -14,6 +14,8 @@ from holdfast.types.json_encoding import canonical_json
 from holdfast.types.prompt import Breakpoint, Parameters
 from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.tool_spec import ToolSpec
+
+InvalidationMethod = Literal["cache_key", "prefix_nonce"]
 
 
 def anthropic_cache_inputs(blocks: Iterable[Block | ToolSpec], parameters: Parameters) -> CacheParameters:
@@ -111,9 +113,6 @@ def automatic_breakpoint(
     if last is None or any(point.block_index == last for point in breakpoints):
         return ()
     return (Breakpoint(last, "1h" if nested_field(cache_control, "ttl") == "1h" else "5m", "automatic"),)
-
-
-InvalidationMethod = Literal["cache_key", "prefix_nonce"]
 
 
 def invalidation_methods(model: Model) -> tuple[InvalidationMethod, ...]:

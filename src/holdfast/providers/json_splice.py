@@ -24,6 +24,11 @@ _decode_string = msgspec.json.Decoder(str).decode
 _decode_string_or_null = msgspec.json.Decoder(str | None).decode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
+# One limit for all, because the depth at which decoding fails differs by Python version.
+NESTING_MAX = 100
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
+_BRACKETS = re.compile(r"[{}\[\]]")
+
 
 def split_object(raw: bytes) -> dict[str, bytes]:
     """The values by name, each byte for byte. Of two members with one name the last wins."""
@@ -91,12 +96,6 @@ def encode_string(text: str) -> bytes:
 def encode_json_text(json_text: str) -> bytes:
     """JSON text as bytes that are valid in a request."""
     return replace_surrogates(json_text).encode()
-
-
-# One limit for all, because the depth at which decoding fails differs by Python version.
-NESTING_MAX = 100
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
-_BRACKETS = re.compile(r"[{}\[\]]")
 
 
 def make_valid_arguments(text: str) -> str:

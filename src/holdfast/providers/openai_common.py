@@ -1,8 +1,9 @@
-"""What OpenAI's two APIs share: session fields, tool choice, usage counters and errors.
+"""What OpenAI's two APIs share: session fields, images, tool choice, usage counters and errors.
 
 OpenRouter's API has the formats of Chat Completions, with other error bodies.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -12,12 +13,53 @@ from holdfast.catalog.schema import Model
 from holdfast.errors import FailureKind, ProviderError, UserError
 from holdfast.providers.errors import STATUS_BY_FAILURE, make_refusal
 from holdfast.providers.json_splice import decode_or_none, encode_json_text, encode_string
-from holdfast.types.blocks import Json, replace_surrogates
+from holdfast.types.blocks import Base64Source, FileSource, Image, Json, Text, UrlSource, replace_surrogates
 from holdfast.types.json_encoding import encode_json, sha256_hex
 from holdfast.types.usage import Usage, clamp_token_count
 
+ERROR_TEXT = Text("Error:")
+"""The first text in the result of a failed tool call: neither API has an error flag."""
+IMAGE_TEXT = Text("[image]")
+"""Stands where an API accepts no image."""
+
 CACHE_KEY_CHARS_MAX = 64
 EXTENDED_RETENTION = "24h"
+_DATA_URL = re.compile(r"data:(.*?);base64,(.*)", re.DOTALL)
+
+TOOL_CHOICE_FIELD = "tool_choice"
+PARALLEL_FIELD = "parallel_tool_calls"
+
+# Our values are Anthropic's; OpenAI calls `any` `required`.
+_OPENAI_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_CHOICES = {theirs: ours for ours, theirs in _OPENAI_CHOICES.items()}
+
+_OVERFLOW = "context_length_exceeded"
+_QUOTA = "insufficient_quota"
+
+# Inside a stream there is no HTTP status; the error's type or code replaces it.
+_STATUSES = {
+    "invalid_request_error": 400,
+    "invalid_prompt": 400,
+    _OVERFLOW: 400,
+    "authentication_error": 401,
+    "invalid_api_key": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "timeout": 408,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "requests": 429,
+    "tokens": 429,
+    _QUOTA: 429,
+}
+
+_TYPES_AND_CODES: dict[int, tuple[str, str | None]] = {
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", None),
+    404: ("not_found_error", None),
+    408: ("timeout", None),
+    429: ("requests", "rate_limit_exceeded"),
+}
 
 
 def openai_session_fields(model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
@@ -42,12 +84,24 @@ def fit_cache_key(session_id: str, chars_max: int) -> str:
     return session_id if len(session_id) <= chars_max else sha256_hex(replace_surrogates(session_id).encode())
 
 
-TOOL_CHOICE_FIELD = "tool_choice"
-PARALLEL_FIELD = "parallel_tool_calls"
+def encode_image_url(source: Base64Source | UrlSource | FileSource) -> str:
+    match source:
+        case Base64Source(media_type=media_type, data=encoded):
+            return f"data:{media_type};base64,{encoded}"
+        case UrlSource(url=url):
+            return url
+        case FileSource(file_id=file_id):
+            return file_id
 
-# Our values are Anthropic's; OpenAI calls `any` `required`.
-_OPENAI_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_CHOICES = {theirs: ours for ours, theirs in _OPENAI_CHOICES.items()}
+
+def decode_image_url(url: str) -> Base64Source | UrlSource:
+    inline = _DATA_URL.fullmatch(url)
+    return Base64Source(inline[1], inline[2]) if inline else UrlSource(url)
+
+
+def normalize_image(image: Image) -> Image:
+    """The image as it will be decoded again: a data URL and base64 data have the same encoding."""
+    return image if isinstance(image.source, FileSource) else Image(decode_image_url(encode_image_url(image.source)))
 
 
 class _Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,35 +233,6 @@ def _split_inclusive_usage(
         cache_write_other=cached[2],
         output=clamp_token_count(output),
     )
-
-
-_OVERFLOW = "context_length_exceeded"
-_QUOTA = "insufficient_quota"
-
-# Inside a stream there is no HTTP status; the error's type or code replaces it.
-_STATUSES = {
-    "invalid_request_error": 400,
-    "invalid_prompt": 400,
-    _OVERFLOW: 400,
-    "authentication_error": 401,
-    "invalid_api_key": 401,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "timeout": 408,
-    "rate_limit_error": 429,
-    "rate_limit_exceeded": 429,
-    "requests": 429,
-    "tokens": 429,
-    _QUOTA: 429,
-}
-
-_TYPES_AND_CODES: dict[int, tuple[str, str | None]] = {
-    401: ("authentication_error", "invalid_api_key"),
-    403: ("permission_error", None),
-    404: ("not_found_error", None),
-    408: ("timeout", None),
-    429: ("requests", "rate_limit_exceeded"),
-}
 
 
 class _WireError(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The providers: where each is reached, and its adapter, imported on first use."""
+"""The providers: where each is reached, its adapter, and how to tell from a request body whose API it is for."""
 
 import functools
 import importlib
@@ -7,9 +7,18 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, find_model
+from holdfast.catalog.lookup import Models, find_model_or_none, shipped_models
 from holdfast.errors import UserError
 from holdfast.providers.adapter import Adapter
+
+# Fields and roles that only this API has.
+_ANTHROPIC_FIELDS = frozenset({"system", "stop_sequences", "thinking", "cache_control", "anthropic_version", "top_k"})
+_CHAT_FIELDS = frozenset(
+    {"max_completion_tokens", "stream_options", "response_format", "reasoning_effort", "prompt_cache_key", "stop"}
+)
+_CHAT_ROLES = frozenset({"system", "developer", "tool"})
+
+_OPENAI = ("https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY")
 
 
 class Provider(msgspec.Struct, frozen=True):
@@ -39,13 +48,10 @@ class Provider(msgspec.Struct, frozen=True):
         return urlsplit(self.base_url).path.rstrip("/")
 
 
-_OPENAI = ("https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY")
-
-
 # Imported on first use: a process that talks to one provider should not pay for the import of all.
 @functools.cache
-def _adapter_in(home: str) -> Adapter:
-    adapter: Adapter = getattr(importlib.import_module(f"holdfast.providers.{home}"), home)
+def _adapter_in(package: str) -> Adapter:
+    adapter: Adapter = getattr(importlib.import_module(f"holdfast.providers.{package}"), package)
     return adapter
 
 
@@ -77,16 +83,6 @@ def get_adapter(provider: str) -> Adapter:
     return get_provider(provider).adapter
 
 
-# Fields and roles that only this API has.
-_ANTHROPIC_FIELDS = frozenset({"system", "stop_sequences", "thinking", "cache_control", "anthropic_version", "top_k"})
-
-_CHAT_FIELDS = frozenset(
-    {"max_completion_tokens", "stream_options", "response_format", "reasoning_effort", "prompt_cache_key", "stop"}
-)
-
-_CHAT_ROLES = frozenset({"system", "developer", "tool"})
-
-
 class DetectedApi(msgspec.Struct, frozen=True):
     """`model` is the bare name, empty if the body has none; `reason` says what identified the provider."""
 
@@ -111,35 +107,24 @@ def detect_api(body: Mapping[str, object], *, model: str | None = None, models: 
         return DetectedApi("openai", name, "it has `input`" if "input" in body else "it has `instructions`")
     if not isinstance(body.get("messages"), list):
         raise UserError("the body has no prompt: a request has `messages`, `input` or `contents`")
-    return _by_messages(body, name, models)
+    return _detect_by_messages(body, name, models)
 
 
-def _by_messages(body: Mapping[str, object], name: str, models: Models | None) -> DetectedApi:
+def _detect_by_messages(body: Mapping[str, object], name: str, models: Models | None) -> DetectedApi:
+    catalog = shipped_models() if models is None else models
     for provider in ("anthropic", "openai-chat", "openrouter"):
-        if name and _is_known(f"{provider}:{name}", models):
+        if name and find_model_or_none(f"{provider}:{name}", catalog):
             return DetectedApi(provider, name, f"the model is one of {provider}'s")
     if "/" in name:
         return DetectedApi("openrouter", name, "the model's name starts with a vendor")
     for provider, members in (("anthropic", _ANTHROPIC_FIELDS), ("openai-chat", _CHAT_FIELDS)):
         if matching := members & body.keys():
             return DetectedApi(provider, name, f"it has `{min(matching)}`")
-    if roles := _CHAT_ROLES & _roles(body["messages"]):
+    messages = body["messages"] if isinstance(body["messages"], list) else []
+    if roles := _CHAT_ROLES & {str(message.get("role")) for message in messages if isinstance(message, dict)}:
         return DetectedApi("openai-chat", name, f"it has messages of the role {min(roles)}")
     if name.startswith("claude"):
         return DetectedApi("anthropic", name, "the model is called claude")
     if "max_tokens" in body:
         return DetectedApi("anthropic", name, "it has `max_tokens`, and no field of another provider")
     return DetectedApi("openai-chat", name, "it has `messages`, and no field of another provider")
-
-
-def _is_known(id: str, models: Models | None) -> bool:
-    try:
-        find_model(id, models)
-    except UserError:
-        return False
-    return True
-
-
-def _roles(messages: object) -> set[str]:
-    entries = messages if isinstance(messages, list) else []
-    return {str(message.get("role")) for message in entries if isinstance(message, dict)}

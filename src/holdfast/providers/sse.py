@@ -1,4 +1,4 @@
-"""Parses server-sent events from a stream of bytes, however it is split into chunks."""
+"""Parses server-sent events, however the stream is split into chunks, and folds them into a response."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -9,6 +9,8 @@ from holdfast.errors import ProviderError
 from holdfast.types.reply import Delta, Reply
 
 EVENT_BYTES_MAX = 16 * 1024 * 1024
+STREAM_BYTES_MAX = 64 * 1024 * 1024
+DELTA_CHARS_MAX = 64  # For streams that we encode: a delta of a provider has a few words.
 
 
 class ServerSentEvent(msgspec.Struct, frozen=True):
@@ -78,10 +80,6 @@ class SseParser:
             )
 
 
-STREAM_BYTES_MAX = 64 * 1024 * 1024
-DELTA_CHARS_MAX = 64  # For streams that we encode: a delta of a provider has a few words.
-
-
 class EventFold(Protocol):
     """Folds one provider's events into a response."""
 
@@ -108,6 +106,8 @@ def get_event_name(event: ServerSentEvent) -> str:
 
 
 class EventStreamDecoder:
+    """The `StreamDecoder` of every provider that streams server-sent events; the fold knows the provider."""
+
     def __init__(
         self, fold: EventFold, *, event_bytes_max: int = EVENT_BYTES_MAX, reply_bytes_max: int = STREAM_BYTES_MAX
     ) -> None:

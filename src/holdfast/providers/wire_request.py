@@ -23,6 +23,8 @@ CONCURRENT_REQUESTS_MAX = 16
 OnRetry = Callable[[int, ProviderError], None]
 """Called before the delay with the number of failed attempts and the last error."""
 
+BODY_BYTES_MAX = 32 * 1024 * 1024
+
 
 class Transport(Protocol):
     """The network, or a simulator in its place."""
@@ -98,9 +100,6 @@ def check_section_order(before: EncodedBlock | None, block: EncodedBlock) -> Non
             f"layer {block.layer!r} ({block.section}) comes after layer {before.layer!r} ({before.section}); "
             f"the order is {', '.join(order)}"
         )
-
-
-BODY_BYTES_MAX = 32 * 1024 * 1024
 
 
 def reject_oversized(body: bytes, bytes_max: int = BODY_BYTES_MAX) -> None:

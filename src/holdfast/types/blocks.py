@@ -3,6 +3,7 @@
 A block whose type or one of whose fields we do not know is carried as the bytes it arrived in.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -147,46 +148,33 @@ def is_blank_block(block: Block) -> bool:
     return isinstance(block, Text) and not block.text.strip()
 
 
+# The field of `_Ids` by the kind of a block: Anthropic's, OpenAI's (Responses) and Gemini's.
+_CALL_ID_FIELDS = {"tool_use": "id", "function_call": "call_id", "functionCall": "function_call"}
+_RESULT_ID_FIELDS = {
+    "tool_result": "tool_use_id",
+    "function_call_output": "call_id",
+    "functionResponse": "function_response",
+}
+
+
 def get_call_id(block: Block) -> str | None:
-    if isinstance(block, ToolUse):
-        return block.id
-    if not isinstance(block, Opaque):
-        return None
-    ids = _ids_in(block)
-    match block.kind:
-        case "tool_use":  # Anthropic
-            return ids.id
-        case "function_call":  # OpenAI Responses
-            return ids.call_id
-        case "functionCall":  # Gemini
-            return ids.function_call.id if ids.function_call else None
-        case _:
-            return None
+    return block.id if isinstance(block, ToolUse) else _opaque_id(block, _CALL_ID_FIELDS)
 
 
 def get_result_call_id(block: Block) -> str | None:
-    if isinstance(block, ToolResult):
-        return block.tool_use_id
-    if not isinstance(block, Opaque):
-        return None
-    ids = _ids_in(block)
-    match block.kind:
-        case "tool_result":
-            return ids.tool_use_id
-        case "function_call_output":
-            return ids.call_id
-        case "functionResponse":
-            return ids.function_response.id if ids.function_response else None
-        case _:
-            return None
+    return block.tool_use_id if isinstance(block, ToolResult) else _opaque_id(block, _RESULT_ID_FIELDS)
 
 
-def _ids_in(block: Opaque) -> _Ids:
+def _opaque_id(block: Block, fields: Mapping[str, str]) -> str | None:
     """A call with an unknown field is carried as opaque bytes, but its result still has to be matched to it."""
+    if not isinstance(block, Opaque) or block.kind not in fields:
+        return None
     try:
-        return msgspec.json.decode(block.raw, type=_Ids)
+        ids = msgspec.json.decode(block.raw, type=_Ids)
     except (msgspec.MsgspecError, RecursionError, ValueError):
-        return _Ids()
+        return None
+    id: str | _NestedId | None = getattr(ids, fields[block.kind])
+    return id.id if isinstance(id, _NestedId) else id
 
 
 def parse_tool_call(block: Block) -> ToolUse | None:

@@ -6,6 +6,7 @@ only inform the model; a value is never checked against them.
 
 import itertools
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 
@@ -21,7 +22,16 @@ PATTERN_MATCH_STEPS_MAX = 250_000  # For all patterns of one call together.
 
 JsonSchema = dict[str, Json]
 
-_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+_TYPE_NAMES: dict[type, str] = {
+    list: "array",
+    bool: "boolean",
+    int: "integer",
+    type(None): "null",
+    float: "number",
+    dict: "object",
+    str: "string",
+}
+_TYPES = tuple(_TYPE_NAMES.values())
 _INTEGER_BITS_MAX = 64
 _SHOWN_CHARS_MAX = 200
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -102,58 +112,39 @@ def _check_schema(schema: Json, path: str) -> None:
         _check_schema(schema["items"], f"{path}.items")
 
 
-def _is_text(value: Json) -> bool:
-    return isinstance(value, str)
-
-
-def _is_list(value: Json) -> bool:
-    return isinstance(value, list)
-
-
-def _is_object(value: Json) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_number(value: Json) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_count(value: Json) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 def _is_type(value: Json) -> bool:
     if isinstance(value, list):
         return bool(value) and all(item in _TYPES for item in value) and _all_differ(value)
     return value in _TYPES
 
 
-def _are_names(value: Json) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value) and _all_differ(value)
-
-
 def _all_differ(items: list[Json]) -> bool:
     return len(items) == len({item for item in items if isinstance(item, str)})
 
 
-_NUMBER = (_is_number, "a number")
-_COUNT = (_is_count, "a whole number of at least 0")
-_TEXT = (_is_text, "a string")
+_ANYTHING = (lambda value: True, "any value")
+_TEXT = (lambda value: isinstance(value, str), "a string")
+_NUMBER = (lambda value: isinstance(value, int | float) and not isinstance(value, bool), "a number")
+_COUNT = (
+    lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
+    "a whole number of at least 0",
+)
+_NAMES = (lambda value: isinstance(value, list) and _all_differ(value), "a list of property names, each once")
 
 _KEYWORDS: dict[str, tuple[Callable[[Json], bool], str]] = {
     "type": (_is_type, f"one of {', '.join(_TYPES)}, or a list of them, each once"),
     "enum": (lambda value: isinstance(value, list) and bool(value), "a list with at least one value"),
-    "const": (lambda value: True, "any value"),
-    "required": (_are_names, "a list of property names, each once"),
-    "properties": (_is_object, "an object of schemas"),
-    "items": (_is_object, "one schema for all items"),
+    "const": _ANYTHING,
+    "required": _NAMES,
+    "properties": (lambda value: isinstance(value, dict), "an object of schemas"),
+    "items": (lambda value: isinstance(value, dict), "one schema for all items"),
     "additionalProperties": (lambda value: isinstance(value, bool), "true or false"),
     "description": _TEXT,
     "title": _TEXT,
     "format": _TEXT,
     "pattern": _TEXT,
-    "default": (lambda value: True, "any value"),
-    "examples": (_is_list, "a list"),
+    "default": _ANYTHING,
+    "examples": (lambda value: isinstance(value, list), "a list"),
     "minimum": _NUMBER,
     "maximum": _NUMBER,
     "exclusiveMinimum": _NUMBER,
@@ -216,14 +207,18 @@ def _object_violations(schema: JsonSchema, value: JsonSchema, path: str, budget:
 
 
 def _number_violations(schema: JsonSchema, value: float, path: str) -> Iterator[str]:
-    if isinstance(minimum := schema.get("minimum"), int | float) and value < minimum:
-        yield f"{path}: must be at least {minimum}"
-    if isinstance(maximum := schema.get("maximum"), int | float) and value > maximum:
-        yield f"{path}: must be at most {maximum}"
-    if isinstance(above := schema.get("exclusiveMinimum"), int | float) and value <= above:
-        yield f"{path}: must be more than {above}"
-    if isinstance(below := schema.get("exclusiveMaximum"), int | float) and value >= below:
-        yield f"{path}: must be less than {below}"
+    for keyword, is_allowed, relation in _BOUNDS:
+        bound = schema.get(keyword)
+        if isinstance(bound, int | float) and not is_allowed(value, bound):
+            yield f"{path}: must be {relation} {bound}"
+
+
+_BOUNDS: tuple[tuple[str, Callable[[float, float], bool], str], ...] = (
+    ("minimum", operator.ge, "at least"),
+    ("maximum", operator.le, "at most"),
+    ("exclusiveMinimum", operator.gt, "more than"),
+    ("exclusiveMaximum", operator.lt, "less than"),
+)
 
 
 def _size_violations(schema: JsonSchema, size: int, path: str, keywords: tuple[str, str, str]) -> Iterator[str]:
@@ -236,21 +231,7 @@ def _size_violations(schema: JsonSchema, size: int, path: str, keywords: tuple[s
 
 def json_type_name(value: Json) -> str:
     """The JSON Schema name of a value's type."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case dict():
-            return "object"
+    return _TYPE_NAMES[type(value)]
 
 
 def _is_of(value: Json, expected: str) -> bool:

@@ -1,4 +1,4 @@
-"""The prompt before it is encoded for a provider: segments in wire order, cache breakpoints, and parameters."""
+"""The prompt before it is encoded for a provider: the conversation it is made of, its segments, plan and parameters."""
 
 import enum
 import re
@@ -11,6 +11,19 @@ from holdfast.types.blocks import Block, Role, Text, ToolResult, ToolUse, is_thi
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.tool_spec import ToolSpec
 
+PromptSection = Literal["tools", "system", "messages"]
+
+Ttl = Literal["5m", "1h", "30m", "12h"]
+"""TTLs that a breakpoint can ask for: 5m and 1h at Anthropic and OpenRouter, 30m and 12h at OpenAI."""
+
+PrefixChangeCause = Literal["clock", "id", "path", "order", "tool schema", "tool list", "removed", "text", "unknown"]
+"""The likely reason why the bytes changed: `path` is a temporary path, `removed` is history that is missing."""
+
+Layout = Literal["default", "seed"]
+"""Where volatile text goes: `default` after the history, `seed` at the end of the system prompt."""
+
+_CALL_ID_DIGEST_CHARS = 24  # 96 bits: no two calls of a conversation share an id by chance.
+
 
 class Stability(enum.IntEnum):
     """How often the bytes of a part change. The prompt is ordered by it: a change invalidates only what comes after."""
@@ -19,11 +32,6 @@ class Stability(enum.IntEnum):
     EPOCH = 1  # at the start of a session or at a compaction, never between
     GROWING = 2  # only by appending
     VOLATILE = 3  # every turn
-
-
-_CALL_ID_DIGEST_CHARS = 24  # 96 bits: no two calls of a conversation share an id by chance.
-
-PromptSection = Literal["tools", "system", "messages"]
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
@@ -110,10 +118,6 @@ class Prompt(msgspec.Struct, frozen=True):
         return entries
 
 
-Ttl = Literal["5m", "1h", "30m", "12h"]
-"""TTLs that a breakpoint can ask for: 5m and 1h at Anthropic and OpenRouter, 30m and 12h at OpenAI."""
-
-
 class Breakpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     """A cache breakpoint: asks the provider to cache the prefix that ends with this block.
 
@@ -171,10 +175,6 @@ class Parameters(msgspec.Struct, frozen=True):
     extra: tuple[tuple[str, str], ...] = ()
 
 
-PrefixChangeCause = Literal["clock", "id", "path", "order", "tool schema", "tool list", "removed", "text", "unknown"]
-"""The likely reason why the bytes changed: `path` is a temporary path, `removed` is history that is missing."""
-
-
 class PrefixChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first cacheable byte that differs, the section of the prompt it is in, and the likely cause.
 
@@ -186,10 +186,6 @@ class PrefixChange(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: PrefixChangeCause = "unknown"
     detail: str = ""
     diff: tuple[str, ...] = ()
-
-
-Layout = Literal["default", "seed"]
-"""Where volatile text goes: `default` after the history, `seed` at the end of the system prompt."""
 
 
 class LayerText(msgspec.Struct, frozen=True):
@@ -220,7 +216,4 @@ class View(msgspec.Struct, frozen=True):
 
 def find_layer_text(layer: str, texts: tuple[LayerText, ...]) -> LayerText | None:
     """The last of the texts that belongs to the layer."""
-    for layer_text in reversed(texts):
-        if layer_text.layer == layer:
-            return layer_text
-    return None
+    return next((layer_text for layer_text in reversed(texts) if layer_text.layer == layer), None)

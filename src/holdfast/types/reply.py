@@ -7,9 +7,12 @@ import msgspec
 from holdfast.types.blocks import Block
 from holdfast.types.usage import Usage, clamp_token_count, exclude_usage
 
+REASON_CHARS_MAX = 80
+
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "cancelled", "error"]
 ReplySource = Literal["provider", "completion-cache", "summary"]
 DiagnosisOutcome = Literal["hit", "miss", "pending", "not_found", "unavailable"]
+"""`pending`: the provider had not finished comparing. `not_found`: it no longer has the earlier request."""
 
 
 class CacheDiagnosis(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -77,8 +80,6 @@ class ReplyFinished(msgspec.Struct, frozen=True, tag_field="type", tag="message.
 
 
 Delta = ReplyStarted | TextDelta | ThinkingDelta | ToolUseStarted | ToolUseDelta | ReplyFinished
-REASON_CHARS_MAX = 80
-"""`pending`: the provider had not finished comparing. `not_found`: it no longer has the earlier request."""
 
 
 def make_miss_diagnosis(reason: str, tokens: int | None) -> CacheDiagnosis:

@@ -1,6 +1,8 @@
 """The request as wire bytes: an append-only buffer into which breakpoints are spliced when a body is rendered."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 import msgspec
@@ -148,14 +150,8 @@ def count_shared_blocks(before: Sequence[PrefixDigest], after: Sequence[PrefixDi
 
     A binary search, because each digest covers everything before it: once two chains differ they never agree again.
     """
-    low, high = 0, min(len(before), len(after))
-    while low < high:
-        middle = (low + high) // 2
-        if before[middle].digest == after[middle].digest:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    indexes = range(min(len(before), len(after)))
+    return bisect_left(indexes, True, key=lambda index: before[index].digest != after[index].digest)
 
 
 def common_prefix_length(old: bytes, new: bytes, start: int = 0) -> int:
@@ -170,9 +166,4 @@ def common_prefix_length(old: bytes, new: bytes, start: int = 0) -> int:
 
 def count_stable_blocks(blocks: Iterable[EncodedBlock]) -> int:
     """How many leading blocks belong to layers that do not change within an epoch."""
-    count = 0
-    for block in blocks:
-        if block.stability > Stability.EPOCH:
-            break
-        count += 1
-    return count
+    return sum(1 for _ in takewhile(lambda block: block.stability <= Stability.EPOCH, blocks))

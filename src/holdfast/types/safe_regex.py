@@ -176,10 +176,8 @@ class _Parser:
         if maximum is not None and maximum < minimum:
             raise UserError(f"repeats at least {minimum} but at most {maximum} times")
         self._at = quantifier.end()
-        if (
-            self._next() == "?"
-        ):  # Lazy and greedy quantifiers differ only in which match is found, not in whether there is one.
-            self._at += 1
+        # Lazy and greedy quantifiers differ only in which match is found, not in whether there is one.
+        self._at += self._next() == "?"
         return _Repeat(part, minimum, maximum)
 
     def _atom(self) -> _Node:

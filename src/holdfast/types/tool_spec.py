@@ -150,8 +150,11 @@ def _schema_for(hint: object) -> JsonSchema | None:
     if isinstance(hint, type) and hint in _JSON_TYPES:
         return {"type": _JSON_TYPES[hint]}
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is list or origin is list:
-        return _list_schema(arguments)
+    if (hint is list or origin is list) and not arguments:
+        return {"type": "array"}
+    if origin is list:
+        items = _schema_for(arguments[0])
+        return None if items is None else {"type": "array", "items": items}
     if hint is dict or (origin is dict and arguments in ((str, object), (str, typing.Any))):
         return {"type": "object"}
     if origin is typing.Literal:
@@ -165,18 +168,10 @@ def _schema_for(hint: object) -> JsonSchema | None:
     return None
 
 
-def _list_schema(arguments: tuple[object, ...]) -> JsonSchema | None:
-    if not arguments:
-        return {"type": "array"}
-    items = _schema_for(arguments[0])
-    return None if items is None else {"type": "array", "items": items}
-
-
 def _literal_schema(values: tuple[object, ...]) -> JsonSchema | None:
     choices: list[Json] = [value for value in values if value is None or isinstance(value, str | int)]
-    if any(
-        type(value) not in _LITERALS for value in values
-    ):  # `type`, because a member of a str or int Enum is an instance of str or int.
+    # `type`, because a member of a str or int Enum is an instance of str or int.
+    if any(type(value) not in _LITERALS for value in values):
         return None
     types_of_choices: list[Json] = list(dict.fromkeys(json_type_name(choice) for choice in choices))
     return {"type": types_of_choices[0] if len(types_of_choices) == 1 else types_of_choices, "enum": choices}

@@ -221,4 +221,5 @@ def is_allowed_in_role(block: Block, role: Role) -> bool:
 
 
 def format_call_id(call_id: str) -> str:
+    """A call id for messages: quoted, because a provider may have put anything into it, and cut to length."""
     return repr(call_id[:_ID_SHOWN_CHARS_MAX])

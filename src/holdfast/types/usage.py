@@ -1,5 +1,7 @@
 """Token usage of one call, in disjoint buckets."""
 
+import operator
+
 import msgspec
 
 TOKENS_MAX = 1_000_000_000
@@ -35,14 +37,7 @@ class Usage(msgspec.Struct, frozen=True):
         return self.cache_read / self.tokens_sent if self.tokens_sent else 0.0
 
     def __add__(self, other: "Usage") -> "Usage":
-        return Usage(
-            input=self.input + other.input,
-            cache_read=self.cache_read + other.cache_read,
-            cache_write_5m=self.cache_write_5m + other.cache_write_5m,
-            cache_write_1h=self.cache_write_1h + other.cache_write_1h,
-            cache_write_other=self.cache_write_other + other.cache_write_other,
-            output=self.output + other.output,
-        )
+        return Usage(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 def exclude_usage(whole: Usage, part: Usage) -> Usage:

@@ -1,4 +1,4 @@
-"""Which parameters, replies and lifetimes each provider can spell: one module a provider, named like its adapter."""
+"""Which parameters, replies and TTLs each provider can encode: one module per provider, named like its adapter."""
 
 import importlib
 
@@ -11,7 +11,7 @@ from holdfast.types.reply import Reply
 
 
 class WireValues(msgspec.Struct, frozen=True):
-    """`parameters` and `replies` are what survives the way to the wire and back; `ttls` is empty without marks."""
+    """`parameters` and `replies` survive encoding and decoding; `ttls` is empty without breakpoints."""
 
     parameters: st.SearchStrategy[Parameters]
     replies: st.SearchStrategy[Reply]
@@ -19,6 +19,6 @@ class WireValues(msgspec.Struct, frozen=True):
 
 
 def wire_of(adapter: Adapter) -> WireValues:
-    found = importlib.import_module(f"tests.support.wires.{adapter.name.replace('-', '_')}").VALUES
-    assert isinstance(found, WireValues)
-    return found
+    values = importlib.import_module(f"tests.support.wires.{adapter.name.replace('-', '_')}").VALUES
+    assert isinstance(values, WireValues)
+    return values

@@ -28,7 +28,10 @@ from holdfast.recovery.scenarios import StepName
 from holdfast.types.blocks import Block, Text, ToolResult, ToolUse, get_result_call_id, is_thinking, parse_tool_call
 from holdfast.types.prompt import HistoryEntry
 from holdfast.types.transcript import merge_into_messages, validate_transcript
-from holdfast.types.transcript_repair import INTERRUPTED_RESULT_TEXT
+
+# The text that answers a tool call which was interrupted before its result arrived. The model reads it: rewording it
+# would change the bytes of a prompt.
+INTERRUPTED_RESULT_TEXT = "This call was interrupted before it gave a result."
 
 
 class ConversationLike(Protocol):

@@ -1,6 +1,7 @@
 """Encodes a request for Anthropic: the parameters, which are not cached, then tools, system and messages.
 
-The order is the one in which Anthropic hashes a prompt (Anthropic, "Prompt caching").
+The order is the one in which Anthropic hashes a prompt (Anthropic, "Prompt caching"). A ping is a request for
+zero output: it writes and refreshes the cache.
 """
 
 import re
@@ -46,6 +47,9 @@ _BREAKPOINTS: dict[Ttl, bytes] = {
     "5m": b',"cache_control":{"type":"ephemeral"}',
     "1h": b',"cache_control":{"type":"ephemeral","ttl":"1h"}',
 }
+
+PREFIX_BLOCKS_MAX = 3
+"""A request may have 4 breakpoints (Anthropic, "Prompt caching"); one stays free for the caller."""
 
 
 def lower_anthropic_entry(entry: HistoryEntry) -> HistoryEntry:
@@ -127,10 +131,6 @@ def anthropic_endpoint(parameters: Parameters) -> Endpoint:
     betas = ((BETA_HEADER, ",".join(parameters.betas)),) if parameters.betas else ()
     headers = (("content-type", "application/json"), ("anthropic-version", API_VERSION), *betas)
     return Endpoint(PATH, headers)
-
-
-PREFIX_BLOCKS_MAX = 3
-"""A request may have 4 breakpoints (Anthropic, "Prompt caching"); one stays free for the caller."""
 
 
 def cache_prefix_blocks(message: str, cache_boundaries: Sequence[int]) -> str | list[dict[str, object]]:

@@ -15,6 +15,24 @@ from holdfast.types.blocks import Block, Text, Thinking, ToolUse, replace_surrog
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.reply import Reply
 
+# HTTP status and error type (Anthropic, "Errors").
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+_STATUSES = {name: status for status, name in _TYPES.items()}
+
 
 def encode_anthropic_reply(reply: Reply) -> bytes:
     content = b",".join(_encode_block(block) for block in reply.content)
@@ -89,25 +107,6 @@ def _split_block(block: Block) -> tuple[bytes, list[tuple[str, str, str]]]:
 def _event(name: str, members: bytes) -> bytes:
     body = b'{"type":"%b"%b}' % (name.encode(), b"," + members if members else b"")
     return encode_event(body, name)
-
-
-# HTTP status and error type (Anthropic, "Errors").
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    402: "billing_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    409: "conflict_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    500: "api_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
-
-_STATUSES = {name: status for status, name in _TYPES.items()}
 
 
 class _WireError(msgspec.Struct, frozen=True):

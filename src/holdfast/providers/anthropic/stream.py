@@ -1,5 +1,7 @@
 """Decodes Anthropic's responses: one fold for complete and for streamed ones."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from holdfast.providers.anthropic.blocks import decode_anthropic_block, is_blank_text
@@ -68,6 +70,13 @@ _EVENTS = frozenset(
     }
 )
 
+_DELTA_TYPES: dict[str, Callable[[int, str], Delta]] = {
+    "text": TextDelta,
+    "thinking": ThinkingDelta,
+    "tool_use": ToolUseDelta,
+}
+_TEXT_FIELDS = {"text_delta": "text", "thinking_delta": "thinking"}
+
 
 class _Message(msgspec.Struct, frozen=True):
     id: str = ""
@@ -100,7 +109,153 @@ class _Type(msgspec.Struct, frozen=True):
 _decode_event = msgspec.json.Decoder(_Event).decode
 
 
+class AnthropicReplyFold:
+    """Takes the events of a response in order. Raises msgspec's errors for malformed ones."""
+
+    def __init__(self) -> None:
+        self._started: _Message | None = None
+        self._usage = AnthropicUsage()
+        self._blocks: dict[int, BlockAccumulator] = {}
+        self._stop = _Stop()
+        self._diagnosis: CacheDiagnosis | None = None
+        self.is_finished = False
+
+    @property
+    def usage(self) -> Usage:
+        return anthropic_usage_buckets(self._usage)
+
+    def take_event(self, event: ServerSentEvent) -> tuple[Delta, ...]:
+        with decoding_errors("server_error", "an event of the stream"):
+            name = get_event_name(event)
+            if name in _EVENTS:
+                return self.take(name, _decode_event(event.data))
+        if name == "error":
+            raise decode_anthropic_stream_error(event.data)
+        return ()
+
+    def take(self, name: str, event: _Event) -> tuple[Delta, ...]:
+        if name == "message_start":
+            return self._start(event.message)
+        if self._started is None:
+            raise msgspec.ValidationError(f"`{name}` before `message_start`")
+        match name:
+            case "content_block_start":
+                return self._open(event.index, bytes(event.content_block))
+            case "content_block_delta":
+                return self._grow(event.index, split_object(bytes(event.delta)))
+            case "content_block_stop":
+                self._block(event.index).is_stopped = True
+            case "message_delta":
+                self._update(msgspec.json.decode(event.delta, type=_Stop), event.usage)
+            case "message_stop":
+                self.is_finished = True
+                return (ReplyFinished(self.reply()),)
+            case _:
+                pass
+        return ()
+
+    def take_whole(self, message: _Message) -> Reply:
+        self._start(message)
+        for index, raw in enumerate(message.content):
+            self._open(index, bytes(raw))
+        self._stop = _Stop(message.stop_reason, message.stop_sequence)
+        return self.reply()
+
+    def _start(self, message: _Message) -> tuple[Delta, ...]:
+        if self._started is not None:
+            raise msgspec.ValidationError("a second `message_start`")
+        self._started = message
+        # `message_start` has the input and cache counters, `message_delta` the final output counter.
+        self._usage = message.usage or AnthropicUsage()
+        self._diagnosis = decode_anthropic_diagnosis(bytes(message.diagnostics))
+        return (ReplyStarted(message.id, message.model, self.usage),)
+
+    def _update(self, stop: _Stop, usage: AnthropicUsage | None) -> None:
+        """Apply a `message_delta`. There may be several, and the last need not repeat the stop reason."""
+        self._stop = stop if stop.stop_reason else self._stop
+        self._usage = merge_anthropic_usage(self._usage, usage) if usage else self._usage
+        # A diagnosis that was pending in `message_start` may be complete by now.
+        self._diagnosis = decode_anthropic_diagnosis(bytes(stop.diagnostics)) or self._diagnosis
+
+    def _open(self, index: int, raw: bytes) -> tuple[Delta, ...]:
+        if index in self._blocks:
+            raise msgspec.ValidationError(f"block {index} starts twice")
+        block = self._blocks[index] = BlockAccumulator(raw)
+        match block.kind:
+            case "tool_use":
+                return (ToolUseStarted(index, block.start_text("id"), block.start_text("name")),)
+            case "text" | "thinking":
+                # The start event has the first text in a member named like the type, which is usually empty.
+                return _make_deltas(block.kind, index, block.start_text(block.kind))
+            case _:
+                return ()
+
+    def _grow(self, index: int, delta: dict[str, bytes]) -> tuple[Delta, ...]:
+        block = self._block(index)
+        if block.is_stopped:
+            raise msgspec.ValidationError(f"block {index} grows after its end")
+        return _make_deltas(block.kind, index, block.apply_delta(delta))
+
+    def _block(self, index: int) -> "BlockAccumulator":
+        if index not in self._blocks:
+            raise msgspec.ValidationError(f"block {index} never started")
+        return self._blocks[index]
+
+    def reply(self) -> Reply:
+        return self._reply(tuple(block.finish() for block in self._blocks.values()), self._stop_reason())
+
+    def partial(self) -> Reply | None:
+        if self._started is None:
+            return None
+        salvaged = (block.salvage() for block in self._blocks.values())
+        content = [block for block in salvaged if block is not None]
+        if self._stop.stop_reason and all(block.is_stopped for block in self._blocks.values()):
+            # Complete except for `message_stop`, which has no content.
+            return self._reply(tuple(content), self._stop_reason())
+        # The provider refuses a message that ends in thinking.
+        while content and isinstance(content[-1], THINKING_TYPES):
+            content.pop()
+        return self._reply(tuple(content), "cancelled")
+
+    def _stop_reason(self) -> StopReason:
+        """An unknown reason must not pass for a turn that ended normally."""
+        return STOP_REASONS.get(self._stop.stop_reason, "error")
+
+    def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
+        started = self._started or _Message()
+        return Reply(
+            content,
+            stop_reason,
+            self.usage,
+            started.model,
+            started.id,
+            self._stop.stop_sequence,
+            self._diagnosis,
+            compaction_usage(self._usage),
+        )
+
+
+def _make_deltas(kind: str, index: int, text: str) -> tuple[Delta, ...]:
+    delta_type = _DELTA_TYPES.get(kind)
+    return (delta_type(index, text),) if delta_type and text else ()
+
+
+class AnthropicStreamDecoder(EventStreamDecoder):
+    def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX, reply_bytes_max: int = STREAM_BYTES_MAX) -> None:
+        super().__init__(AnthropicReplyFold(), event_bytes_max=event_bytes_max, reply_bytes_max=reply_bytes_max)
+
+
+def decode_anthropic_reply(body: bytes) -> Reply:
+    with decoding_errors("server_error", "the reply"):
+        body.decode()
+        if msgspec.json.decode(body, type=_Type).type != "error":
+            return AnthropicReplyFold().take_whole(msgspec.json.decode(body, type=_Message))
+    raise decode_anthropic_stream_error(body)
+
+
 class BlockAccumulator:
+    """A content block, accumulated from its start event and its deltas."""
+
     def __init__(self, start: bytes) -> None:
         self._start = start
         self._members = split_object(start)
@@ -185,157 +340,3 @@ class BlockAccumulator:
                 return block if self.is_stopped else None
             case _:
                 return block
-
-
-class AnthropicReplyFold:
-    """Takes the events of a response in order. Raises msgspec's errors for malformed ones."""
-
-    def __init__(self) -> None:
-        self._started: _Message | None = None
-        self._usage = AnthropicUsage()
-        self._blocks: dict[int, BlockAccumulator] = {}
-        self._stop = _Stop()
-        self._diagnosis: CacheDiagnosis | None = None
-        self.is_finished = False
-
-    @property
-    def usage(self) -> Usage:
-        return anthropic_usage_buckets(self._usage)
-
-    def take_event(self, event: ServerSentEvent) -> tuple[Delta, ...]:
-        with decoding_errors("server_error", "an event of the stream"):
-            name = get_event_name(event)
-            if name in _EVENTS:
-                return self.take(name, _decode_event(event.data))
-        if name == "error":
-            raise decode_anthropic_stream_error(event.data)
-        return ()
-
-    def take(self, name: str, event: _Event) -> tuple[Delta, ...]:
-        if name == "message_start":
-            return self._start(event.message)
-        if self._started is None:
-            raise msgspec.ValidationError(f"`{name}` before `message_start`")
-        match name:
-            case "content_block_start":
-                return self._open(event.index, bytes(event.content_block))
-            case "content_block_delta":
-                return self._grow(event.index, split_object(bytes(event.delta)))
-            case "content_block_stop":
-                self._block(event.index).is_stopped = True
-            case "message_delta":
-                self._update(msgspec.json.decode(event.delta, type=_Stop), event.usage)
-            case "message_stop":
-                self.is_finished = True
-                return (ReplyFinished(self.reply()),)
-            case _:
-                pass
-        return ()
-
-    def take_whole(self, message: _Message) -> Reply:
-        self._start(message)
-        for index, raw in enumerate(message.content):
-            self._open(index, bytes(raw))
-        self._stop = _Stop(message.stop_reason, message.stop_sequence)
-        return self.reply()
-
-    def _start(self, message: _Message) -> tuple[Delta, ...]:
-        if self._started is not None:
-            raise msgspec.ValidationError("a second `message_start`")
-        self._started = message
-        # `message_start` has the input and cache counters, `message_delta` the final output counter.
-        self._usage = message.usage or AnthropicUsage()
-        self._diagnosis = decode_anthropic_diagnosis(bytes(message.diagnostics))
-        return (ReplyStarted(message.id, message.model, self.usage),)
-
-    def _update(self, stop: _Stop, usage: AnthropicUsage | None) -> None:
-        """Apply a `message_delta`. There may be several, and the last need not repeat the stop reason."""
-        self._stop = stop if stop.stop_reason else self._stop
-        self._usage = merge_anthropic_usage(self._usage, usage) if usage else self._usage
-        # A diagnosis that was pending in `message_start` may be complete by now.
-        self._diagnosis = decode_anthropic_diagnosis(bytes(stop.diagnostics)) or self._diagnosis
-
-    def _open(self, index: int, raw: bytes) -> tuple[Delta, ...]:
-        if index in self._blocks:
-            raise msgspec.ValidationError(f"block {index} starts twice")
-        block = self._blocks[index] = BlockAccumulator(raw)
-        match block.kind:
-            case "tool_use":
-                return (ToolUseStarted(index, block.start_text("id"), block.start_text("name")),)
-            case "text":
-                text = block.start_text("text")
-                return (TextDelta(index, text),) if text else ()
-            case "thinking":
-                text = block.start_text("thinking")
-                return (ThinkingDelta(index, text),) if text else ()
-            case _:
-                return ()
-
-    def _grow(self, index: int, delta: dict[str, bytes]) -> tuple[Delta, ...]:
-        block = self._block(index)
-        if block.is_stopped:
-            raise msgspec.ValidationError(f"block {index} grows after its end")
-        text = block.apply_delta(delta)
-        match block.kind:
-            case "text" if text:
-                return (TextDelta(index, text),)
-            case "thinking" if text:
-                return (ThinkingDelta(index, text),)
-            case "tool_use" if text:
-                return (ToolUseDelta(index, text),)
-            case _:
-                return ()
-
-    def _block(self, index: int) -> BlockAccumulator:
-        if index not in self._blocks:
-            raise msgspec.ValidationError(f"block {index} never started")
-        return self._blocks[index]
-
-    def reply(self) -> Reply:
-        return self._reply(tuple(block.finish() for block in self._blocks.values()), self._stop_reason())
-
-    def partial(self) -> Reply | None:
-        if self._started is None:
-            return None
-        salvaged = (block.salvage() for block in self._blocks.values())
-        content = [block for block in salvaged if block is not None]
-        if self._stop.stop_reason and all(block.is_stopped for block in self._blocks.values()):
-            # Complete except for `message_stop`, which has no content.
-            return self._reply(tuple(content), self._stop_reason())
-        # The provider refuses a message that ends in thinking.
-        while content and isinstance(content[-1], THINKING_TYPES):
-            content.pop()
-        return self._reply(tuple(content), "cancelled")
-
-    def _stop_reason(self) -> StopReason:
-        """An unknown reason must not pass for a turn that ended normally."""
-        return STOP_REASONS.get(self._stop.stop_reason, "error")
-
-    def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
-        started = self._started or _Message()
-        return Reply(
-            content,
-            stop_reason,
-            self.usage,
-            started.model,
-            started.id,
-            self._stop.stop_sequence,
-            self._diagnosis,
-            compaction_usage(self._usage),
-        )
-
-
-class AnthropicStreamDecoder(EventStreamDecoder):
-    def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX, reply_bytes_max: int = STREAM_BYTES_MAX) -> None:
-        super().__init__(AnthropicReplyFold(), event_bytes_max=event_bytes_max, reply_bytes_max=reply_bytes_max)
-
-
-def decode_anthropic_reply(body: bytes) -> Reply:
-    with decoding_errors("server_error", "the reply"):
-        body.decode()
-        if msgspec.json.decode(body, type=_Type).type != "error":
-            return AnthropicReplyFold().take_whole(msgspec.json.decode(body, type=_Message))
-    raise decode_anthropic_stream_error(body)
-
-
-_TEXT_FIELDS = {"text_delta": "text", "thinking_delta": "thinking"}

@@ -29,6 +29,8 @@ _STOP_REASONS: dict[str | None, StopReason] = {
     "tool_use": "end_turn",
 }
 
+_DECODED_TYPES = ("system", "assistant", "result")
+
 
 class _Part(msgspec.Struct, frozen=True):
     type: str = ""
@@ -53,9 +55,6 @@ class _Line(msgspec.Struct, frozen=True):
     subtype: str | None = None
     stop_reason: str | None = None
     usage: AnthropicUsage | None = None
-
-
-_DECODED_TYPES = ("system", "assistant", "result")
 
 
 class ClaudeCodeAdapter(Adapter):

@@ -1,4 +1,7 @@
-"""Encodes a prompt for Gemini: tools, then the system instruction, then contents."""
+"""Encodes a request to Gemini: the parameters, then tools, the system instruction and contents.
+
+What Gemini cannot represent of a history entry is dropped or replaced before it is encoded.
+"""
 
 import re
 from collections.abc import Iterator
@@ -24,7 +27,6 @@ from holdfast.types.request_buffer import EncodedBlock
 FUNCTION_DECLARATIONS_START = b'{"functionDeclarations":['
 """Starts an element of `tools` with function declarations; every other element is a tool that Gemini defines."""
 
-
 _STARTS: dict[PromptSection, bytes] = {
     "tools": b',"tools":[',
     "system": b',"systemInstruction":{"parts":[',
@@ -32,6 +34,23 @@ _STARTS: dict[PromptSection, bytes] = {
 }
 
 _ROLES = {"user": b"user", "assistant": b"model"}
+
+# google-genai 3.x calls /v1; older SDKs called /v1beta.
+API_VERSION = "v1"
+JSON_HEADERS = (("content-type", "application/json"),)
+MODEL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+
+CONFIG_PREFIX = "generationConfig."
+"""Prefix of the name of an extra field that belongs into `generationConfig`."""
+
+CONFIG_NAMES = frozenset({"maxOutputTokens", "temperature", "stopSequences", "thinkingConfig"})
+PROMPT_NAMES = frozenset({"generationConfig", "tools", "systemInstruction", "contents"})
+CACHED_CONTENT = "cachedContent"
+TOOL_CONFIG = "toolConfig"
+FUNCTION_CALLING_MODES = {"auto": "AUTO", "any": "ANY", "none": "NONE", "tool": "ANY"}
+
+# The tool's name, and a number or a digest: `decode` and `stream` make such ids for calls without one.
+_GENERATED_ID = re.compile(r"(.+)-(?:[0-9]+|[0-9a-f]{12})", re.DOTALL)
 
 
 def encode_gemini_segment(segment: Segment) -> tuple[EncodedBlock, ...]:
@@ -65,10 +84,10 @@ def _encode_entry(entry: HistoryEntry) -> Iterator[EncodedBlock]:
 def gemini_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
     """Adjacent function declarations share an element of `tools`."""
     if before is None:
-        return _STARTS[block.section] + (block.container_start or _opened(block))
+        return _STARTS[block.section] + (block.container_start or _continuation_start(block))
     if before.section != block.section:
         check_section_order(before, block)
-        return _end(before) + _STARTS[block.section] + (block.container_start or _opened(block))
+        return _end(before) + _STARTS[block.section] + (block.container_start or _continuation_start(block))
     if block.section == "messages":
         return b"]}," + block.container_start if block.container_start else b","
     if before.container_start == block.container_start:
@@ -76,7 +95,7 @@ def gemini_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
     return (b"]}," if before.container_start else b",") + block.container_start
 
 
-def _opened(block: EncodedBlock) -> bytes:
+def _continuation_start(block: EncodedBlock) -> bytes:
     """The start of a content for a part that continues one whose start is in an explicit cache."""
     return b"" if block.role is None else b'{"role":"%b","parts":[' % _ROLES[block.role]
 
@@ -96,9 +115,6 @@ def gemini_suffix(last: EncodedBlock | None) -> bytes:
     if last is None:
         return b',"contents":[]}'
     return _end(last) + (b"}" if last.section == "messages" else b',"contents":[]}')
-
-
-_GENERATED_ID = re.compile(r"(.+)-(?:[0-9]+|[0-9a-f]{12})", re.DOTALL)
 
 
 def lower_gemini_entry(entry: HistoryEntry) -> HistoryEntry | None:
@@ -162,20 +178,6 @@ def _lower_result(result: ToolResult) -> ToolResult:
         result.is_error,
         result.name or tool_name_from_call_id(result.tool_use_id),
     )
-
-
-# google-genai 3.x calls /v1; older SDKs called /v1beta.
-API_VERSION = "v1"
-JSON_HEADERS = (("content-type", "application/json"),)
-MODEL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-CONFIG_PREFIX = "generationConfig."
-"""Prefix of the name of an extra field that belongs into `generationConfig`."""
-
-CONFIG_NAMES = frozenset({"maxOutputTokens", "temperature", "stopSequences", "thinkingConfig"})
-PROMPT_NAMES = frozenset({"generationConfig", "tools", "systemInstruction", "contents"})
-CACHED_CONTENT = "cachedContent"
-TOOL_CONFIG = "toolConfig"
-FUNCTION_CALLING_MODES = {"auto": "AUTO", "any": "ANY", "none": "NONE", "tool": "ANY"}
 
 
 class _ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,7 +6,6 @@ import msgspec
 
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.json_splice import get_optional_string, get_string_member, make_valid_arguments, split_object
-from holdfast.providers.openai_chat.encode import ERROR_TEXT
 from holdfast.providers.openai_chat.parameters import decode_chat_parameters
 from holdfast.providers.openai_chat.parts import (
     CALL_KIND,
@@ -17,6 +16,7 @@ from holdfast.providers.openai_chat.parts import (
     decode_request_detail,
 )
 from holdfast.providers.openai_chat.variant import ChatVariant
+from holdfast.providers.openai_common import ERROR_TEXT
 from holdfast.providers.wire_request import (
     build_prompt,
     build_wire_request,

@@ -16,9 +16,9 @@ from holdfast.providers.openai_chat.parts import (
     accepts_chat_breakpoint,
     encode_chat_part,
     encode_reasoning_detail,
-    normalize_chat_image,
 )
 from holdfast.providers.openai_chat.variant import ChatVariant
+from holdfast.providers.openai_common import ERROR_TEXT, IMAGE_TEXT, normalize_image
 from holdfast.providers.wire_request import (
     check_section_order,
     encode_stable_blocks,
@@ -35,6 +35,10 @@ _SYSTEM_START = b'{"role":"system","content":['
 
 # Sent before a conversation that starts with a system message, which would otherwise be taken for the system prompt.
 EMPTY_SYSTEM_MESSAGE = b'{"role":"system","content":""}'
+CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
+
+# The order of a message's members; encoding must not depend on the order in which blocks arrived.
+_MEMBERS, _REASONING, _CONTENT, _CALLS = range(4)
 
 
 def encode_chat_segment(segment: Segment, variant: ChatVariant) -> tuple[EncodedBlock, ...]:
@@ -152,14 +156,6 @@ def encode_chat_breakpoint(ttl: Ttl, variant: ChatVariant) -> bytes:
     return b',"%b":%b' % (variant.breakpoint_name.encode(), variant.breakpoints[ttl])
 
 
-CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
-ERROR_TEXT = Text("Error:")
-IMAGE_TEXT = Text("[image]")
-
-# The order of a message's members; encoding must not depend on the order in which blocks arrived.
-_MEMBERS, _REASONING, _CONTENT, _CALLS = range(4)
-
-
 def lower_chat_entry(entry: HistoryEntry, variant: ChatVariant) -> HistoryEntry | None:
     """Thinking is dropped if the API cannot carry it; images in results and assistant messages become text.
 
@@ -203,7 +199,7 @@ def _lower_block(block: Block, role: Role, variant: ChatVariant) -> Block | None
     """None for a block that a message of this role cannot have."""
     match block:
         case Image():
-            return normalize_chat_image(block) if role == "user" else IMAGE_TEXT
+            return normalize_image(block) if role == "user" else IMAGE_TEXT
         case ToolResult():
             return _lower_result(block) if role == "user" else None
         case _:

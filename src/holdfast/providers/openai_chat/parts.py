@@ -1,20 +1,29 @@
-"""Encodes and decodes the parts of a message's content in Chat Completions.
+"""Encodes and decodes the parts of a message in Chat Completions: content, and OpenRouter's reasoning details.
 
 A part with anything we do not know is carried as its bytes, without its cache breakpoint.
 """
-
-import re
 
 import msgspec
 
 from holdfast.providers.json_splice import decode_or_none, encode_string, get_string_member, remove_member, split_object
 from holdfast.providers.openai_chat.variant import ChatVariant
-from holdfast.types.blocks import Base64Source, FileSource, Image, Opaque, RedactedThinking, Text, Thinking, UrlSource
+from holdfast.providers.openai_common import decode_image_url, encode_image_url
+from holdfast.types.blocks import FileSource, Image, Opaque, RedactedThinking, Text, Thinking
 from holdfast.types.prompt import Ttl
 
+MESSAGE_KIND = "message."
+"""Another member of the message itself; its bytes are the member's value."""
+
+REASONING_KIND = "reasoning_details."
+CALL_KIND = "tool_calls."
+NON_CONTENT_KINDS = (MESSAGE_KIND, REASONING_KIND, CALL_KIND)
+REASONING_DETAILS = "reasoning_details"
+Reasoning = Thinking | RedactedThinking | Opaque
 ChatPart = Text | Image | Opaque
-_DATA_URL = re.compile(r"data:(.*?);base64,(.*)", re.DOTALL)
 _KNOWN = frozenset({"text", "image_url", "file"})
+
+# Formats whose details keep their meaning without the members `format` and `index`.
+_PLAIN_FORMATS = (None, "unknown", "anthropic-claude-v1")
 
 
 class _Text(msgspec.Struct, frozen=True):
@@ -39,29 +48,9 @@ def encode_chat_part(part: ChatPart) -> bytes:
         case Image(source=FileSource(file_id=file_id)):
             return b'{"type":"file","file":{"file_id":' + encode_string(file_id) + b"}}"
         case Image(source=source):
-            return b'{"type":"image_url","image_url":{"url":' + encode_string(_url_of(source)) + b"}}"
+            return b'{"type":"image_url","image_url":{"url":' + encode_string(encode_image_url(source)) + b"}}"
         case Opaque(raw=raw):
             return raw
-
-
-def normalize_chat_image(image: Image) -> Image:
-    """The image as it will be decoded again: a data URL and base64 data have the same encoding."""
-    return image if isinstance(image.source, FileSource) else Image(_source_of(_url_of(image.source)))
-
-
-def _url_of(source: Base64Source | UrlSource | FileSource) -> str:
-    match source:
-        case Base64Source(media_type=media_type, data=encoded):
-            return f"data:{media_type};base64,{encoded}"
-        case UrlSource(url=url):
-            return url
-        case FileSource(file_id=file_id):
-            return file_id
-
-
-def _source_of(url: str) -> Base64Source | UrlSource:
-    inline = _DATA_URL.fullmatch(url)
-    return Base64Source(inline[1], inline[2]) if inline else UrlSource(url)
 
 
 def accepts_chat_breakpoint(part: ChatPart, variant: ChatVariant) -> bool:
@@ -99,7 +88,7 @@ def _decode_known(kind: str, members: dict[str, bytes]) -> ChatPart | None:
         return Text(get_string_member(members, "text"))
     inner = split_object(members[kind])
     if kind == "image_url" and inner.keys() == {"url"}:
-        return Image(_source_of(get_string_member(inner, "url")))
+        return Image(decode_image_url(get_string_member(inner, "url")))
     if kind == "file" and inner.keys() == {"file_id"}:
         return Image(FileSource(get_string_member(inner, "file_id")))
     return None
@@ -115,19 +104,6 @@ def _breakpoint_ttl(raw: bytes, variant: ChatVariant) -> Ttl | None:
         if (point.ttl or default_ttl) == ttl and point == expected:
             return ttl
     raise msgspec.ValidationError(f"`{variant.breakpoint_name}` must ask for {' or '.join(variant.breakpoints)}")
-
-
-MESSAGE_KIND = "message."
-"""Another member of the message itself; its bytes are the member's value."""
-
-REASONING_KIND = "reasoning_details."
-CALL_KIND = "tool_calls."
-NON_CONTENT_KINDS = (MESSAGE_KIND, REASONING_KIND, CALL_KIND)
-REASONING_DETAILS = "reasoning_details"
-Reasoning = Thinking | RedactedThinking | Opaque
-
-# Formats whose details keep their meaning without the members `format` and `index`.
-_PLAIN_FORMATS = (None, "unknown", "anthropic-claude-v1")
 
 
 class _Detail(msgspec.Struct, frozen=True):

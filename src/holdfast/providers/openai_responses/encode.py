@@ -11,7 +11,7 @@ import msgspec
 from holdfast.errors import UserError
 from holdfast.providers.adapter import Endpoint
 from holdfast.providers.json_splice import encode_json_text, encode_string, join_object
-from holdfast.providers.openai_common import encode_openai_tool_choice
+from holdfast.providers.openai_common import ERROR_TEXT, IMAGE_TEXT, encode_openai_tool_choice, normalize_image
 from holdfast.providers.openai_responses.items import (
     ITEM_START,
     encode_responses_entry,
@@ -21,10 +21,9 @@ from holdfast.providers.openai_responses.items import (
 from holdfast.providers.openai_responses.parts import (
     accepts_responses_breakpoint,
     encode_input_part,
-    normalize_responses_image,
 )
 from holdfast.providers.wire_request import check_section_order, encode_stable_blocks, encode_tool_spec
-from holdfast.types.blocks import THINKING_TYPES, Block, Image, Role, Text, Thinking, ToolResult
+from holdfast.types.blocks import THINKING_TYPES, Block, Image, Role, Thinking, ToolResult
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import HistoryEntry, Parameters, Segment, Ttl, fit_call_ids
 from holdfast.types.request_buffer import EncodedBlock
@@ -38,10 +37,7 @@ PARAMETER_NAMES = frozenset({"model", "max_output_tokens", "stream", "temperatur
 PROMPT_NAMES = frozenset({"tools", "input", "instructions"})
 
 CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-RESPONSES_ERROR_TEXT = Text("Error:")
-"""The first text in the result of a failed tool call: the API has no error flag."""
 
-_IMAGE_TEXT = Text("[image]")
 _TOOL = b'{"type":"function","name":%b,"description":%b,"parameters":%b,"strict":false}'
 _DEVELOPER = message_start("developer")
 # 30m is the API's default and needs no `ttl`.
@@ -53,27 +49,26 @@ _BREAKPOINTS: dict[Ttl, bytes] = {
 
 def lower_responses_entry(entry: HistoryEntry) -> HistoryEntry | None:
     """Drop other providers' thinking; represent failed tool calls and assistant images by text."""
-    content = tuple(_lower_block(block, entry.role) for block in entry.content if _is_representable(block))
+    ours = (
+        block
+        for block in entry.content
+        if not isinstance(block, THINKING_TYPES) or (isinstance(block, Thinking) and has_openai_signature(block))
+    )
+    content = tuple(_lower_block(block, entry.role) for block in ours)
     if not content:
         return None
     lowered = entry if content == entry.content else msgspec.structs.replace(entry, content=content)
     return fit_call_ids(lowered, CALL_ID)
 
 
-def _is_representable(block: Block) -> bool:
-    if isinstance(block, Thinking):
-        return has_openai_signature(block)
-    return not isinstance(block, THINKING_TYPES)
-
-
 def _lower_block(block: Block, role: Role) -> Block:
     match block:
         case Image():
-            return _IMAGE_TEXT if role == "assistant" else normalize_responses_image(block)
+            return IMAGE_TEXT if role == "assistant" else normalize_image(block)
         case ToolResult(content=content, is_error=is_error):
-            parts = tuple(normalize_responses_image(part) if isinstance(part, Image) else part for part in content)
-            if is_error and parts[:1] != (RESPONSES_ERROR_TEXT,):
-                parts = (RESPONSES_ERROR_TEXT, *parts)
+            parts = tuple(normalize_image(part) if isinstance(part, Image) else part for part in content)
+            if is_error and parts[:1] != (ERROR_TEXT,):
+                parts = (ERROR_TEXT, *parts)
             return block if parts == content and not is_error else ToolResult(block.tool_use_id, parts)
         case _:
             return block

@@ -1,4 +1,7 @@
-"""Encodes history entries as input items of the Responses API, and decodes items."""
+"""Encodes history entries as input items of the Responses API, and decodes items.
+
+A reasoning item becomes a thinking block whose signature holds what the text does not, so that nothing is lost.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -38,6 +41,8 @@ _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "
 _USER_ITEM_KINDS = frozenset(
     {"message", "mcp_approval_response", "item_reference", "additional_tools", "configuration_update"}
 )
+
+SUMMARY_SEPARATOR = "\n\n"
 
 
 class DecodedItem(msgspec.Struct, frozen=True):
@@ -184,9 +189,6 @@ def _decode_result(members: Mapping[str, bytes]) -> DecodedItem | None:
     parts = [decode_input_part(bytes(part)) for part in output]
     ttl = next((ttl for _, ttl in reversed(parts) if ttl is not None), None)
     return DecodedItem("user", (ToolResult(call_id, tuple(part for part, _ in parts)),), (ttl,))
-
-
-SUMMARY_SEPARATOR = "\n\n"
 
 
 class _Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -3,13 +3,13 @@
 A part with anything we do not know is carried as its bytes, without its cache breakpoint.
 """
 
-import re
 from collections.abc import Mapping
 
 import msgspec
 
 from holdfast.providers.json_splice import encode_string, get_string_member, remove_member, split_object
-from holdfast.types.blocks import Base64Source, FileSource, Image, Json, Opaque, Text, UrlSource
+from holdfast.providers.openai_common import decode_image_url, encode_image_url
+from holdfast.types.blocks import FileSource, Image, Json, Opaque, Text
 from holdfast.types.prompt import Ttl
 
 CACHE_BREAKPOINT = "prompt_cache_breakpoint"
@@ -19,7 +19,6 @@ OUTPUT_KINDS = frozenset({"output_text", "refusal"})
 
 # OpenAI, "Prompt caching": breakpoints on text, image and file input, not on tools or `instructions`.
 _CACHEABLE_KINDS = frozenset({"input_text", "input_image", "input_file"})
-_DATA_URL = re.compile(r"data:(.*?);base64,(.*)", re.DOTALL)
 
 # Members that the provider adds; with one of these values they can be dropped.
 _DEFAULT_VALUES: dict[str, tuple[Json, ...]] = {
@@ -47,16 +46,12 @@ def encode_input_part(part: InputPart) -> bytes:
     match part:
         case Text(text=text):
             return b'{"type":"input_text","text":' + encode_string(text) + b"}"
+        case Image(source=FileSource(file_id=file_id)):
+            return b'{"type":"input_image","file_id":%b,"detail":"auto"}' % encode_string(file_id)
         case Image(source=source):
-            return b'{"type":"input_image",' + _encode_source(source) + b',"detail":"auto"}'
+            return b'{"type":"input_image","image_url":%b,"detail":"auto"}' % encode_string(encode_image_url(source))
         case Opaque(raw=raw):
             return raw.strip()
-
-
-def _encode_source(source: Base64Source | UrlSource | FileSource) -> bytes:
-    if isinstance(source, FileSource):
-        return b'"file_id":' + encode_string(source.file_id)
-    return b'"image_url":' + encode_string(_url_of(source))
 
 
 def encode_output_part(part: Text | Opaque) -> bytes:
@@ -74,27 +69,6 @@ def accepts_responses_breakpoint(part: InputPart) -> bool:
             return True
         case Opaque(kind=kind):
             return kind in _CACHEABLE_KINDS
-
-
-def _url_of(source: Base64Source | UrlSource) -> str:
-    match source:
-        case Base64Source(media_type=media_type, data=encoded):
-            return f"data:{media_type};base64,{encoded}"
-        case UrlSource(url=url):
-            return url
-
-
-def _source_at(url: str) -> Base64Source | UrlSource:
-    inline = _DATA_URL.fullmatch(url)
-    return Base64Source(inline[1], inline[2]) if inline else UrlSource(url)
-
-
-def normalize_responses_image(image: Image) -> Image:
-    """The image as it will be decoded again: a data URL and base64 data have the same encoding."""
-    if isinstance(image.source, FileSource):
-        return image
-    source = _source_at(_url_of(image.source))
-    return image if source == image.source else Image(source)
 
 
 def non_default_names(members: Mapping[str, bytes], *ignored: str) -> set[str]:
@@ -115,7 +89,7 @@ def decode_input_part(raw: bytes) -> tuple[InputPart, Ttl | None]:
     if kind == "input_text" and names == {"text"}:
         return Text(get_string_member(members, "text")), ttl
     if kind == "input_image" and names == {"image_url"}:
-        return Image(_source_at(get_string_member(members, "image_url"))), ttl
+        return Image(decode_image_url(get_string_member(members, "image_url"))), ttl
     if kind == "input_image" and names == {"file_id"}:
         return Image(FileSource(get_string_member(members, "file_id"))), ttl
     return Opaque(kind, remove_member(raw, CACHE_BREAKPOINT) if CACHE_BREAKPOINT in members else raw), ttl

@@ -68,9 +68,6 @@ class _Response(msgspec.Struct, frozen=True):
         return self.status == "failed" or (self.output is None and bytes(self.error) != b"null")
 
 
-_EVENT_PREFIX = "response."
-
-
 class _Event(msgspec.Struct, frozen=True):
     response: _Response = _Response()
     output_index: int = 0
@@ -167,7 +164,7 @@ class ResponsesReplyFold:
         with decoding_errors("server_error", "an event of the stream"):
             name = get_event_name(event)
             decoded = _decode_event(event.data) if name in _EVENTS else _Event()
-            if name.startswith(_EVENT_PREFIX) and name not in _EVENTS:
+            if name.startswith("response.") and name not in _EVENTS:
                 # We ignore this event, but if it is not valid JSON the stream is broken.
                 msgspec.json.decode(event.data)
             if name in _EVENTS and name != "response.failed" and not decoded.response.failed:
