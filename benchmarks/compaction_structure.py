@@ -28,7 +28,7 @@ class Broken(Exception):
 def compacted(history: History, seed: int) -> int:
     """Compact once and look at everything that must hold; how many tokens the messages have then."""
     before = standing_of(history)
-    found = propose_compaction(before, SMALL, "asked")
+    found = propose_compaction(before, SMALL, "requested")
     if not isinstance(found, CompactionProposal):
         return sum(before.draft.entry_tokens())
     history.add(*found.payloads)
@@ -43,7 +43,7 @@ def compacted(history: History, seed: int) -> int:
         "newest ask": history.asks[-1] in seen,
         "constraints": all(rule in seen for rule in {line for ask in history.asks for line in ask.split("\n")[1:]}),
         "head": before.draft.buffer.digests[:1] == after.draft.buffer.digests[:1],
-        "at once": not isinstance(propose_compaction(after, SMALL, "asked"), CompactionProposal),
+        "at once": not isinstance(propose_compaction(after, SMALL, "requested"), CompactionProposal),
     }
     if failed := [name for name, holds in checks.items() if not holds]:
         raise Broken(f"{', '.join(failed)} (seed {seed})")

@@ -130,7 +130,7 @@ class _Request:
 
     @cached_property
     def assistant_keys(self) -> frozenset[str]:
-        entries = (entry for entry in self.parsed.wire.prompt.passages if entry.role == "assistant")
+        entries = (entry for entry in self.parsed.wire.prompt.entries if entry.role == "assistant")
         return frozenset(key for entry in entries for block in entry.content if (key := _block_key(block)))
 
     def extends(self, before: "_Request") -> bool:

@@ -96,7 +96,7 @@ def _open_chat(
     if flags.simulate:
         from holdfast.simulator.provider import SimulatedProvider
 
-        options["wire"] = SimulatedProvider(models=settings.models, script=simulate_chat_reply)
+        options["transport"] = SimulatedProvider(models=settings.models, script=simulate_chat_reply)
     session = Session.resume(stored.session_id, **options) if stored else Session.create(**options)
     warnings = WarningNoticeHandler(turn_runner.notices)
     logger = logging.getLogger("holdfast")

@@ -105,7 +105,7 @@ def _cache(chat: ChatSession, argument: str) -> None:
     for entry in iter_entries(chat.log.read(session.id), chat.settings.models):
         verdict = entry.verdict or verdict
     chat.screen.show_lines(
-        *format_cache_lines(session.cache_state(), session.next_wake(), chat.plan, verdict, at=system_clock())
+        *format_cache_lines(session.cache.state(), session.cache.next_wake(), chat.plan, verdict, at=system_clock())
     )
 
 
