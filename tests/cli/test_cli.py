@@ -453,7 +453,7 @@ def test_output_that_nobody_reads_is_no_error() -> None:
 
 
 def test_the_demo_runs_live_against_whatever_speaks_the_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "script.jsonl").write_bytes(scenario.encode_script())
+    (tmp_path / "script.jsonl").write_bytes(scenario.read_script())
     with simulate("--script", str(tmp_path / "script.jsonl")) as process:
         assert process.stdout is not None
         monkeypatch.setenv("ANTHROPIC_BASE_URL", process.stdout.readline().strip())

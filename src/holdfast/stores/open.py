@@ -1,4 +1,4 @@
-"""Opens the store that an address names, and shows addresses without passwords."""
+"""Opens the store that an address names."""
 
 import os
 import re
@@ -15,10 +15,6 @@ Store = MemoryStore | DatabaseEventLog
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
 _ADDRESS_FORMS = "a path (./PATH if it holds a colon), sqlite:///PATH, postgresql://USER@HOST/DATABASE, or memory:"
-
-_URL = re.compile(r"(?P<scheme>postgres(?:ql)?)://(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
-_PLAIN = re.compile(r"(?:[^/?@]*@)?(?P<hosts>[^/?@]*)(?P<database>/[^?@]*)?(?:\?.*)?", re.DOTALL)
-_HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::[0-9]*)?", re.DOTALL)
 
 
 def open_store(address: str | os.PathLike[str], *, models: Models | None = None) -> Store:
@@ -54,25 +50,3 @@ def _open_postgres(url: str, models: Models | None) -> Store:
     except ImportError as error:
         raise UserError("PostgreSQL needs its driver: pip install 'holdfast-context[postgres]'") from error
     return PostgresStore(url, models=models)
-
-
-def redact_address(address: str) -> str:
-    """The address without user, password and options; only the scheme if it is ambiguous."""
-    url = _URL.match(address)
-    if url is None:
-        return address
-    return f"{url['scheme'].lower()}://{_host_and_database(url['rest']) or '...'}"
-
-
-def is_unambiguous_address(address: str) -> bool:
-    """Whether a PostgreSQL address is unambiguous: an unescaped / or @ in a password could end it early."""
-    url = _URL.match(address)
-    return url is not None and _host_and_database(url["rest"]) is not None
-
-
-def _host_and_database(rest: str) -> str | None:
-    match = _PLAIN.fullmatch(rest)
-    if match is None or not all(map(_HOST.fullmatch, match["hosts"].split(","))):
-        return None
-    location = match["hosts"] + (match["database"] or "")
-    return "".join(character if character.isprintable() else "?" for character in location)

@@ -21,7 +21,7 @@ def get_mark_reason(node: pytest.Item) -> str | None:
     return reason
 
 
-def enforce_prefix_mark(node: pytest.Item, change: str | None, *, at_end: bool) -> None:
+def enforce_prefix_mark(node: pytest.Item, change: str | None, *, at_end: bool = True) -> None:
     """Fail a test that changed the prefix without the mark; at its end, warn about a mark that was not needed."""
     reason = get_mark_reason(node)
     if change is not None and reason is None:

@@ -56,7 +56,7 @@ def command(as_json: bool, model: str | None, live: bool, keep: bool) -> None:
         raise UserError(f"--live needs a key: set {provider_row.key_variable}, or leave out --live to run offline")
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
         store = config.db_path if keep else str(Path(folder) / "demo.db")
-        provider = None if live else SimulatedProvider(models=models, script=scenario.encode_script())
+        provider = None if live else SimulatedProvider(models=models, script=scenario.read_script())
         asyncio.run(_play(Path(folder), row, provider, store=store, as_json=as_json, keep=keep))
 
 

@@ -27,8 +27,6 @@ CALLS_DRAWN_MAX = 40
 BAR_CELLS_MAX = 48
 LABEL_CHARACTERS = 32
 """Room beside a bar for the call's number and verdict."""
-
-
 DIGEST_CHARS_SHOWN = 16
 DIGESTS = ("last_request_hash", "last_completion_cache_key")
 """Hashes that are too long for a line; their first characters are enough to tell them apart."""
@@ -270,28 +268,28 @@ def _verdict_cells(entry: "LedgerEntry") -> tuple[str, str]:
     return f"{verdict.kind}{component}", f"${verdict.lost_usd:.6f}" if verdict.lost_usd else ""
 
 
-def draw_calls(entries: Sequence[LedgerEntry], layer_runs: "LayerSizesByRequest", width: int) -> list[str]:
+def draw_calls(entries: Sequence[LedgerEntry], layer_sizes: "LayerSizesByRequest", width: int) -> list[str]:
     """One line per call for the newest `CALLS_DRAWN_MAX` calls, then a legend of the layers."""
-    drawn = [entry for entry in entries if layer_runs.get(entry.record.request_id)][-CALLS_DRAWN_MAX:]
+    drawn = [entry for entry in entries if layer_sizes.get(entry.record.request_id)][-CALLS_DRAWN_MAX:]
     if not drawn:
         return []
-    names = list(dict.fromkeys(run.layer for entry in drawn for run in layer_runs[entry.record.request_id]))
+    names = list(dict.fromkeys(size.layer for entry in drawn for size in layer_sizes[entry.record.request_id]))
     fills = {name: FILLS[number % len(FILLS)] for number, name in enumerate(names)}
     longest = max(entry.record.usage.tokens_sent for entry in drawn)
     cells_max = max(8, min(BAR_CELLS_MAX, width - LABEL_CHARACTERS))
-    lines = [_line(entry, layer_runs[entry.record.request_id], fills, cells_max, longest=longest) for entry in drawn]
+    lines = [_line(entry, layer_sizes[entry.record.request_id], fills, cells_max, longest=longest) for entry in drawn]
     legend = "  ".join(f"{fill} {strip_control_characters(name)}" for name, fill in fills.items())
     left_out = len(entries) - len(drawn)
     return [*lines, legend, *([f"{format_count(left_out, 'earlier call')} not drawn"] if left_out else [])]
 
 
 def _line(
-    entry: LedgerEntry, runs: Sequence["LayerSize"], fills: Mapping[str, str], cells_max: int, *, longest: int
+    entry: LedgerEntry, sizes: Sequence["LayerSize"], fills: Mapping[str, str], cells_max: int, *, longest: int
 ) -> str:
     tokens_sent = entry.record.usage.tokens_sent
     cells = max(1, round(cells_max * tokens_sent / longest)) if longest else 1
-    shares = divide_bar_cells([run.bytes for run in runs], cells)
-    bar = "".join(fills[run.layer] * count for run, count in zip(runs, shares, strict=True))
+    shares = divide_bar_cells([size.bytes for size in sizes], cells)
+    bar = "".join(fills[size.layer] * count for size, count in zip(sizes, shares, strict=True))
     verdict = entry.verdict
     label: str = "" if verdict is None else verdict.kind
     if verdict is not None and verdict.lost_usd:

@@ -127,9 +127,8 @@ def check_installed(encoder: EncoderName = "wordllama") -> None:
     """Raises `UserError` with the extra to install if packages are missing."""
     if missing := find_missing_packages(encoder):
         extra, _ = _REQUIREMENTS[encoder]
-        raise UserError(
-            f"ranking by {encoder} needs {', '.join(missing)}: pip install 'holdfast-context[{extra}]', or rank lexically"
-        )
+        install = f"pip install 'holdfast-context[{extra}]'"
+        raise UserError(f"ranking by {encoder} needs {', '.join(missing)}: {install}, or rank lexically")
 
 
 def create_semantic_stage(encoder: str = "wordllama") -> SemanticStage:
