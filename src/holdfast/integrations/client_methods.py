@@ -21,7 +21,7 @@ from holdfast.events.cache_controls import CacheControls
 from holdfast.events.payloads.cache import CacheControlsApplied
 from holdfast.integrations.proxy import Proxy, ReplaceAttribute, await_value
 from holdfast.integrations.response_capture import CallWatcher
-from holdfast.integrations.streams import WatchedStream, WatchedStreamManager
+from holdfast.integrations.streams import WatchedStream, WatchedStreamContext
 from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
 from holdfast.types.json_encoding import encode_json, sha256_hex
 from holdfast.types.request_buffer import RequestBuffer
@@ -173,7 +173,7 @@ def _watched_method(
             begin_call, method, preparer, prepared, caller_arguments=caller_arguments, sent_arguments=arguments
         )
         if client_call.opens_stream:
-            return WatchedStreamManager(original(**arguments), start, preparer.warnings)
+            return WatchedStreamContext(original(**arguments), start, preparer.warnings)
         watch = start()
         with watch.recording_failure():
             response = original(**arguments)

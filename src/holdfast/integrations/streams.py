@@ -76,7 +76,7 @@ class WatchedStream(Proxy):
         _watch_of(self).record_drop()
 
 
-class WatchedStreamManager(Proxy):
+class WatchedStreamContext(Proxy):
     """The context manager of `client.messages.stream(...)`: the client's own stream object reads a watched stream."""
 
     def __init__(self, target: object, begin: Callable[[], CallWatcher], warnings: WarningLog) -> None:

@@ -47,10 +47,10 @@ from holdfast.runtime.inputs import (
     not_open_error,
     open_session_log,
 )
-from holdfast.runtime.instructions.session_tools import SessionInstructions
 from holdfast.runtime.model_switch import quote_session_switch, switch_session
 from holdfast.runtime.options import (
     Options,
+    SessionInstructions,
     TransportProvider,
     VolatileLayers,
     VolatileText,
