@@ -214,7 +214,7 @@ async def test_a_prewarming_that_fails_is_no_failure_of_the_session(
     assert not told.is_sent
     assert told.reason
     assert reason in told.reason
-    assert f"ping (warm) failed: {told.reason}" in caplog.text
+    assert f"ping (prewarm) failed: {told.reason}" in caplog.text
     assert session.cost == 0
     assert not any(isinstance(event.payload, CachePinged | LlmCallStarted) for event in store.read(session.id))
 
