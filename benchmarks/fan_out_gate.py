@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
 
-from holdfast import MemoryStore, Session, SimulatedProvider, SingleFlight
+from holdfast import MemoryStore, Session, SimulatedProvider
+from holdfast.engine.cache.single_flight import SingleFlight
 from holdfast.simulator.server import serve_simulator
 
 MODEL = "anthropic:claude-sonnet-5-5"
@@ -16,16 +17,18 @@ SCRIPT = '{"fault": "slow;seconds=0.2"}\n{"content": "The harbour is open."}\n'
 
 
 def run() -> Iterator[tuple[str, str]]:
-    without, with_gate, warmed = (asyncio.run(_cost_usd(**how)) for how in ({"gate": False}, {}, {"prewarm": True}))
+    without, with_gate, warmed = (
+        asyncio.run(_cost_usd(**how)) for how in ({"single_flight": False}, {}, {"prewarm": True})
+    )
     yield f"{SESSIONS} sessions at once, without the gate", f"${without:.6f}"
     yield f"{SESSIONS} sessions at once, with the gate", f"${with_gate:.6f}"
     yield "with / without", f"{with_gate / without:.3f}"
     yield "with the gate and a head that one has prewarmed / without", f"{warmed / without:.3f}"
 
 
-async def _cost_usd(*, gate: bool = True, prewarm: bool = False) -> Decimal:
+async def _cost_usd(*, single_flight: bool = True, prewarm: bool = False) -> Decimal:
     async with _address() as url, AsyncExitStack() as stack:
-        shared: SingleFlight | bool = SingleFlight() if gate else False
+        shared: SingleFlight | bool = SingleFlight() if single_flight else False
         sessions = [
             await stack.enter_async_context(
                 Session.create(
@@ -33,7 +36,7 @@ async def _cost_usd(*, gate: bool = True, prewarm: bool = False) -> Decimal:
                     system_prompt=HEAD,
                     base_url=url,
                     store=MemoryStore(),
-                    gate=shared,
+                    single_flight=shared,
                     prewarm=prewarm and number == 0,
                 )
             )

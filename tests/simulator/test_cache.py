@@ -370,7 +370,7 @@ def test_an_automatic_mark_must_be_spelled_right(value: object) -> None:
 
 
 def test_an_automatic_mark_is_refused_by_models_that_do_not_take_it() -> None:
-    provider = simulator(models=models_with(takes_automatic_mark=False))
+    provider = simulator(models=models_with(accepts_automatic_breakpoint=False))
     assert "takes marks on blocks only" in refusal(provider, request(user("Hello."), cache_control=MARK))[2]
 
 

@@ -71,7 +71,7 @@ def test_a_moved_mark_does_not_change_what_thinking_is_bound_to() -> None:
 
 
 def test_a_moved_mark_counts_as_a_change_where_the_row_says_so() -> None:
-    provider = simulator(script([THOUGHT, text("One.")]), models=models_with(binding_sees_marks=True))
+    provider = simulator(script([THOUGHT, text("One.")]), models=models_with(breakpoints_change_binding=True))
     first, reply, more = talk(provider, 1)
     assert post(provider, request(first, reply, more))[0] == 200
     assert refusal(provider, request(user(text("Ask.", MARK)), reply, more))[0] == 400

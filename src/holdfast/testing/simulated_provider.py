@@ -25,7 +25,7 @@ ScriptLine = str | Sequence[Mapping[str, object]] | Mapping[str, object]
 
 
 class ServedProvider(SimulatedProvider):
-    """Answers over HTTP at `url`, and as `wire=` of a session; both use the same cache."""
+    """Answers over HTTP at `url`, and as `transport=` of a session; both use the same cache."""
 
     def __init__(self) -> None:
         super().__init__(requests=RequestRing(requests_max=REQUESTS_MAX, bytes_max=REQUESTS_BYTES_MAX))

@@ -225,8 +225,8 @@ async def test_a_host_that_gives_no_steps_is_told_what_is_largest_all_the_same()
     talk = LongTalk()
     async with talk.create() as session:
         await talk.speak(session, 2)
-        outcome = await session.recover("compaction_ineffective")
-        (incident,) = session.incidents
+        outcome = await session.recovery.run("compaction_ineffective")
+        (incident,) = session.recovery.incidents
     assert isinstance(outcome, Recovered)
     assert "results of read_file" in incident.results[1].detail
 

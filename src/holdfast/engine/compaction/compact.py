@@ -191,7 +191,7 @@ def propose_seed_summary(
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
         numbers=_unchanged_numbers(outlook),
-        segments=(SummarySegment("record", join_text_blocks(summary.messages[0].content)),),
+        segments=(SummarySegment("facts", join_text_blocks(summary.messages[0].content)),),
         role=summary_role(snapshot),
         thinking_dropped=snapshot.model.cache.binds_thinking,
     )
@@ -228,7 +228,7 @@ def _checkpoint(
         tokens_after=0,
         numbers=_unchanged_numbers(outlook),
         segments=(
-            SummarySegment("record", render_summary(summary, recall=_has_recall_tool(state))),
+            SummarySegment("facts", render_summary(summary, recall=_has_recall_tool(state))),
             SummarySegment("note", render_resume_note(recent=cut.stop < len(state.entries))),
         ),
         role=summary_role(snapshot),

@@ -181,7 +181,7 @@ def parse_openrouter_request(wire: WireRequest, setting: RequestContext) -> Acce
     """Raises `ProviderError` for what OpenRouter or the serving provider refuses."""
     parameters = wire.parameters
     model = find_openrouter_model(parameters.model, setting.models)
-    messages = merge_into_messages(wire.prompt.passages)
+    messages = merge_into_messages(wire.prompt.entries)
     if not messages:
         raise refuse("Input required: specify messages")
     check_openai_types(parameters)
@@ -191,7 +191,7 @@ def parse_openrouter_request(wire: WireRequest, setting: RequestContext) -> Acce
     check_openai_tools(sent, parameters)
     placed = (
         place_requested_breakpoints(sent, parameters, model.cache)
-        if model.cache.kind == "marks"
+        if model.cache.kind == "explicit"
         else _convert_breakpoints(sent, model)
     )
     admitted = accept_thinking(placed, model=parameters.model, rules=model.cache)
@@ -218,13 +218,13 @@ def find_openrouter_model(name: str, models: Models) -> Model:
 def _convert_breakpoints(blocks: Sequence[SentBlock], model: Model) -> tuple[SentBlock, ...]:
     """Breakpoints converted to those of the serving provider; dropped if it has none."""
     # OpenRouter converts `cache_control` and `prompt_cache_breakpoint` into each other, as the provider needs it.
-    ttls = model.cache.ttls_seconds if model.cache.kind == "breakpoints" else {}
+    ttls = model.cache.ttls_seconds if model.cache.kind == "hybrid" else {}
     ttl = "30m" if "30m" in ttls else None
     return tuple(msgspec.structs.replace(sent, ttl=ttl) if sent.ttl is not None else sent for sent in blocks)
 
 
 def _cache_call(blocks: Sequence[SentBlock], wire: WireRequest, model: Model, setting: RequestContext) -> CacheCall:
-    if model.cache.kind != "marks":
+    if model.cache.kind != "explicit":
         return make_openai_cache_call(blocks, wire.parameters, model=model, options=CacheOptions(), setting=setting)
     scope = CacheScope(setting.workspace, wire.parameters.model)
     return anthropic_cache_call(blocks, wire.parameters, model=model, scope=scope, at=setting.at, count=setting.count)
