@@ -28,7 +28,7 @@ from holdfast.types.prompt import Breakpoint, Plan, Ttl
 from holdfast.types.usage import Usage
 
 ROW = find_model("anthropic:claude-opus-4-6")
-UNSEEN = ("edited", "head changed")
+UNSEEN = ("edited", "prefix changed")
 
 
 def run() -> Iterator[tuple[str, str]]:

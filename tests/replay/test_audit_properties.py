@@ -68,14 +68,14 @@ near_lines = st.fixed_dictionaries(
 """Lines that are nearly those of a transcript."""
 
 
-def audited(files: Sequence[bytes], *, spelled: bool = False) -> AuditReport:
+def audited(files: Sequence[bytes], *, with_text: bool = False) -> AuditReport:
     audit = Audit(shipped_models())
     transcripts = []
     with tempfile.TemporaryDirectory() as folder:
         for number, written in enumerate(files):
             path = Path(folder) / f"{number}.jsonl"
             path.write_bytes(written)
-            for found in read_transcript(path, spelled=spelled):
+            for found in read_transcript(path, with_text=with_text):
                 if isinstance(found, BrokenLine):
                     assert "\n" not in found.reason
                     audit.skip_line(found)
@@ -91,17 +91,17 @@ def lines_of(script: Script) -> bytes:
 
 
 @given(st.lists(st.binary(max_size=200), max_size=3), st.booleans())
-def test_any_bytes_are_survived(files: list[bytes], spelled: bool) -> None:
-    report = audited(files, spelled=spelled)
+def test_any_bytes_are_survived(files: list[bytes], with_text: bool) -> None:
+    report = audited(files, with_text=with_text)
     assert report.calls == 0
     said = sum(bool(line.strip()) for file in files for line in file.split(b"\n"))
     assert report.broken_lines <= said
 
 
 @given(st.lists(near_lines | anything, max_size=8), st.booleans())
-def test_any_json_is_survived_and_a_good_call_behind_it_is_counted(lines: list[object], spelled: bool) -> None:
+def test_any_json_is_survived_and_a_good_call_behind_it_is_counted(lines: list[object], with_text: bool) -> None:
     good = lines_of(Script("good").ask().reply(usage(0, 9_000), id="good"))
-    report = audited([b"".join(json.dumps(line).encode() + b"\n" for line in lines) + good], spelled=spelled)
+    report = audited([b"".join(json.dumps(line).encode() + b"\n" for line in lines) + good], with_text=with_text)
     assert report.calls >= 1
     assert report.usage.cache_write_5m >= 9_000
     assert report.broken_lines <= len(lines)

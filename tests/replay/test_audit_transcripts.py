@@ -13,16 +13,16 @@ from holdfast.types.blocks import ToolResult
 from holdfast.types.usage import Usage
 
 
-def read(path: Path, *, spelled: bool = False) -> tuple[list[Transcript], list[BrokenLine]]:
-    found = list(read_transcript(path, spelled=spelled))
+def read(path: Path, *, with_text: bool = False) -> tuple[list[Transcript], list[BrokenLine]]:
+    found = list(read_transcript(path, with_text=with_text))
     return (
         [one for one in found if isinstance(one, Transcript)],
         [one for one in found if isinstance(one, BrokenLine)],
     )
 
 
-def only(path: Path, *, spelled: bool = False) -> Transcript:
-    (one,), broken = read(path, spelled=spelled)
+def only(path: Path, *, with_text: bool = False) -> Transcript:
+    (one,), broken = read(path, with_text=with_text)
     assert not broken
     return one
 
@@ -39,7 +39,7 @@ def test_lines_of_a_reply_between_which_a_result_came_are_one_call(tmp_path: Pat
         Script().ask().reply(usage(0, 9_000), parts=1, id="m").result(after=5).reply(usage(0, 9_000), parts=1, id="m")
     )
     script.result(after=5).reply(usage(9_003, 500))
-    calls = only(script.write(tmp_path / "a.jsonl"), spelled=True).recording.calls
+    calls = only(script.write(tmp_path / "a.jsonl"), with_text=True).recording.calls
     assert [call.usage and call.usage.cache_read for call in calls] == [0, 9_003]
     assert calls[0].reply is not None
     assert len(calls[0].reply.content) == 2
@@ -132,7 +132,7 @@ def test_subagents_without_a_name_are_told_by_whom_they_follow(tmp_path: Path) -
 
 def test_a_compaction_keeps_nothing_but_its_summary(tmp_path: Path) -> None:
     script = loop([10]).compact().ask("Go on.", after=5).reply(usage(0, 8_000)).result(after=5).reply(usage(8_003, 50))
-    calls = only(script.write(tmp_path / "a.jsonl"), spelled=True).recording.calls
+    calls = only(script.write(tmp_path / "a.jsonl"), with_text=True).recording.calls
     assert [call.kept_entries for call in calls] == [None, None, 0, None]
     assert len(calls[2].added) == 2
 
@@ -142,7 +142,7 @@ def test_a_person_who_goes_back_is_seen_to(tmp_path: Path) -> None:
     first_reply = script.lines[2]["uuid"]
     script.lines[-1]["parentUuid"] = first_reply
     script.reply(usage(9_003, 95))
-    calls = only(script.write(tmp_path / "a.jsonl"), spelled=True).recording.calls
+    calls = only(script.write(tmp_path / "a.jsonl"), with_text=True).recording.calls
     assert [call.kept_entries for call in calls] == [None, None, 2]
     assert [len(call.added) for call in calls] == [1, 1, 1]
 

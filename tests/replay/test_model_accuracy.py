@@ -108,20 +108,23 @@ def test_nothing_is_said_of_calls_without_usage() -> None:
     [
         (CallContext(FIRST, HEAD), CacheMiss("lost", "1000 tokens were read, none of them after the first prompt")),
         (CallContext(HEAD), CacheMiss("lost", "1000 tokens were read, none of them after the first prompt")),
-        (CallContext(HEAD - 1), CacheMiss("unnamed", "1000 tokens were read, up to somewhere within the conversation")),
+        (
+            CallContext(HEAD - 1),
+            CacheMiss("unexplained", "1000 tokens were read, up to somewhere within the conversation"),
+        ),
         (
             CallContext(FIRST, HEAD + 1),
-            CacheMiss("head changed", "1000 tokens of the stable prefix were read, 1001 by an earlier call"),
+            CacheMiss("prefix changed", "1000 tokens of the stable prefix were read, 1001 by an earlier call"),
         ),
         (
             CallContext(FIRST, HEAD, next_cache_read=9_000),
-            CacheMiss("head changed", "the next call still read the 9000 tokens of the previous one"),
+            CacheMiss("prefix changed", "the next call still read the 9000 tokens of the previous one"),
         ),
         (
             CallContext(FIRST, HEAD, next_cache_read=9_500),
             CacheMiss("lost", "1000 tokens were read, none of them after the first prompt"),
         ),
-        (CallContext(FIRST, HEAD, settings_switch="a plan is over"), CacheMiss("head changed", "a plan is over")),
+        (CallContext(FIRST, HEAD, settings_switch="a plan ended"), CacheMiss("prefix changed", "a plan ended")),
     ],
 )
 def test_the_calls_around_tell_what_two_calls_alone_do_not(around: CallContext, cold: CacheMiss) -> None:
@@ -145,16 +148,16 @@ def test_a_head_that_is_read_less_far_than_once_before_has_changed() -> None:
     assert causes(first, lost, msgspec.structs.replace(again, usage=Usage(cache_read=900, cache_write_5m=18_100))) == [
         None,
         "lost",
-        "head changed",
+        "prefix changed",
     ]
     shared = call(0, read=2_000, sent=FIRST)
     assert causes(shared, call(10, read=1_999, sent=9_000), call(20, read=2_000, sent=19_000)) == [None, None, "lost"]
-    assert causes(shared, call(10, read=1_400, sent=9_000)) == [None, "head changed"]
+    assert causes(shared, call(10, read=1_400, sent=9_000)) == [None, "prefix changed"]
 
 
 def test_what_was_read_of_the_conversation_tells_nothing_of_the_head() -> None:
     calls = (call(0, sent=FIRST), call(5, read=FIRST, sent=20_000), call(10, read=FIRST + 1, sent=20_500))
-    assert causes(*calls, call(15, read=HEAD, sent=21_000)) == [None, None, "unnamed", "lost"]
+    assert causes(*calls, call(15, read=HEAD, sent=21_000)) == [None, None, "unexplained", "lost"]
 
 
 def test_another_model_has_another_head() -> None:
@@ -164,7 +167,7 @@ def test_another_model_has_another_head() -> None:
 
 def test_what_the_next_call_still_finds_was_not_lost() -> None:
     calls = (call(0, sent=FIRST), call(5, read=FIRST, sent=9_000), call(10, read=HEAD, sent=9_500))
-    assert causes(*calls, call(15, read=9_000, sent=9_800)) == [None, None, "head changed", None]
+    assert causes(*calls, call(15, read=9_000, sent=9_800)) == [None, None, "prefix changed", None]
     assert causes(*calls, call(15, read=9_500, sent=9_800)) == [None, None, "lost", None]
 
 
@@ -192,9 +195,9 @@ def test_commands_skills_and_plans_are_turnings_where_they_begin_and_where_they_
         ("person", f"do not {COMMAND_PREFIX}"),
     )
     assert find_settings_switches(recording) == (
-        *(None, None, "a plan is over"),
-        *("a command begins", None, None, "a command is over", None),
-        *("a skill begins", None, "a skill is over"),
+        *(None, None, "a plan ended"),
+        *("a command begins", None, None, "a command ended", None),
+        *("a skill begins", None, "a skill ended"),
     )
 
 
@@ -211,8 +214,8 @@ def test_the_model_is_held_against_recorded_usage_call_by_call() -> None:
     assert {reason: count for reason, count in found.misses.items() if count} == {"expired": 1, "lost": 1}
     assert {reason: count for reason, count in found.misses_predicted.items() if count} == {"expired": 1}
     assert (found.miss_count, found.predicted_count, found.explained_count, found.misses_mispredicted) == (2, 1, 1, 0)
-    assert found.hits_expected == {"turnings": 0, "elsewhere": 2}
-    assert found.hits_missed == {"turnings": 0, "elsewhere": 1}
+    assert found.hits_expected == {"settings switches": 0, "elsewhere": 2}
+    assert found.hits_missed == {"settings switches": 0, "elsewhere": 1}
 
 
 WRITTEN = Usage(cache_write_5m=4_000)
@@ -232,17 +235,17 @@ def changed(recording: Recording, index: int, **changes: object) -> Recording:
 
 def test_a_compaction_and_another_model_are_foreseen_but_nothing_is_imagined_behind_a_compaction() -> None:
     recording = with_usage(recorded(10), WRITTEN, Usage(cache_read=100, cache_write_5m=4_000))
-    found = measure_model_fit(changed(recording, 1, kept=0), UPGRADE)
+    found = measure_model_fit(changed(recording, 1, kept_entries=0), UPGRADE)
     assert found is not None
     assert (found.misses["compacted"], found.misses_predicted["compacted"]) == (1, 1)
-    assert found.hits_expected == {"turnings": 0, "elsewhere": 0}
+    assert found.hits_expected == {"settings switches": 0, "elsewhere": 0}
     models = changed(changed(recording, 0, model="a"), 1, model="b")
     found = measure_model_fit(models, UPGRADE)
     assert found is not None
     assert (found.misses["model changed"], found.misses_predicted["model changed"]) == (1, 1)
-    assert found.hits_expected == {"turnings": 0, "elsewhere": 0}
+    assert found.hits_expected == {"settings switches": 0, "elsewhere": 0}
     warm = with_usage(recorded(400), WRITTEN, Usage(cache_read=3_000, cache_write_5m=1_000))
-    found = measure_model_fit(changed(warm, 1, kept=0), UPGRADE)
+    found = measure_model_fit(changed(warm, 1, kept_entries=0), UPGRADE)
     assert found is not None
     assert (found.miss_count, found.misses_mispredicted) == (0, 0)
 
@@ -252,12 +255,12 @@ def test_a_command_is_foreseen_to_be_cold_and_an_edit_is_not() -> None:
     said = (HistoryEntry("user", (Text(f"{COMMAND_PREFIX}review"),)),)
     found = measure_model_fit(changed(recording, 1, added=said, waited_for="person"), UPGRADE)
     assert found is not None
-    assert (found.misses["head changed"], found.misses_predicted["head changed"]) == (1, 1)
-    assert found.hits_expected == found.hits_missed == {"turnings": 1, "elsewhere": 0}
+    assert (found.misses["prefix changed"], found.misses_predicted["prefix changed"]) == (1, 1)
+    assert found.hits_expected == found.hits_missed == {"settings switches": 1, "elsewhere": 0}
     found = measure_model_fit(with_usage(recorded(10), WRITTEN, Usage(cache_read=100, cache_write_5m=3_000)), UPGRADE)
     assert found is not None
     assert (found.explained_count, found.predicted_count) == (1, 0)
-    assert found.hits_expected == {"turnings": 0, "elsewhere": 0}
+    assert found.hits_expected == {"settings switches": 0, "elsewhere": 0}
 
 
 def test_likenesses_add_up() -> None:
@@ -284,7 +287,7 @@ def test_what_is_told_keeps_foreseen_named_and_lost_apart() -> None:
     assert lines["  edited"] == "1, predicted 0"
     assert (
         lines["  missed within the TTL with a prompt that was not shorter"]
-        == "0 of 0 turnings, 1 of 1 (100.0%) elsewhere"
+        == "0 of 0 settings switches, 1 of 1 (100.0%) elsewhere"
     )
     assert "  compacted" not in lines
 
@@ -350,7 +353,7 @@ def test_a_turning_of_the_client_and_what_is_named_by_itself_are_not_counted_amo
 def test_how_far_the_head_was_read_is_known_from_any_call_that_missed_the_rest() -> None:
     start = call(read=0, sent=9_000, waited_for="start")
     half = call(10, read=6_000, sent=9_500)
-    assert causes(start, half, call(20, read=HEAD, sent=9_900)) == [None, None, "head changed"]
+    assert causes(start, half, call(20, read=HEAD, sent=9_900)) == [None, None, "prefix changed"]
     # One that missed next to nothing has read the conversation too, and tells nothing of the head.
     whole = call(10, read=7_001, sent=9_500)
     assert causes(start, whole, call(20, read=HEAD, sent=9_900)) == [None, None, "lost"]

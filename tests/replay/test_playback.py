@@ -130,7 +130,7 @@ def test_policies_are_asked_with_the_gap_and_what_was_waited_for_but_not_told_th
         def __init__(self) -> None:
             super().__init__("curious", prefix_and_tail_rule("5m", "5m"))
 
-        def marks(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
+        def choose_breakpoints(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
             seen.append(moment)
             return super().choose_breakpoints(moment)
 

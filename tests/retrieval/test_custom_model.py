@@ -16,7 +16,7 @@ from tests.support.custom_models import VOCABULARY, numbers, tokenizer, write_mo
 from holdfast.errors import UserError
 from holdfast.retrieval.encoders import custom_model, granite
 from holdfast.retrieval.encoders.combined import find_package_file
-from holdfast.retrieval.encoders.custom_model import OwnEncoder
+from holdfast.retrieval.encoders.custom_model import CustomEncoder
 from holdfast.retrieval.encoders.model_folder import (
     CONFIG,
     LIMITS,
@@ -59,8 +59,8 @@ FIRSTS = {
 @pytest.mark.parametrize("kind", MEANS)
 def test_each_family_says_what_other_programs_say_of_the_same_weights(kind: str, tmp_path: Path) -> None:
     tokens = len(tokenizer().encode(TEXT).ids)
-    (mean,) = OwnEncoder(write_model(tmp_path / "mean", kind)).encode([TEXT]) / tokens
-    (first,) = OwnEncoder(write_model(tmp_path / "first", kind, first=True)).encode([TEXT])
+    (mean,) = CustomEncoder(write_model(tmp_path / "mean", kind)).encode([TEXT]) / tokens
+    (first,) = CustomEncoder(write_model(tmp_path / "first", kind, first=True)).encode([TEXT])
     assert mean[:5] == pytest.approx(MEANS[kind], abs=2e-5)
     assert first[:5] == pytest.approx(FIRSTS[kind], abs=2e-5)
 
@@ -98,44 +98,44 @@ def test_a_folder_says_what_a_pack_of_the_same_model_says(tmp_path: Path) -> Non
     write_tensors(folder / WEIGHTS, {f"roberta.{name}": tensor for name, tensor in tensors.items()})
     packed._tokenizer.save(str(folder / TOKENS))
     texts = [TEXT, "Please review my pull request.", "rain " * 300, ""]
-    assert normalize_rows(OwnEncoder(folder).encode(texts)) == pytest.approx(
+    assert normalize_rows(CustomEncoder(folder).encode(texts)) == pytest.approx(
         normalize_rows(packed.encode(texts)), abs=1e-5
     )
 
 
 @pytest.mark.parametrize("text", ["", " ", "\ud800", "\x00", "a" * 50_000, "漢字 かな", "\n\t " * 100, "rain " * 500])
 def test_any_text_has_a_vector(text: str, tmp_path: Path) -> None:
-    (row,) = OwnEncoder(write_model(tmp_path / "model")).encode([text])
+    (row,) = CustomEncoder(write_model(tmp_path / "model")).encode([text])
     assert np.isfinite(row).all()
     assert row.any()
 
 
 def test_no_more_is_read_of_a_text_than_the_model_has_places_for(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", "bert")
-    one, other = OwnEncoder(folder).encode(["rain " * 300, "rain " * 300 + "and wind"])
+    one, other = CustomEncoder(folder).encode(["rain " * 300, "rain " * 300 + "and wind"])
     assert (one == other).all()
     (folder / LIMITS).write_text('{"max_seq_length": 6}')
     custom_model.fingerprint.cache_clear()
-    cut, same = OwnEncoder(folder).encode(["rain", "rain and wind"])
+    cut, same = CustomEncoder(folder).encode(["rain", "rain and wind"])
     assert (cut == same).all()
 
 
 def test_the_length_and_the_case_are_those_that_the_model_was_made_for(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", "bert")
     (folder / TOKENS_CONFIG).write_text('{"model_max_length": 6}')
-    cut, same = OwnEncoder(folder).encode(["rain", "rain and wind"])
+    cut, same = CustomEncoder(folder).encode(["rain", "rain and wind"])
     assert (cut == same).all()
     (folder / TOKENS_CONFIG).write_text('{"model_max_length": 1000000000000000019884624838656}')
     custom_model.fingerprint.cache_clear()
-    one, other = OwnEncoder(folder).encode(["rain", "rain and wind"])
+    one, other = CustomEncoder(folder).encode(["rain", "rain and wind"])
     assert not (one == other).all()
     with_tokens(folder, lambda told: told.update(normalizer=None))
     custom_model.fingerprint.cache_clear()
-    small, large = OwnEncoder(folder).encode(["rain", "RAIN"])
+    small, large = CustomEncoder(folder).encode(["rain", "RAIN"])
     assert not (small == large).all()
     rewritten(folder, LIMITS, do_lower_case=True)
     custom_model.fingerprint.cache_clear()
-    small, large = OwnEncoder(folder).encode(["rain", "RAIN"])
+    small, large = CustomEncoder(folder).encode(["rain", "RAIN"])
     assert (small == large).all()
 
 
@@ -148,11 +148,11 @@ def test_what_stands_for_a_text_is_said_in_the_old_way_or_the_new(
     folder = write_model(tmp_path / "new")
     (folder / POOLED).write_text(json.dumps({"embedding_dimension": 16, "include_prompt": True, **said}))
     old = write_model(tmp_path / "old", first=first)
-    assert (OwnEncoder(folder).encode([TEXT]) == OwnEncoder(old).encode([TEXT])).all()
+    assert (CustomEncoder(folder).encode([TEXT]) == CustomEncoder(old).encode([TEXT])).all()
     shutil.rmtree(folder / POOLING)
     (folder / MODULES).unlink()
     custom_model.fingerprint.cache_clear()
-    bare, mean = OwnEncoder(folder), OwnEncoder(write_model(tmp_path / "mean"))
+    bare, mean = CustomEncoder(folder), CustomEncoder(write_model(tmp_path / "mean"))
     assert (bare.encode([TEXT]) == mean.encode([TEXT])).all()
 
 
@@ -160,19 +160,19 @@ def test_where_the_first_token_counts_there_must_be_one_before_the_text(tmp_path
     folder = write_model(tmp_path / "model", first=True)
     with_tokens(folder, lambda told: told.update(post_processor=None))
     with pytest.raises(UserError, match="its tokenizer adds no special token"):
-        OwnEncoder(folder)
+        CustomEncoder(folder)
 
 
 def test_old_names_of_tensors_are_known(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", "bert")
-    (row,) = OwnEncoder(folder).encode([TEXT])
+    (row,) = CustomEncoder(folder).encode([TEXT])
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     renamed = {}
     for name, tensor in numbers("bert").items():
         renamed[next((name.replace(new, was) for new, was in old.items() if name.endswith(new)), name)] = tensor
     write_tensors(folder / WEIGHTS, renamed)
     custom_model.fingerprint.cache_clear()
-    assert (OwnEncoder(folder).encode([TEXT]) == row).all()
+    assert (CustomEncoder(folder).encode([TEXT]) == row).all()
 
 
 @pytest.mark.parametrize(
@@ -190,27 +190,27 @@ def test_what_a_model_wants_before_queries_and_texts_is_put_there(
     prompts: dict[str, str | None], query: str, document: str, tmp_path: Path
 ) -> None:
     folder = write_model(tmp_path / "model")
-    plain = OwnEncoder(folder)
+    plain = CustomEncoder(folder)
     before = custom_model.fingerprint(folder)
     (folder / PROMPTS).write_text(json.dumps({"prompts": prompts, "default_prompt_name": "usual"}))
     custom_model.fingerprint.cache_clear()
     assert custom_model.fingerprint(folder) != before
-    asked, told, _ = custom_model.load_own_encoders(folder)
+    asked, told, _ = custom_model.load_custom_encoders(folder)
     assert (asked.encode([TEXT]) == plain.encode([query + TEXT])).all()
     assert (told.encode([TEXT]) == plain.encode([document + TEXT])).all()
     stage = create_semantic_stage(str(folder))
     stage.add(0, SearchUnit("a", "", TEXT))
     near = (normalize_rows(asked.encode(["rain"])) @ normalize_rows(told.encode([TEXT])).T).item()
-    zero = OwnEncoder(folder).zero
+    zero = CustomEncoder(folder).zero
     assert stage.match("rain", slots=1) == pytest.approx([max(0, (near - zero) / (1 - zero))], abs=2e-3)
 
 
 def test_a_model_that_is_written_while_it_is_read_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
-    assert custom_model.fingerprint(folder) == OwnEncoder(folder).model_version.partition("@")[2]
+    assert custom_model.fingerprint(folder) == CustomEncoder(folder).model_version.partition("@")[2]
     write_tensors(folder / WEIGHTS, numbers("mpnet", seed=1.0))
     with pytest.raises(UserError, match="changed while it was read"):
-        OwnEncoder(folder)
+        CustomEncoder(folder)
 
 
 def test_a_model_that_is_in_use_needs_its_folder_no_more(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_a_model_that_is_in_use_needs_its_folder_no_more(tmp_path: Path) -> None
 
 def test_what_all_texts_have_in_common_is_taken_off(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
-    _, encoder, zero = custom_model.load_own_encoders(folder)
-    assert zero == OwnEncoder(folder).zero == 0.709
+    _, encoder, zero = custom_model.load_custom_encoders(folder)
+    assert zero == CustomEncoder(folder).zero == 0.709
     stage = create_semantic_stage(str(folder))
     stage.add(0, UNITS[0])
     row, wanted = normalize_rows(encoder.encode([f"{UNITS[0].description}", TEXT]))
@@ -377,7 +377,7 @@ def test_what_cannot_be_computed_is_refused_with_the_reason(unfit: str, tmp_path
     folder = write_model(tmp_path / "model")
     change(folder)
     with pytest.raises(UserError, match=f"model is not a supported model: .*{reason}"):
-        OwnEncoder(folder)
+        CustomEncoder(folder)
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS, TOKENS])

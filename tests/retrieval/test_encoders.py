@@ -198,7 +198,8 @@ def test_every_encoder_finds_by_meaning_and_has_a_floor(encoder: EncoderName) ->
 
 def test_an_encoder_tells_nobody_that_it_is_used(tmp_path: Path) -> None:
     program = (
-        "from holdfast.retrieval.encoders.registry import meaning_stage; meaning_stage('minilm').match('rain', slots=0)"
+        "from holdfast.retrieval.encoders.registry import create_semantic_stage as create\n"
+        "create('minilm').match('rain', slots=0)"
     )
     # Without what marks a machine that builds, on which the runtime below is silent of itself.
     environ = {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,6 +1,7 @@
 """What holds for the paraphrases of any trigger."""
 
 import re
+from itertools import chain
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,10 @@ from holdfast.retrieval.paraphrases import (
     generate_paraphrases,
     generate_probes,
 )
-from holdfast.retrieval.synonyms import OTHER_WORDS, VERBS, find_synonyms
+from holdfast.retrieval.synonyms import find_synonyms, load_synonym_groups
 
-_WORDS = sorted({word for group in (*VERBS, *OTHER_WORDS) for word in group} | {"the", "of", "parser", "harbour"})
+_GROUPS = load_synonym_groups()
+_WORDS = sorted({*chain(*_GROUPS.verbs, *_GROUPS.other_words), "the", "of", "parser", "harbour"})
 intents = st.lists(st.sampled_from(_WORDS), min_size=1, max_size=8).map(" ".join) | st.text(max_size=60)
 
 

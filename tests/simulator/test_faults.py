@@ -43,9 +43,9 @@ def ask(fault: str, *, stream: bool = True) -> list[object]:
         ("malformed;after=2", DeliveryFault("malformed", after_chunks=2)),
         ("content-type", DeliveryFault("content-type")),
         ("window;tokens=1000", RefusalFault("window", 1000)),
-        ("marks", RefusalFault("marks", 0)),
-        ("marks;max=2", RefusalFault("marks", 2)),
-        ("lifetimes", RefusalFault("lifetimes")),
+        ("breakpoints", RefusalFault("breakpoints", 0)),
+        ("breakpoints;max=2", RefusalFault("breakpoints", 2)),
+        ("ttl", RefusalFault("ttl")),
         ("thinking", RefusalFault("thinking")),
         ("unpaired", RefusalFault("unpaired")),
         ("429;retry-after=2", StatusFault(429, 2.0)),
@@ -75,7 +75,7 @@ def test_a_fault_is_written_in_a_word_with_its_numbers(written: str, fault: obje
         "window;max=1",
         "window;tokens=1.5",
         "window;tokens=99999999999",
-        "marks;tokens=1",
+        "breakpoints;tokens=1",
         "thinking;max=1",
         "429;retry-after",
         "stall;after=1;seconds=2",
@@ -99,7 +99,7 @@ def test_an_objection_is_told_in_the_providers_words(fault: str, words: bytes) -
     assert b"invalid_request_error" in refused
 
 
-@pytest.mark.parametrize("fault", ["window;tokens=100000", "marks", "lifetimes", "thinking"])
+@pytest.mark.parametrize("fault", ["window;tokens=100000", "breakpoints", "ttl", "thinking"])
 def test_a_request_that_there_is_no_objection_to_is_answered(fault: str) -> None:
     assert b"message_stop" in b"".join(part for part in ask(fault) if isinstance(part, bytes))
 

@@ -43,7 +43,7 @@ def test_a_block_is_counted_once_until_too_many_are_known() -> None:
         asked.append((data, factor))
         return len(data)
 
-    counts = TokenCounts(count, known_max=2)
+    counts = TokenCounts(count, counts_max=2)
     assert [counts(b"a", 1.0), counts(b"bb", 1.0), counts(b"a", 1.0), counts(b"bb", 1.0)] == [1, 2, 1, 2]
     assert len(asked) == 2
     assert counts(b"a", 1.5) == 1

@@ -143,7 +143,7 @@ class _Totals:
     """Totals over a set of calls."""
 
     def __init__(self) -> None:
-        self.calls = self.cold_calls = self.compactions = 0
+        self.calls = self.cache_misses = self.compactions = 0
         self.usage = Usage()
         self.spent_usd = self.lost_usd = self.upgraded_usd = self.plain_usd = _ZERO
         self.optimum_usd = 0.0
@@ -155,7 +155,7 @@ class _Totals:
         self.usage += call.usage
         self.spent_usd += call.spent_usd
         if call.loss is not None:
-            self.cold_calls += 1
+            self.cache_misses += 1
             self.lost_usd += call.loss.usd
             self.causes.add(call.loss)
 
@@ -186,7 +186,7 @@ class _Session:
             started_at=self.started_at,
             model=max(self.models, key=self.models.__getitem__, default=""),
             calls=total.calls,
-            cache_misses=total.cold_calls,
+            cache_misses=total.cache_misses,
             subagents=self.subagents,
             compactions=total.compactions,
             usage=total.usage,
@@ -269,10 +269,8 @@ class Audit:
             price = price_at(row, utc_date(call.at), usage.tokens_sent)
             loss = None
             if index and has_plannable_cache(row):
-                around = _around(all_calls, index)
-                loss = price_miss(
-                    all_calls[index - 1], call, ttls[index - 1], rules=row.cache, price=price, around=around
-                )
+                previous, around = all_calls[index - 1], _around(all_calls, index)
+                loss = price_miss(previous, call, ttls[index - 1], rules=row.cache, price=price, around=around)
             yield _AuditedCall(call, usage, ttls[index], row, price, cost_usd(usage, price), loss)
 
     def _plan(self, name: str, model_calls: Sequence[_AuditedCall]) -> _Plan:
@@ -299,7 +297,7 @@ class Audit:
             sessions=tuple(sorted(sessions, key=lambda row: (-row.lost_usd, -row.spent_usd, row.session))),
             conversations=self._conversations,
             calls=total.calls,
-            cache_misses=total.cold_calls,
+            cache_misses=total.cache_misses,
             compactions=total.compactions,
             from_at=self._span[0] if self._span else 0.0,
             to_at=self._span[1] if self._span else 0.0,

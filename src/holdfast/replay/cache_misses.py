@@ -7,9 +7,9 @@ ends within the first prompt, so that the whole conversation was missed at once.
 the client changed something that the recording does not contain; the recording cannot tell which.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -22,43 +22,24 @@ from holdfast.types.blocks import Text
 from holdfast.types.prompt import Ttl
 from holdfast.types.usage import Usage
 
-MissReason = Literal["expired", "model changed", "compacted", "edited", "head changed", "lost", "unnamed"]
+MissReason = Literal["expired", "model changed", "compacted", "edited", "prefix changed", "lost", "unexplained"]
 
-
-MISS_REASONS: tuple[MissReason, ...] = (
-    *("expired", "model changed", "compacted", "edited", "head changed"),
-    *("lost", "unnamed"),
-)
-
-
+MISS_REASONS: tuple[MissReason, ...] = get_args(MissReason)
 EXPLAINED_REASONS = MISS_REASONS[:5]
 
-
 COMMAND_PREFIX = "<command-message>"
-
-
 SKILL_PREFIX = "Base directory for this skill:"
-
-
 PLAN_PREFIX = "Implement the following plan:"
-
-
 """How Claude Code records that a user ran a command, that a skill was launched, that a plan was accepted."""
 
-
-SettingsSwitch = Literal["a command begins", "a skill is over", "a command is over", "a plan is over", "a skill begins"]
-
-
+SettingsSwitch = Literal["a command begins", "a skill ended", "a command ended", "a plan ended", "a skill begins"]
 """Where Claude Code switches to a turn that it sends with other settings, or returns from one.
 
 Observed in its recordings, documented nowhere: at such a switch most of its versions read nothing after the stable
 prefix; at other calls within the TTL this hardly ever happens.
 """
 
-
-PREDICTED_SWITCHES: tuple[SettingsSwitch, ...] = ("a command begins", "a skill is over")
-
-
+PREDICTED_SWITCHES: tuple[SettingsSwitch, ...] = ("a command begins", "a skill ended")
 """The switches that nearly always miss, so that a miss is predicted without looking at the usage."""
 
 
@@ -89,8 +70,8 @@ def find_miss_reason(
     before: RecordedCall, call: RecordedCall, rules: CacheRules, ttl: Ttl, *, around: CallContext = NO_CONTEXT
 ) -> MissReason | None:
     """The reason without the evidence; None if the call was no miss."""
-    cold = explain_miss(before, call, rules, ttl, around=around)
-    return cold.reason if cold is not None else None
+    miss = explain_miss(before, call, rules, ttl, around=around)
+    return miss.reason if miss is not None else None
 
 
 def explain_miss(
@@ -115,24 +96,24 @@ def explain_miss(
         return CacheMiss("expired", f"{idle:.0f} s after the previous call, TTL {ttl_seconds:.0f} s")
     if sent < before.usage.tokens_sent:
         return CacheMiss("edited", f"the prompt shrank from {before.usage.tokens_sent} to {sent} tokens")
-    return _cause_within_ttl(before.usage, call.usage, around)
+    return _explain_within_ttl(before.usage, call.usage, around)
 
 
-def _cause_within_ttl(before: Usage, call: Usage, around: CallContext) -> CacheMiss:
+def _explain_within_ttl(before: Usage, call: Usage, around: CallContext) -> CacheMiss:
     read, cached = call.cache_read, before.cache_read + before.cache_write
     if around.settings_switch is not None:
-        return CacheMiss("head changed", around.settings_switch)
+        return CacheMiss("prefix changed", around.settings_switch)
     if 0 < read < around.stable_prefix_tokens:
         return CacheMiss(
-            "head changed",
+            "prefix changed",
             f"{read} tokens of the stable prefix were read, {around.stable_prefix_tokens} by an earlier call",
         )
     if around.next_cache_read == cached != call.cache_read + call.cache_write:
         # The next call reads exactly the entry that this call skipped: the entry existed, so this prompt differed.
-        return CacheMiss("head changed", f"the next call still read the {cached} tokens of the previous one")
+        return CacheMiss("prefix changed", f"the next call still read the {cached} tokens of the previous one")
     if around.first_prompt_tokens is None or read <= around.first_prompt_tokens:
         return CacheMiss("lost", f"{read} tokens were read, none of them after the first prompt")
-    return CacheMiss("unnamed", f"{read} tokens were read, up to somewhere within the conversation")
+    return CacheMiss("unexplained", f"{read} tokens were read, up to somewhere within the conversation")
 
 
 def has_model_changed(before: RecordedCall, call: RecordedCall) -> bool:
@@ -147,20 +128,20 @@ def explain_misses(recording: Recording, rules: CacheRules) -> tuple[CacheMiss |
     switches = find_settings_switches(recording)
     first = recording.calls[0].usage
     first_tokens = first.tokens_sent if first is not None else None
-    head_tokens = first.cache_read if first is not None else 0
+    prefix_tokens = first.cache_read if first is not None else 0
     causes: list[CacheMiss | None] = [None]
     for index in range(1, len(recording.calls)):
         before, call = recording.calls[index - 1], recording.calls[index]
         following = recording.calls[index + 1].usage if index + 1 < len(recording.calls) else None
         around = CallContext(
-            first_tokens, head_tokens, following.cache_read if following is not None else None, switches[index]
+            first_tokens, prefix_tokens, following.cache_read if following is not None else None, switches[index]
         )
         causes.append(explain_miss(before, call, rules, ttls[index - 1], around=around))
         # Another model has its own cache, so nothing is known about its stable prefix.
         if has_model_changed(before, call):
-            head_tokens = 0
+            prefix_tokens = 0
         if _read_only_stable_prefix(before, call, first_tokens or 0):
-            head_tokens = max(head_tokens, call.usage.cache_read if call.usage else 0)
+            prefix_tokens = max(prefix_tokens, call.usage.cache_read if call.usage else 0)
     return tuple(causes)
 
 
@@ -193,27 +174,20 @@ def infer_ttls(recording: Recording) -> tuple[Ttl, ...]:
 
 def find_settings_switches(recording: Recording) -> tuple[SettingsSwitch | None, ...]:
     """For each call, whether the recorded client switched its settings there."""
-    return tuple(_iter_turnings(recording))
-
-
-def _iter_turnings(recording: Recording) -> Iterator[SettingsSwitch | None]:
-    last: Literal["command", "skill", "plan"] | None = None
-    end_of: dict[str | None, SettingsSwitch] = {
-        "command": "a command is over",
-        "skill": "a skill is over",
-        "plan": "a plan is over",
-    }
+    switches: list[SettingsSwitch | None] = []
+    ends_with: SettingsSwitch | None = None  # How the special turn in progress, if any, will end.
     for call in recording.calls:
         if call.waited_for == "tool":
             launched = _starts_with(call, SKILL_PREFIX)
-            yield "a skill begins" if launched else None
-            last = "skill" if launched else last
+            switches.append("a skill begins" if launched else None)
+            ends_with = "a skill ended" if launched else ends_with
         elif _starts_with(call, COMMAND_PREFIX):
-            yield "a command begins" if last != "command" else None
-            last = "command"
+            switches.append("a command begins" if ends_with != "a command ended" else None)
+            ends_with = "a command ended"
         else:
-            yield end_of.get(last)
-            last = "plan" if _starts_with(call, PLAN_PREFIX) else None
+            switches.append(ends_with)
+            ends_with = "a plan ended" if _starts_with(call, PLAN_PREFIX) else None
+    return tuple(switches)
 
 
 def _starts_with(call: RecordedCall, prefix: str) -> bool:
@@ -221,12 +195,7 @@ def _starts_with(call: RecordedCall, prefix: str) -> bool:
     return any(isinstance(block, Text) and block.text.startswith(prefix) for block in blocks)
 
 
-MODEL_CHANGED = "model changed"
-
-
 UNCACHED = "uncached"
-
-
 """The previous call cached nothing, so there was nothing to read."""
 
 
@@ -274,7 +243,7 @@ def classify_miss(
     if shared < rules.tokens_min or not is_cache_miss(call.usage, shared):
         return None
     if before.model != call.model and call.kept_entries != 0:
-        return MODEL_CHANGED
+        return "model changed"
     # The client replaced or cut the history on purpose.
     if call.kept_entries is not None:
         return None
@@ -290,11 +259,7 @@ def infer_ttls_or_default(calls: Sequence[RecordedCall]) -> tuple[Ttl, ...]:
 
 
 LOSSES_MIN = 3
-
-
 LOSS_RATIO_MIN = 5.0
-
-
 """At five times the provider's own rate, one loss in five is still the provider's; below that, too many would be."""
 
 
@@ -332,7 +297,6 @@ class LossCounts(msgspec.Struct, frozen=True):
 
 
 def count_losses(recording: Recording, rules: CacheRules) -> LossCounts:
-    """The counts of one recording."""
     causes, switches = explain_misses(recording, rules), find_settings_switches(recording)
     total = LossCounts()
     if not infer_ttls(recording):
@@ -340,7 +304,11 @@ def count_losses(recording: Recording, rules: CacheRules) -> LossCounts:
     for index in range(1, len(recording.calls)):
         before, call = recording.calls[index - 1], recording.calls[index]
         if switches[index] is None and should_hit(before, call, min(rules.ttls_seconds.values())):
-            total += _count_call(call, causes[index])
+            miss = causes[index]
+            if miss is None or miss.reason == "lost":
+                lost = int(miss is not None)
+                by_user = call.waited_for == "person"
+                total += LossCounts(1, lost) if by_user else LossCounts(after_tool=1, lost_after_tool=lost)
     return total
 
 
@@ -353,15 +321,4 @@ def should_hit(before: RecordedCall, call: RecordedCall, seconds: float) -> bool
         and not has_model_changed(before, call)
         and call.kept_entries is None
         and call.usage.tokens_sent >= before.usage.tokens_sent
-    )
-
-
-def _count_call(call: RecordedCall, cold: CacheMiss | None) -> LossCounts:
-    if cold is not None and cold.reason != "lost":
-        return LossCounts()
-    lost = int(cold is not None)
-    return (
-        LossCounts(after_user=1, lost_after_user=lost)
-        if call.waited_for == "person"
-        else LossCounts(after_tool=1, lost_after_tool=lost)
     )

@@ -87,12 +87,11 @@ def find_transcript_files(path: Path) -> tuple[Path, ...]:
     )
 
 
-def read_transcript(file: Path, *, spelled: bool = False) -> Iterator[Transcript | BrokenLine]:
-    """The conversations of one file, and its broken lines. With `spelled`, the text of the messages too."""
+def read_transcript(file: Path, *, with_text: bool = False) -> Iterator[Transcript | BrokenLine]:
+    """The conversations of one file, and its broken lines. With `with_text`, the text of the messages too."""
     name = replace_surrogates(file.name)
-    conversations = _ConversationFile(
-        replace_surrogates(file.stem), replace_surrogates(file.parent.name), with_text=spelled
-    )
+    stem, folder = replace_surrogates(file.stem), replace_surrogates(file.parent.name)
+    conversations = _ConversationFile(stem, folder, with_text=with_text)
     try:
         with file.open("rb") as stream:
             for item in iterate_lines(name, stream):
@@ -118,17 +117,10 @@ class _Call:
         self.added: tuple[HistoryEntry, ...] = ()
         self.reply: tuple[Block, ...] = ()
 
-    def recorded(self) -> RecordedCall:
-        return RecordedCall(
-            self.at,
-            self.replied_at,
-            self.waited_for,
-            self.added,
-            HistoryEntry("assistant", self.reply) if self.reply else None,
-            self.usage,
-            self.model,
-            self.kept,
-        )
+    def to_recorded_call(self) -> RecordedCall:
+        reply = HistoryEntry("assistant", self.reply) if self.reply else None
+        at, replied_at, waited_for = self.at, self.replied_at, self.waited_for
+        return RecordedCall(at, replied_at, waited_for, self.added, reply, self.usage, self.model, self.kept)
 
 
 class _Conversation:
@@ -181,9 +173,8 @@ class _Conversation:
         reply = decode_history_entry("assistant", _decode_content(message.content)).content if self._with_text else ()
         call = self.calls.get(call_id)
         if call is None:
-            call = self.calls[call_id] = self._begin(
-                line, "anthropic:" + message.model.removesuffix(LONG_CONTEXT_SUFFIX)
-            )
+            model = "anthropic:" + message.model.removesuffix(LONG_CONTEXT_SUFFIX)
+            call = self.calls[call_id] = self._begin(line, model)
         # The lines of one reply repeat its usage with a growing output count.
         call.usage = merge_usage_reports(call.usage, usage)
         call.reply += reply
@@ -217,7 +208,7 @@ class _ConversationFile:
         self._with_text = with_text
         self._conversations: dict[str, _Conversation] = {}
         self._agents: dict[str, str] = {}
-        self._unnamed = 0
+        self._calls_without_id = 0
 
     def enter(self, line: _Line) -> None:
         if line.type not in ("user", "assistant", "system"):
@@ -247,14 +238,14 @@ class _ConversationFile:
         return self._conversations[agent]
 
     def _call_id(self, line: _Line, message: _Message) -> str:
-        self._unnamed += 1
-        return message.id or line.request_id or line.uuid or f"{self._file}#{self._unnamed}"
+        self._calls_without_id += 1
+        return message.id or line.request_id or line.uuid or f"{self._file}#{self._calls_without_id}"
 
     def transcripts(self) -> Iterator[Transcript]:
         for agent, conversation in self._conversations.items():
             if not conversation.calls:
                 continue
-            calls = tuple(call.recorded() for call in conversation.calls.values())
+            calls = tuple(call.to_recorded_call() for call in conversation.calls.values())
             id = f"{self._session}/{agent}" if agent else self._session
             first = calls[0].usage.tokens_sent if calls[0].usage else None
             yield Transcript(

@@ -1,6 +1,5 @@
 """A recorded conversation as it would have been sent if it had been compacted whenever that was due."""
 
-from collections.abc import Callable
 from decimal import Decimal
 
 import msgspec
@@ -43,7 +42,7 @@ def compact_recording(recording: Recording, model: Model, config: CompactionConf
     The recording must only grow: compactions by the recorded client cannot be undone here.
     """
     fold = _Fold(recording, model, config)
-    calls = tuple(fold.sent(call) for call in recording.calls)
+    calls = tuple(fold.compact_call(call) for call in recording.calls)
     return CompactedRecording(msgspec.structs.replace(recording, calls=calls), fold.count)
 
 
@@ -58,13 +57,13 @@ class _Fold:
         self._sizes: dict[int, int] = {}
         self._facts = FactsReader()
         self._facts_read_until = 0
-        self._watch = CompactionMonitor()
+        self._monitor = CompactionMonitor()
         self._last_at: float | None = None
         self._calls = 0
-        self._head_size = self._head_tokens(recording)
+        self._prefix_tokens = self._count_prefix_tokens(recording)
         self.count = 0
 
-    def _head_tokens(self, recording: Recording) -> int:
+    def _count_prefix_tokens(self, recording: Recording) -> int:
         texts = (
             recording.system,
             *(f"{tool.name}{tool.description}{tool.input_schema_json}" for tool in recording.tools),
@@ -86,14 +85,14 @@ class _Fold:
         self._sizes[numbered.number] = self._tokens(extract_plain_text(numbered.content))
         return numbered
 
-    def sent(self, call: RecordedCall) -> RecordedCall:
+    def compact_call(self, call: RecordedCall) -> RecordedCall:
         """The call as it would have been sent, after a compaction if one is due."""
         unsent = len(self._view)
         added = tuple(self._enter(entry) for entry in call.added)
         compacted_call = msgspec.structs.replace(call, added=added, kept_entries=None)
         if self._is_due(call.at) and self._compact(unsent):
             compacted_call = msgspec.structs.replace(call, added=tuple(self._view), kept_entries=0)
-        self._watch = observe_call(self._watch, Usage(input=self._head_size + sum(self._view_sizes())))
+        self._monitor = observe_call(self._monitor, Usage(input=self._prefix_tokens + sum(self._view_sizes())))
         self._last_at, self._calls = call.at, self._calls + 1
         if call.reply is not None:
             self._enter(call.reply)
@@ -102,51 +101,52 @@ class _Fold:
     def _is_due(self, at: float) -> bool:
         return (
             self._last_at is not None
-            and find_compaction_trigger(self._outlook(at), self._watch, self._config) is not None
+            and find_compaction_trigger(self._outlook(at), self._monitor, self._config) is not None
         )
 
     def _view_sizes(self) -> list[int]:
         return [self._sizes[entry.number] for entry in self._view]
 
     def _outlook(self, at: float) -> CompactionOutlook:
-        price = find_newest_price(self._model, self._head_size + sum(self._view_sizes()))
+        price = find_newest_price(self._model, self._prefix_tokens + sum(self._view_sizes()))
         unit = price.input or Decimal(1)
         ttl_seconds = self._model.cache.ttls_seconds.get(SHORT_TTL, 0)
         return CompactionOutlook(
-            prompt_tokens=self._head_size + sum(self._view_sizes()),
-            stable_prefix_tokens=self._head_size,
+            prompt_tokens=self._prefix_tokens + sum(self._view_sizes()),
+            stable_prefix_tokens=self._prefix_tokens,
             window_tokens=self._model.context_tokens_max,
             output_tokens_max=self._model.output_tokens_max,
             # The prior minus the calls so far, but at least as many again as were made.
             expected_calls=max(CALLS_EXPECTED - self._calls, self._calls, 1.0),
             is_cache_cold=self._last_at is not None and at - self._last_at >= ttl_seconds,
             rates=CacheRates(price.cache_read / unit, price.cache_write_5m / unit),
-            calls=self._watch.calls,
-            sent_tokens=self._watch.sent_tokens,
-            base_tokens=self._watch.base_tokens,
+            calls=self._monitor.calls,
+            sent_tokens=self._monitor.sent_tokens,
+            base_tokens=self._monitor.base_tokens,
         )
 
     def _compact(self, unsent: int) -> bool:
         sizes = self._view_sizes()
-        record_max, tail_max = split_token_budget(sum(sizes), self._config)
+        summary_max, tail_max = split_token_budget(sum(sizes), self._config)
         cut = choose_cut(self._view, sizes, tail_tokens_max=tail_max, unsent=unsent)
         if cut is None:
             return False
         recent = self._view[cut.stop :]
         text = "\n".join(extract_plain_text(entry.content) for entry in recent)
-        count: Callable[[str], int] = self._tokens
         for entry in self._history[self._facts_read_until : cut.last]:
             self._facts.read(entry)
         self._facts_read_until = cut.last
-        record = build_summary(
+        summary = build_summary(
             self._facts.facts(),
-            tokens_max=record_max,
-            count=count,
+            tokens_max=summary_max,
+            count=self._tokens,
             kept=KeptMessages(text, len(extract_facts(recent).requests)),
         )
-        content = (Text(render_summary(record, recall=False)), Text(render_resume_note(recent=bool(recent))))
+        content = (Text(render_summary(summary, recall=False)), Text(render_resume_note(recent=bool(recent))))
         self._sizes[0] = sum(self._tokens(part.text) for part in content)
         self._view = [HistoryEntry("user", content, layer=SUMMARY_LAYER), *recent]
-        self._watch = CompactionMonitor(count=self.count + 1, base_tokens=self._head_size + sum(self._view_sizes()))
+        self._monitor = CompactionMonitor(
+            count=self.count + 1, base_tokens=self._prefix_tokens + sum(self._view_sizes())
+        )
         self.count += 1
         return True

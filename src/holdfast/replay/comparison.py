@@ -81,21 +81,21 @@ class ReplayTotals:
         self.cost_usd: dict[str, Decimal] = {}
         self._usage: dict[str, Usage] = {}
         self._pings: dict[str, int] = {}
-        self._cold: dict[str, int] = {}
+        self._misses: dict[str, int] = {}
 
-    def add_comparison(self, comparison: PolicyComparison, likeness: ModelFit | None, calls: int) -> None:
+    def add_comparison(self, comparison: PolicyComparison, model_fit: ModelFit | None, calls: int) -> None:
         self.recordings += 1
         self.calls += calls
         self.bound_usd += comparison.bound_usd
         self.optimum_usd += comparison.optimum_usd
-        if likeness is not None:
-            self.model_fit = likeness if self.model_fit is None else self.model_fit + likeness
+        if model_fit is not None:
+            self.model_fit = model_fit if self.model_fit is None else self.model_fit + model_fit
         for played in comparison.results:
             name = played.policy
             self.cost_usd[name] = self.cost_usd.get(name, Decimal(0)) + played.cost_usd
             self._usage[name] = self._usage.get(name, Usage()) + played.usage
             self._pings[name] = self._pings.get(name, 0) + sum(call.is_ping for call in played.calls)
-            self._cold[name] = self._cold.get(name, 0) + sum(call.is_miss for call in played.calls)
+            self._misses[name] = self._misses.get(name, 0) + sum(call.is_miss for call in played.calls)
 
     def build_report(self) -> ReplayReport:
         best = min(self.cost_usd.values(), default=Decimal(0))
@@ -108,20 +108,12 @@ class ReplayTotals:
                 to_bound=_ratio(float(cost), self.bound_usd),
                 to_optimum=_ratio(float(cost), self.optimum_usd),
                 pings=self._pings[name],
-                cache_misses=self._cold[name],
+                cache_misses=self._misses[name],
             )
             for name, cost in self.cost_usd.items()
         )
-        return ReplayReport(
-            self.recordings,
-            self.calls,
-            self.broken,
-            self.bound_usd,
-            self.optimum_usd,
-            rows,
-            self.model_fit,
-            self.compactions,
-        )
+        counts = self.recordings, self.calls, self.broken
+        return ReplayReport(*counts, self.bound_usd, self.optimum_usd, rows, self.model_fit, self.compactions)
 
 
 def _ratio(cost: float, reference: float) -> float:

@@ -4,7 +4,7 @@ The log holds no text of such a session, but the digest, size and kind of every 
 only, computed with the cache model and the provider's own token counts; they are meant to be compared with one another.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from decimal import Decimal
 
 import msgspec
@@ -39,7 +39,8 @@ from holdfast.types.usage import Usage
 
 # Letters of `GatewayForwarded.shape`: t tool definition, s system, u and a text of user and assistant, b tool use,
 # r tool result; upper case if the block can take a breakpoint.
-_PLACE_OF_LETTER: dict[str, PromptSection] = {"t": "tools", "s": "system"}
+_SECTION_OF_LETTER: dict[str, PromptSection] = {"t": "tools", "s": "system"}
+_KIND_OF_LETTER: dict[str, BlockKind] = {"b": "tool_use", "r": "tool_result"}
 
 
 class AntiPatternCost(msgspec.Struct, frozen=True):
@@ -84,7 +85,7 @@ class _ForwardedCall(msgspec.Struct):
     model: str
     forwarded: GatewayForwarded
     shared_blocks: int
-    links: tuple[PrefixDigest, ...]
+    digests: tuple[PrefixDigest, ...]
     tokens: int
     cost_usd: Decimal = Decimal(0)
     failed: bool = False
@@ -92,13 +93,13 @@ class _ForwardedCall(msgspec.Struct):
 
 def list_paid_calls(events: Iterable[Event]) -> tuple[GatewayForwarded, ...]:
     """The forwarding record of each call that was answered or is in progress."""
-    return tuple(call.forwarded for call in _forwarded_calls(events) if not call.failed)
+    return tuple(call.forwarded for call in _list_forwarded_calls(events) if not call.failed)
 
 
 def estimate_counterfactual(events: Iterable[Event], models: Models) -> Counterfactual | None:
     """None if no call of the session went through a gateway, was answered and was priced."""
     logged = list(events)
-    calls = [call for call in _forwarded_calls(logged) if call.forwarded.prompt_price is not None]
+    calls = [call for call in _list_forwarded_calls(logged) if call.forwarded.prompt_price is not None]
     answered = [call for call in calls if not call.failed]
     if not answered:
         return None
@@ -116,12 +117,12 @@ def estimate_counterfactual(events: Iterable[Event], models: Models) -> Counterf
         # Token counts are rounded slightly differently in the two models; no reached cost may be below the optimum.
         optimum_usd=None if lowest is None else min(lowest, *paid),
         improved_optimum_usd=None if lowest_improved is None else min(lowest_improved, improved),
-        anti_patterns=_price_habits(answered),
+        anti_patterns=_price_anti_patterns(answered),
         policies=policies,
     )
 
 
-def _forwarded_calls(events: Iterable[Event]) -> Iterator[_ForwardedCall]:
+def _list_forwarded_calls(events: Iterable[Event]) -> list[_ForwardedCall]:
     forwarded: GatewayForwarded | None = None
     prepared: RequestPrepared | None = None
     in_progress: dict[str, _ForwardedCall] = {}
@@ -147,16 +148,16 @@ def _forwarded_calls(events: Iterable[Event]) -> Iterator[_ForwardedCall]:
                     completed.failed = isinstance(payload, LlmCallFailed) and payload.usage == Usage()
             case _:
                 pass
-    return iter(calls)
+    return calls
 
 
-def _price_habits(forwarded_calls: Iterable[_ForwardedCall]) -> tuple[AntiPatternCost, ...]:
+def _price_anti_patterns(forwarded_calls: Iterable[_ForwardedCall]) -> tuple[AntiPatternCost, ...]:
     totals: dict[tuple[str, bool], tuple[int, float]] = {}
     for call in forwarded_calls:
         for change in call.forwarded.changes:
             calls, usd = totals.get((change.anti_pattern, change.is_applied), (0, 0.0))
             totals[change.anti_pattern, change.is_applied] = calls + 1, usd + (change.cost_usd or 0.0)
-    rows = (AntiPatternCost(habit, calls, done, usd) for (habit, done), (calls, usd) in totals.items())
+    rows = (AntiPatternCost(name, calls, fixed, usd) for (name, fixed), (calls, usd) in totals.items())
     return tuple(sorted(rows, key=lambda row: (-row.usd, row.anti_pattern)))
 
 
@@ -183,15 +184,15 @@ def _price_policies(
         shared_since = shared if call.failed else None
         if call.failed:
             continue
-        gap = call.at - previous.at if previous else None
+        idle = call.at - previous.at if previous else None
         price = price_at(row, utc_date(call.at), call.tokens)
-        moment = PlanningMoment(prompt.scroll, row.cache, price, call.at, gap, "person" if previous else "start")
+        moment = PlanningMoment(prompt.buffer, row.cache, price, call.at, idle, "person" if previous else "start")
         for track in tracks:
             track.send(moment, tuple(prompt.prefixes))
-        as_sent.append(CallStep(prompt.prefixes[-1].tokens if prompt.prefixes else 0, shared, gap))
+        as_sent.append(CallStep(prompt.prefixes[-1].tokens if prompt.prefixes else 0, shared, idle))
         if call.forwarded.prompt_price is not None:
             size = call.forwarded.prompt_price
-            improved.append(CallStep(size.improved_tokens, size.improved_shared_tokens, gap))
+            improved.append(CallStep(size.improved_tokens, size.improved_shared_tokens, idle))
         previous = call
     newest = price_at(row, utc_date(calls[-1].at), max(step.prompt_tokens for step in as_sent))
     rows = (PolicyCost(track.policy.name, float(track.cost_usd)) for track in tracks)
@@ -235,41 +236,31 @@ class _Prompt:
 
     def __init__(self, row: Model) -> None:
         self._sizes: list[int] = []
-        self.scroll = RequestBuffer(get_adapter(row.provider), lambda data: self._sizes[-1])
+        self.buffer = RequestBuffer(get_adapter(row.provider), lambda data: self._sizes[-1])
         self.prefixes: list[PromptPrefix] = []
         self._bytes = 0
 
     def enter(self, call: _ForwardedCall) -> int:
         """Switch to the prompt of a call; returns how many leading tokens it shares with the previous prompt."""
         shared_blocks = min(call.shared_blocks, len(self.prefixes))
-        self.scroll.truncate(shared_blocks)
+        self.buffer.truncate(shared_blocks)
         del self.prefixes[shared_blocks:]
-        total_bytes = call.links[-1].end if call.links else 0
+        total_bytes = call.digests[-1].end if call.digests else 0
         # The provider's count of the whole prompt is spread over the blocks by their size in bytes.
         tokens_per_byte = call.tokens / total_bytes if total_bytes else 0.0
-        for digest, letter in zip(call.links, call.forwarded.shape, strict=False):
+        for digest, letter in zip(call.digests, call.forwarded.shape, strict=False):
             self._sizes.append(round((digest.end - digest.start) * tokens_per_byte))
-            self.scroll.extend((_block_of(digest, letter),))
+            self.buffer.extend((_make_block(digest, letter),))
             total = (self.prefixes[-1].tokens if self.prefixes else 0) + self._sizes[-1]
-            place = self.scroll.blocks[-1].section
-            self.prefixes.append(PromptPrefix(place, self.scroll.digests[-1].digest, total, _kind_of(letter)))
+            section, chained = self.buffer.blocks[-1].section, self.buffer.digests[-1].digest
+            self.prefixes.append(PromptPrefix(section, chained, total, _KIND_OF_LETTER.get(letter.lower(), "plain")))
         return self.prefixes[shared_blocks - 1].tokens if shared_blocks else 0
 
 
-def _block_of(digest: PrefixDigest, letter: str) -> EncodedBlock:
-    place = _PLACE_OF_LETTER.get(letter.lower(), "messages")
-    role: Role | None = None if place != "messages" else "assistant" if letter.lower() in "ab" else "user"
+def _make_block(digest: PrefixDigest, letter: str) -> EncodedBlock:
+    section = _SECTION_OF_LETTER.get(letter.lower(), "messages")
+    role: Role | None = None if section != "messages" else "assistant" if letter.lower() in "ab" else "user"
     start = TEXT_BLOCK_START if letter.lower() in "ua" else b'{"type":"other"'
-    stability = Stability.GROWING if place == "messages" else Stability.FROZEN
+    stability = Stability.GROWING if section == "messages" else Stability.FROZEN
     data = start + b',"digest":"%s"}' % digest.digest.encode()
-    return EncodedBlock(place, place, stability, data, accepts_breakpoint=letter.isupper(), role=role)
-
-
-def _kind_of(letter: str) -> BlockKind:
-    match letter.lower():
-        case "b":
-            return "tool_use"
-        case "r":
-            return "tool_result"
-        case _:
-            return "plain"
+    return EncodedBlock(section, section, stability, data, accepts_breakpoint=letter.isupper(), role=role)

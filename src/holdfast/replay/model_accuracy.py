@@ -1,7 +1,7 @@
 """How closely the cache model reproduces the usage that a provider reported for the same calls."""
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 
@@ -12,29 +12,25 @@ from holdfast.replay.cache_misses import (
     EXPLAINED_REASONS,
     MISS_REASONS,
     PREDICTED_SWITCHES,
-    CacheMiss,
     LossCounts,
     MissReason,
     count_losses,
     explain_misses,
-    find_miss_reason,
     find_settings_switches,
     has_model_changed,
     infer_ttls,
+    should_hit,
 )
-from holdfast.replay.cache_misses import should_hit as in_time
-from holdfast.replay.playback import ReplayedCall, Replayer, ReplaySetting
-from holdfast.replay.recording import RecordedCall, Recording
+from holdfast.replay.playback import Replayer, ReplaySetting
+from holdfast.replay.recording import Recording
 from holdfast.types.usage import Usage
-
-__all__ = ["ModelFit", "find_miss_reason", "format_model_fit", "infer_ttls", "measure_model_fit"]
 
 Name = TypeVar("Name", bound=str)
 
-CallPlace = Literal["turnings", "elsewhere"]
+CallPlace = Literal["settings switches", "elsewhere"]
 """Whether the client switched its settings at a call."""
 
-_PLACES: tuple[CallPlace, ...] = ("turnings", "elsewhere")
+_PLACES: tuple[CallPlace, ...] = get_args(CallPlace)
 
 
 def _count_reason(reason: MissReason | None = None) -> dict[MissReason, int]:
@@ -48,8 +44,8 @@ def _count_place(place: CallPlace | None = None) -> dict[CallPlace, int]:
 class ModelFit(msgspec.Struct, frozen=True):
     """Counts over calls with usage, without the first call of each recording, which reads what other sessions wrote.
 
-    A miss is *foreseen* if the model predicts it without looking at the reported read: from times, bytes, models,
-    compactions and the TTLs that the client requested. It is *named* if its reason is known once the reported usage is
+    A miss is *predicted* if the model predicts it without looking at the reported read: from times, bytes, models,
+    compactions and the TTLs that the client requested. It is *explained* if its reason is known once the reported usage is
     considered too. It is *lost* if all that can be said of it alone is that the conversation should have been read and
     was not; `loss_counts`, counted over all calls, explain some of these. `hits_expected` are the calls that should
     have hit, `hits_missed` those of them that missed, split by whether the client switched its settings there.
@@ -76,14 +72,13 @@ class ModelFit(msgspec.Struct, frozen=True):
 
     @property
     def explained_alone_count(self) -> int:
-        """Misses whose reason has evidence near the call itself, the foreseen ones included."""
+        """Misses whose reason has evidence fit the call itself, the predicted ones included."""
         return sum(self.misses[reason] for reason in EXPLAINED_REASONS)
 
     @property
     def explained_count(self) -> int:
-        return self.explained_alone_count + (
-            self.loss_counts.lost_after_user if self.loss_counts.is_likely_client else 0
-        )
+        losses = self.loss_counts
+        return self.explained_alone_count + (losses.lost_after_user if losses.is_likely_client else 0)
 
     def __add__(self, other: "ModelFit") -> "ModelFit":
         return ModelFit(
@@ -115,66 +110,61 @@ def measure_model_fit(recording: Recording, setting: ReplaySetting) -> ModelFit 
     # Simulated pings would change the cache that the recorded client had.
     without_pings = msgspec.structs.replace(setting, keep_alive=False)
     (played,) = Replayer(recording, without_pings).replay((FixedPolicy("recorded", as_recorded),))
-    causes, switches = explain_misses(recording, setting.assumed_rules), find_settings_switches(recording)
-    total = ModelFit(loss_counts=count_losses(recording, setting.assumed_rules))
+    rules = setting.assumed_rules
+    misses, switches = explain_misses(recording, rules), find_settings_switches(recording)
+    total = ModelFit(loss_counts=count_losses(recording, rules))
     for index in range(1, len(recording.calls)):
-        before, call = recording.calls[index - 1], recording.calls[index]
-        if call.usage is not None and before.usage is not None:
-            should_hit = in_time(before, call, setting.assumed_rules.ttls_seconds[ttls[index - 1]])
-            foreseen = (
-                played.calls[index].is_miss or has_model_changed(before, call) or switches[index] in PREDICTED_SWITCHES
-            )
-            place: CallPlace = "turnings" if switches[index] is not None else "elsewhere"
-            counts = _compare_call(call, played.calls[index], causes[index], foreseen=foreseen)
-            cold_place = place if should_hit and causes[index] is not None else None
-            total += msgspec.structs.replace(
-                counts, hits_expected=_count_place(place if should_hit else None), hits_missed=_count_place(cold_place)
-            )
+        before, call, miss, switch = recording.calls[index - 1], recording.calls[index], misses[index], switches[index]
+        if call.usage is None or before.usage is None:
+            continue
+        expected = should_hit(before, call, rules.ttls_seconds[ttls[index - 1]])
+        place: CallPlace = "elsewhere" if switch is None else "settings switches"
+        modelled = played.calls[index]
+        predicted = modelled.is_miss or has_model_changed(before, call) or switch in PREDICTED_SWITCHES
+        # The recording contains every compaction, so the miss after one is known without a prediction.
+        compacted = call.kept_entries is not None
+        reason = miss.reason if miss is not None else None
+        total += ModelFit(
+            call.usage,
+            modelled.usage,
+            1,
+            _count_reason(reason),
+            _count_reason(reason if predicted or compacted else None),
+            int(predicted and reason is None and not compacted),
+            hits_expected=_count_place(place if expected else None),
+            hits_missed=_count_place(place if expected and miss is not None else None),
+        )
     return total
 
 
-def _compare_call(call: RecordedCall, modelled: ReplayedCall, cold: CacheMiss | None, *, foreseen: bool) -> ModelFit:
-    reason = cold.reason if cold is not None else None
-    compacted = call.kept_entries is not None
-    return ModelFit(
-        call.usage or Usage(),
-        modelled.usage,
-        1,
-        _count_reason(reason),
-        _count_reason(reason if foreseen or compacted else None),
-        int(foreseen and reason is None and not compacted),
-    )
-
-
-def format_model_fit(near: ModelFit) -> Iterator[tuple[str, str]]:
+def format_model_fit(fit: ModelFit) -> Iterator[tuple[str, str]]:
     """Lines for the terminal: a label, and its figures."""
     yield (
-        f"read share of {near.calls} recorded calls",
-        f"{near.recorded.read_share:.2%} reported, {near.modelled.read_share:.2%} modelled",
+        f"read share of {fit.calls} recorded calls",
+        f"{fit.recorded.read_share:.2%} reported, {fit.modelled.read_share:.2%} modelled",
     )
-    cold = near.miss_count
-    yield "recorded cache misses", _share(cold, near.calls)
+    count, losses = fit.miss_count, fit.loss_counts
+    yield "recorded cache misses", _share(count, fit.calls)
     yield (
         "  predicted from times and bytes",
-        f"{_share(near.predicted_count, cold)}; {near.misses_mispredicted} predicted misses were hits",
+        f"{_share(fit.predicted_count, count)}; {fit.misses_mispredicted} predicted misses were hits",
     )
-    yield "  explained by the reported usage", _share(near.explained_alone_count, cold)
-    if near.loss_counts.is_likely_client:
-        yield "  likely caused by the client, by when they happen", _format_habits(near.loss_counts)
-        yield "  explained in total", _share(near.explained_count, cold)
-    lost = near.misses["lost"] - (near.explained_count - near.explained_alone_count)
-    yield "  lost within the TTL, by the provider or an unrecorded change", _share(lost, cold)
-    yield "  unexplained", _share(near.misses["unnamed"], cold)
+    yield "  explained by the reported usage", _share(fit.explained_alone_count, count)
+    if losses.is_likely_client:
+        yield (
+            "  likely caused by the client, by when they happen",
+            f"lost after {losses.lost_after_user} of {losses.after_user} user messages, {losses.lost_after_tool} of "
+            f"{losses.after_tool} tool results: {losses.loss_ratio:.0f} times as often",
+        )
+        yield "  explained in total", _share(fit.explained_count, count)
+    lost = fit.misses["lost"] - (fit.explained_count - fit.explained_alone_count)
+    yield "  lost within the TTL, by the provider or an unrecorded change", _share(lost, count)
+    yield "  unexplained", _share(fit.misses["unexplained"], count)
     for reason in MISS_REASONS:
-        if near.misses[reason]:
-            yield f"  {reason}", f"{near.misses[reason]}, predicted {near.misses_predicted[reason]}"
-    missed_in = [f"{_share(near.hits_missed[place], near.hits_expected[place])} {place}" for place in _PLACES]
+        if fit.misses[reason]:
+            yield f"  {reason}", f"{fit.misses[reason]}, predicted {fit.misses_predicted[reason]}"
+    missed_in = [f"{_share(fit.hits_missed[place], fit.hits_expected[place])} {place}" for place in _PLACES]
     yield "  missed within the TTL with a prompt that was not shorter", ", ".join(missed_in)
-
-
-def _format_habits(counts: LossCounts) -> str:
-    after_user = f"lost after {counts.lost_after_user} of {counts.after_user} user messages"
-    return f"{after_user}, {counts.lost_after_tool} of {counts.after_tool} tool results: {counts.loss_ratio:.0f} times as often"
 
 
 def _share(part: int, whole: int) -> str:

@@ -86,7 +86,7 @@ def is_cache_miss(usage: Usage, shared_tokens: int) -> bool:
     return usage.cache_read * 2 < shared_tokens
 
 
-class _Track:
+class _PolicyRun:
     """The cache as one policy has shaped it so far."""
 
     def __init__(self, policy: CachePolicy, setting: ReplaySetting, scope: CacheScope) -> None:
@@ -96,7 +96,7 @@ class _Track:
         self.entries = CacheEntries()
         self.calls: list[ReplayedCall] = []
         self.last: CacheCall | None = None
-        self.pieces = 0
+        self.conversation_blocks = 0
         """How many blocks of the last request belong to the conversation; a ping may append a closing message."""
         self.body = b""
 
@@ -135,7 +135,7 @@ class Replayer:
     def replay(self, policies: Sequence[CachePolicy]) -> tuple[ReplayResult, ...]:
         recording = self._recording
         tracks = [
-            _Track(policy, self._setting, CacheScope(recording.id, self._setting.model.name)) for policy in policies
+            _PolicyRun(policy, self._setting, CacheScope(recording.id, self._setting.model.name)) for policy in policies
         ]
         previous: RecordedCall | None = None
         for index, call in enumerate(self._prompt.iterate_calls(recording)):
@@ -157,7 +157,7 @@ class Replayer:
             )
         )
 
-    def _call(self, tracks: Sequence[_Track], call: RecordedCall, idle: float | None, until: float) -> None:
+    def _call(self, tracks: Sequence[_PolicyRun], call: RecordedCall, idle: float | None, until: float) -> None:
         prompt, setting = self._prompt, self._setting
         prefixes = tuple(prompt.prefixes)
         price = find_newest_price(setting.model, prefixes[-1].tokens)
@@ -168,14 +168,14 @@ class Replayer:
                 track.body = prompt.buffer.render(b"", breakpoints)
                 self._report_request(track, call.at, OUTPUT_TOKENS_MAX)
             usage = track.send(prefixes, breakpoints, call.at, shared=prompt.shared_tokens)
-            track.pieces = len(prefixes)
+            track.conversation_blocks = len(prefixes)
             track.policy.record_usage(moment, usage)
         # Pings after this call may contain its reply.
         prompt.append_reply()
         for track in tracks if setting.keep_alive else ():
             self._keep_warm(track, moment, call, until=until)
 
-    def _keep_warm(self, track: _Track, moment: PlanningMoment, call: RecordedCall, *, until: float) -> None:
+    def _keep_warm(self, track: _PolicyRun, moment: PlanningMoment, call: RecordedCall, *, until: float) -> None:
         """Pings are sent only while the session is idle: after the reply has arrived and before the next call."""
         waits_for = call.next_waits_for
         for count in range(PINGS_MAX):
@@ -185,7 +185,7 @@ class Replayer:
                 return
             self._ping(track, ping.ttl, due)
 
-    def _ping(self, track: _Track, ttl: Ttl, at: float) -> None:
+    def _ping(self, track: _PolicyRun, ttl: Ttl, at: float) -> None:
         """Repeat the last request if its last breakpoint has that TTL; else add the reply with a breakpoint on it."""
         last = track.last
         assert last is not None
@@ -193,8 +193,10 @@ class Replayer:
         if newest is not None and (newest.ttl == ttl or ttl == "5m"):
             self._report_request(track, at, 0)
             usage = track.send(last.prefixes, last.breakpoints, at, shared=None)
-            tokens = last.prefixes[track.pieces - 1].tokens
-            track.policy.record_ping(PingResult(at, newest.ttl, usage, newest.block_index, track.pieces, tokens))
+            tokens = last.prefixes[track.conversation_blocks - 1].tokens
+            track.policy.record_ping(
+                PingResult(at, newest.ttl, usage, newest.block_index, track.conversation_blocks, tokens)
+            )
             return
         prefixes = self._prompt.prefixes
         last_block = next((index for index in range(len(prefixes) - 1, -1, -1) if self._takes_breakpoint(index)), None)
@@ -211,14 +213,14 @@ class Replayer:
             track.body = self._prompt.render_closed(breakpoints)
             self._report_request(track, at, 0)
         usage = track.send((*prefixes, closing), breakpoints, at, shared=None)
-        track.pieces = len(prefixes)
+        track.conversation_blocks = len(prefixes)
         track.policy.record_ping(PingResult(at, ttl, usage, last_block, len(prefixes), prefixes[-1].tokens))
 
     def _takes_breakpoint(self, index: int) -> bool:
         block = self._prompt.buffer.blocks[index]
         return block.accepts_breakpoint and not block.ephemeral
 
-    def _report_request(self, track: _Track, at: float, output_tokens_max: int) -> None:
+    def _report_request(self, track: _PolicyRun, at: float, output_tokens_max: int) -> None:
         if self._on_request is not None:
             request_head = self._adapter.request_head(Parameters(self._setting.model.name, output_tokens_max))
             self._on_request(track.policy.name, at, request_head + track.body)

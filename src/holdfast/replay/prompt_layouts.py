@@ -17,8 +17,6 @@ CLEARING_CHARACTERS_MIN = 400_000
 RESULTS_KEPT = 3
 
 Layout = Callable[[Recording], Recording]
-
-
 VolatileTexts = Callable[[int], tuple[str, ...]]
 """Returns the volatile texts of turn 1, 2, ...: one text per layer, the same layers in every turn."""
 

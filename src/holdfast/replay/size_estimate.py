@@ -77,11 +77,11 @@ def _extends_previous(before: RecordedCall, call: RecordedCall, ttl_seconds: flo
     return call.usage.tokens_sent >= sent and (was_read or unknown)
 
 
-class _Prompt:
+class _SizedPrompt:
     """The prompt of the newest call: one block for the tokens that were found, one for what each call added."""
 
     def __init__(self, model: Model) -> None:
-        self.scroll = RequestBuffer(get_adapter(model.provider), lambda data: self._added)
+        self.buffer = RequestBuffer(get_adapter(model.provider), lambda data: self._added)
         self.prefixes: list[PromptPrefix] = []
         self._added = 0
         self._block_count = 0
@@ -90,7 +90,7 @@ class _Prompt:
         if call.cached_tokens is None:
             self._add(call.tokens - self.prefixes[-1].tokens)
             return
-        self.scroll.truncate(0)
+        self.buffer.truncate(0)
         self.prefixes.clear()
         if call.cached_tokens:
             self._add(call.cached_tokens, head=True)
@@ -104,11 +104,11 @@ class _Prompt:
             block = EncodedBlock("role", "system", Stability.FROZEN, data, accepts_breakpoint=True)
         else:
             block = EncodedBlock("history", "messages", Stability.GROWING, data, accepts_breakpoint=True, role="user")
-        self.scroll.extend((block,))
-        self.prefixes.append(PromptPrefix(block.section, self.scroll.digests[-1].digest, self.scroll.tokens_total))
+        self.buffer.extend((block,))
+        self.prefixes.append(PromptPrefix(block.section, self.buffer.digests[-1].digest, self.buffer.tokens_total))
 
 
-class _Track:
+class _PlanRun:
     """The cache as our plan has shaped it so far, under one set of provider rules."""
 
     def __init__(self, rules: CacheRules, policy: AdaptivePolicy) -> None:
@@ -116,7 +116,7 @@ class _Track:
         self._entries = CacheEntries()
         self.cost_usd = Decimal(0)
 
-    def start_anew(self, scope: CacheScope, head: PromptPrefix, call: SizedCall) -> None:
+    def start_prompt(self, scope: CacheScope, head: PromptPrefix, call: SizedCall) -> None:
         """Start a changed prompt: our cache entries no longer match it, those that the recorded client found do."""
         self._policy.forget_prefix()
         entry = CacheEntry(scope, head.digest, head.tokens, call.ttl, expires_at=call.at + 1)
@@ -133,17 +133,17 @@ def price_plans(
     calls: Sequence[SizedCall], model: Model, plans: Iterable[tuple[CacheRules, AdaptivePolicy]]
 ) -> tuple[Decimal, ...]:
     """What the prompts cost under our plan, for each set of rules; the policies learn from the replay."""
-    prompt, scope = _Prompt(model), CacheScope("", model.name)
-    tracks = [_Track(rules, policy) for rules, policy in plans]
+    prompt, scope = _SizedPrompt(model), CacheScope("", model.name)
+    tracks = [_PlanRun(rules, policy) for rules, policy in plans]
     previous: SizedCall | None = None
     for call in calls:
         prompt.enter(call)
         prefixes = tuple(prompt.prefixes)
         idle = call.at - previous.at if previous else None
-        moment = PlanningMoment(prompt.scroll, model.cache, call.price, call.at, idle, call.waited_for)
+        moment = PlanningMoment(prompt.buffer, model.cache, call.price, call.at, idle, call.waited_for)
         for track in tracks:
             if call.cached_tokens is not None:
-                track.start_anew(scope, prefixes[0], call)
+                track.start_prompt(scope, prefixes[0], call)
             track.send(moment, scope, prefixes)
         previous = call
     return tuple(track.cost_usd for track in tracks)

@@ -59,7 +59,7 @@ class _StoredCall(msgspec.Struct):
     model: str
     by_person: bool
     entries: tuple[HistoryEntry, ...]
-    system_tail: str
+    suffix: str
     new_epoch: bool
     replied_at: float
     usage: Usage | None = None
@@ -72,18 +72,9 @@ def _build_calls(stored_calls: Sequence[_StoredCall]) -> tuple[RecordedCall, ...
     for call in stored_calls:
         shared = _count_shared(sent, call.entries) if not call.new_epoch else 0
         waited: WaitedFor = "start" if not calls else "person" if call.by_person else "tool"
+        added, kept = call.entries[shared:], shared if shared < len(sent) else None
         calls.append(
-            RecordedCall(
-                call.at,
-                call.replied_at,
-                waited,
-                call.entries[shared:],
-                call.reply,
-                call.usage,
-                call.model,
-                shared if shared < len(sent) else None,
-                call.system_tail,
-            )
+            RecordedCall(call.at, call.replied_at, waited, added, call.reply, call.usage, call.model, kept, call.suffix)
         )
         sent = call.entries + ((call.reply,) if call.reply is not None else ())
     return tuple(calls)
@@ -105,7 +96,7 @@ class _Fold:
         self.calls: dict[str, _StoredCall] = {}
         self._entries: list[HistoryEntry] = []
         self._messages = 0
-        self._tail = ""
+        self._suffix = ""
         self._by_person = False
         self._new_epoch = False
         self._last: _StoredCall | None = None
@@ -153,7 +144,7 @@ class _Fold:
 
     def _begin(self, started: LlmCallStarted, at: float) -> None:
         entries = tuple(self._entries)
-        self._last = _StoredCall(at, started.model, self._by_person, entries, self._tail, self._new_epoch, at)
+        self._last = _StoredCall(at, started.model, self._by_person, entries, self._suffix, self._new_epoch, at)
         self.calls[started.request_id] = self._last
         self._by_person = self._new_epoch = False
 
@@ -165,9 +156,9 @@ class _Fold:
     def _inject(self, injected: ContextInjected) -> None:
         if injected.section == "system":
             # Thinking blocks are signed over the text before them, so a changed text drops them.
-            if injected.text != self._tail:
+            if injected.text != self._suffix:
                 self._filter_entries(drop_thinking)
-            self._tail = injected.text
+            self._suffix = injected.text
             return
         content = (Text(injected.text),)
         self._messages += 1

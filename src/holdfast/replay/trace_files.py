@@ -101,23 +101,15 @@ def read_traces(files: Sequence[Path], *, compactions: bool = True) -> Iterator[
     """
     for file in files:
         try:
-            with _open_lines(file) as lines:
-                yield from _read_lines(file.name, lines, compactions)
+            opened = cast("BinaryIO", gzip.open(file, "rb")) if file.name.endswith(".gz") else file.open("rb")
+            with opened as lines:
+                for item in iterate_lines(file.name, lines):
+                    if isinstance(item, BrokenLine):
+                        yield item
+                    else:
+                        yield parse_trace_line(item[1], file=file.name, number=item[0], compactions=compactions)
         except OSError as error:
             raise UserError(f"traces {str(file)!r} cannot be read: {error.strerror}; choose another file") from error
-
-
-def _open_lines(file: Path) -> BinaryIO:
-    return cast("BinaryIO", gzip.open(file, "rb")) if file.name.endswith(".gz") else file.open("rb")
-
-
-def _read_lines(name: str, lines: BinaryIO, compactions: bool) -> Iterator[Recording | BrokenLine]:
-    for item in iterate_lines(name, lines):
-        if isinstance(item, BrokenLine):
-            yield item
-        else:
-            number, line = item
-            yield parse_trace_line(line, file=name, number=number, compactions=compactions)
 
 
 def iterate_lines(name: str, lines: BinaryIO) -> Iterator[tuple[int, bytes] | BrokenLine]:
@@ -144,10 +136,8 @@ def parse_trace_line(
 ) -> Recording | BrokenLine:
     try:
         trace = _decode(line)
-        calls = _calls(
-            trace,
-            {compaction.at_message: compaction.summary for compaction in trace.meta.compactions} if compactions else {},
-        )
+        summaries = {compaction.at_message: compaction.summary for compaction in trace.meta.compactions}
+        calls = _list_calls(trace, summaries if compactions else {})
         tools = tuple(ToolSpec(tool.name, tool.description, bytes(tool.input_schema).decode()) for tool in trace.tools)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError, OverflowError):
         return BrokenLine(file, number, "not a valid conversation")
@@ -161,7 +151,7 @@ def parse_trace_line(
     return Recording(trace.id, trace.system, unique_tools, calls, first_tokens or None)
 
 
-def _calls(trace: _Line, summaries: dict[int, str]) -> tuple[RecordedCall, ...]:
+def _list_calls(trace: _Line, summaries: dict[int, str]) -> tuple[RecordedCall, ...]:
     """One call per assistant message with input before it; assistant messages directly after it belong to its reply."""
     calls: list[RecordedCall] = []
     added: list[HistoryEntry] = []
@@ -213,10 +203,10 @@ def decode_history_entry(role: str, content: str | list[msgspec.Raw]) -> History
     """A message as a history entry without blank texts; raises `MsgspecError` if it is invalid."""
     if role not in ("user", "assistant", "tool"):
         raise msgspec.ValidationError("unknown role")
-    blocks: Iterable[Block]
-    blocks = (
-        (Text(content),) if isinstance(content, str) else [decode_anthropic_block(bytes(raw))[0] for raw in content]
-    )
+    if isinstance(content, str):
+        blocks: list[Block] = [Text(content)]
+    else:
+        blocks = [decode_anthropic_block(bytes(raw))[0] for raw in content]
     content_blocks = tuple(block for block in blocks if not (isinstance(block, Text) and is_blank_text(block.text)))
     return HistoryEntry("assistant" if role == "assistant" else "user", content_blocks)
 

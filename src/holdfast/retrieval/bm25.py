@@ -1,4 +1,4 @@
-"""Lexical scores: BM25, updated incrementally."""
+"""Lexical scores: BM25, updated incrementally, over stems without stop words."""
 
 import math
 import re
@@ -10,11 +10,7 @@ import msgspec
 import Stemmer
 
 BM25_K1 = 1.5
-
-
 BM25_B = 0.75
-
-
 """The usual k1 and b of BM25, not fitted to any data."""
 
 
@@ -77,10 +73,7 @@ def make_trigger_keys(triggers: Iterable[str]) -> frozenset[str]:
 
 
 WORDS_CACHED_MAX = 100_000
-
-
 _WORDS = re.compile(r"[^\W_]+")
-
 
 # Words of questions and requests rather than of their topic; written by hand, not fitted to any queries.
 STOP_WORDS = frozenset(
@@ -92,7 +85,6 @@ STOP_WORDS = frozenset(
         *("will", "with", "would", "you", "your"),
     }
 )
-
 
 _stemmer = Stemmer.Stemmer("english")
 

@@ -1,4 +1,8 @@
-"""The search index: ranks the units of a collection for a query, best first, and explains the ranking."""
+"""The search index: ranks the units of a collection for a query, best first, and explains the ranking.
+
+Three stages score each unit: by words, by meaning, and by links to units that score well. Their scores are fused by
+weights.
+"""
 
 import hashlib
 import heapq
@@ -15,16 +19,11 @@ from holdfast.retrieval.encoders.registry import NO_MODEL, SemanticStage
 from holdfast.retrieval.units import SearchUnit, join_unit_text
 
 SEARCH_LIMIT_DEFAULT = 10
-
-
+DECIMALS = 6  # Scores are rounded before sorting, so that rounding noise cannot change the order.
+SUM_TOLERANCE = 0.001
 QUERY_CHARACTERS_MAX = 8_000  # Bounds the time of one search.
-
-
 FLOOR_LEXICAL = 0.035
-
-
 """Calibrated: 49 of 50 right answers are more relevant, on nine query sets in which every query has an answer."""
-
 
 _DIGEST_MODULUS = 1 << 256
 
@@ -115,7 +114,7 @@ class SearchIndex:
     """Units by id. Updates are incremental, and results do not depend on the order of updates."""
 
     def __init__(self, units: Iterable[SearchUnit] = (), *, meaning: SemanticStage | None = None) -> None:
-        self._meaning = meaning
+        self._semantic = meaning
         self._lexical = LexicalStage()
         self._graph = GraphStage()
         self._slots: dict[str, int] = {}
@@ -127,12 +126,12 @@ class SearchIndex:
 
     @property
     def embedding_model_version(self) -> str:
-        return self._meaning.model_version if self._meaning is not None else NO_MODEL
+        return self._semantic.model_version if self._semantic is not None else NO_MODEL
 
     @property
     def floor(self) -> float:
         """The relevance below which a unit is filler, calibrated for the available stages."""
-        return FLOOR_LEXICAL if self._meaning is None else self._meaning.floor
+        return FLOOR_LEXICAL if self._semantic is None else self._semantic.floor
 
     @property
     def digest(self) -> str:
@@ -161,8 +160,8 @@ class SearchIndex:
             self._digest = (self._digest + _unit_number(unit)) % _DIGEST_MODULUS
             self._lexical.add(slot, join_unit_text(unit))
             self._graph.add(slot, unit)
-            if self._meaning is not None:
-                self._meaning.add(slot, unit)
+            if self._semantic is not None:
+                self._semantic.add(slot, unit)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove units; unknown ids are ignored."""
@@ -174,8 +173,8 @@ class SearchIndex:
             self._free.append(slot)
             self._lexical.remove(slot)
             self._graph.remove(slot)
-            if self._meaning is not None:
-                self._meaning.remove(slot)
+            if self._semantic is not None:
+                self._semantic.remove(slot)
 
     def search(
         self,
@@ -191,11 +190,10 @@ class SearchIndex:
         passing = [position for position, relevance in enumerate(scores.relevance) if relevance >= floor_used]
         best = self._best_positions(scores.score, passing, max(0, limit))
         unfiltered = self._best_positions(scores.score, range(len(scores.slots)), max(0, limit))
+        below_floor = [position for position in unfiltered if scores.relevance[position] < floor_used]
         return SearchResult(
             tuple(self._explain(scores, position) for position in best),
-            tuple(
-                self._explain(scores, position) for position in unfiltered if scores.relevance[position] < floor_used
-            ),
+            tuple(self._explain(scores, position) for position in below_floor),
             floor_used,
             scores.weights,
             self.embedding_model_version,
@@ -206,26 +204,23 @@ class SearchIndex:
         scores = self._score_units(query, weights)
         ids = list(self._slots)
         order = self._best_positions(scores.score, range(len(ids)), len(ids))
-        places = (
-            RankedUnit(
-                ids[position], round(scores.score[position], DECIMALS), round(scores.relevance[position], DECIMALS)
-            )
-            for position in order
-        )
-        return Ranking(tuple(places), lambda unit_id: self._explain(scores, ids.index(unit_id)))
+        score, relevance = ([round(value, DECIMALS) for value in values] for values in (scores.score, scores.relevance))
+        units = (RankedUnit(ids[position], score[position], relevance[position]) for position in order)
+        return Ranking(tuple(units), lambda unit_id: self._explain(scores, ids.index(unit_id)))
 
     def _score_units(self, query: str, weights: StageWeights | None) -> _QueryScores:
         weights = weights if weights is not None else StageWeights()
-        if self._meaning is None:
+        if self._semantic is None:
             weights = weights.drop_semantic()
         else:
-            weights = weights.scale_lexical(self._meaning.words_share)
+            weights = weights.scale_lexical(self._semantic.words_share)
         query = query[:QUERY_CHARACTERS_MAX]
         slots = list(self._slots.values())
         terms = count_terms(query)
         match = self._lexical.match(terms)
         word_scores = [match.scores.get(slot, 0.0) for slot in slots]
-        similarities = self._semantic_scores(query, slots)
+        by_slot = self._semantic.match(query, slots=len(self._ids)) if self._semantic is not None else None
+        similarities = [by_slot[slot] if by_slot is not None else 0.0 for slot in slots]
         lexical = scale_scores(word_scores, lowest=0.0)
         # Similarities are spread from the median up: the less similar half carries no information about the rest.
         semantic = scale_scores(similarities, lowest=median_low(similarities) if similarities else None)
@@ -238,7 +233,7 @@ class SearchIndex:
         # similarity if there are vectors.
         share = 1 / match.best_possible if match.best_possible else 0.0
         relevance = [share * score for score in word_scores]
-        if self._meaning is not None:
+        if self._semantic is not None:
             relevance = [
                 (word_score + similarity) / 2 for word_score, similarity in zip(relevance, similarities, strict=True)
             ]
@@ -252,12 +247,6 @@ class SearchIndex:
             candidates = [position for position in candidates if score[position] >= threshold]
         ids = list(self._slots) if candidates else []
         return sorted(candidates, key=lambda position: (-round(score[position], DECIMALS), ids[position]))[:limit]
-
-    def _semantic_scores(self, query: str, slots: list[int]) -> list[float]:
-        if self._meaning is None:
-            return [0.0] * len(slots)
-        similarities = self._meaning.match(query, slots=len(self._ids))
-        return [similarities[slot] for slot in slots]
 
     def _graph_scores(
         self, slots: list[int], lexical: list[float], semantic: list[float], weights: StageWeights
@@ -283,7 +272,7 @@ class SearchIndex:
             for stage, weight, stage_scores in zip(
                 scores.weights.__struct_fields__, msgspec.structs.astuple(scores.weights), scores.stages, strict=True
             )
-            if stage != "semantic" or self._meaning is not None
+            if stage != "semantic" or self._semantic is not None
         )
         return SearchHit(
             unit_id,
@@ -297,18 +286,9 @@ class SearchIndex:
 
 def _unit_number(unit: SearchUnit) -> int:
     # Summed over all units, so that the digest of the index does not depend on the order of updates.
-    return int.from_bytes(hashlib.sha256(msgspec.msgpack.encode(_unit_bytes(unit))).digest())
-
-
-def _unit_bytes(unit: SearchUnit) -> tuple[bytes, ...]:
     texts = (unit.id, unit.name, unit.description, unit.content, *unit.triggers)
-    return tuple(text.encode(errors="surrogatepass") for text in texts)
-
-
-DECIMALS = 6  # Scores are rounded before sorting, so that rounding noise cannot change the order.
-
-
-SUM_TOLERANCE = 0.001
+    encoded = [text.encode(errors="surrogatepass") for text in texts]
+    return int.from_bytes(hashlib.sha256(msgspec.msgpack.encode(encoded)).digest())
 
 
 def scale_scores(scores: Sequence[float], *, lowest: float | None = None) -> list[float]:
@@ -371,9 +351,8 @@ class GraphStage:
         """The shared triggers and names that link a unit to others, sorted."""
         triggers, names, referenced = self._keys[slot]
         keys = [key for key in triggers if len(self._by_trigger[key]) > 1]
-        keys += [name for name in names if name in self._by_reference] + [
-            name for name in referenced if name in self._by_name
-        ]
+        keys += [name for name in names if name in self._by_reference]
+        keys += [name for name in referenced if name in self._by_name]
         return tuple(sorted(set(keys)))
 
     def _tables(self) -> tuple[dict[str, set[int]], dict[str, set[int]], dict[str, set[int]]]:

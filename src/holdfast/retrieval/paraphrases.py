@@ -19,65 +19,24 @@ _OPENINGS = re.compile(
     r"|(?:i'd|we'd) like to|let's|let us)\s+",
     re.I,
 )
-_JOINTS = (
-    " when ",
-    " if ",
-    " before ",
-    " after ",
-    " because ",
-    " while ",
-    ", ",
-    " and ",
-    " or ",
-    " for ",
-    " with ",
-    " in ",
-    " to ",
-)
-_MOVED_JOINTS = {
-    " when ",
-    " if ",
-    " before ",
-    " after ",
-    " because ",
-    " while ",
-    " for ",
-    " with ",
-    " in ",
-    " to ",
-}
+_MOVED_JOINTS = (" when ", " if ", " before ", " after ", " because ", " while ", " for ", " with ", " in ", " to ")
+"""Joints that move to the front together with the part after them; at the others, the parts just change places."""
+_JOINTS = (*_MOVED_JOINTS[:6], ", ", " and ", " or ", *_MOVED_JOINTS[6:])
+# Sentence forms for requests, for situations that a statement describes, and for bare topics.
 _ORDERS = (
-    "how do I {}?",
-    "please {}",
-    "can you {}?",
-    "I need to {}",
-    "what is the right way to {}?",
-    "time to {} now",
-    "we are about to {}",
-    "what should I know before I {}?",
+    *("how do I {}?", "please {}", "can you {}?", "I need to {}", "what is the right way to {}?", "time to {} now"),
+    *("we are about to {}", "what should I know before I {}?"),
 )
 _SITUATIONS = (
-    "what should I do when {}?",
-    "{}, what now?",
-    "help, {}",
-    "it seems that {}",
-    "which rules hold if {}?",
-    "how to go on while {}?",
-    "I noticed that {}",
-    "advise me: {}",
+    *("what should I do when {}?", "{}, what now?", "help, {}", "it seems that {}", "which rules hold if {}?"),
+    *("how to go on while {}?", "I noticed that {}", "advise me: {}"),
+)
+_TOPICS = (
+    *("what about {}?", "I need help with {}", "tell me more on {}", "{}: what should I do?", "any guidance for {}?"),
+    *("how does {} work here?", "my question is about {}", "deal with {}"),
 )
 _SITUATION = re.compile(
     r"\w (?:is|are|was|were|has|have|had|does|did|cannot|can't|won't|fails|failed|wants|asks)\b", re.I
-)
-_TOPICS = (
-    "what about {}?",
-    "I need help with {}",
-    "tell me more on {}",
-    "{}: what should I do?",
-    "any guidance for {}?",
-    "how does {} work here?",
-    "my question is about {}",
-    "deal with {}",
 )
 
 
@@ -140,11 +99,11 @@ def _strip_opening(intent: str) -> str:
 def _replace_synonyms(core: str, turn: int) -> str:
     """Replace each word that has synonyms by the next of them; empty if none has."""
     words = core.split(" ")
-    is_imperative = _frames(core) is _ORDERS
+    has_verb_first = _frames(core) is _ORDERS
     changed = False
     for index, word in enumerate(words):
         bare = word.strip(",;:").lower()
-        as_order = is_imperative and (index == 0 or words[index - 1].lower() in ("and", "or", "to", "then"))
+        as_order = has_verb_first and (index == 0 or words[index - 1].lower() in ("and", "or", "to", "then"))
         if bare and (synonyms := find_synonyms(bare, as_order=as_order)):
             words[index] = word.lower().replace(bare, synonyms[(turn + index) % len(synonyms)])
             changed = True

@@ -29,7 +29,6 @@ def split_name(name: str) -> str:
 
 
 def describe_unit(unit: SearchUnit) -> str:
-    """Name, description and triggers of a unit."""
     return " ".join(part for part in (split_name(unit.name), unit.description, *unit.triggers) if part)
 
 
@@ -38,7 +37,6 @@ def join_unit_text(unit: SearchUnit) -> str:
 
 
 def describe_without_name(unit: SearchUnit) -> str:
-    """Description and triggers of a unit."""
     return " ".join(part for part in (unit.description, *unit.triggers) if part)
 
 

@@ -101,11 +101,11 @@ def _shared_tokens(earlier: Sequence[PromptPrefix], current: Sequence[PromptPref
     return max((prefix.tokens for prefix, _ in same), default=0)
 
 
-def digest_section(blocks: Iterable[SentBlock], place: PromptSection) -> str:
+def digest_section(blocks: Iterable[SentBlock], section: PromptSection) -> str:
     """The digest of all blocks in one section of the prompt."""
     digest_so_far = ""
     for sent in blocks:
-        if sent.encoded.section == place:
+        if sent.encoded.section == section:
             digest_so_far = extend_digest(digest_so_far, sent.encoded.data)
     return digest_so_far
 

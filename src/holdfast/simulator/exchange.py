@@ -1,4 +1,4 @@
-"""The response of a simulated provider to one request."""
+"""One exchange with a simulated provider: the response, and the bounded record of the latest requests."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -40,8 +40,6 @@ class SimulatedResponse(msgspec.Struct, frozen=True):
 
 # Both limits bound the memory of a long-running simulator.
 REQUESTS_MAX = 1_000
-
-
 REQUESTS_BYTES_MAX = 64 * 1024 * 1024
 
 

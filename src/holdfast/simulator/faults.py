@@ -12,7 +12,7 @@ from holdfast.simulator.exchange import Chunk, ConnectionCut, Pause, SimulatedRe
 
 KNOWN_FAULTS = (
     "an HTTP status from 400 to 599, alone or with a pause, as in 429;retry-after=1; slow;seconds=1; drip;seconds=1; "
-    "stall;after=1; cut;after=1; malformed;after=1; content-type; window;tokens=1000; marks;max=0; lifetimes; "
+    "stall;after=1; cut;after=1; malformed;after=1; content-type; window;tokens=1000; breakpoints;max=0; ttl; "
     "thinking; unpaired"
 )
 STALL_SECONDS = 3600.0  # Clients time out long before this.
@@ -20,7 +20,7 @@ PAUSE_SECONDS_MAX = 3600.0
 AFTER_CHUNKS_MAX = 1_000_000
 LIMIT_MAX = 1_000_000_000
 
-_LIMITS = {"window": "tokens", "marks": "max"}
+_LIMITS = {"window": "tokens", "breakpoints": "max"}
 _TEXT_SHOWN_CHARS_MAX = 60
 
 
@@ -46,13 +46,13 @@ class DeliveryFault(msgspec.Struct, frozen=True):
     seconds: float = 1.0
 
 
-Objection = Literal["window", "marks", "lifetimes", "thinking", "unpaired"]
+Objection = Literal["window", "breakpoints", "ttl", "thinking", "unpaired"]
 
 
 class RefusalFault(msgspec.Struct, frozen=True):
     """The request is refused, in the provider's words, as long as it contains what the provider objects to.
 
-    `window`: more than `limit` tokens. `marks`: more than `limit` cache breakpoints. `lifetimes`: a breakpoint with
+    `window`: more than `limit` tokens. `breakpoints`: more than `limit` cache breakpoints. `ttl`: a breakpoint with
     more than the shortest TTL. `thinking`: thinking blocks in the history. `unpaired`: any request, once.
     """
 
@@ -69,27 +69,26 @@ def parse_fault(text: str) -> Fault:
     if kind.isascii() and kind.isdigit() and 400 <= int(kind[:4]) <= 599:
         retry_after = values.pop("retry-after", None)
         fault: Fault = StatusFault(int(kind), retry_after)
-    elif kind in ("slow", "drip"):
-        pace: DeliveryProblem = "slow" if kind == "slow" else "drip"
-        fault = DeliveryFault(pace, seconds=min(values.pop("seconds", 1.0), PAUSE_SECONDS_MAX))
-    elif kind in ("stall", "cut", "malformed"):
-        after = values.pop("after", 1.0)
-        if not after.is_integer() or after > AFTER_CHUNKS_MAX:
-            raise _unknown_fault(text)
-        trouble: DeliveryProblem = "stall" if kind == "stall" else "cut" if kind == "cut" else "malformed"
-        fault = DeliveryFault(trouble, after_chunks=int(after))
-    elif kind == "content-type":
-        fault = DeliveryFault("content-type")
-    elif kind in _LIMITS:
-        most = values.pop(_LIMITS[kind], 0.0)
-        if not most.is_integer() or most > LIMIT_MAX:
-            raise _unknown_fault(text)
-        fault = RefusalFault("window" if kind == "window" else "marks", int(most))
-    elif kind in ("lifetimes", "thinking", "unpaired"):
-        objection: Objection = "lifetimes" if kind == "lifetimes" else "thinking" if kind == "thinking" else "unpaired"
-        fault = RefusalFault(objection)
     else:
-        raise _unknown_fault(text)
+        match kind:
+            case "slow" | "drip":
+                fault = DeliveryFault(kind, seconds=min(values.pop("seconds", 1.0), PAUSE_SECONDS_MAX))
+            case "stall" | "cut" | "malformed":
+                after = values.pop("after", 1.0)
+                if not after.is_integer() or after > AFTER_CHUNKS_MAX:
+                    raise _unknown_fault(text)
+                fault = DeliveryFault(kind, after_chunks=int(after))
+            case "content-type":
+                fault = DeliveryFault(kind)
+            case "window" | "breakpoints":
+                limit = values.pop(_LIMITS[kind], 0.0)
+                if not limit.is_integer() or limit > LIMIT_MAX:
+                    raise _unknown_fault(text)
+                fault = RefusalFault(kind, int(limit))
+            case "ttl" | "thinking" | "unpaired":
+                fault = RefusalFault(kind)
+            case _:
+                raise _unknown_fault(text)
     if values:
         raise _unknown_fault(text)
     return fault
@@ -150,18 +149,13 @@ def _replace_body(chunks: Iterable[Chunk], page: bytes) -> Iterator[Chunk]:
 
 def _parse_option(option: str, text: str) -> tuple[str, float]:
     name, _, value = option.partition("=")
-    number = _parse_number(value)
-    if number is None:
+    try:
+        number = float(value)
+    except ValueError:
+        raise _unknown_fault(text) from None
+    if not math.isfinite(number) or number < 0:
         raise _unknown_fault(text)
     return name.strip(), number
-
-
-def _parse_number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and number >= 0 else None
 
 
 def _unknown_fault(text: str) -> UserError:

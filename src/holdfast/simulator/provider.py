@@ -27,14 +27,20 @@ from holdfast.providers.retry import retry_delay
 from holdfast.providers.wire_request import OnRetry
 from holdfast.simulator.anthropic import AnthropicApi
 from holdfast.simulator.cache_diagnostics import AnsweredRequests
-from holdfast.simulator.dialect import EMPTY as _NOTHING
-from holdfast.simulator.dialect import AcceptedRequest, ProviderApi, RequestContext, SimulatedRequest, refuse
 from holdfast.simulator.exchange import ConnectionCut, Pause, RecordedRequest, RequestRing, SimulatedResponse
 from holdfast.simulator.explicit_caches import SimulatedExplicitCaches
 from holdfast.simulator.faults import DeliveryFault, Fault, RefusalFault, StatusFault, apply_delivery_fault, parse_fault
 from holdfast.simulator.gemini import GeminiApi
 from holdfast.simulator.openai import OpenAIChatApi, OpenAIResponsesApi
 from holdfast.simulator.openrouter import OpenRouterApi
+from holdfast.simulator.provider_api import (
+    EMPTY,
+    AcceptedRequest,
+    ProviderApi,
+    RequestContext,
+    SimulatedRequest,
+    refuse,
+)
 from holdfast.simulator.refusals import is_refusal_due, make_refusal
 from holdfast.simulator.request_blocks import TokenCounts
 from holdfast.simulator.script import (
@@ -50,17 +56,9 @@ from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.reply import CacheDiagnosis, Reply
 
 FAULT_HEADER = "x-holdfast-fault"
-
-
 ADVANCE_SECONDS_MAX = 10 * 365 * 24 * 3_600.0
-
-
 FAILING_TURNS_MAX = 10_000  # Bounds the memory of a long-running simulator.
-
-
 PATH_CHARS_MAX = 80
-
-
 _numbers = count(1)
 
 
@@ -144,8 +142,8 @@ class SimulatedProvider:
         self._past_requests = AnsweredRequests()
         self._failures: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._count = TokenCounts()
-        self._dialects = create_apis()
-        self._reply_ids = {dialect.reply_id_prefix: CountingIds(dialect.reply_id_prefix) for dialect in self._dialects}
+        self._apis = create_apis()
+        self._reply_ids = {api.reply_id_prefix: CountingIds(api.reply_id_prefix) for api in self._apis}
         self._request_ids = CountingIds("req_sim")
         self.account = f"simulator {next(_numbers)}"
 
@@ -154,9 +152,6 @@ class SimulatedProvider:
         if self._models is None:
             self._models = models
         return SimulatedTransport(self, get_provider(provider))
-
-    def _known(self) -> Models:
-        return shipped_models() if self._models is None else self._models
 
     def now(self) -> float:
         return self._clock() + self._advanced_seconds
@@ -188,9 +183,9 @@ class SimulatedProvider:
         method: str,
         path: str,
         *,
-        headers: Mapping[str, str] = _NOTHING,
+        headers: Mapping[str, str] = EMPTY,
         body: bytes = b"",
-        query: Mapping[str, str] = _NOTHING,
+        query: Mapping[str, str] = EMPTY,
     ) -> SimulatedResponse:
         at = self.now()
         request = SimulatedRequest(method, path, headers, body, query)
@@ -205,56 +200,54 @@ class SimulatedProvider:
         return response
 
     def _refuse(self, request: SimulatedRequest, error: ProviderError) -> SimulatedResponse:
-        """An error response in the dialect that the request uses."""
-        dialect = find_error_api(request, self._dialects)
-        status, body = dialect.encode_error(error)
-        return self._respond_json(dialect, body, status=status)
+        """An error response of the API that the request uses."""
+        api = find_error_api(request, self._apis)
+        status, body = api.encode_error(error)
+        return self._respond_json(api, body, status=status)
 
     def _answer(self, http_request: SimulatedRequest) -> SimulatedResponse:
-        dialect = find_api(http_request, self._dialects)
-        if dialect is None:
+        api = find_api(http_request, self._apis)
+        if api is None:
             # The base URL is the usual cause, so it comes first: clients cut the message after a line or two.
             raise refuse(
                 f"no such endpoint: {http_request.method} {http_request.path[:PATH_CHARS_MAX]}; "
                 f"base URLs end in the port for Anthropic and Gemini, in /v1 for OpenAI, in /api/v1 for "
-                f"OpenRouter. There are {list_routes(self._dialects)}",
+                f"OpenRouter. There are {list_routes(self._apis)}",
                 status=404,
             )
         # Providers isolate caches by workspace; here each API key is one. Only a digest of the key is kept.
-        workspace = sha256_hex(_read_api_key(http_request.headers, dialect.key_header).encode(errors="replace"))[:16]
+        workspace = sha256_hex(_read_api_key(http_request.headers, api.key_header).encode(errors="replace"))[:16]
         fault_header = get_header(http_request.headers, FAULT_HEADER)
         fault = None if fault_header is None else _parse_fault_header(fault_header)
         if isinstance(fault, StatusFault):
-            return self._fail(dialect, fault)
-        request = dialect.parse_request(
-            http_request, RequestContext(self._known(), workspace, self.now(), self._count, self._explicit_caches)
-        )
+            return self._fail(api, fault)
+        models = shipped_models() if self._models is None else self._models
+        context = RequestContext(models, workspace, self.now(), self._count, self._explicit_caches)
+        request = api.parse_request(http_request, context)
         if isinstance(request, bytes):
-            return self._respond_json(dialect, request)
-        return self._reply_to(dialect, request, fault)
+            return self._respond_json(api, request)
+        return self._reply_to(api, request, fault)
 
     def _reply_to(
-        self, dialect: ProviderApi, request: AcceptedRequest, requested_fault: DeliveryFault | RefusalFault | None
+        self, api: ProviderApi, request: AcceptedRequest, requested_fault: DeliveryFault | RefusalFault | None
     ) -> SimulatedResponse:
         scripted = self._next_scripted(request)
         fault = requested_fault or (None if request.prewarm_stop_reason else self._next_fault(request, scripted))
         if isinstance(fault, StatusFault):
-            return self._fail(dialect, fault)
+            return self._fail(api, fault)
         if isinstance(fault, RefusalFault):
             if is_refusal_due(fault, request):
-                raise make_refusal(request, fault, dialect.provider)
+                raise make_refusal(request, fault, api.provider)
             fault = None
         outcome, self._entries = begin_cache_call(request.model.cache, self._entries, request.call)
-        reply = self._reply(dialect, request, scripted, outcome)
-        encoded = dialect.encode_reply(reply, request)
+        reply = self._reply(api, request, scripted, outcome)
+        encoded = api.encode_reply(reply, request)
         if isinstance(encoded, bytes):
-            response = self._respond_json(dialect, encoded, begins=outcome)
+            response = self._respond_json(api, encoded, begins=outcome)
         else:
             headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-            response = SimulatedResponse(
-                200, headers | self._request_id(dialect), self._publish_on_read(outcome, encoded)
-            )
-        model_id = f"{dialect.provider}:{request.parameters.model}"
+            response = SimulatedResponse(200, headers | self._request_id(api), self._publish_on_read(outcome, encoded))
+        model_id = f"{api.provider}:{request.parameters.model}"
         response = msgspec.structs.replace(response, model=model_id, reply=reply)
         return apply_delivery_fault(response, fault, streamed=request.parameters.stream) if fault else response
 
@@ -263,21 +256,22 @@ class SimulatedProvider:
         return script.find_reply(request.assistant_turns) if isinstance(script, Script) else script(request.messages)
 
     def _reply(
-        self, dialect: ProviderApi, request: AcceptedRequest, scripted: ScriptedReply, outcome: CacheOutcome
+        self, api: ProviderApi, request: AcceptedRequest, scripted: ScriptedReply, outcome: CacheOutcome
     ) -> Reply:
         content: tuple[Block, ...] = ()
         if not request.prewarm_stop_reason:
             written = build_reply_content(
-                scripted, request.messages, prefix=request.prefix, call_id_prefix=dialect.call_id_prefix
+                scripted, request.messages, prefix=request.prefix, call_id_prefix=api.call_id_prefix
             )
-            content = dialect.sign_thinking(written, request)
+            content = api.sign_thinking(written, request)
         stop_reason = request.prewarm_stop_reason or choose_stop_reason(scripted, content)
-        stops = request.parameters.stop_sequences
-        id = self._reply_ids[dialect.reply_id_prefix](request.call.at)
+        stops, factor = request.parameters.stop_sequences, request.model.tokens_factor
+        output = sum(self._count(encode_anthropic_block(block), factor) for block in content)
+        id = self._reply_ids[api.reply_id_prefix](request.call.at)
         return Reply(
             content=content,
             stop_reason=stop_reason,
-            usage=msgspec.structs.replace(outcome.usage, output=self._count_tokens(request, content)),
+            usage=msgspec.structs.replace(outcome.usage, output=output),
             model=request.parameters.model,
             id=id,
             stop_sequence=next(iter(stops), None) if stop_reason == "stop_sequence" else None,
@@ -286,21 +280,18 @@ class SimulatedProvider:
 
     def _diagnose(self, request: AcceptedRequest, outcome: CacheOutcome, reply_id: str) -> CacheDiagnosis | None:
         """The cache diagnosis, if the request asks for one; the request is remembered for later comparisons."""
-        fingerprint, wish = request.fingerprint, request.diagnosis_request
+        fingerprint, comparison = request.fingerprint, request.diagnosis_request
         if fingerprint is None:
             return None
-        diagnosis = self._past_requests.diagnose(wish, fingerprint, request.call, outcome.usage) if wish else None
-        self._past_requests.remember(reply_id, fingerprint, request.call, outcome.usage)
+        past, usage = self._past_requests, outcome.usage
+        diagnosis = past.diagnose(comparison, fingerprint, request.call, usage) if comparison else None
+        past.remember(reply_id, fingerprint, request.call, usage)
         return diagnosis
 
     def _publish_on_read(self, outcome: CacheOutcome, chunks: Iterable[bytes]) -> Iterator[bytes]:
         # A cache entry becomes readable when the response that wrote it begins, so not before the first chunk is read.
         self._entries = publish_entries(self._entries, outcome)
         yield from chunks
-
-    def _count_tokens(self, request: AcceptedRequest, content: Sequence[Block]) -> int:
-        factor = request.model.tokens_factor
-        return sum(self._count(encode_anthropic_block(block), factor) for block in content)
 
     def _next_fault(self, request: AcceptedRequest, scripted: ScriptedReply) -> Fault | None:
         """The next fault that the script puts before this reply; each occurs once per conversation.
@@ -321,27 +312,27 @@ class SimulatedProvider:
             return fault
         return None
 
-    def _fail(self, dialect: ProviderApi, fault: StatusFault) -> SimulatedResponse:
+    def _fail(self, api: ProviderApi, fault: StatusFault) -> SimulatedResponse:
         failure = ProviderError(classify_status(fault.status, ""), "this failure was ordered", status=fault.status)
-        status, body = dialect.encode_error(failure)
+        status, body = api.encode_error(failure)
         pause = fault.retry_after_seconds
         headers = {} if pause is None else {"retry-after": f"{pause:g}"}
-        return self._respond_json(dialect, body, status=status, headers=headers)
+        return self._respond_json(api, body, status=status, headers=headers)
 
     def _respond_json(
         self,
-        dialect: ProviderApi,
+        api: ProviderApi,
         body: bytes,
         *,
         status: int = 200,
-        headers: Mapping[str, str] = _NOTHING,
+        headers: Mapping[str, str] = EMPTY,
         begins: CacheOutcome | None = None,
     ) -> SimulatedResponse:
-        all_headers = {"content-type": "application/json", **headers, **self._request_id(dialect)}
+        all_headers = {"content-type": "application/json", **headers, **self._request_id(api)}
         return SimulatedResponse(status, all_headers, self._publish_on_read(begins, [body]) if begins else (body,))
 
-    def _request_id(self, dialect: ProviderApi) -> dict[str, str]:
-        return {dialect.request_id_header: self._request_ids(self.now())}
+    def _request_id(self, api: ProviderApi) -> dict[str, str]:
+        return {api.request_id_header: self._request_ids(self.now())}
 
 
 def _read_api_key(headers: Mapping[str, str], expected: str) -> str:
@@ -370,8 +361,6 @@ API_CLASSES: tuple[Callable[[], ProviderApi], ...] = (
     OpenAIChatApi,
     OpenAIResponsesApi,
 )
-
-
 """The first that takes a request answers it, so APIs that recognise a header come before those that do not."""
 
 
@@ -380,14 +369,14 @@ def create_apis() -> tuple[ProviderApi, ...]:
     return tuple(make() for make in API_CLASSES)
 
 
-def find_api(http_request: SimulatedRequest, dialects: Iterable[ProviderApi]) -> ProviderApi | None:
-    return next((dialect for dialect in dialects if dialect.accepts(http_request)), None)
+def find_api(http_request: SimulatedRequest, apis: Iterable[ProviderApi]) -> ProviderApi | None:
+    return next((api for api in apis if api.accepts(http_request)), None)
 
 
-def find_error_api(http_request: SimulatedRequest, dialects: Sequence[ProviderApi]) -> ProviderApi:
-    """The dialect of the error response; the first one if no dialect takes the request."""
-    return find_api(http_request, dialects) or dialects[0]
+def find_error_api(http_request: SimulatedRequest, apis: Sequence[ProviderApi]) -> ProviderApi:
+    """The API of the error response; the first one if no API takes the request."""
+    return find_api(http_request, apis) or apis[0]
 
 
-def list_routes(dialects: Iterable[ProviderApi]) -> str:
-    return ", ".join(dict.fromkeys(route for dialect in dialects for route in dialect.routes))
+def list_routes(apis: Iterable[ProviderApi]) -> str:
+    return ", ".join(dict.fromkeys(route for api in apis for route in api.routes))

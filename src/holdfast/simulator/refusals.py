@@ -3,18 +3,18 @@
 import msgspec
 
 from holdfast.errors import ProviderError
-from holdfast.simulator.anthropic.validation import check_anthropic_window as check_anthropic_window
-from holdfast.simulator.dialect import AcceptedRequest, refuse
+from holdfast.simulator.anthropic.validation import check_anthropic_window
 from holdfast.simulator.faults import RefusalFault
-from holdfast.simulator.gemini.validation import check_gemini_window as check_gemini_window
-from holdfast.simulator.openai.validation import check_openai_window as check_openai_window
+from holdfast.simulator.gemini.validation import check_gemini_window
+from holdfast.simulator.openai.validation import check_openai_window
+from holdfast.simulator.provider_api import AcceptedRequest, refuse
 from holdfast.types.blocks import is_thinking
 
 _WINDOW_CHECKS = {"anthropic": check_anthropic_window, "gemini": check_gemini_window}
 
 _ERROR_TEXTS = {
     "anthropic": {
-        "lifetimes": "system.0.cache_control.ephemeral.ttl: Extra inputs are not permitted",
+        "ttl": "system.0.cache_control.ephemeral.ttl: Extra inputs are not permitted",
         "thinking": "messages.1.content.0: Invalid `signature` in `thinking` block",
         "unpaired": "messages.2: `tool_use` ids were found without `tool_result` blocks immediately after: toolu_1. "
         "Each `tool_use` block must have a corresponding `tool_result` block in the next message.",
@@ -25,7 +25,7 @@ _ERROR_TEXTS = {
     },
 }
 _OPENAI_TEXTS = {
-    "lifetimes": "Invalid value for 'prompt_cache_breakpoint': ttl is not supported.",
+    "ttl": "Invalid value for 'prompt_cache_breakpoint': ttl is not supported.",
     "thinking": "The encrypted content of the reasoning item at input.1 could not be verified; send it as it came.",
     "unpaired": "No tool output found for function call 'call_1'.",
 }
@@ -35,9 +35,9 @@ def is_refusal_due(fault: RefusalFault, request: AcceptedRequest) -> bool:
     match fault.objection:
         case "window":
             return request.call.tokens > fault.limit
-        case "marks":
+        case "breakpoints":
             return len(request.call.breakpoints) > fault.limit
-        case "lifetimes":
+        case "ttl":
             ttls = request.model.cache.ttls_seconds
             shortest = min(ttls.values(), default=0)
             return any(ttls.get(breakpoint.ttl, 0) > shortest for breakpoint in request.call.breakpoints)
@@ -57,10 +57,10 @@ def make_refusal(request: AcceptedRequest, fault: RefusalFault, provider: str) -
             except ProviderError as error:
                 return error
             return refuse("prompt is too long")
-        case "marks" if provider == "anthropic":
+        case "breakpoints" if provider == "anthropic":
             count = len(request.call.breakpoints)
             return refuse(f"A maximum of {fault.limit} blocks with cache_control may be provided. Found {count}.")
-        case "marks":
+        case "breakpoints":
             return refuse("Unsupported parameter: 'prompt_cache_breakpoint' is not supported with this model.")
         case objection:
             return refuse(_ERROR_TEXTS.get(provider, _OPENAI_TEXTS).get(objection, _OPENAI_TEXTS[objection]))

@@ -19,6 +19,7 @@ from holdfast.types.transcript import block_kind
 
 COUNTS_CACHED_MAX = 50_000
 THINKING_NAMES = ("thinking", "redacted_thinking")
+_CACHE_KINDS: dict[str, BlockKind] = {"tool_use": "tool_use", "tool_result": "tool_result"}
 
 
 class SentBlock(msgspec.Struct, frozen=True):
@@ -58,16 +59,16 @@ class TokenCounts:
     """A cached token counter: each block is counted once; the cache is cleared when it is full."""
 
     def __init__(
-        self, count: Callable[[bytes, float], int] = count_block_tokens, *, known_max: int = COUNTS_CACHED_MAX
+        self, count: Callable[[bytes, float], int] = count_block_tokens, *, counts_max: int = COUNTS_CACHED_MAX
     ) -> None:
         self._count = count
-        self._known_max = known_max
+        self._counts_max = counts_max
         self._counts: dict[tuple[str, float], int] = {}
 
     def __call__(self, data: bytes, factor: float) -> int:
         key = (sha256_hex(data), factor)
         if key not in self._counts:
-            if len(self._counts) >= self._known_max:
+            if len(self._counts) >= self._counts_max:
                 self._counts.clear()
             self._counts[key] = self._count(data, factor)
         return self._counts[key]
@@ -98,19 +99,10 @@ def digest_conversation(blocks: Sequence[SentBlock]) -> str:
 
 
 def make_cache_block(
-    sent: SentBlock, place: PromptSection, *, model: Model, count: TokenCounts, ending: bool = False
+    sent: SentBlock, section: PromptSection, *, model: Model, count: TokenCounts, ending: bool = False
 ) -> ChainBlock:
     """The block as the cache sees it: its role, and its bytes without breakpoints."""
     encoded = sent.encoded.container_start + sent.encoded.data
     role = (sent.encoded.role or "").encode() + b"\n"
-    return ChainBlock(place, role + encoded, count(encoded, model.tokens_factor), _block_kind(sent.kind), ending)
-
-
-def _block_kind(kind: str) -> BlockKind:
-    match kind:
-        case "tool_use":
-            return "tool_use"
-        case "tool_result":
-            return "tool_result"
-        case _:
-            return "plain"
+    kind = _CACHE_KINDS.get(sent.kind, "plain")
+    return ChainBlock(section, role + encoded, count(encoded, model.tokens_factor), kind, ending)

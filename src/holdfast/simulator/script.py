@@ -1,4 +1,7 @@
-"""Scripts of the simulated model: one reply per line of a JSONL file, the same for every conversation."""
+"""Scripts of the simulated model: one reply per line of a JSONL file, the same for every conversation.
+
+After the end of the script, the model echoes the user.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,14 +17,7 @@ from holdfast.types.reply import StopReason
 
 SCRIPT_BYTES_MAX = 64 * 1024 * 1024
 
-
-_STOP_REASONS: dict[str, StopReason] = {
-    "end_turn": "end_turn",
-    "max_tokens": "max_tokens",
-    "stop_sequence": "stop_sequence",
-    "tool_use": "tool_use",
-    "refusal": "refusal",
-}
+_STOP_REASONS: tuple[StopReason, ...] = ("end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal")
 
 
 class ScriptedReply(msgspec.Struct, frozen=True):
@@ -36,11 +32,7 @@ class ScriptedReply(msgspec.Struct, frozen=True):
 
 
 _END_OF_SCRIPT = ScriptedReply(None)
-
-
 ReplyFunction = Callable[[Sequence[Message]], ScriptedReply]
-
-
 """Computes a reply from the conversation, for cases in which a fixed script cannot know the requests."""
 
 
@@ -97,10 +89,10 @@ def _parse_line(line: bytes) -> tuple[tuple[Block, ...] | None, StopReason | Non
     parsed = msgspec.json.decode(line, type=_Line)
     if parsed.content is None and parsed.fault is None:
         raise UserError("it has neither content nor fault; add one of them")
-    if parsed.stop_reason is not None and parsed.stop_reason not in _STOP_REASONS:
+    stop_reason = next((reason for reason in _STOP_REASONS if reason == parsed.stop_reason), None)
+    if parsed.stop_reason is not None and stop_reason is None:
         raise UserError(f"unknown stop_reason {parsed.stop_reason[:60]!r}; known: {', '.join(_STOP_REASONS)}")
     content = None if parsed.content is None else _parse_content(parsed.content)
-    stop_reason = None if parsed.stop_reason is None else _STOP_REASONS[parsed.stop_reason]
     return content, stop_reason, parse_fault(parsed.fault) if parsed.fault is not None else None
 
 
@@ -120,8 +112,6 @@ def _parse_block(block: dict[str, object]) -> Block:
 
 
 ECHO_CHARS_MAX = 400
-
-
 _ID_CHARS = 24
 
 
@@ -131,15 +121,14 @@ def build_reply_content(
     """The scripted blocks, or an echo; generated call ids depend only on the conversation so far."""
     if scripted.content is None:
         return (Text(_echo(messages)),)
-    # Ids are derived from the conversation, so that a replayed session gets the same bytes.
-    return tuple(
-        ToolUse(
-            f"{call_id_prefix}{sha256_hex(f'{prefix}/{index}'.encode())[:_ID_CHARS]}", block.name, block.arguments_json
-        )
-        if isinstance(block, ToolUse) and not block.id
-        else block
-        for index, block in enumerate(scripted.content)
-    )
+    blocks: list[Block] = []
+    for index, block in enumerate(scripted.content):
+        if isinstance(block, ToolUse) and not block.id:
+            # Ids are derived from the conversation, so that a replayed session gets the same bytes.
+            id = f"{call_id_prefix}{sha256_hex(f'{prefix}/{index}'.encode())[:_ID_CHARS]}"
+            block = ToolUse(id, block.name, block.arguments_json)
+        blocks.append(block)
+    return tuple(blocks)
 
 
 def choose_stop_reason(scripted: ScriptedReply, content: Sequence[Block]) -> StopReason:
@@ -150,13 +139,8 @@ def choose_stop_reason(scripted: ScriptedReply, content: Sequence[Block]) -> Sto
 
 def _echo(messages: Sequence[Message]) -> str:
     """An echo of the last text of the user."""
-    texts = [
-        block.text
-        for message in messages
-        if message.role == "user"
-        for block in message.content
-        if isinstance(block, Text)
-    ]
+    blocks = (block for message in messages if message.role == "user" for block in message.content)
+    texts = [block.text for block in blocks if isinstance(block, Text)]
     if not texts:
         return "Echo: nothing was said."
     text = texts[-1]

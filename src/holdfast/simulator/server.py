@@ -8,9 +8,9 @@ from aiohttp import web
 
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.wire_request import BODY_BYTES_MAX
-from holdfast.simulator.dialect import SimulatedRequest, refuse
 from holdfast.simulator.exchange import ConnectionCut, Pause, RecordedRequest, SimulatedResponse
 from holdfast.simulator.provider import SimulatedProvider, create_apis, find_error_api
+from holdfast.simulator.provider_api import SimulatedRequest, refuse
 from holdfast.types.json_encoding import encode_json
 
 SHUTDOWN_SECONDS_MAX = 1.0
@@ -117,7 +117,8 @@ def _handle_control(provider: SimulatedProvider, request: web.Request, body: byt
         case "GET /_sim/requests":
             return _json_response({"requests": [_request_view(recorded) for recorded in provider.requests]})
         case "GET /_sim/cache":
-            return _json_response({"now": provider.now(), "entries": provider.cache, "named": provider.explicit_caches})
+            entries = {"entries": provider.cache, "explicit_caches": provider.explicit_caches}
+            return _json_response({"now": provider.now(), **entries})
         case _:
             endpoints = "POST /_sim/clock, GET /_sim/requests, GET /_sim/cache"
             return _error_response(request, refuse(f"no such endpoint; there are {endpoints}", status=404))

@@ -71,8 +71,6 @@ class SourceFinding(msgspec.Struct, frozen=True):
 
 
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
-
-
 _VISIBLE = dict.fromkeys(_CONTROLS, "\ufffd")
 
 

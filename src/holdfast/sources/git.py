@@ -160,14 +160,7 @@ class _Git:
     def disarm_filters(self) -> bool:
         """Disable the content filters that the repository configures; False if git cannot be run at all."""
         result = self.ask(
-            "git",
-            "config",
-            "--null",
-            "--show-scope",
-            "--name-only",
-            "--get-regexp",
-            r"^filter\.",
-            exit_codes=(0, 1),
+            "git", "config", "--null", "--show-scope", "--name-only", "--get-regexp", r"^filter\.", exit_codes=(0, 1)
         )
         if result is None:
             return False

@@ -21,13 +21,7 @@ TOTAL_CHARS_MAX = 12_000
 RULES_MAX = 100
 
 HOME_NAMES = ("AGENTS.md", "CLAUDE.md")
-FOLDER_NAMES = (
-    "AGENTS.md",
-    "CLAUDE.md",
-    "CLAUDE.local.md",
-    ".claude/CLAUDE.md",
-    ".holdfast/instructions.md",
-)
+FOLDER_NAMES = ("AGENTS.md", "CLAUDE.md", "CLAUDE.local.md", ".claude/CLAUDE.md", ".holdfast/instructions.md")
 RULES_FOLDER = ".holdfast/rules"
 RULES_SUFFIXES = (".md", ".mdc", ".txt")
 

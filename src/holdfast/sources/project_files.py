@@ -20,14 +20,8 @@ from holdfast.types.json_encoding import sha256_hex
 
 # Both limits bound the time of a walk through a huge folder.
 FILES_MAX = 20_000
-
-
 FOLDERS_MAX = 20_000
-
-
 IGNORE_BYTES_MAX = 200_000
-
-
 _SKIPPED_NAMES = frozenset({".git", ".hg", ".svn", ".holdfast", "node_modules", "__pycache__", ".venv"})
 
 
@@ -113,11 +107,7 @@ def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 IGNORE_FILES = (".gitignore", ".ignore", ".holdfastignore")
-
-
 PATTERNS_MAX = 2_000
-
-
 PATTERN_CHARACTERS_MAX = 500
 
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 
-from holdfast.catalog.lookup import Models
+from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import UserError
 from holdfast.providers.registry import PROVIDERS, get_provider
-from holdfast.simulator.dialect import EMPTY
 from holdfast.simulator.exchange import RequestRing, SimulatedResponse
 from holdfast.simulator.provider import SimulatedProvider
+from holdfast.simulator.provider_api import EMPTY
 from holdfast.simulator.script import Script, parse_script
 from holdfast.testing.server_thread import serve_provider
 from holdfast.testing.spending import ModelCall, collect_model_calls
@@ -50,7 +50,7 @@ class ServedProvider(SimulatedProvider):
 
     @property
     def models(self) -> Models:
-        return self._known()
+        return shipped_models() if self._models is None else self._models
 
     def handle(
         self,

@@ -122,7 +122,7 @@ def marks_of(played: Played) -> list[int]:
 
 
 async def test_one_mark_too_many_is_left_out_from_then_on() -> None:
-    played = Played({"fault": "marks;max=2"}, "One.", "Two.", "Three.")
+    played = Played({"fault": "breakpoints;max=2"}, "One.", "Two.", "Three.")
     assert await played.say("a", "b", "c") == ["One.", "Two.", "Three."]
     assert marks_of(played) == [3, 2, 2, 2]
     assert played.steps == [("drop_deepest_marker", "done"), ("retry_request", "recovered")]
@@ -133,7 +133,7 @@ async def test_one_mark_too_many_is_left_out_from_then_on() -> None:
 
 @pytest.mark.parametrize("model", [BINDING, "openai:gpt-6.1-sol", "openai-chat:gpt-6.1-sol"])
 async def test_where_no_mark_is_taken_none_is_sent(model: str) -> None:
-    played = Played({"fault": "marks"}, "One.", {"fault": "marks"}, "Two.", model=model)
+    played = Played({"fault": "breakpoints"}, "One.", {"fault": "breakpoints"}, "Two.", model=model)
     assert await played.say("a", "b") == ["One.", "Two."]
     assert marks_of(played)[-2:] == [0, 0]
     assert len(played.kept(RecoveryAttempted)) == 1
@@ -142,7 +142,7 @@ async def test_where_no_mark_is_taken_none_is_sent(model: str) -> None:
 
 
 async def test_a_lifetime_that_is_refused_becomes_the_shortest() -> None:
-    played = Played("One.", {"fault": "lifetimes"}, "Two.", "Three.")
+    played = Played("One.", {"fault": "ttl"}, "Two.", "Three.")
     assert await played.say("a", "b", "c") == ["One.", "Two.", "Three."]
     lifetimes = [{mark.ttl for mark in it.plan.breakpoints} for it in played.kept(RequestPrepared)]
     assert lifetimes == [{"5m"}, {"1h"}, {"5m"}, {"5m"}]
@@ -151,13 +151,13 @@ async def test_a_lifetime_that_is_refused_becomes_the_shortest() -> None:
 
 
 async def test_a_cache_that_cannot_be_marked_is_not_kept_alive() -> None:
-    played = Played({"fault": "marks"}, "One.", "Two.", keep_alive=True)
+    played = Played({"fault": "breakpoints"}, "One.", "Two.", keep_alive=True)
     await played.say("a", "b")
     assert played.kept(RequestPrepared)[-1].plan.notes[-1] == ("no keep-alive: the provider refused breakpoints")
 
 
 async def test_another_model_may_take_marks_again() -> None:
-    played = Played({"fault": "marks"}, "One.", "Two.")
+    played = Played({"fault": "breakpoints"}, "One.", "Two.")
     async with played.session as session:
         await session.send("a")
         await session.switch_model("anthropic:claude-opus-5-5")
@@ -362,7 +362,7 @@ async def test_where_nothing_is_unpaired_the_turn_ends_and_the_session_does_not(
 
 
 async def test_two_reasons_are_mended_one_after_the_other() -> None:
-    played = Played(THOUGHT, {"fault": "marks"}, {"fault": "thinking"}, "Two.")
+    played = Played(THOUGHT, {"fault": "breakpoints"}, {"fault": "thinking"}, "Two.")
     assert await played.say("a", "b") == ["Said.", "Two."]
     assert [it.scenario for it in played.kept(RecoverySucceeded)] == [
         "provider_rejects_marker",
@@ -434,7 +434,7 @@ async def test_what_is_no_fault_of_the_provider_is_raised_as_it_is() -> None:
             await session.send("hi")
 
 
-@pytest.mark.parametrize("fault", ["marks", "thinking", "window;tokens=1", "unpaired", "lifetimes"])
+@pytest.mark.parametrize("fault", ["breakpoints", "thinking", "window;tokens=1", "unpaired", "ttl"])
 @pytest.mark.parametrize("model", [BINDING, "openai:gpt-6.1-sol", "gemini:gemini-3.8-flash"])
 async def test_nothing_is_asked_more_than_a_few_times(fault: str, model: str) -> None:
     lines = [line for _ in range(3) for line in ({"fault": fault}, {"fault": fault}, {"content": THOUGHT})]
@@ -448,7 +448,7 @@ async def test_nothing_is_asked_more_than_a_few_times(fault: str, model: str) ->
 
 
 async def test_a_resumed_session_makes_the_same_state_of_its_log() -> None:
-    played = Played(THOUGHT, {"fault": "thinking"}, THOUGHT, {"fault": "marks;max=1"}, "Three.")
+    played = Played(THOUGHT, {"fault": "thinking"}, THOUGHT, {"fault": "breakpoints;max=1"}, "Three.")
     async with played.session as session:
         for message in "abc":
             await session.send(message)
@@ -465,7 +465,7 @@ async def test_what_a_mended_view_costs_is_called_planned_also_after_another_fai
 
 
 async def test_what_marks_were_left_out_for_costs_is_called_planned() -> None:
-    played = Played("One.", {"fault": "marks"}, "Two.")
+    played = Played("One.", {"fault": "breakpoints"}, "Two.")
     await played.say("a", "b")
     judged = [one.verdict for one in iter_entries(played.events, shipped_models()) if one.verdict]
     assert judged[1].detail == "breakpoints were changed: provider_rejects_marker"

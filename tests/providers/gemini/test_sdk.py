@@ -178,5 +178,5 @@ async def test_the_caches_can_be_looked_at(client: genai.Client, server: Running
     made = await apart(lambda: client.caches.create(model=FLASH, config={"system_instruction": LONG}))
     async with aiohttp.ClientSession(server.url) as session, session.get("/_sim/cache") as response:
         shown = json.loads(await response.text())
-    assert [cache["name"] for cache in shown["named"]] == [made.name]
+    assert [cache["name"] for cache in shown["explicit_caches"]] == [made.name]
     assert shown["entries"] == []

@@ -204,7 +204,7 @@ def test_a_model_of_ones_own_is_certified_by_what_it_contains(tmp_path: Path) ->
         assert at.library.records.encoder() == make_certified_name(encoder)
     write_model(model, seed=1.0)
     custom_model.fingerprint.cache_clear()
-    custom_model.load_own_encoders.cache_clear()
+    custom_model.load_custom_encoders.cache_clear()
     with opened_store("sqlite", tmp_path) as store:
         library = library_of(store, at.clock, tmp_path / "root", ids="later", encoder=encoder)
         assert activate_encoder(library) == ()

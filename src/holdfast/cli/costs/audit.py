@@ -38,9 +38,9 @@ SQLITE_HEADER = b"SQLite format 3\0"
 CAUSE_MEANINGS = {
     "expired": "no call came before the TTL ended",
     "edited": "the client removed messages it had sent before",
-    "head changed": "tools, system prompt or settings changed",
+    "prefix changed": "tools, system prompt or settings changed",
     "lost": "the provider evicted it, or the client changed it unseen",
-    "unnamed": "only part of the prefix was read",
+    "unexplained": "only part of the prefix was read",
     "model changed": "each model has its own cache",
     "uncached": "the previous call wrote nothing to the cache",
 }
@@ -197,7 +197,7 @@ def _read_transcripts(path: "Path", query: AuditQuery) -> "Read":
     # A file last written before the start date cannot contain a call after it.
     files = [file for file in find_transcript_files(path) if file.stat().st_mtime >= query.since]
     for file in track_progress(files, "transcripts", len(files)):
-        yield from read_transcript(file, spelled=query.with_content)
+        yield from read_transcript(file, with_text=query.with_content)
 
 
 def _read_store(address: str, query: AuditQuery) -> "Read":

@@ -22,7 +22,7 @@ from holdfast.retrieval.encoders.model_folder import (
     TOKENS,
     TOKENS_CONFIG,
     WEIGHTS,
-    read_own_model,
+    read_custom_model,
 )
 from holdfast.retrieval.vectors import CachingEncoder, Encoder, Sums, VectorStage, encode_by_sentences, normalize_rows
 
@@ -47,7 +47,7 @@ UNRELATED_SENTENCES = (
 _UNEXPECTED = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, MemoryError, OSError)
 
 
-class OwnEncoder:
+class CustomEncoder:
     """Mean or first-token pooling of the last layer, one text at a time. Raises UserError.
 
     `encode` takes texts as they are; `query_encoder` and `document_encoder` prepend the model's prompts for queries
@@ -58,7 +58,7 @@ class OwnEncoder:
         check_model_folder(folder)
         self.model_version = f"{folder.name}@{fingerprint(folder)}"
         try:
-            self._model = read_own_model(folder)
+            self._model = read_custom_model(folder)
             self.dimensions = self._model.transformer.token_embeddings.shape[1]
             self.query_encoder = PromptedEncoder(self, self._model.query_prompt)
             self.document_encoder = PromptedEncoder(self, self._model.document_prompt)
@@ -83,7 +83,7 @@ class OwnEncoder:
 class PromptedEncoder:
     """Prepends the same prompt to every text."""
 
-    def __init__(self, encoder: OwnEncoder, prompt: str) -> None:
+    def __init__(self, encoder: CustomEncoder, prompt: str) -> None:
         self.model_version = encoder.model_version
         self.dimensions = encoder.dimensions
         self._encoder = encoder
@@ -129,24 +129,24 @@ def _digest(folder: Path) -> str:
 
 
 @cache
-def load_own_encoders(folder: Path) -> tuple[CachingEncoder, CachingEncoder, float]:
+def load_custom_encoders(folder: Path) -> tuple[CachingEncoder, CachingEncoder, float]:
     """The encoders for queries and for documents, and the zero point."""
-    encoder = OwnEncoder(folder)
+    encoder = CustomEncoder(folder)
     return CachingEncoder(encoder.query_encoder), CachingEncoder(encoder.document_encoder), encoder.zero
 
 
 def stage(folder: Path, beside: tuple[str, CombinedStage] | None) -> CombinedStage:
     """The model alone, or combined with another encoder."""
-    queries, documents, zero = load_own_encoders(folder)
-    own_stage = VectorStage(documents, encode_by_sentences, query_encoder=queries, zero=zero)
+    queries, documents, zero = load_custom_encoders(folder)
+    custom_stage = VectorStage(documents, encode_by_sentences, query_encoder=queries, zero=zero)
     if beside is None:
-        return CombinedStage([(1.0, own_stage)], floor=FLOOR, words_share=WORDS_SHARE)
+        return CombinedStage([(1.0, custom_stage)], floor=FLOOR, words_share=WORDS_SHARE)
     name, other = beside
     share = SHARES[name]
     # The floor is interpolated like the similarities.
     floor = round(share * FLOOR + (1 - share) * other.floor, 3)
     return CombinedStage(
-        [(1 - share, other), (share, own_stage)], floor=floor, words_share=min(WORDS_SHARE, other.words_share)
+        [(1 - share, other), (share, custom_stage)], floor=floor, words_share=min(WORDS_SHARE, other.words_share)
     )
 
 

@@ -1,4 +1,8 @@
-"""Reads safetensors files: eight bytes of header length, a JSON header, the tensor data."""
+"""Reads two file formats of models as data: safetensors, and the vocabulary of a SentencePiece model.
+
+A safetensors file has eight bytes of header length, a JSON header, and the tensor data. A SentencePiece model is a
+protocol buffer message; only what a unigram tokenizer needs is read.
+"""
 
 import math
 import struct
@@ -13,8 +17,6 @@ from holdfast.errors import UserError
 from holdfast.retrieval.vectors import Vectors
 
 HEAD_BYTES_MAX = 1 << 24
-
-
 _WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -61,11 +63,7 @@ def _read_tensor(stored: NDArray[np.uint8], info: _TensorInfo) -> Vectors:
 
 
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
-
-
 _FLOAT = struct.Struct("<f")
-
-
 _TEXT, _SCORE = 0x0A, b"\x15"
 
 
@@ -77,24 +75,19 @@ class SentencePieces(msgspec.Struct, frozen=True):
 
 
 def read_sentence_pieces(path: Path) -> SentencePieces:
+    scored: list[tuple[str, float]] = []
+    normalization_map = b""
     try:
-        scored, normal_forms = _parse_model(path.read_bytes())
+        for field, value in _iter_fields(path.read_bytes()):
+            if field == 1:
+                scored.append(_parse_piece(value))
+            elif field == 3:
+                normalization_map = dict(_iter_fields(value)).get(2, b"")
+        if not scored or not normalization_map:
+            raise ValueError("no pieces or no normalization map")
     except (LookupError, ValueError, struct.error) as error:
         raise UserError(f"{path.name} is not a SentencePiece model; reinstall holdfast[semantic]") from error
-    return SentencePieces(tuple(scored), normal_forms)
-
-
-def _parse_model(model: bytes) -> tuple[list[tuple[str, float]], bytes]:
-    scored: list[tuple[str, float]] = []
-    normal_forms = b""
-    for field, value in _iter_fields(model):
-        if field == 1:
-            scored.append(_parse_piece(value))
-        elif field == 3:
-            normal_forms = dict(_iter_fields(value)).get(2, b"")
-    if not scored or not normal_forms:
-        raise ValueError("no pieces or no normal forms")
-    return scored, normal_forms
+    return SentencePieces(tuple(scored), normalization_map)
 
 
 def _parse_piece(piece: bytes) -> tuple[str, float]:

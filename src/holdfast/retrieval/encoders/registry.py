@@ -35,7 +35,7 @@ _REQUIREMENTS: dict[EncoderName, tuple[str, tuple[str, ...]]] = {
         ),
     ),
 }
-_OWN_MODEL_REQUIREMENTS = ("semantic", ("numpy", "tokenizers"))
+_CUSTOM_MODEL_REQUIREMENTS = ("semantic", ("numpy", "tokenizers"))
 
 
 class SemanticStage(Protocol):
@@ -73,8 +73,7 @@ def check_encoder_name(name: str) -> str:
         check_installed(encoder)
     if folder is None:
         return name
-    own_model = _own_model_module()
-    own_model.check_model_folder(folder)
+    _custom_model_module().check_model_folder(folder)
     return f"{encoder}{COMBINE_SEPARATOR}{folder}" if encoder else str(folder)
 
 
@@ -83,7 +82,7 @@ def make_certified_name(name: str) -> str:
     encoder, folder = _parse_name(name)
     if encoder is not None and encoder in REVISIONS:
         name = f"{encoder}{REVISION_SEPARATOR}{REVISIONS[encoder]}{name.removeprefix(encoder)}"
-    return name if folder is None else f"{name}{FINGERPRINT_SEPARATOR}{_own_model_module().fingerprint(folder)}"
+    return name if folder is None else f"{name}{FINGERPRINT_SEPARATOR}{_custom_model_module().fingerprint(folder)}"
 
 
 def is_same_encoder(left: str, right: str) -> bool:
@@ -100,9 +99,8 @@ def find_certified_encoder(name: str) -> str | None:
     """The encoder of a certified name in its current revision; None if it is unavailable or has other contents."""
     configured, unrevised = configured_name(name), _without_revision(name)
     try:
-        return (
-            configured if _without_revision(make_certified_name(check_encoder_name(configured))) == unrevised else None
-        )
+        current = _without_revision(make_certified_name(check_encoder_name(configured)))
+        return configured if current == unrevised else None
     except UserError:
         return None
 
@@ -146,7 +144,7 @@ def create_semantic_stage(encoder: str = "wordllama") -> SemanticStage:
         stage: SemanticStage = module.stage()
         return stage
     other = getattr(module, "stage_beside_another", module.stage)() if module is not None else None
-    combined: SemanticStage = _own_model_module().stage(folder, (encoder_name, other) if encoder_name else None)
+    combined: SemanticStage = _custom_model_module().stage(folder, (encoder_name, other) if encoder_name else None)
     return combined
 
 
@@ -172,8 +170,8 @@ def _is_path(text: str) -> bool:
     return "/" in text or "\\" in text or text.startswith("~")
 
 
-def _own_model_module() -> ModuleType:
-    extra, needed = _OWN_MODEL_REQUIREMENTS
+def _custom_model_module() -> ModuleType:
+    extra, needed = _CUSTOM_MODEL_REQUIREMENTS
     if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
         raise UserError(f"a model of your own needs {', '.join(missing)}: pip install 'holdfast[{extra}]'")
     return importlib.import_module("holdfast.retrieval.encoders.custom_model")

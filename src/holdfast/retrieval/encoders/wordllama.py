@@ -54,9 +54,8 @@ def stage() -> CombinedStage:
 @cache
 def load_wordllama_encoder() -> WordllamaEncoder:
     model_version = f"wordllama-{version('wordllama')}/l2_supercat_256/words"
-    return WordllamaEncoder(
-        find_package_file("wordllama", WEIGHTS), find_package_file("wordllama", TOKENS), model_version
-    )
+    weights, tokens = find_package_file("wordllama", WEIGHTS), find_package_file("wordllama", TOKENS)
+    return WordllamaEncoder(weights, tokens, model_version)
 
 
 def _word_vectors(path: Path) -> Vectors:

@@ -60,7 +60,7 @@ def _kind(line: bytes) -> _Line:
 
 def _recorded_steps(file: Path, *, transcript: bool) -> Iterator[TraceStep]:
     recordings: Iterator[Recording | BrokenLine] = (
-        (entry if isinstance(entry, BrokenLine) else entry.recording for entry in read_transcript(file, spelled=True))
+        (entry if isinstance(entry, BrokenLine) else entry.recording for entry in read_transcript(file, with_text=True))
         if transcript
         else read_traces([file])
     )

@@ -1,14 +1,13 @@
-"""Anthropic's Messages API in the simulator: its endpoints, errors and replies."""
+"""Anthropic's Messages API in the simulator: requests, replies, token counts and the model list."""
 
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from holdfast.cachemodel.values import CacheScope
-from holdfast.catalog.lookup import Models
+from holdfast.catalog.lookup import Models, find_model
 from holdfast.catalog.schema import Model
-from holdfast.errors import ProviderError
+from holdfast.errors import UserError
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.errors import get_header
@@ -27,13 +26,12 @@ from holdfast.simulator.anthropic.validation import (
     drops_mismatches,
     place_requested_breakpoints,
 )
-from holdfast.simulator.dialect import (
+from holdfast.simulator.provider_api import (
     AcceptedRequest,
     DroppedBlock,
+    ProviderApi,
     RequestContext,
     SimulatedRequest,
-    encode_error_with,
-    find_simulated_model,
     parse_model_name,
     refuse,
 )
@@ -45,19 +43,13 @@ from holdfast.types.transcript import merge_into_messages
 
 # The SDK sends the newer version from 2.0.0 on.
 API_VERSIONS = ("2023-06-01", "2026-10-21")
-
-
 _MESSAGES = "/v1/messages"
-
-
 _COUNT = "/v1/messages/count_tokens"
-
-
 _MODELS = "/v1/models"
 
 
-class AnthropicApi:
-    provider = anthropic.name
+class AnthropicApi(ProviderApi):
+    adapter = anthropic
     routes = (f"POST {_MESSAGES}", f"POST {_COUNT}", f"GET {_MODELS}", f"GET {_MODELS}/ID")
     key_header = "x-api-key"
     request_id_header = "request-id"
@@ -77,20 +69,16 @@ class AnthropicApi:
             and (http_request.path == _MODELS or bool(parse_model_name(http_request.path, _MODELS)))
         )
 
-    def parse_request(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+    def parse_request(self, http_request: SimulatedRequest, context: RequestContext) -> AcceptedRequest | bytes:
         _check_version(http_request.headers)
         if http_request.path == _MODELS:
-            return encode_json(list_anthropic_models(setting.models, http_request.query))
+            return encode_json(list_anthropic_models(context.models, http_request.query))
         if name := parse_model_name(http_request.path, _MODELS):
-            return encode_json(
-                describe_anthropic_model(find_simulated_model(name, setting.models, provider=anthropic.name))
-            )
+            return encode_json(describe_anthropic_model(_find_model(name, context.models)))
         if http_request.path == _COUNT:
-            counted = parse_anthropic_request(
-                anthropic.decode_count_request(http_request.body, http_request.headers), setting, counting=True
-            )
-            return encode_json({"input_tokens": counted.call.tokens})
-        return parse_anthropic_request(anthropic.decode_request(http_request.body, http_request.headers), setting)
+            wire = anthropic.decode_count_request(http_request.body, http_request.headers)
+            return encode_json({"input_tokens": parse_anthropic_request(wire, context, counting=True).call.tokens})
+        return parse_anthropic_request(anthropic.decode_request(http_request.body, http_request.headers), context)
 
     def sign_thinking(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
         return sign_anthropic_thinking(content, model=request.parameters.model, prefix=request.prefix)
@@ -103,8 +91,13 @@ class AnthropicApi:
         events = iter(anthropic.encode_stream(reply))
         return add_input_transformations_to_stream(events, request.dropped) if reports_dropped else events
 
-    def encode_error(self, error: ProviderError) -> tuple[int, bytes]:
-        return encode_error_with(anthropic, error)
+
+def _find_model(name: str, models: Models) -> Model:
+    try:
+        return find_model(f"{anthropic.name}:{name}", models)
+    except UserError as error:
+        # Clients of a provider's own API name models without our provider prefix.
+        raise refuse(f"model: {str(error).replace(f'{anthropic.name}:', '')}", status=404) from error
 
 
 def _check_version(headers: Mapping[str, str]) -> None:
@@ -115,16 +108,13 @@ def _check_version(headers: Mapping[str, str]) -> None:
 
 # Anthropic's default and maximum of the `limit` parameter.
 PAGE_DEFAULT = 20
-
-
 PAGE_MAX = 1_000
-
-
 _UNKNOWN_DATE = datetime.date(1970, 1, 1)
 
 
 def list_anthropic_models(models: Models, query: Mapping[str, str]) -> dict[str, object]:
-    rows = sorted(_anthropic_models(models), key=lambda row: row.released or _UNKNOWN_DATE, reverse=True)
+    own = (row for row in models.values() if row.provider == anthropic.name)
+    rows = sorted(own, key=lambda row: row.released or _UNKNOWN_DATE, reverse=True)
     names = [row.name for row in rows]
     start = _position(names, query, "after_id", absent=-1) + 1
     end = _position(names, query, "before_id", absent=len(names))
@@ -152,10 +142,6 @@ def describe_anthropic_model(row: Model) -> dict[str, object]:
     }
 
 
-def _anthropic_models(models: Models) -> Iterable[Model]:
-    return (row for row in models.values() if row.provider == "anthropic")
-
-
 def _position(names: list[str], query: Mapping[str, str], field: str, *, absent: int) -> int:
     name = query.get(field)
     if name is None:
@@ -173,34 +159,31 @@ def _parse_limit(text: str | None) -> int:
     return int(text)
 
 
-def parse_anthropic_request(wire: WireRequest, setting: RequestContext, *, counting: bool = False) -> AcceptedRequest:
+def parse_anthropic_request(wire: WireRequest, context: RequestContext, *, counting: bool = False) -> AcceptedRequest:
     """Raises `ProviderError` for what the provider refuses. With `counting`, output limits are not checked."""
     parameters = wire.parameters
-    model = find_simulated_model(parameters.model, setting.models, provider=anthropic.name)
+    model = _find_model(parameters.model, context.models)
     check_anthropic_transcript(wire.prompt.entries, model.cache)
     sent = list_sent_blocks(anthropic, wire)
     check_anthropic_tools(sent, parameters, model.cache)
     if not counting:
         check_anthropic_output(parameters, model)
-    admitted = accept_thinking(
+    accepted = accept_thinking(
         place_requested_breakpoints(sent, parameters, model.cache),
         model=parameters.model,
         rules=model.cache,
         drops_mismatches=drops_mismatches(parameters),
     )
-    scope = CacheScope(setting.workspace, parameters.model)
-    call = make_anthropic_cache_call(
-        admitted.blocks, parameters, model=model, scope=scope, at=setting.at, count=setting.count
-    )
+    call = make_anthropic_cache_call(accepted.blocks, parameters, model=model, context=context)
     check_anthropic_window(call.tokens, model)
     return AcceptedRequest(
         model=model,
         parameters=parameters,
         messages=merge_into_messages(wire.prompt.entries),
         call=call,
-        conversations=digest_conversation_starts(setting.workspace, sent),
-        prefix=admitted.prefix,
-        dropped=admitted.dropped,
+        conversations=digest_conversation_starts(context.workspace, sent),
+        prefix=accepted.prefix,
+        dropped=accepted.dropped,
         # A prewarming request gets no content and the stop reason `max_tokens`.
         prewarm_stop_reason="max_tokens" if parameters.output_tokens_max == 0 else None,
         fingerprint=fingerprint_anthropic_request(sent, parameters, model.cache),

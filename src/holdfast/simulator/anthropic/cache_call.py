@@ -1,4 +1,7 @@
-"""A request as Anthropic's cache sees it: blocks in hashing order, and the parameters that each tier depends on."""
+"""A request as Anthropic's cache sees it, and as its cache diagnostics compare it.
+
+The cache sees blocks in hashing order, and the parameters that each tier depends on.
+"""
 
 from collections.abc import Sequence
 
@@ -15,30 +18,25 @@ from holdfast.simulator.cache_diagnostics import (
     digest_section,
     digest_settings,
 )
-from holdfast.simulator.dialect import refuse
-from holdfast.simulator.request_blocks import SentBlock, TokenCounts, make_cache_block
+from holdfast.simulator.provider_api import RequestContext, refuse
+from holdfast.simulator.request_blocks import SentBlock, make_cache_block
 from holdfast.types.prompt import Breakpoint, Parameters, PromptSection
 
 # Anthropic hashes tools, then system, then messages, cumulatively (its page "Prompt caching").
-_PLACES: tuple[PromptSection, ...] = ("tools", "system", "messages")
+_SECTIONS: tuple[PromptSection, ...] = ("tools", "system", "messages")
 
 
 def make_anthropic_cache_call(
-    blocks: Sequence[SentBlock],
-    parameters: Parameters,
-    *,
-    model: Model,
-    scope: CacheScope,
-    at: float,
-    count: TokenCounts,
+    blocks: Sequence[SentBlock], parameters: Parameters, *, model: Model, context: RequestContext
 ) -> CacheCall:
     """The request as the cache sees it."""
     # Switching web search keeps the tools tier and loses the later ones, so its definition counts as system text.
-    ordered = sorted(blocks, key=lambda sent: _PLACES.index(_tier(sent)))
+    ordered = sorted(blocks, key=lambda sent: _SECTIONS.index(_tier(sent)))
     seeds = chain_seeds(model.cache, anthropic_cache_inputs((sent.block for sent in blocks), parameters))
-    parts = (make_cache_block(sent, _tier(sent), model=model, count=count) for sent in ordered)
+    cache_blocks = (make_cache_block(sent, _tier(sent), model=model, count=context.count) for sent in ordered)
     breakpoints = tuple(Breakpoint(index, sent.ttl) for index, sent in enumerate(ordered) if sent.ttl is not None)
-    return CacheCall(scope, chain_prefixes(seeds, parts), breakpoints, at)
+    scope = CacheScope(context.workspace, parameters.model)
+    return CacheCall(scope, chain_prefixes(seeds, cache_blocks), breakpoints, context.at)
 
 
 def _tier(sent: SentBlock) -> PromptSection:

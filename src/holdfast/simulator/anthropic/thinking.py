@@ -10,7 +10,7 @@ import msgspec
 from holdfast.catalog.schema import CacheRules
 from holdfast.errors import ProviderError
 from holdfast.providers.anthropic.blocks import encode_anthropic_block
-from holdfast.simulator.dialect import DroppedBlock
+from holdfast.simulator.provider_api import DroppedBlock, refuse
 from holdfast.simulator.request_blocks import THINKING_NAMES, SentBlock
 from holdfast.simulator.signatures import ThinkingSeal, digest_thought, extend_prefix_digest, read_seal, write_seal
 from holdfast.types.blocks import Block, RedactedThinking, Thinking
@@ -81,22 +81,18 @@ def _read_seal(sent: SentBlock) -> ThinkingSeal:
             seal, thought = None, ""
     if seal is None or seal.thought_digest != thought:
         member = "signature" if sent.kind == "thinking" else "data"
-        raise ProviderError(
-            "invalid_request",
+        raise refuse(
             f"{sent.path}: Invalid `{member}` in `{sent.kind}` block; send thinking back as it was given, or "
-            "leave all of it out",
-            status=400,
+            "leave all of it out"
         )
     return seal
 
 
 def _binding_error(path: str) -> ProviderError:
-    return ProviderError(
-        "invalid_request",
+    return refuse(
         f"{path}: this thinking block is bound to a different conversation: system, tools or a message "
         "before it changed since it was created; restore them, leave out this and all later thinking, or set "
-        'thinking.block_binding.prefix_mismatch_behavior to "drop_block"',
-        status=400,
+        'thinking.block_binding.prefix_mismatch_behavior to "drop_block"'
     )
 
 

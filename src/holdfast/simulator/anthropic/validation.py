@@ -10,7 +10,7 @@ from holdfast.catalog.schema import CacheRules, Model
 from holdfast.errors import UserError
 from holdfast.providers.anthropic.encode import find_anthropic_ping_conflict
 from holdfast.providers.json_splice import extra_field, nested_field
-from holdfast.simulator.dialect import refuse
+from holdfast.simulator.provider_api import refuse
 from holdfast.simulator.request_blocks import THINKING_NAMES, SentBlock
 from holdfast.types.prompt import Breakpoint, HistoryEntry, Parameters, Ttl
 from holdfast.types.tool_spec import ToolSpec

@@ -1,4 +1,4 @@
-"""Splits a Gemini request body into its JSON members, and joins it with the content of an explicit cache."""
+"""The body of a Gemini request: its JSON members, its parts as the cache sees them, and Gemini's model list."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -17,7 +17,7 @@ from holdfast.providers.gemini.decode import GEMINI_BODY_BYTES_MAX
 from holdfast.providers.gemini.parts import decode_gemini_part
 from holdfast.providers.json_splice import get_string_member, join_object, split_object
 from holdfast.providers.wire_request import reject_oversized
-from holdfast.simulator.dialect import RequestContext, refuse
+from holdfast.simulator.provider_api import RequestContext, refuse
 from holdfast.simulator.request_blocks import SentBlock, make_cache_block
 from holdfast.types.blocks import Text
 from holdfast.types.json_encoding import canonical_json, sha256_hex
@@ -26,13 +26,8 @@ from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.tool_spec import ToolSpec
 
 CONTENTS = "contents"
-
-
 HEAD_NAMES = ("systemInstruction", "tools", "toolConfig")
-
-
 """The members before the contents; a request that uses an explicit cache must not set them again."""
-
 
 _decode_list = msgspec.json.Decoder(tuple[msgspec.Raw, ...]).decode
 
@@ -95,29 +90,32 @@ def _sent_contents(encoded_parts: Sequence[EncodedBlock]) -> Iterator[SentBlock]
 
 
 def make_gemini_cache_call(
-    blocks: Sequence[SentBlock], parameters: Parameters, *, model: Model, setting: RequestContext, named_tokens: int = 0
+    blocks: Sequence[SentBlock],
+    parameters: Parameters,
+    *,
+    model: Model,
+    context: RequestContext,
+    cached_tokens: int = 0,
 ) -> CacheCall:
-    """The request as the cache sees it; `named_tokens` of its tokens are in the explicit cache that it refers to."""
+    """The request as the cache sees it; `cached_tokens` of its tokens are in the explicit cache that it refers to."""
     head = {"tools": _digest_section(blocks, "tools"), "system": _digest_section(blocks, "system")}
     seeds = chain_seeds(model.cache, gemini_cache_inputs(parameters, head))
-    parts = (make_cache_block(sent, sent.encoded.section, model=model, count=setting.count) for sent in blocks)
-    scope = CacheScope(setting.workspace, model.name)
-    return CacheCall(scope, chain_prefixes(seeds, parts), (), setting.at, explicit_cache_tokens=named_tokens)
+    cache_blocks = (make_cache_block(sent, sent.encoded.section, model=model, count=context.count) for sent in blocks)
+    scope = CacheScope(context.workspace, model.name)
+    return CacheCall(scope, chain_prefixes(seeds, cache_blocks), (), context.at, explicit_cache_tokens=cached_tokens)
 
 
-def _digest_section(blocks: Sequence[SentBlock], place: PromptSection) -> str | None:
+def _digest_section(blocks: Sequence[SentBlock], section: PromptSection) -> str | None:
     digests = [
-        sha256_hex(sent.encoded.container_start + sent.encoded.data) for sent in blocks if sent.encoded.section == place
+        sha256_hex(sent.encoded.container_start + sent.encoded.data)
+        for sent in blocks
+        if sent.encoded.section == section
     ]
     return sha256_hex(canonical_json(digests)) if digests else None
 
 
 PAGE_DEFAULT = 50
-
-
 PAGE_MAX = 1_000
-
-
 Row = TypeVar("Row")
 
 

@@ -12,7 +12,6 @@ from holdfast.errors import ProviderError
 from holdfast.providers.adapter import ExplicitCacheEntry
 from holdfast.providers.errors import decoding_errors
 from holdfast.providers.gemini.cached_content import CachePage, encode_cache, encode_cache_page
-from holdfast.simulator.dialect import RequestContext, SimulatedRequest, refuse
 from holdfast.simulator.explicit_caches import CachedContent
 from holdfast.simulator.gemini.body import (
     CONTENTS,
@@ -25,11 +24,12 @@ from holdfast.simulator.gemini.body import (
     split_gemini_body,
 )
 from holdfast.simulator.gemini.validation import (
+    NOT_SUPPORTED,
     check_gemini_tools,
     check_gemini_window,
     find_gemini_model,
-    refuse_unsupported_model,
 )
+from holdfast.simulator.provider_api import RequestContext, SimulatedRequest, refuse
 
 COLLECTION = "cachedContents"
 TTL_SECONDS_DEFAULT = 3_600.0  # Gemini's default, one hour.
@@ -44,42 +44,41 @@ _TTL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?s")
 _decode_time = msgspec.json.Decoder(Annotated[datetime.datetime, msgspec.Meta(tz=True)]).decode
 
 
-def handle_cache_request(http_request: SimulatedRequest, id: str | None, setting: RequestContext) -> bytes:
+def handle_cache_request(http_request: SimulatedRequest, id: str | None, context: RequestContext) -> bytes:
     """`id` is the path segment after the collection, if there is one."""
     if id is None:
-        return (
-            _list(http_request.query, setting) if http_request.method == "GET" else _create(http_request.body, setting)
-        )
-    content = find_cached_content(f"{COLLECTION}/{id}", setting)
+        is_list = http_request.method == "GET"
+        return _list(http_request.query, context) if is_list else _create(http_request.body, context)
+    content = find_cached_content(f"{COLLECTION}/{id}", context)
     match http_request.method:
         case "PATCH":
-            return _update(http_request.body, content, setting)
+            return _update(http_request.body, content, context)
         case "DELETE":
-            setting.explicit_caches.remove(content.cache.name)
+            context.explicit_caches.remove(content.cache.name)
             return b"{}"
         case _:
             return encode_cache(content.cache)
 
 
-def find_cached_content(name: str, setting: RequestContext) -> CachedContent:
+def find_cached_content(name: str, context: RequestContext) -> CachedContent:
     """A missing cache, an expired one and one of another workspace give the same error, as with the provider."""
-    content = setting.explicit_caches.find(setting.workspace, name, at=setting.at)
+    content = context.explicit_caches.find(context.workspace, name, at=context.at)
     if content is None:
         # Gemini answers PERMISSION_DENIED here, not NOT_FOUND.
         raise ProviderError("auth", "CachedContent not found (or permission denied)", status=403)
     return content
 
 
-def _create(body: bytes, setting: RequestContext) -> bytes:
+def _create(body: bytes, context: RequestContext) -> bytes:
     members = split_gemini_body(body, _KNOWN)
     name = (read_text_member(members, "model") or "").removeprefix("models/")
     if not name:
         raise refuse("CachedContent.model: model is not specified")
-    model = find_gemini_model(name, setting.models, method=_METHOD)
-    floor = model.cache.explicit_tokens_min
-    if not floor:
-        raise refuse_unsupported_model(name, _METHOD)
-    expires_at = _expires_at(members, setting.at)
+    model = find_gemini_model(name, context.models, method=_METHOD)
+    tokens_min = model.cache.explicit_tokens_min
+    if not tokens_min:
+        raise refuse(NOT_SUPPORTED.format(name=name, method=_METHOD), status=404)
+    expires_at = _expires_at(members, context.at)
     display_name = read_text_member(members, "displayName") or ""
     if len(display_name) > DISPLAY_NAME_CHARS_MAX:
         raise refuse(f"CachedContent.display_name: must be at most {DISPLAY_NAME_CHARS_MAX} characters.")
@@ -87,34 +86,34 @@ def _create(body: bytes, setting: RequestContext) -> bytes:
     wire = decode_gemini_members(content, model.name)
     sent = list_sent_parts(wire)
     check_gemini_tools(sent, wire.parameters)
-    tokens = make_gemini_cache_call(sent, wire.parameters, model=model, setting=setting).tokens
-    if tokens < floor:
-        raise refuse(f"Cached content is too small. total_token_count={tokens}, min_total_token_count={floor}")
+    tokens = make_gemini_cache_call(sent, wire.parameters, model=model, context=context).tokens
+    if tokens < tokens_min:
+        raise refuse(f"Cached content is too small. total_token_count={tokens}, min_total_token_count={tokens_min}")
     check_gemini_window(tokens, model)
     cache = ExplicitCacheEntry(
-        f"{COLLECTION}/{setting.explicit_caches.new_id(setting.at)}", model.name, tokens, expires_at, display_name
+        f"{COLLECTION}/{context.explicit_caches.new_id(context.at)}", model.name, tokens, expires_at, display_name
     )
-    setting.explicit_caches.store(CachedContent(setting.workspace, cache, content), at=setting.at)
+    context.explicit_caches.store(CachedContent(context.workspace, cache, content), at=context.at)
     return encode_cache(cache)
 
 
-def _list(query: Mapping[str, str], setting: RequestContext) -> bytes:
+def _list(query: Mapping[str, str], context: RequestContext) -> bytes:
     own = [
         content.cache
-        for content in setting.explicit_caches.list_live(at=setting.at)
-        if content.workspace == setting.workspace
+        for content in context.explicit_caches.list_live(at=context.at)
+        if content.workspace == context.workspace
     ]
     caches, next_page_token = cut_page(own, query)
     return encode_cache_page(CachePage(tuple(caches), next_page_token))
 
 
-def _update(body: bytes, content: CachedContent, setting: RequestContext) -> bytes:
+def _update(body: bytes, content: CachedContent, context: RequestContext) -> bytes:
     members = split_gemini_body(body, _KNOWN | {"name", "usageMetadata", "createTime", "updateTime"})
     # Gemini allows no other change of an explicit cache than that of its expiry.
     if not members or not members.keys() <= {*_EXPIRY_FIELDS}:
         raise refuse("Only the expiration of a CachedContent can be updated: set ttl or expire_time and nothing else.")
-    extended = replace(content, cache=replace(content.cache, expires_at=_expires_at(members, setting.at)))
-    setting.explicit_caches.store(extended, at=setting.at)
+    extended = replace(content, cache=replace(content.cache, expires_at=_expires_at(members, context.at)))
+    context.explicit_caches.store(extended, at=context.at)
     return encode_cache(extended.cache)
 
 

@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from holdfast.catalog.schema import Model
 from holdfast.providers.gemini.encode import CACHED_CONTENT
-from holdfast.simulator.dialect import AcceptedRequest, RequestContext, refuse
 from holdfast.simulator.explicit_caches import CachedContent
 from holdfast.simulator.gemini.body import (
     CONTENTS,
@@ -28,6 +27,7 @@ from holdfast.simulator.gemini.validation import (
     check_gemini_window,
     find_gemini_model,
 )
+from holdfast.simulator.provider_api import AcceptedRequest, RequestContext, refuse
 from holdfast.simulator.request_blocks import digest_conversation, digest_conversation_starts
 from holdfast.types.transcript import merge_into_messages
 
@@ -50,16 +50,16 @@ _KNOWN = frozenset(
 )
 
 
-def parse_gemini_request(body: bytes, name: str, action: str, setting: RequestContext) -> AcceptedRequest:
+def parse_gemini_request(body: bytes, name: str, action: str, context: RequestContext) -> AcceptedRequest:
     """Raises `ProviderError` for what the provider refuses."""
-    model = find_gemini_model(name, setting.models, method=action)
+    model = find_gemini_model(name, context.models, method=action)
     members = split_gemini_body(body, _KNOWN)
     _check_model(members, name)
-    understood = _understand(members, model, setting, action=action)
-    check_gemini_output(understood.parameters, model)
-    check_gemini_calls(understood.messages)
-    check_gemini_thoughts(understood.messages)
-    return understood
+    accepted = _parse_members(members, model, context, action=action)
+    check_gemini_output(accepted.parameters, model)
+    check_gemini_calls(accepted.messages)
+    check_gemini_thoughts(accepted.messages)
+    return accepted
 
 
 def request_json_array(request: AcceptedRequest) -> AcceptedRequest:
@@ -69,38 +69,38 @@ def request_json_array(request: AcceptedRequest) -> AcceptedRequest:
     return replace(request, parameters=replace(parameters, stream=False, extra=extra))
 
 
-def count_gemini_tokens(body: bytes, name: str, setting: RequestContext) -> dict[str, int]:
-    model = find_gemini_model(name, setting.models, method="countTokens")
+def count_gemini_tokens(body: bytes, name: str, context: RequestContext) -> dict[str, int]:
+    model = find_gemini_model(name, context.models, method="countTokens")
     members = split_gemini_body(body, {CONTENTS, _COUNTED})
     if _COUNTED in members:
         if CONTENTS in members:
             raise refuse(f"contents and {_COUNTED} cannot both be set.")
         members = split_gemini_body(members[_COUNTED], _KNOWN)
         _check_model(members, name)
-    call = _understand(members, model, setting).call
+    call = _parse_members(members, model, context).call
     cached = {"cachedContentTokenCount": call.explicit_cache_tokens} if call.explicit_cache_tokens else {}
     return {"totalTokens": call.tokens, **cached}
 
 
-def _understand(
-    members: Mapping[str, bytes], model: Model, setting: RequestContext, *, action: str = "generateContent"
+def _parse_members(
+    members: Mapping[str, bytes], model: Model, context: RequestContext, *, action: str = "generateContent"
 ) -> AcceptedRequest:
     wire = decode_gemini_members(members, model.name, action)
     check_gemini_contents(wire.prompt.entries)
-    cached = _referenced_cache(members, model, setting)
+    cached = _referenced_cache(members, model, context)
     if cached is not None:
         wire = decode_gemini_members(join_cached_content(cached.members, members), model.name, action)
     sent = list_sent_parts(wire)
     check_gemini_tools(sent, wire.parameters)
-    named_tokens = cached.cache.tokens if cached else 0
-    call = make_gemini_cache_call(sent, wire.parameters, model=model, setting=setting, named_tokens=named_tokens)
+    cached_tokens = cached.cache.tokens if cached else 0
+    call = make_gemini_cache_call(sent, wire.parameters, model=model, context=context, cached_tokens=cached_tokens)
     check_gemini_window(call.tokens, model)
     return AcceptedRequest(
         model=model,
         parameters=wire.parameters,
         messages=merge_into_messages(wire.prompt.entries),
         call=call,
-        conversations=digest_conversation_starts(setting.workspace, sent),
+        conversations=digest_conversation_starts(context.workspace, sent),
         prefix=digest_conversation(sent),
     )
 
@@ -112,11 +112,11 @@ def _check_model(members: Mapping[str, bytes], name: str) -> None:
         raise refuse("The model in the request is another than the model in the path.")
 
 
-def _referenced_cache(members: Mapping[str, bytes], model: Model, setting: RequestContext) -> CachedContent | None:
+def _referenced_cache(members: Mapping[str, bytes], model: Model, context: RequestContext) -> CachedContent | None:
     name = read_text_member(members, CACHED_CONTENT)
     if name is None:
         return None
-    cached = find_cached_content(name, setting)
+    cached = find_cached_content(name, context)
     # The cache is an immutable prefix, so a request cannot set what comes before its contents.
     if any(field in members for field in HEAD_NAMES):
         raise refuse(

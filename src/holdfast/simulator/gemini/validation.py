@@ -3,36 +3,28 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from holdfast.catalog.lookup import Models, find_model
+from holdfast.catalog.lookup import Models
 from holdfast.catalog.schema import Model
-from holdfast.errors import ProviderError, UserError
+from holdfast.errors import ProviderError
 from holdfast.providers.gemini import gemini
 from holdfast.providers.gemini.decode import OUTPUT_TOKENS_DEFAULT
 from holdfast.providers.gemini.encode import CONFIG_PREFIX
 from holdfast.providers.json_splice import decode_json_or_none, extra_field, nested_field
-from holdfast.simulator.dialect import refuse
+from holdfast.simulator.provider_api import NAME_SHOWN_CHARS_MAX, find_simulated_model, refuse
 from holdfast.simulator.request_blocks import SentBlock
 from holdfast.simulator.signatures import digest_thought, read_seal, write_seal
 from holdfast.types.blocks import Block, Message, Opaque, RedactedThinking, Thinking, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry, Parameters
 from holdfast.types.tool_spec import ToolSpec
 
-_NAME_SHOWN_CHARS_MAX = 120
+NOT_SUPPORTED = (
+    "models/{name} is not found, or is not supported for {method}. Call ListModels to see the list of available models "
+    "and their supported methods."
+)
 
 
 def find_gemini_model(name: str, models: Models, *, method: str) -> Model:
-    try:
-        return find_model(f"{gemini.name}:{name}", models)
-    except UserError as error:
-        raise refuse_unsupported_model(name, method) from error
-
-
-def refuse_unsupported_model(name: str, method: str) -> ProviderError:
-    return refuse(
-        f"models/{name[:_NAME_SHOWN_CHARS_MAX]} is not found, or is not supported for {method}. Call ListModels to "
-        "see the list of available models and their supported methods.",
-        status=404,
-    )
+    return find_simulated_model(gemini.name, name, models, refusal=NOT_SUPPORTED.replace("{method}", method))
 
 
 def check_gemini_contents(entries: Sequence[HistoryEntry]) -> None:
@@ -104,7 +96,7 @@ def check_gemini_tools(blocks: Sequence[SentBlock], parameters: Parameters) -> N
     names = [sent.block.name for sent in blocks if isinstance(sent.block, ToolSpec)]
     repeated = next((name for name, count in Counter(names).items() if count > 1), None)
     if repeated is not None:
-        raise refuse(f"Duplicate function declaration found: {repeated[:_NAME_SHOWN_CHARS_MAX]}")
+        raise refuse(f"Duplicate function declaration found: {repeated[:NAME_SHOWN_CHARS_MAX]}")
     chosen = decode_json_or_none(parameters.tool_choice_json)
     kind = nested_field(chosen, "type")
     if kind in ("any", "tool") and not names:
@@ -136,10 +128,7 @@ def check_gemini_window(tokens: int, model: Model) -> None:
 
 
 SIGNATURE_STAND_INS = frozenset({"skip_thought_signature_validator", "context_engineering_is_the_way_to_go"})
-
-
 """Values that the provider accepts in place of a signature, for function calls that it did not generate."""
-
 
 _STANDARD = str.maketrans("-_", "+/")
 

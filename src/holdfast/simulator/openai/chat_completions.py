@@ -5,20 +5,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.errors import ProviderError
 from holdfast.providers.errors import decoding_errors
 from holdfast.providers.json_splice import extra_field
 from holdfast.providers.openai_chat import openai_chat
 from holdfast.providers.openai_chat.parameters import OUTPUT_TOKENS_DEFAULT
-from holdfast.simulator.dialect import (
-    AcceptedRequest,
-    RequestContext,
-    SimulatedRequest,
-    encode_error_with,
-    encode_reply_with,
-)
 from holdfast.simulator.openai.request import OpenAIInterface, parse_openai_request
 from holdfast.simulator.openai.validation import check_chat_calls
+from holdfast.simulator.provider_api import AcceptedRequest, ProviderApi, RequestContext, SimulatedRequest
 from holdfast.simulator.request_blocks import SentBlock
 from holdfast.types.blocks import THINKING_TYPES, Block
 from holdfast.types.reply import Reply
@@ -40,38 +33,32 @@ _CHAT = OpenAIInterface(
 )
 
 
-class OpenAIChatApi:
-    provider = openai_chat.name
+class OpenAIChatApi(ProviderApi):
+    adapter = openai_chat
     routes = (f"POST {_COMPLETIONS}",)
-    key_header = "authorization"
-    request_id_header = "x-request-id"
     reply_id_prefix = "chatcmpl-sim"
-    call_id_prefix = "call_"
 
     def accepts(self, http_request: SimulatedRequest) -> bool:
         return (http_request.method, http_request.path) == ("POST", _COMPLETIONS)
 
-    def parse_request(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+    def parse_request(self, http_request: SimulatedRequest, context: RequestContext) -> AcceptedRequest | bytes:
         wire = openai_chat.decode_request(http_request.body, http_request.headers)
         if wire.parameters.stream and not _wants_usage(http_request.body):
             # Decoding drops `include_usage`, because our adapter always sets it; note here that the client did not.
             extra = (*wire.parameters.extra, ("stream_options", '{"include_usage":false}'))
             wire = replace(wire, parameters=replace(wire.parameters, extra=extra))
-        return parse_openai_request(wire, setting, _CHAT)
+        return parse_openai_request(wire, context, _CHAT)
 
     def sign_thinking(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
         """Without the thinking, which this API does not return."""
         return tuple(block for block in content if not isinstance(block, THINKING_TYPES))
 
     def encode_reply(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
-        encoded = encode_reply_with(openai_chat, reply, stream=request.parameters.stream)
+        encoded = super().encode_reply(reply, request)
         if isinstance(encoded, bytes) or extra_field(request.parameters, "stream_options") is None:
             return encoded
         # OpenAI sends the usage of a stream only on request, in a last chunk without choices.
         return (chunk for chunk in encoded if not _is_usage_chunk(chunk))
-
-    def encode_error(self, error: ProviderError) -> tuple[int, bytes]:
-        return encode_error_with(openai_chat, error)
 
 
 class _StreamOptions(msgspec.Struct, frozen=True):

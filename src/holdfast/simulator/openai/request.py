@@ -1,4 +1,4 @@
-"""Parses and validates a request as OpenAI does: what the model and the cache see of it."""
+"""Parses a request as OpenAI does: what the model, the cache and cache diagnostics see of it."""
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -18,7 +18,6 @@ from holdfast.simulator.cache_diagnostics import (
     digest_section,
     digest_settings,
 )
-from holdfast.simulator.dialect import AcceptedRequest, RequestContext, refuse
 from holdfast.simulator.openai.validation import (
     CheckCalls,
     check_openai_breakpoints,
@@ -28,6 +27,7 @@ from holdfast.simulator.openai.validation import (
     check_openai_window,
     find_openai_model,
 )
+from holdfast.simulator.provider_api import AcceptedRequest, RequestContext, refuse
 from holdfast.simulator.request_blocks import (
     SentBlock,
     digest_conversation,
@@ -37,11 +37,6 @@ from holdfast.simulator.request_blocks import (
 )
 from holdfast.types.prompt import Breakpoint, Parameters
 from holdfast.types.transcript import merge_into_messages
-
-PROVIDER = "openai"
-
-
-"""The catalog provider of the models, for both APIs."""
 
 
 class OpenAIInterface(msgspec.Struct, frozen=True):
@@ -56,11 +51,11 @@ class OpenAIInterface(msgspec.Struct, frozen=True):
 
 
 def parse_openai_request(
-    wire: WireRequest, setting: RequestContext, interface: OpenAIInterface, *, counting: bool = False
+    wire: WireRequest, context: RequestContext, interface: OpenAIInterface, *, counting: bool = False
 ) -> AcceptedRequest:
     """Raises `ProviderError` for what the provider refuses. With `counting`, output limits are not checked."""
     parameters = wire.parameters
-    model = find_openai_model(parameters.model, setting.models, provider=PROVIDER)
+    model = find_openai_model(parameters.model, context.models)
     messages = merge_into_messages(wire.prompt.entries)
     if not messages:
         raise refuse(f"Invalid '{interface.prompt_name}': it holds nothing to answer to.")
@@ -73,21 +68,20 @@ def parse_openai_request(
     check_openai_breakpoints(sent, model)
     interface.check_thinking(sent)
     options = read_cache_options(parameters, model.cache, known=interface.cache_options)
-    call = make_openai_cache_call(sent, parameters, model=model, options=options, setting=setting)
+    call = make_openai_cache_call(sent, parameters, model=model, options=options, context=context)
     check_openai_window(call.tokens, model)
+    compared_id = options.comparison_response_id
     return AcceptedRequest(
         model=model,
         parameters=parameters,
         messages=messages,
         call=call,
-        conversations=digest_conversation_starts(setting.workspace, sent),
+        conversations=digest_conversation_starts(context.workspace, sent),
         prefix=digest_conversation(sent),
         # A prewarming request gets no output.
         prewarm_stop_reason="end_turn" if options.is_prewarm else None,
         fingerprint=fingerprint_openai_request(sent, parameters, model.cache),
-        diagnosis_request=None
-        if options.comparison_response_id is None
-        else DiagnosisRequest(options.comparison_response_id),
+        diagnosis_request=DiagnosisRequest(compared_id) if compared_id is not None else None,
     )
 
 
@@ -104,26 +98,28 @@ class CacheOptions(msgspec.Struct, frozen=True):
 
 
 def make_openai_cache_call(
-    blocks: Sequence[SentBlock], parameters: Parameters, *, model: Model, options: CacheOptions, setting: RequestContext
+    blocks: Sequence[SentBlock], parameters: Parameters, *, model: Model, options: CacheOptions, context: RequestContext
 ) -> CacheCall:
     """The request as the cache sees it."""
     # The implicit breakpoint may be at the end of a user message, of a group of tool results, or of the initial
     # developer messages (OpenAI's prompt caching guide); those ends are marked here.
     seeds = chain_seeds(model.cache, openai_cache_inputs(parameters))
     start = _conversation_start(blocks)
-    parts = (
+    cache_blocks = (
         make_cache_block(
             sent,
             "system" if index < start and sent.encoded.section == "messages" else sent.encoded.section,
             model=model,
-            count=setting.count,
+            count=context.count,
             ending=(index == start - 1 and sent.encoded.section != "tools") or _ends_turn(sent, following),
         )
         for index, (sent, following) in enumerate(zip_longest(blocks, blocks[1:]))
     )
     breakpoints = tuple(Breakpoint(index, sent.ttl) for index, sent in enumerate(blocks) if sent.ttl is not None)
-    scope = CacheScope(setting.workspace, parameters.model)
-    return CacheCall(scope, chain_prefixes(seeds, parts), breakpoints, setting.at, options.ttl, options.explicit_only)
+    scope = CacheScope(context.workspace, parameters.model)
+    return CacheCall(
+        scope, chain_prefixes(seeds, cache_blocks), breakpoints, context.at, options.ttl, options.explicit_only
+    )
 
 
 def _conversation_start(blocks: Sequence[SentBlock]) -> int:
@@ -142,17 +138,9 @@ def _ends_turn(sent: SentBlock, following: SentBlock | None) -> bool:
 
 
 CACHE_KEY_CHARS_MAX = 64
-
-
 _OPTIONS = "prompt_cache_options"
-
-
 _RETENTION = "prompt_cache_retention"
-
-
 _KEY = "prompt_cache_key"
-
-
 _COMPARISON = "comparison_response_id"
 
 
@@ -204,8 +192,6 @@ def _comparison(field: dict[str, object], rules: CacheRules) -> str | None:
 
 
 _BEFORE_TOOLS = ("model", "prompt_cache_key", "service_tier")
-
-
 _AFTER_TOOLS = ("text_format", "reasoning_effort", "verbosity")
 
 

@@ -1,65 +1,53 @@
 """OpenAI's Responses API in the simulator, and the list of OpenAI's models."""
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from holdfast.catalog.lookup import Models
 from holdfast.catalog.schema import Model
-from holdfast.errors import ProviderError
 from holdfast.providers.json_splice import decode_json_or_none, extra_field, nested_field
 from holdfast.providers.openai_responses import openai_responses
 from holdfast.providers.openai_responses.items import make_signature
-from holdfast.simulator.dialect import (
+from holdfast.simulator.openai.request import OpenAIInterface, parse_openai_request
+from holdfast.simulator.openai.validation import OPENAI, check_responses_calls, find_openai_model
+from holdfast.simulator.provider_api import (
     AcceptedRequest,
+    ProviderApi,
     RequestContext,
     SimulatedRequest,
-    encode_error_with,
-    encode_reply_with,
     parse_model_name,
     refuse,
 )
-from holdfast.simulator.openai.request import PROVIDER, OpenAIInterface, parse_openai_request
-from holdfast.simulator.openai.validation import check_responses_calls, find_openai_model
 from holdfast.simulator.request_blocks import SentBlock
 from holdfast.simulator.signatures import digest_thought, read_seal, write_seal
 from holdfast.types.blocks import Block, Opaque, RedactedThinking, Thinking
 from holdfast.types.json_encoding import encode_json, sha256_hex
 from holdfast.types.prompt import Parameters
-from holdfast.types.reply import Reply
 
 _RESPONSES = "/v1/responses"
-
-
 _COUNT = "/v1/responses/input_tokens"
-
-
 _MODELS = "/v1/models"
-
-
-def _check(encrypted_content: object, text: str | None, path: str) -> None:
-    if encrypted_content is None:
-        return
-    content = read_seal(encrypted_content) if isinstance(encrypted_content, str) else None
-    if content is None or (text is not None and content.thought_digest != digest_thought(text)):
-        raise refuse(
-            f"The encrypted content of the reasoning item at {path} could not be verified; send it as it came."
-        )
 
 
 def check_openai_reasoning(blocks: Sequence[SentBlock]) -> None:
     """Raises `ProviderError` for encrypted content that is not ours, or does not match its summary."""
     for sent in blocks:
+        summary: str | None = None
         match sent.block:
             case Thinking(text=text, signature=signature):
-                _check(nested_field(decode_json_or_none(signature), "encrypted_content"), text, sent.path)
+                summary, encoded = text, signature
             case Opaque(kind="reasoning", raw=raw):
-                _check(
-                    nested_field(decode_json_or_none(raw.decode(errors="replace")), "encrypted_content"),
-                    None,
-                    sent.path,
-                )
+                encoded = raw.decode(errors="replace")
             case _:
-                pass
+                continue
+        encrypted = nested_field(decode_json_or_none(encoded), "encrypted_content")
+        if encrypted is None:
+            continue
+        seal = read_seal(encrypted) if isinstance(encrypted, str) else None
+        if seal is None or (summary is not None and seal.thought_digest != digest_thought(summary)):
+            raise refuse(
+                f"The encrypted content of the reasoning item at {sent.path} could not be verified; send it as it came."
+            )
 
 
 _INTERFACE = OpenAIInterface(
@@ -72,13 +60,10 @@ _INTERFACE = OpenAIInterface(
 )
 
 
-class OpenAIResponsesApi:
-    provider = openai_responses.name
+class OpenAIResponsesApi(ProviderApi):
+    adapter = openai_responses
     routes = (f"POST {_RESPONSES}", f"POST {_COUNT}", f"GET {_MODELS}", f"GET {_MODELS}/ID")
-    key_header = "authorization"
-    request_id_header = "x-request-id"
     reply_id_prefix = "resp_sim"
-    call_id_prefix = "call_"
 
     def accepts(self, http_request: SimulatedRequest) -> bool:
         if http_request.method == "POST":
@@ -87,28 +72,22 @@ class OpenAIResponsesApi:
             http_request.path == _MODELS or bool(parse_model_name(http_request.path, _MODELS))
         )
 
-    def parse_request(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+    def parse_request(self, http_request: SimulatedRequest, context: RequestContext) -> AcceptedRequest | bytes:
         if http_request.path == _MODELS:
-            return encode_json(list_openai_models(setting.models))
+            return encode_json(list_openai_models(context.models))
         if name := parse_model_name(http_request.path, _MODELS):
-            return encode_json(describe_openai_model(find_openai_model(name, setting.models, provider=PROVIDER)))
+            return encode_json(describe_openai_model(find_openai_model(name, context.models)))
         wire = openai_responses.decode_request(http_request.body, http_request.headers)
         _check_state(wire.parameters)
         counting = http_request.path == _COUNT
-        understood = parse_openai_request(wire, setting, _INTERFACE, counting=counting)
-        _check_reasoning_options(wire.parameters, understood.model)
+        accepted = parse_openai_request(wire, context, _INTERFACE, counting=counting)
+        _check_reasoning_options(wire.parameters, accepted.model)
         if counting:
-            return encode_json({"object": "response.input_tokens", "input_tokens": understood.call.tokens})
-        return understood
+            return encode_json({"object": "response.input_tokens", "input_tokens": accepted.call.tokens})
+        return accepted
 
     def sign_thinking(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
         return sign_openai_reasoning(content, model=request.parameters.model, prefix=request.prefix)
-
-    def encode_reply(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
-        return encode_reply_with(openai_responses, reply, stream=request.parameters.stream)
-
-    def encode_error(self, error: ProviderError) -> tuple[int, bytes]:
-        return encode_error_with(openai_responses, error)
 
 
 def _check_reasoning_options(parameters: Parameters, model: Model) -> None:
@@ -130,10 +109,8 @@ def _check_state(parameters: Parameters) -> None:
 
 
 def list_openai_models(models: Models) -> dict[str, object]:
-    return {
-        "object": "list",
-        "data": [describe_openai_model(row) for row in models.values() if row.provider == PROVIDER],
-    }
+    rows = [describe_openai_model(row) for row in models.values() if row.provider == OPENAI]
+    return {"object": "list", "data": rows}
 
 
 def describe_openai_model(row: Model) -> dict[str, object]:

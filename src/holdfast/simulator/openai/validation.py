@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
-from holdfast.catalog.lookup import Models, find_model
+from holdfast.catalog.lookup import Models
 from holdfast.catalog.schema import Model
-from holdfast.errors import ProviderError, UserError
+from holdfast.errors import ProviderError
 from holdfast.providers.json_splice import decode_json_or_none, extra_field, nested_field
 from holdfast.providers.openai_chat.parts import CALL_KIND
-from holdfast.simulator.dialect import refuse
+from holdfast.simulator.provider_api import find_simulated_model, refuse
 from holdfast.simulator.request_blocks import SentBlock
 from holdfast.types.blocks import Block, Message, Opaque, ToolResult, ToolUse
 from holdfast.types.prompt import Parameters
@@ -17,17 +17,16 @@ from holdfast.types.transcript import format_call_id
 
 CheckCalls = Callable[[Sequence[Message]], None]
 
-_NAME_SHOWN_CHARS_MAX = 120
+OPENAI = "openai"
+"""The catalog provider of the models, for both APIs."""
+
 _EXPECTED_TYPES: dict[str, type] = {"parallel_tool_calls": bool, "service_tier": str, "verbosity": str}
 _TYPE_NAMES = {bool: "a boolean", str: "a string"}
 
 
-def find_openai_model(name: str, models: Models, *, provider: str) -> Model:
-    try:
-        return find_model(f"{provider}:{name}", models)
-    except UserError as error:
-        shown = name[:_NAME_SHOWN_CHARS_MAX]
-        raise refuse(f"The model `{shown}` does not exist or you do not have access to it.", status=404) from error
+def find_openai_model(name: str, models: Models) -> Model:
+    refusal = "The model `{name}` does not exist or you do not have access to it."
+    return find_simulated_model(OPENAI, name, models, refusal=refusal)
 
 
 def check_chat_calls(messages: Sequence[Message]) -> None:

@@ -1,30 +1,24 @@
-"""OpenRouter's API in the simulator: chat completions under its own path, and the model list."""
+"""OpenRouter's API in the simulator: chat completions with their cost, and the model list with prices.
+
+OpenRouter forwards requests, so the rules of the serving provider apply.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 
 import msgspec
 
-from holdfast.cachemodel.values import CacheCall, CacheScope
-from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
+from holdfast.cachemodel.values import CacheCall
+from holdfast.catalog.lookup import Models, price_at, utc_date
 from holdfast.catalog.schema import Model
 from holdfast.economics.cost import cost_usd
-from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.json_splice import join_object, split_object
 from holdfast.providers.openai_chat.parameters import OUTPUT_TOKENS_DEFAULT
 from holdfast.providers.openrouter import openrouter
-from holdfast.simulator.anthropic.cache_call import make_anthropic_cache_call as anthropic_cache_call
+from holdfast.simulator.anthropic.cache_call import make_anthropic_cache_call
 from holdfast.simulator.anthropic.thinking import accept_thinking, sign_anthropic_thinking
 from holdfast.simulator.anthropic.validation import place_requested_breakpoints
-from holdfast.simulator.dialect import (
-    AcceptedRequest,
-    RequestContext,
-    SimulatedRequest,
-    encode_error_with,
-    encode_reply_with,
-    refuse,
-)
 from holdfast.simulator.openai.request import CacheOptions, make_openai_cache_call
 from holdfast.simulator.openai.responses import find_release_timestamp
 from holdfast.simulator.openai.validation import (
@@ -33,6 +27,14 @@ from holdfast.simulator.openai.validation import (
     check_openai_tools,
     check_openai_types,
     check_openai_window,
+)
+from holdfast.simulator.provider_api import (
+    AcceptedRequest,
+    ProviderApi,
+    RequestContext,
+    SimulatedRequest,
+    find_simulated_model,
+    refuse,
 )
 from holdfast.simulator.request_blocks import SentBlock, digest_conversation_starts, list_sent_blocks
 from holdfast.types.blocks import Block
@@ -43,26 +45,21 @@ from holdfast.types.transcript import merge_into_messages
 from holdfast.types.usage import Usage
 
 _COMPLETIONS = "/api/v1/chat/completions"
-
-
 _MODELS = "/api/v1/models"
 
 
-class OpenRouterApi:
-    provider = openrouter.name
+class OpenRouterApi(ProviderApi):
+    adapter = openrouter
     routes = (f"POST {_COMPLETIONS}", f"GET {_MODELS}")
-    key_header = "authorization"
-    request_id_header = "x-request-id"
     reply_id_prefix = "gen-sim"
-    call_id_prefix = "call_"
 
     def accepts(self, http_request: SimulatedRequest) -> bool:
         return (http_request.method, http_request.path) in (("POST", _COMPLETIONS), ("GET", _MODELS))
 
-    def parse_request(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+    def parse_request(self, http_request: SimulatedRequest, context: RequestContext) -> AcceptedRequest | bytes:
         if http_request.path == _MODELS:
-            return encode_json(list_openrouter_models(setting.models, at=setting.at))
-        return parse_openrouter_request(openrouter.decode_request(http_request.body, http_request.headers), setting)
+            return encode_json(list_openrouter_models(context.models, at=context.at))
+        return parse_openrouter_request(openrouter.decode_request(http_request.body, http_request.headers), context)
 
     def sign_thinking(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
         """Thinking is moved before all other blocks, because clients send it back there."""
@@ -73,14 +70,11 @@ class OpenRouterApi:
         )
 
     def encode_reply(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
-        encoded = encode_reply_with(openrouter, reply, stream=request.parameters.stream)
+        encoded = super().encode_reply(reply, request)
         cost = compute_reply_cost(reply.usage, request)
         if cost is None:
             return encoded
         return add_cost_to_body(encoded, cost) if isinstance(encoded, bytes) else add_cost_to_stream(encoded, cost)
-
-    def encode_error(self, error: ProviderError) -> tuple[int, bytes]:
-        return encode_error_with(openrouter, error)
 
 
 def _encode_block(block: Block) -> bytes:
@@ -89,8 +83,6 @@ def _encode_block(block: Block) -> bytes:
 
 
 _EVENT_START = b"data: "
-
-
 _USAGE = "usage"
 
 
@@ -119,8 +111,6 @@ def add_cost_to_stream(chunks: Iterable[bytes], cost: Decimal) -> Iterator[bytes
 
 
 _PARAMETERS = ("max_tokens", "reasoning", "stop", "temperature", "tool_choice", "tools")
-
-
 _TOKENS_PRICED = 1_000_000
 
 
@@ -162,25 +152,20 @@ def _pricing(row: Model, at: float) -> dict[str, str]:
     if not row.prices:
         return {"prompt": "0", "completion": "0"}
     price = price_at(row, utc_date(at), 0)
-    return {
-        "prompt": _per_token(price.input),
-        "completion": _per_token(price.output),
-        "input_cache_read": _per_token(price.cache_read),
-        "input_cache_write": _per_token(price.cache_write_5m),
+    rates = {
+        "prompt": price.input,
+        "completion": price.output,
+        "input_cache_read": price.cache_read,
+        "input_cache_write": price.cache_write_5m,
     }
+    return {name: f"{(rate / _TOKENS_PRICED).normalize():f}" for name, rate in rates.items()}
 
 
-def _per_token(rate: Decimal) -> str:
-    return f"{(rate / _TOKENS_PRICED).normalize():f}"
-
-
-_NAME_SHOWN_CHARS_MAX = 120
-
-
-def parse_openrouter_request(wire: WireRequest, setting: RequestContext) -> AcceptedRequest:
+def parse_openrouter_request(wire: WireRequest, context: RequestContext) -> AcceptedRequest:
     """Raises `ProviderError` for what OpenRouter or the serving provider refuses."""
     parameters = wire.parameters
-    model = find_openrouter_model(parameters.model, setting.models)
+    refusal = "No endpoints found for {name}."
+    model = find_simulated_model(openrouter.name, parameters.model, context.models, refusal=refusal)
     messages = merge_into_messages(wire.prompt.entries)
     if not messages:
         raise refuse("Input required: specify messages")
@@ -195,24 +180,17 @@ def parse_openrouter_request(wire: WireRequest, setting: RequestContext) -> Acce
         else _convert_breakpoints(sent, model)
     )
     admitted = accept_thinking(placed, model=parameters.model, rules=model.cache)
-    call = _cache_call(admitted.blocks, wire, model, setting)
+    call = _cache_call(admitted.blocks, wire, model, context)
     check_openai_window(call.tokens, model)
     return AcceptedRequest(
         model=model,
         parameters=parameters,
         messages=messages,
         call=call,
-        conversations=digest_conversation_starts(setting.workspace, sent),
+        conversations=digest_conversation_starts(context.workspace, sent),
         prefix=admitted.prefix,
         dropped=admitted.dropped,
     )
-
-
-def find_openrouter_model(name: str, models: Models) -> Model:
-    try:
-        return find_model(f"{openrouter.name}:{name}", models)
-    except UserError as error:
-        raise refuse(f"No endpoints found for {name[:_NAME_SHOWN_CHARS_MAX]}.", status=404) from error
 
 
 def _convert_breakpoints(blocks: Sequence[SentBlock], model: Model) -> tuple[SentBlock, ...]:
@@ -223,8 +201,7 @@ def _convert_breakpoints(blocks: Sequence[SentBlock], model: Model) -> tuple[Sen
     return tuple(msgspec.structs.replace(sent, ttl=ttl) if sent.ttl is not None else sent for sent in blocks)
 
 
-def _cache_call(blocks: Sequence[SentBlock], wire: WireRequest, model: Model, setting: RequestContext) -> CacheCall:
+def _cache_call(blocks: Sequence[SentBlock], wire: WireRequest, model: Model, context: RequestContext) -> CacheCall:
     if model.cache.kind != "explicit":
-        return make_openai_cache_call(blocks, wire.parameters, model=model, options=CacheOptions(), setting=setting)
-    scope = CacheScope(setting.workspace, wire.parameters.model)
-    return anthropic_cache_call(blocks, wire.parameters, model=model, scope=scope, at=setting.at, count=setting.count)
+        return make_openai_cache_call(blocks, wire.parameters, model=model, options=CacheOptions(), context=context)
+    return make_anthropic_cache_call(blocks, wire.parameters, model=model, context=context)

@@ -14,14 +14,7 @@ from holdfast.sources.skills.frontmatter import (
     quote_values,
     split_front_matter,
 )
-from holdfast.sources.skills.skill import (
-    BODY_TOKENS_WARN,
-    Skill,
-    SkillFinding,
-    SkillMode,
-    SkillReport,
-    SkillSource,
-)
+from holdfast.sources.skills.skill import BODY_TOKENS_WARN, Skill, SkillFinding, SkillMode, SkillReport, SkillSource
 from holdfast.sources.skills.validation import SkillFields, check_fields, find_severity
 
 

@@ -22,11 +22,7 @@ class SkillStore:
     """An immutable snapshot of loaded skills; it never reads the disk again."""
 
     def __init__(
-        self,
-        skills: Iterable[Skill] = (),
-        findings: Iterable[SkillFinding] = (),
-        *,
-        ranking: SkillRanking = "lexical",
+        self, skills: Iterable[Skill] = (), findings: Iterable[SkillFinding] = (), *, ranking: SkillRanking = "lexical"
     ) -> None:
         if ranking not in SKILL_RANKINGS:
             raise UserError(f"skill_ranking must be one of {', '.join(SKILL_RANKINGS)}, not {ranking!r}")

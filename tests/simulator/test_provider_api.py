@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from tests.support.simulated import simulator
 
-from holdfast.simulator.dialect import SimulatedRequest
 from holdfast.simulator.provider import create_apis, find_api
+from holdfast.simulator.provider_api import SimulatedRequest
 
 ENDPOINTS = (
     "/v1/messages",
@@ -64,10 +64,10 @@ def test_a_failure_that_is_ordered_by_header_comes_on_every_endpoint(path: str, 
 
 def test_every_request_is_one_providers_alone() -> None:
     for path in ENDPOINTS:
-        assert sum(dialect.accepts(SimulatedRequest("POST", path)) for dialect in create_apis()) == 1
+        assert sum(api.accepts(SimulatedRequest("POST", path)) for api in create_apis()) == 1
         assert find_api(SimulatedRequest("PUT", path), create_apis()) is None
     for method in ("GET", "PATCH", "DELETE"):
-        assert sum(dialect.accepts(SimulatedRequest(method, "/v1/cachedContents/x")) for dialect in create_apis()) == 1
+        assert sum(api.accepts(SimulatedRequest(method, "/v1/cachedContents/x")) for api in create_apis()) == 1
 
 
 def test_an_endpoint_that_is_nobodys_is_refused_with_all_that_there_are() -> None:

@@ -1,8 +1,8 @@
 """The interface of a simulated provider API: which requests it takes, how it parses them and how it responds."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
 
 import msgspec
 
@@ -19,6 +19,7 @@ from holdfast.types.prompt import Parameters
 from holdfast.types.reply import Reply, StopReason
 
 EMPTY: Mapping[str, str] = MappingProxyType({})
+NAME_SHOWN_CHARS_MAX = 120
 
 
 class SimulatedRequest(msgspec.Struct, frozen=True):
@@ -75,57 +76,46 @@ class AcceptedRequest(msgspec.Struct, frozen=True):
         return assistant_messages - (self.messages[-1].role == "assistant")
 
 
-class ProviderApi(Protocol):
-    """One provider's API. The simulator handles clock, script, cache and faults for all of them."""
+class ProviderApi(ABC):
+    """One provider's API. The simulator handles clock, script, cache and faults for all of them.
+
+    `routes` are its endpoints, as listed in the error for an unknown one; the error for a missing key names
+    `key_header`.
+    """
+
+    adapter: Adapter
+    routes: tuple[str, ...]
+    reply_id_prefix: str
+    key_header = "authorization"
+    request_id_header = "x-request-id"
+    call_id_prefix = "call_"
 
     @property
     def provider(self) -> str:
-        """The name of the provider's adapter."""
+        return self.adapter.name
 
-    @property
-    def routes(self) -> tuple[str, ...]:
-        """Its endpoints, as listed in the error for an unknown one."""
-
-    @property
-    def key_header(self) -> str:
-        """The header that the error for a missing key names."""
-
-    @property
-    def request_id_header(self) -> str: ...
-
-    @property
-    def reply_id_prefix(self) -> str: ...
-
-    @property
-    def call_id_prefix(self) -> str: ...
-
+    @abstractmethod
     def accepts(self, http_request: SimulatedRequest) -> bool:
         """Whether the request belongs to this API: by method and path, and by headers where two APIs share a path."""
 
-    def parse_request(self, http_request: SimulatedRequest, setting: RequestContext) -> AcceptedRequest | bytes:
+    @abstractmethod
+    def parse_request(self, http_request: SimulatedRequest, context: RequestContext) -> AcceptedRequest | bytes:
         """The parsed request, or the response body if no model is needed for it.
 
         Raises `ProviderError` for what the provider refuses.
         """
 
+    @abstractmethod
     def sign_thinking(self, content: Sequence[Block], request: AcceptedRequest) -> tuple[Block, ...]:
         """The blocks of a reply with their thinking signed as the provider does it."""
 
     def encode_reply(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
         """The reply in wire format: one body, or one event per chunk if the request asked for a stream."""
+        return self.adapter.encode_stream(reply) if request.parameters.stream else self.adapter.encode_reply(reply)
 
     def encode_error(self, error: ProviderError) -> tuple[int, bytes]:
         """Status and body of the provider's error response."""
-
-
-def encode_reply_with(adapter: Adapter, reply: Reply, *, stream: bool) -> bytes | Iterable[bytes]:
-    """Implements `ProviderApi.encode_reply` for a provider whose adapter already writes the complete reply."""
-    return adapter.encode_stream(reply) if stream else adapter.encode_reply(reply)
-
-
-def encode_error_with(adapter: Adapter, error: ProviderError) -> tuple[int, bytes]:
-    """Implements `ProviderApi.encode_error`."""
-    return adapter.encode_error(error.kind, str(error), status=error.status)
+        return self.adapter.encode_error(error.kind, str(error), status=error.status)
 
 
 def parse_model_name(path: str, models_path: str) -> str:
@@ -137,9 +127,9 @@ def refuse(reason: str, *, status: int = 400) -> ProviderError:
     return ProviderError("invalid_request", reason, status=status)
 
 
-def find_simulated_model(name: str, models: Models, *, provider: str) -> Model:
+def find_simulated_model(provider: str, name: str, models: Models, *, refusal: str) -> Model:
+    """The catalog row of a model; `refusal` is the provider's error text for a missing one, with `{name}` in it."""
     try:
         return find_model(f"{provider}:{name}", models)
     except UserError as error:
-        # Clients of a provider's own API name models without our provider prefix.
-        raise refuse(f"model: {str(error).replace(f'{provider}:', '')}", status=404) from error
+        raise refuse(refusal.format(name=name[:NAME_SHOWN_CHARS_MAX]), status=404) from error
