@@ -23,13 +23,13 @@ def apply_compaction(entries: Sequence[HistoryEntry], event: ContextCompacted) -
         kept = tuple(_clear_results(entry, texts) for entry in entries)
     else:
         kept = tuple(entry for entry in entries if entry.number > event.last and not is_summary(entry))
-    # Providers sign thinking together with the prefix it was made for and reject it after another one (decision 0014).
-    kept = apply_compaction_to_unsent(kept, event)
+    kept = drop_stale_thinking(kept, event)
     return kept if event.strategy == "clear" else (make_summary_entry(event), *kept)
 
 
-def apply_compaction_to_unsent(entries: Sequence[HistoryEntry], event: ContextCompacted) -> tuple[HistoryEntry, ...]:
-    """Unsent entries are never covered; only their thinking is dropped if the event says so."""
+def drop_stale_thinking(entries: Sequence[HistoryEntry], event: ContextCompacted) -> tuple[HistoryEntry, ...]:
+    """Drop thinking if the event says so; of unsent entries, which are never covered, nothing else changes."""
+    # Providers sign thinking together with the prefix it was made for and reject it after another one (decision 0014).
     if not event.thinking_dropped:
         return tuple(entries)
     return tuple(remaining for entry in entries if (remaining := drop_thinking(entry)) is not None)

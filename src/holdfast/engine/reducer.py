@@ -10,8 +10,8 @@ from holdfast.catalog.token_count import TokenCalibration
 from holdfast.compaction.decision import observe_call, observe_compaction, observe_refusal, observe_user_message
 from holdfast.compaction.view import (
     apply_compaction,
-    apply_compaction_to_unsent,
     count_leading_summaries,
+    drop_stale_thinking,
     is_summary,
     summary_as_user_message,
 )
@@ -328,7 +328,7 @@ def _apply_compaction(state: SessionState, event: ContextCompacted | CompactionS
 def compact_view(state: SessionState, event: ContextCompacted) -> SessionState:
     """Replace the view of the log by the compacted one; the unchanged leading blocks stay cached."""
     sent = apply_compaction(state.entries[: state.sent_count], event)
-    entries = sent + apply_compaction_to_unsent(state.entries[state.sent_count :], event)
+    entries = sent + drop_stale_thinking(state.entries[state.sent_count :], event)
     return replace(
         state,
         epoch=event.epoch,

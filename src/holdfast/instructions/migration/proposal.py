@@ -154,10 +154,12 @@ def _fit_units(
     without_intents: tuple[str, ...] = ()
     while True:
         candidates = _candidates(groups, detail)
-        tokens = _manifest_tokens(candidates, groups, target, detail)
+        entries = _entries(candidates, groups, target, detail)
+        tokens = ManifestDraft(target.version, entries).token_count
         if tokens <= MANIFEST_TOKENS_TARGET:
             candidates, without_intents = select_working_intents(candidates, meaning)
-            tokens = _manifest_tokens(candidates, groups, target, detail)
+            entries = _entries(candidates, groups, target, detail)
+            tokens = ManifestDraft(target.version, entries).token_count
         if tokens <= MANIFEST_TOKENS_TARGET or len(groups) == 1:
             break
         terser = next(details, None)
@@ -166,7 +168,6 @@ def _fit_units(
         else:
             group_count = min(len(groups) - 1, len(groups) * MANIFEST_TOKENS_TARGET // tokens + 1)
             groups = tuple(join_sections(group) for group in group_sections(sections, max(1, group_count)))
-    entries = _entries(candidates, groups, target, detail)
     units = tuple(
         ProposedUnit(
             entry.name,
@@ -179,13 +180,7 @@ def _fit_units(
         )
         for entry, section in zip(entries, groups, strict=True)
     )
-    return units, ManifestDraft(target.version, entries).token_count, without_intents
-
-
-def _manifest_tokens(
-    candidates: Sequence[TriggerCandidate], sections: Sequence[Section], target: MigrationTarget, detail: _Detail
-) -> int:
-    return ManifestDraft(target.version, _entries(candidates, sections, target, detail)).token_count
+    return units, tokens, without_intents
 
 
 def _candidates(sections: Sequence[Section], detail: _Detail) -> tuple[TriggerCandidate, ...]:

@@ -64,8 +64,9 @@ def write_unit(context: InstructionContext, submitted: SubmittedUnit, caller: In
         message = f"the URI names another deployment; this one is {context.settings.deployment!a}"
         raise InstructionError("uri_invalid", message)
     digest = check_unit_text(address, submitted.content, submitted.authored_by)
+    writer = _UnitWriter(context, submitted, caller, address, digest)
     for _ in range(ATTEMPTS_MAX):
-        written = _attempt(context, submitted, caller, address=address, digest=digest)
+        written = writer.attempt()
         if written is not None:
             return written
     raise _conflict("other writes to this unit kept winning the race; try again")
@@ -85,63 +86,117 @@ def check_unit_text(address: UnitAddress, content: str, authored_by: str | None)
         raise InstructionError("unit_invalid", "content must be text that can be encoded as UTF-8") from error
 
 
-def _attempt(
-    context: InstructionContext,
-    submitted: SubmittedUnit,
-    caller: InstructionCaller,
-    *,
-    address: UnitAddress,
-    digest: str,
-) -> WrittenUnit | None:
-    """Return None if another version was written meanwhile."""
-    shared = is_shared_owner(address.owner)
-    agent = None if shared else context.records.agent(address.owner)
-    registers = None if shared or agent else make_agent(context, address.owner)
-    owner = agent.id if agent else address.owner
-    versions = context.records.list_unit_versions(owner, address.name)
-    # The lookup is by owner and not by URI: id and shortname of an agent address the same unit.
-    existing = next((version for version in versions if version.version == address.version), None)
-    if existing is not None and existing.content_sha256 != digest:
-        raise _conflict("this version was written with other content; a version is written once")
-    if existing is not None and existing.status != "quarantined":
-        return _unchanged(existing)
-    # A quarantined version must not block a signed one with the same or a lower number.
-    trusted_versions = [version for version in versions if version.status != "quarantined"]
-    newest = select_newest_units(trusted_versions).get((owner, address.name))
-    if existing is not None:
-        unit = _recheck_quarantined(context, submitted, caller, existing=existing, newest=newest)
-        if unit.status == "quarantined" or (newest is not None and not may_replace(unit, newest)):
+class _UnitWriter(msgspec.Struct, frozen=True):
+    """One submitted version; every attempt reads the other versions of the unit again."""
+
+    context: InstructionContext
+    submitted: SubmittedUnit
+    caller: InstructionCaller
+    address: UnitAddress
+    digest: str
+
+    def attempt(self) -> WrittenUnit | None:
+        """Return None if another version was written meanwhile."""
+        context, address, digest = self.context, self.address, self.digest
+        shared = is_shared_owner(address.owner)
+        agent = None if shared else context.records.agent(address.owner)
+        registers = None if shared or agent else make_agent(context, address.owner)
+        owner = agent.id if agent else address.owner
+        versions = context.records.list_unit_versions(owner, address.name)
+        # The lookup is by owner and not by URI: id and shortname of an agent address the same unit.
+        existing = next((version for version in versions if version.version == address.version), None)
+        if existing is not None and existing.content_sha256 != digest:
+            raise _conflict("this version was written with other content; a version is written once")
+        if existing is not None and existing.status != "quarantined":
             return _unchanged(existing)
-    else:
-        unit = _build_unit(context, submitted, caller, owner=owner, digest=digest, newest=newest)
-        earlier = [version.version for version in trusted_versions]
-        if newest is not None and not is_newer_than_all(unit.version, earlier):
-            raise _conflict(f"version {unit.version} is not newer than {newest.version} and all versions before it")
-    manifest = context.records.manifest(agent.id) if agent else None
-    own = (manifest,) if manifest else ()
-    listing_manifests = context.records.manifests_listing(owner, address.name) if shared else own
-    listed = list_unit_entries(context, agent, manifest, unit)
-    if unit.status == "active" and _needs_approval(context, unit, listed, is_new=existing is None):
-        unit = msgspec.structs.replace(unit, status="pending")
-    measured = _measure_listings(context, unit, listed)
-    # The store refuses the write if the active version or a listing manifest has changed since it was read here.
-    active = find_active_version(versions)
-    over, ids = (active.uri if active else None), [listing.id for listing in listing_manifests]
-    if existing is not None:
-        is_stored = context.records.release_unit(unit, over=over, judged=ids)
-    else:
-        is_stored = context.records.add_unit(unit, registers, over=over, judged=ids)
-    if not is_stored:
-        return None
-    return WrittenUnit(
-        unit.uri,
-        digest,
-        unit.token_count,
-        unit.status,
-        is_new=existing is None,
-        coverage=next((line for _, line in measured), None),
-        measured_agents=tuple(dict.fromkeys(measured_agent.id for measured_agent, _ in measured)),
-    )
+        # A quarantined version must not block a signed one with the same or a lower number.
+        trusted_versions = [version for version in versions if version.status != "quarantined"]
+        newest = select_newest_units(trusted_versions).get((owner, address.name))
+        if existing is not None:
+            unit = self._recheck_quarantined(existing, newest)
+            if unit.status == "quarantined" or (newest is not None and not may_replace(unit, newest)):
+                return _unchanged(existing)
+        else:
+            unit = self._build_unit(self.submitted, owner, newest)
+            earlier = [version.version for version in trusted_versions]
+            if newest is not None and not is_newer_than_all(unit.version, earlier):
+                raise _conflict(f"version {unit.version} is not newer than {newest.version} and all versions before it")
+        manifest = context.records.manifest(agent.id) if agent else None
+        own = (manifest,) if manifest else ()
+        listing_manifests = context.records.manifests_listing(owner, address.name) if shared else own
+        listed = list_unit_entries(context, agent, manifest, unit)
+        if unit.status == "active" and _needs_approval(context, unit, listed, is_new=existing is None):
+            unit = msgspec.structs.replace(unit, status="pending")
+        measured = _measure_listings(context, unit, listed)
+        # The store refuses the write if the active version or a listing manifest has changed since it was read here.
+        active = find_active_version(versions)
+        over, ids = (active.uri if active else None), [listing.id for listing in listing_manifests]
+        if existing is not None:
+            is_stored = context.records.release_unit(unit, over=over, judged=ids)
+        else:
+            is_stored = context.records.add_unit(unit, registers, over=over, judged=ids)
+        if not is_stored:
+            return None
+        return WrittenUnit(
+            unit.uri,
+            digest,
+            unit.token_count,
+            unit.status,
+            is_new=existing is None,
+            coverage=next((line for _, line in measured), None),
+            measured_agents=tuple(dict.fromkeys(measured_agent.id for measured_agent, _ in measured)),
+        )
+
+    def _recheck_quarantined(self, existing: UnitVersion, newest: UnitVersion | None) -> UnitVersion:
+        """Re-evaluate a quarantined version with the submitted signature, or else with its own."""
+        signature = self.submitted.signature if self.submitted.signature is not None else existing.signature
+        signed = msgspec.structs.replace(
+            self.submitted,
+            authored_by=existing.authored_by,
+            derived_from=existing.derived_from,
+            signature=signature,
+        )
+        unit = self._build_unit(signed, existing.agent_id, newest)
+        return msgspec.structs.replace(unit, uri=existing.uri, authored_at=existing.authored_at)
+
+    def _build_unit(self, submitted: SubmittedUnit, owner: str, newest: UnitVersion | None) -> UnitVersion:
+        context, digest, author = self.context, self.digest, submitted.authored_by or self.caller.author
+        address = msgspec.structs.replace(self.address, owner=owner)
+        now = context.now()
+        signature, signer = submitted.signature, None
+        if signature is not None:
+            # The signature covers the URI as the author wrote it, so that every equivalent form is tried.
+            uri_forms = dict.fromkeys((address.uri, self.address.uri, submitted.fact_uri))
+            signer = find_unit_signer(uri_forms, digest, signature, context.signers())
+        elif context.key is not None:
+            signature = context.key.sign(unit_message(address.uri, digest))
+            signer = self.caller.author
+        return UnitVersion(
+            uri=address.uri,
+            agent_id=owner,
+            name=address.name,
+            version=address.version,
+            content=submitted.content,
+            content_sha256=digest,
+            token_count=count_cl100k_tokens(submitted.content),
+            created_at=now,
+            authored_by=author,
+            authored_at=now,
+            source_trust=self._trust(author, signer, is_signed=submitted.signature is not None),
+            status="active" if signer is not None else "quarantined",
+            derived_from=submitted.derived_from or (newest.content_sha256 if newest else None),
+            signature=signature,
+            signed_by=signer,
+        )
+
+    def _trust(self, author: str, signer: str | None, *, is_signed: bool) -> float:
+        if signer is None:
+            return 0.0
+        if is_signed and signer == author:
+            return TRUST_SIGNED
+        if author != self.caller.author:
+            return TRUST_CLAIMED_AUTHOR
+        return TRUST_ENTITY if self.caller.entity else TRUST_KEY_ONLY
 
 
 def _needs_approval(
@@ -155,75 +210,6 @@ def _needs_approval(
 
 def _unchanged(unit: UnitVersion) -> WrittenUnit:
     return WrittenUnit(unit.uri, unit.content_sha256, unit.token_count, unit.status, is_new=False)
-
-
-def _recheck_quarantined(
-    context: InstructionContext,
-    submitted: SubmittedUnit,
-    caller: InstructionCaller,
-    *,
-    existing: UnitVersion,
-    newest: UnitVersion | None,
-) -> UnitVersion:
-    """Re-evaluate a quarantined version with the submitted signature, or else with its own."""
-    signed = msgspec.structs.replace(
-        submitted,
-        authored_by=existing.authored_by,
-        derived_from=existing.derived_from,
-        signature=submitted.signature if submitted.signature is not None else existing.signature,
-    )
-    unit = _build_unit(context, signed, caller, owner=existing.agent_id, digest=existing.content_sha256, newest=newest)
-    return msgspec.structs.replace(unit, uri=existing.uri, authored_at=existing.authored_at)
-
-
-def _build_unit(
-    context: InstructionContext,
-    submitted: SubmittedUnit,
-    caller: InstructionCaller,
-    *,
-    owner: str,
-    digest: str,
-    newest: UnitVersion | None,
-) -> UnitVersion:
-    submitted_address = parse_unit_uri(submitted.fact_uri)
-    address = msgspec.structs.replace(submitted_address, owner=owner)
-    now = context.now()
-    signature, signer = submitted.signature, None
-    if signature is not None:
-        # The signature covers the URI as the author wrote it, so that every equivalent form is tried.
-        uri_forms = dict.fromkeys((address.uri, submitted_address.uri, submitted.fact_uri))
-        signer = find_unit_signer(uri_forms, digest, signature, context.signers())
-    elif context.key is not None:
-        signature = context.key.sign(unit_message(address.uri, digest))
-        signer = caller.author
-    return UnitVersion(
-        uri=address.uri,
-        agent_id=owner,
-        name=address.name,
-        version=address.version,
-        content=submitted.content,
-        content_sha256=digest,
-        token_count=count_cl100k_tokens(submitted.content),
-        created_at=now,
-        authored_by=submitted.authored_by or caller.author,
-        authored_at=now,
-        source_trust=_trust(submitted, caller, signer),
-        status="active" if signer is not None else "quarantined",
-        derived_from=submitted.derived_from or (newest.content_sha256 if newest else None),
-        signature=signature,
-        signed_by=signer,
-    )
-
-
-def _trust(submitted: SubmittedUnit, caller: InstructionCaller, signer: str | None) -> float:
-    author = submitted.authored_by or caller.author
-    if signer is None:
-        return 0.0
-    if submitted.signature is not None and signer == author:
-        return TRUST_SIGNED
-    if author != caller.author:
-        return TRUST_CLAIMED_AUTHOR
-    return TRUST_ENTITY if caller.entity else TRUST_KEY_ONLY
 
 
 def _measure_listings(
