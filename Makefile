@@ -3,9 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := [dev,semantic,minilm]
 PYTEST := $(BIN)/python -m pytest
-# One more than there are processors, because some tests wait; each has servers of its own, so not too many.
+# One more than there are processors, because some tests wait; each worker starts its own servers, so not too many.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -gt 7 ] && n=7; echo $$((n + 1)))
-# Hundreds of processes are started by the tests: none should have to compile what another has compiled.
+# The tests start hundreds of processes; with bytecode files none compiles what another has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test check format golden screenshots bench deep clean
@@ -21,13 +21,13 @@ help:  ## List the targets
 	scripts/install.sh $(if $(findstring dev,$@),'$(EXTRAS)')
 	@touch .venv/.core $@
 
-demo: .venv/.core  ## Play a cached multi-turn session against the simulator, offline
+demo: .venv/.core  ## Run a cached multi-turn session against the simulator, offline
 	@$(BIN)/holdfast demo
 
 test: .venv/.dev  ## Run the tests
 	$(PYTEST) -n $(WORKERS) --dist worksteal
 
-check: .venv/.dev  ## Everything CI runs: format, lint, types, import contract, tests
+check: .venv/.dev  ## Format, lint, types, import contract, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy -n 2
@@ -35,22 +35,22 @@ check: .venv/.dev  ## Everything CI runs: format, lint, types, import contract, 
 	$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory test
 
-format: .venv/.dev  ## Format and mend what can be mended
+format: .venv/.dev  ## Format, and fix what the linter can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-golden: .venv/.dev  ## Write the golden files anew; review the diff like code
+golden: .venv/.dev  ## Rewrite the golden files; review the diff like code
 	HOLDFAST_GOLDEN=write $(PYTEST) -p no:xdist tests/golden tests/tidy/test_public_api.py
 
-screenshots: .venv/.dev  ## Draw every view, light and dark, wide and narrow, into build/screenshots
+screenshots: .venv/.dev  ## Render every dashboard view into build/screenshots
 	HOLDFAST_REQUIRE_BROWSER=1 HOLDFAST_SCREENSHOTS=build/screenshots $(PYTEST) -p no:xdist tests/browser/test_page.py -k fits
 
 bench: .venv/.dev  ## Measure, as ratios in one run
 	$(BIN)/python -m benchmarks
 
-deep: .venv/.dev  ## Slow checks: every case on every store, fifteen times the examples, 5,000 compactions, 50 mutants
-	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service tests/service/test_openapi.py
-	HYPOTHESIS_PROFILE=wide $(PYTEST) -n 2 --dist worksteal --timeout=900 tests/laws tests/contracts
+deep: .venv/.dev  ## Slow checks: every store, more examples, 5,000 compactions, 50 mutants
+	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service
+	HYPOTHESIS_PROFILE=wide $(PYTEST) -n 2 --dist worksteal --timeout=900 $(shell find tests -name '*_properties.py' -o -name 'test_properties.py' -o -name '*_contract.py')
 	HYPOTHESIS_PROFILE=deep $(PYTEST) -p no:xdist --timeout=900 tests/gateway/test_properties.py
 	$(BIN)/python -m benchmarks compaction_structure
 	$(BIN)/python scripts/mutate.py

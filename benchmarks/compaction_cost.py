@@ -154,7 +154,7 @@ def _replay(session: Session, setting: CacheSetting, clear: Callable[[int, froze
 def cost_compacted(
     session: Session, setting: CacheSetting, *, refetched: int, expected_refetch: int = REFETCH_TOKENS
 ) -> tuple[float, int]:
-    """The cost of the session's own decisions, and how often it was compacted; each time `refetched` tokens come back."""
+    """The cost of the session's own decisions, and how often it was compacted; each time `refetched` tokens return."""
     cost, count = 0.0, 0
     view = before = 0
     watch, last = CompactionMonitor(), None

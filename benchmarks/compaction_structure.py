@@ -28,7 +28,7 @@ class BrokenRuleError(Exception):
 def compact_and_check(history: History, seed: int) -> int:
     """Compact once and check every rule; returns the tokens of the messages afterwards."""
     before = standing_of(history)
-    proposal = propose_compaction(before, SMALL, "asked")
+    proposal = propose_compaction(before, SMALL, "requested")
     if not isinstance(proposal, CompactionProposal):
         return sum(before.draft.entry_tokens())
     history.add(*proposal.payloads)
@@ -43,7 +43,7 @@ def compact_and_check(history: History, seed: int) -> int:
         "newest ask": history.asks[-1] in seen,
         "constraints": all(rule in seen for rule in {line for ask in history.asks for line in ask.split("\n")[1:]}),
         "head": before.draft.buffer.digests[:1] == after.draft.buffer.digests[:1],
-        "at once": not isinstance(propose_compaction(after, SMALL, "asked"), CompactionProposal),
+        "at once": not isinstance(propose_compaction(after, SMALL, "requested"), CompactionProposal),
     }
     if failed := [name for name, holds in checks.items() if not holds]:
         raise BrokenRuleError(f"{', '.join(failed)} (seed {seed})")

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
 
-from holdfast import MemoryStore, Session, SimulatedProvider, SingleFlight
+from holdfast import MemoryStore, Session, SimulatedProvider
+from holdfast.engine.cache.single_flight import SingleFlight
 from holdfast.simulator.server import serve_simulator
 
 MODEL = "anthropic:claude-sonnet-5-5"
@@ -35,7 +36,7 @@ async def _cost_usd(*, single_flight: bool = True, prewarm: bool = False) -> Dec
                     system_prompt=SYSTEM_PROMPT,
                     base_url=url,
                     store=MemoryStore(),
-                    gate=shared,
+                    single_flight=shared,
                     prewarm=prewarm and number == 0,
                 )
             )

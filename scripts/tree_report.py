@@ -188,7 +188,7 @@ def walk_one_send() -> Walk:
             asyncio.run(_send_twice(Path(folder), address, tracer))
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
     return Walk(frozenset(tracer.files), tuple(tracer.frames))
 
 

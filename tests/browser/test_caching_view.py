@@ -29,7 +29,7 @@ class Own:
             name=name,
             system_prompt=LONG,
             store=self.store,
-            wire=SimulatedProvider(clock=system_clock),
+            transport=SimulatedProvider(clock=system_clock),
         )
 
 

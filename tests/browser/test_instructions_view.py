@@ -57,7 +57,7 @@ def test_every_unit_is_told_with_its_coverage_and_failing_paraphrases(page: Page
         assert f"{round(100 * unit['coverage_pct'])}%" in row
         for failure in unit["failures"]:
             assert f"“{failure['query']}”: " in row
-            assert (f"{failure['taken_by']} was found instead" if failure["taken_by"] else "no match") in row
+            assert (f"{failure['found_instead']} was found instead" if failure["found_instead"] else "no match") in row
     assert "bad" in page.run(
         "return document.querySelector('[data-unit=general] [data-heading=Coverage] span').className"
     )

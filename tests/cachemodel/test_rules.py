@@ -348,7 +348,7 @@ def test_effort_counts_only_where_the_rules_say_so() -> None:
 
 
 def test_a_parameter_that_the_rules_do_not_name_changes_nothing() -> None:
-    lenient = CacheRules(kind="marks", tokens_min=0)
+    lenient = CacheRules(kind="explicit", tokens_min=0)
     changed = CacheParameters("other", speed="fast", thinking="{}", effort="high")
     assert chain_seeds(lenient, changed) == chain_seeds(lenient, CacheParameters("m"))
 

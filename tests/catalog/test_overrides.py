@@ -78,14 +78,14 @@ def test_every_open_question_about_a_cache_can_be_answered_by_configuration() ->
             tokens_min = 1024
             lookback_positions = 80
             lookback_counting = "positions"
-            lookup_first_marks = 1
-            lookup_latest_marks = 80
+            lookup_first_breakpoints = 1
+            lookup_latest_breakpoints = 80
             ttls_seconds = {{ implicit = 240 }}
             explicit_tokens_min = 1024
             effort_breaks_messages = true
-            binding_sees_marks = true
+            breakpoints_change_binding = true
             binds_thinking = false
-            takes_automatic_mark = false
+            accepts_automatic_breakpoint = false
             ttl_upgrade = false
             invalidates = {{ effort = "messages" }}
             """
@@ -161,7 +161,7 @@ def test_like_must_name_a_known_model() -> None:
         ("tokens_factor = 0.05", "field 'tokens_factor': Expected `float` >= 0.1"),
         ("tokens_factor = 11", "field 'tokens_factor': Expected `float` <= 10.0"),
         ("cache.tokens_min = -1", "field 'cache.tokens_min': Expected `int` >= 0"),
-        ("cache.rounds_reads_to = 0", "field 'cache.rounds_reads_to': Expected `int` >= 1"),
+        ("cache.reads_rounded_to = 0", "field 'cache.reads_rounded_to': Expected `int` >= 1"),
         ('cache.kind = "magic"', "field 'cache.kind': Invalid enum value 'magic'"),
         ('cache.invalidates.x = "y"', "field 'cache.invalidates[...]': Invalid enum value 'y'"),
         ("cache = 3", "field 'cache': Expected `object`, got `int`"),

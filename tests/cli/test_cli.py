@@ -323,7 +323,7 @@ def test_a_session_shows_its_calls() -> None:
 def test_a_session_shows_what_requests_cost_that_asked_for_nothing(tmp_path: Path) -> None:
     path = tmp_path / "pinged.db"
     with SqliteStore(path) as log:
-        ping = CachePinged("warm", "anthropic:m", "5m", Usage(cache_write_5m=9), Decimal("0.25"), "v")
+        ping = CachePinged("prewarm", "anthropic:m", "5m", Usage(cache_write_5m=9), Decimal("0.25"), "v")
         log.append([Event(id="1", at=0.0, session_id="s", actor="system", payload=ping)]).result()
     total = run("sessions", "show", "s", "--db", str(path)).output.splitlines()[-1]
     assert total == "0 calls, $0.250000, $0.250000 of it for keep-alive and prewarm requests; none"

@@ -34,9 +34,9 @@ STEPS = {"restart_plugin": restarted, "retry_mcp_handshake": lambda context: "sh
 async def test_a_session_runs_the_recipe_of_a_reported_failure(agent: MakeAgent) -> None:
     one = agent(recovery_steps=STEPS)
     async with one.session as session:
-        told = await session.report_failure("partial_plugin_startup", incident="plugin x", detail="slow")
+        told = await session.recovery.report("partial_plugin_startup", incident="plugin x", detail="slow")
         assert told.outcome == Recovered(2)
-    (incident,) = session.incidents
+    (incident,) = session.recovery.incidents
     assert [result.detail for result in incident.results] == ["restarted stalled", "shook hands"]
     assert fold_events(one.events, session.id).incidents.incidents == {"plugin x": incident}
 
@@ -44,12 +44,12 @@ async def test_a_session_runs_the_recipe_of_a_reported_failure(agent: MakeAgent)
 async def test_what_waits_for_a_person_can_be_planned_and_run_later(agent: MakeAgent) -> None:
     one = agent(recovery_steps={"restart_worker": restarted})
     async with one.session as session:
-        assert (await session.report_failure("provider_failure")).follow_up == "surface"
-        assert [incident.state for incident in session.incidents] == ["enqueued"]
-        plan = session.plan_recovery("provider_failure")
+        assert (await session.recovery.report("provider_failure")).follow_up == "surface"
+        assert [incident.state for incident in session.recovery.incidents] == ["enqueued"]
+        plan = session.recovery.plan("provider_failure")
         assert ([step.name.value for step in plan.steps], plan.missing) == (["restart_worker"], ())
-        assert await session.recover("provider_failure", trigger="manual") == Recovered(1)
-        assert [incident.state for incident in session.incidents] == ["succeeded"]
+        assert await session.recovery.run("provider_failure", trigger="manual") == Recovered(1)
+        assert [incident.state for incident in session.recovery.incidents] == ["succeeded"]
 
 
 async def test_what_ends_the_work_stops_the_turn(agent: MakeAgent) -> None:
@@ -58,19 +58,19 @@ async def test_what_ends_the_work_stops_the_turn(agent: MakeAgent) -> None:
         turn = asyncio.ensure_future(session.send("hi"))
         await one.wire.paused.wait()
         with pytest.raises(AbortedError, match="mcp_handshake_failure: the work ends here"):
-            await session.report_failure("mcp_handshake_failure")
+            await session.recovery.report("mcp_handshake_failure")
         with pytest.raises(asyncio.CancelledError):
             await turn
         assert validate_transcript(session.history) == ()
     assert any(isinstance(it, TurnCancelled) for it in one.payloads)
-    assert session.incidents[0].follow_up == "end"
+    assert session.recovery.incidents[0].follow_up == "end"
 
 
 async def test_the_seed_profile_counts_successes_too(agent: MakeAgent) -> None:
     one = agent(profile="seed", recovery_steps={"restart_worker": restarted})
     async with one.session as session:
-        assert await session.recover("provider_failure") == Recovered(1)
-        assert await session.recover("provider_failure") != Recovered(1)
+        assert await session.recovery.run("provider_failure") == Recovered(1)
+        assert await session.recovery.run("provider_failure") != Recovered(1)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ async def test_steps_are_checked_before_anything_happens(agent: MakeAgent, steps
 async def test_an_unknown_scenario_is_refused_with_the_nearest(agent: MakeAgent) -> None:
     async with agent().session as session:
         with pytest.raises(UserError, match="there is no scenario 'stale_brunch'; did you mean 'stale_branch'"):
-            await session.report_failure("stale_brunch")
+            await session.recovery.report("stale_brunch")
     with pytest.raises(UserError, match="the session is not open"):
-        await session.recover("stale_branch")
+        await session.recovery.run("stale_branch")
 
 
 def invoked(*arguments: str) -> Result:
@@ -209,11 +209,11 @@ async def test_what_was_mended_by_hand_is_what_the_next_message_is_sent_with(tmp
     )
     provider = SimulatedProvider(clock=ManualClock(), script=script)
     async with Session.create(
-        model="anthropic:claude-sonnet-5-5", store=db, wire=provider, clock=ManualClock(), new_id=CountingIds("0")
+        model="anthropic:claude-sonnet-5-5", store=db, transport=provider, clock=ManualClock(), new_id=CountingIds("0")
     ) as session:
         await session.send("a")
     done = await asyncio.to_thread(invoked, "run", session.id, "thinking_prefix_mismatch", "--db", db)
     assert done.output.splitlines()[0] == "  drop_all_thinking: done: dropped thinking blocks: 1"
-    async with Session.resume(session.id, store=db, wire=provider) as session:
+    async with Session.resume(session.id, store=db, transport=provider) as session:
         assert (await session.send("b")).text == "Two."
     assert b'"thinking"' not in provider.requests[-1].body

@@ -28,7 +28,7 @@ class Shop:
         options: Options = {
             "model": "anthropic:claude-sonnet-5-5",
             "store": self.db,
-            "wire": SimulatedProvider(clock=self.clock, script='{"content": "Yes."}\n' * 20),
+            "transport": SimulatedProvider(clock=self.clock, script='{"content": "Yes."}\n' * 20),
             "clock": self.clock,
             "system_prompt": PROMPT,
             "name": name,

@@ -12,7 +12,7 @@ from holdfast.cli.sessions.sessions import BAR_CELLS_MAX, CALLS_DRAWN_MAX, draw_
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.events.payloads.calls import LlmCallCompleted
 from holdfast.ledger.accounting import iter_entries
-from holdfast.ledger.layers import LayerRun, compute_layer_runs
+from holdfast.ledger.layers import LayerSize, compute_layer_runs
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
@@ -30,7 +30,7 @@ async def played(store: MemoryStore | SqliteStore, turns: int = 3) -> str:
     clock = ManualClock()
     options: Options = {
         "store": store,
-        "wire": SimulatedProvider(clock=clock, script='{"content": "Yes."}\n' * 60),
+        "transport": SimulatedProvider(clock=clock, script='{"content": "Yes."}\n' * 60),
         "clock": clock,
         "new_id": CountingIds(),
         "model": "anthropic:claude-sonnet-5-5",
@@ -99,7 +99,7 @@ async def test_the_layers_of_a_prompt_are_those_of_its_chain() -> None:
     links = next(event.payload.links for event in events if hasattr(event.payload, "links"))
     assert all(isinstance(link, PrefixDigest) for link in links)
     assert sum(part.bytes for part in parts) == links[-1].end
-    assert parts[-1] == LayerRun("history", links[-1].end - links[-1].start)
+    assert parts[-1] == LayerSize("history", links[-1].end - links[-1].start)
 
 
 async def test_show_tells_what_moved_the_prefix_and_json_has_the_layers(tmp_path: Path) -> None:

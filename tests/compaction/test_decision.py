@@ -46,11 +46,11 @@ NUMBERS = CompactionNumbers(0, 0, 0, 0, 0, 0.0)
 
 def outlook(prompt: int, **changes: object) -> CompactionOutlook:
     given: dict[str, object] = {
-        "head_tokens": 15_000,
+        "stable_prefix_tokens": 15_000,
         "window_tokens": 1_000_000,
         "output_tokens_max": 8_000,
-        "calls_expected": 40.0,
-        "cold": False,
+        "expected_calls": 40.0,
+        "is_cache_cold": False,
         "rates": RATES,
     }
     return CompactionOutlook(prompt, **{**given, **changes})  # type: ignore[arg-type]  # whatever a test changes
@@ -79,15 +79,15 @@ def test_money_waits_until_carrying_has_cost_as_much_as_removing() -> None:
     assert find_compaction_trigger(late, CompactionMonitor(), config) == "money"
     assert (
         find_compaction_trigger(
-            outlook(60_000, calls=30, sent_tokens=30 * 45_000, calls_expected=1.0), CompactionMonitor(), config
+            outlook(60_000, calls=30, sent_tokens=30 * 45_000, expected_calls=1.0), CompactionMonitor(), config
         )
         is None
     )
 
 
 def test_a_cold_cache_is_used_where_there_is_something_to_gain() -> None:
-    assert find_compaction_trigger(outlook(60_000, cold=True), CompactionMonitor(), CONFIG) == "cold"
-    assert find_compaction_trigger(outlook(17_000, cold=True), CompactionMonitor(), CONFIG) is None
+    assert find_compaction_trigger(outlook(60_000, is_cache_cold=True), CompactionMonitor(), CONFIG) == "cache_expired"
+    assert find_compaction_trigger(outlook(17_000, is_cache_cold=True), CompactionMonitor(), CONFIG) is None
 
 
 def test_nothing_is_compacted_directly_behind_a_compaction() -> None:
@@ -123,8 +123,8 @@ def test_what_was_refused_is_tried_again_after_some_calls_and_a_large_head_is_no
 
 
 def test_a_head_above_the_limit_is_known_as_such() -> None:
-    assert is_stable_prefix_too_large(outlook(120_000, head_tokens=100_000), CONFIG)
-    assert not is_stable_prefix_too_large(outlook(120_000, head_tokens=99_999), CONFIG)
+    assert is_stable_prefix_too_large(outlook(120_000, stable_prefix_tokens=100_000), CONFIG)
+    assert not is_stable_prefix_too_large(outlook(120_000, stable_prefix_tokens=99_999), CONFIG)
 
 
 def test_the_table_of_break_even_calls_holds() -> None:
@@ -154,7 +154,10 @@ def test_what_was_carried_is_held_against_what_removing_costs() -> None:
 
 def test_the_numbers_add_up_to_the_prompt() -> None:
     told = compute_compaction_numbers(
-        outlook(100_000, unit_usd=Decimal("0.000003")), record_tokens=3_000, kept_tokens=10_000, head_tokens=15_000
+        outlook(100_000, unit_usd=Decimal("0.000003")),
+        summary_tokens=3_000,
+        kept_tokens=10_000,
+        stable_prefix_tokens=15_000,
     )
     assert told.removed_tokens == 72_000
     assert told.cost_usd == Decimal("1.15") * 13_000 * Decimal("0.000003")
@@ -215,7 +218,7 @@ def test_a_skill_whose_body_was_covered_can_be_loaded_again() -> None:
     for _ in range(30):
         history.turn()
     assert history.state().activations.names == ("pdf",)
-    found = propose_compaction(standing_of(history, MODEL), SMALL, "asked")
+    found = propose_compaction(standing_of(history, MODEL), SMALL, "requested")
     assert isinstance(found, CompactionProposal)
     assert [one.skill_id for one in found.released_skills] == ["pdf"]
     history.add(*found.payloads)

@@ -33,7 +33,7 @@ def grown(seed: int, turns: int = 30) -> History:
 
 
 def compacted(history: History) -> CompactionProposal | None:
-    found = propose_compaction(standing_of(history), SMALL, "asked")
+    found = propose_compaction(standing_of(history), SMALL, "requested")
     if isinstance(found, NoCompaction):
         return None
     history.add(*found.payloads)
@@ -92,7 +92,7 @@ def test_a_compaction_at_once_behind_another_does_nothing(seed: int) -> None:
 @settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
 def test_the_same_log_gives_the_same_bytes(seed: int) -> None:
-    first, second = (propose_compaction(standing_of(grown(seed)), SMALL, "asked") for _ in range(2))
+    first, second = (propose_compaction(standing_of(grown(seed)), SMALL, "requested") for _ in range(2))
     assert isinstance(first, CompactionProposal)
     assert isinstance(second, CompactionProposal)
     assert msgspec.json.encode(first.event) == msgspec.json.encode(second.event)
@@ -132,7 +132,7 @@ def test_the_view_stays_bounded_however_often_it_is_compacted(seed: int) -> None
 def test_thinking_behind_a_cut_is_kept_whole_or_not_at_all(seed: int) -> None:
     history = grown(seed)
     for model in (MODEL, BINDING):
-        found = propose_compaction(standing_of(history, model), SMALL, "asked")
+        found = propose_compaction(standing_of(history, model), SMALL, "requested")
         assert isinstance(found, CompactionProposal)
         before = history.state().entries
         tail = before[len(before) - len(found.state_after.entries) + 1 :]
@@ -146,7 +146,7 @@ def test_thinking_behind_a_cut_is_kept_whole_or_not_at_all(seed: int) -> None:
 def test_a_record_names_nothing_that_was_not_said(seed: int) -> None:
     history = grown(seed)
     standing = standing_of(history)
-    found = propose_compaction(standing, SMALL, "asked")
+    found = propose_compaction(standing, SMALL, "requested")
     assert isinstance(found, CompactionProposal)
     assert found.summary is not None
     said = "\n".join(extract_plain_text(one.content) for one in standing.logged.read_all())
@@ -223,7 +223,7 @@ def test_a_message_that_is_withdrawn_behind_its_back_leaves_the_facts_too() -> N
 
 
 def test_what_a_reader_of_a_very_long_conversation_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts_module, "REMEMBERED_MAX", 10)
+    monkeypatch.setattr(facts_module, "FACTS_MAX", 10)
     monkeypatch.setattr(facts_module, "MENTIONS_MAX", 50)
     reader = FactsReader()
     for at in range(400):

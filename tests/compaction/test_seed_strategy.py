@@ -3,7 +3,6 @@
 import pytest
 from tests.support.long_conversations import GOAL, LongTalk, read_file
 
-from holdfast import compact_session
 from holdfast.compaction.models import CompactionConfig
 from holdfast.compaction.seed_strategy import (
     PREAMBLE,
@@ -21,6 +20,7 @@ from holdfast.engine.reducer import fold_events
 from holdfast.engine.tools.definition import ToolError
 from holdfast.errors import UserError
 from holdfast.events.payloads.compaction import ContextCompacted
+from holdfast.runtime.session import compact_session
 from holdfast.types.blocks import (
     Message,
     Text,

@@ -29,7 +29,7 @@ from holdfast.economics.keep_alive import (
 )
 
 TODAY = datetime.date(2026, 11, 15)
-MARKED = [price_at(model, TODAY, 1) for model in shipped_models().values() if model.cache.kind == "marks"]
+MARKED = [price_at(model, TODAY, 1) for model in shipped_models().values() if model.cache.kind == "explicit"]
 STORED = [price_at(model, TODAY, 1) for model in shipped_models().values() if model.cache.explicit_tokens_min]
 EVERY = [price_at(model, TODAY, 1) for model in shipped_models().values()]
 

@@ -37,7 +37,7 @@ async def test_a_session_costs_what_the_route_says_in_whatever_rhythm(
         model=OPUS,
         system_prompt="Follow the rules of the house. " * 2000,
         store=MemoryStore(),
-        wire=provider,
+        transport=provider,
         clock=clock,
         new_id=CountingIds(),
     )

@@ -48,7 +48,7 @@ class Kept:
         options: Options = {
             "model": self.model,
             "store": str(self.db),
-            "wire": SimulatedProvider(clock=self.clock, script=SCRIPT),
+            "transport": SimulatedProvider(clock=self.clock, script=SCRIPT),
             "clock": self.clock,
             "system_prompt": PROMPT,
             "system_prompt_volatile": lambda: next(said, "winter"),

@@ -96,7 +96,7 @@ async def test_the_call_is_on_the_log_before_the_request_leaves(agent: MakeAgent
             return super().send(*args, **options)
 
     wire = Watching([says("ok")])
-    one = agent(wire=wire)
+    one = agent(transport=wire)
     async with one.session as session:
         await session.send("hello")
     assert seen[0][-2:] == ["request.prepared", "llm.call_started"]
@@ -452,7 +452,7 @@ async def test_a_reply_that_ends_too_soon_is_a_network_failure(agent: MakeAgent)
         async def send(self, *args, **options):  # type: ignore[no-untyped-def]
             yield b"event: ping\ndata: {}\n\n"
 
-    one = agent(wire=Cut([]))
+    one = agent(transport=Cut([]))
     async with one.session as session:
         with pytest.raises(ProviderError) as caught:
             await session.send("hello")
@@ -466,7 +466,7 @@ async def test_a_whole_reply_stands_whatever_the_connection_does_afterwards(agen
                 yield chunk
             raise ProviderError("network", "reset")
 
-    async with agent(wire=Failing([says("whole")])).session as session:
+    async with agent(transport=Failing([says("whole")])).session as session:
         assert (await session.send("hello")).text == "whole"
 
 
@@ -481,7 +481,7 @@ async def test_a_connection_that_stays_open_behind_the_reply_is_not_waited_for(a
                 closed.set()
 
     closed = asyncio.Event()
-    async with agent(wire=Lingering([says("whole")])).session as session:
+    async with agent(transport=Lingering([says("whole")])).session as session:
         assert (await session.send("hello")).text == "whole"
     assert closed.is_set()
 
@@ -495,7 +495,7 @@ async def test_what_follows_the_reply_is_read_so_that_the_connection_can_be_used
             ends.append("read to its end")
 
     ends: list[str] = []
-    async with agent(wire=Counting([says("whole")])).session as session:
+    async with agent(transport=Counting([says("whole")])).session as session:
         await session.send("hello")
     assert ends == ["read to its end"]
 
@@ -543,7 +543,7 @@ async def test_the_output_of_a_call_that_broke_off_is_estimated_from_what_arrive
 
 async def test_of_a_call_whose_prompt_was_not_reported_either_nothing_is_guessed(agent: MakeAgent) -> None:
     wire = ReplayWire([Pause(says("The answer is long, and goes on."), events=2)], get_adapter("openai-chat"))
-    one = agent(model="openai-chat:gpt-5.6", wire=wire)
+    one = agent(model="openai-chat:gpt-5.6", transport=wire)
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
         await wire.paused.wait()
@@ -753,7 +753,7 @@ async def test_a_resumed_session_sends_the_same_bytes_in_front(agent: MakeAgent,
         await session.send("1 + 2?")
         id, history, cost = session.id, session.history, session.cost
     wire = ReplayWire([says("again 3")])
-    other = Session.resume(id, store=path, wire=wire, tools=[add], system_prompt_volatile="Monday")
+    other = Session.resume(id, store=path, transport=wire, tools=[add], system_prompt_volatile="Monday")
     async with other as session:
         assert (session.history, session.cost, session.model) == (history, cost, "anthropic:claude-sonnet-5-5")
         await session.send("sure?")
@@ -800,7 +800,7 @@ async def test_what_a_crash_left_open_is_closed_before_the_next_turn(agent: Make
 
 def test_run_sync_speaks_and_returns_the_last_answer(agent: MakeAgent) -> None:
     one = agent()
-    options = {**one.options, "wire": ReplayWire([says("one"), says("two")])}
+    options = {**one.options, "transport": ReplayWire([says("one"), says("two")])}
     assert holdfast.run_sync("a", "b", **options).text == "two"  # type: ignore[arg-type]
     with pytest.raises(UserError, match="at least one message"):
         holdfast.run_sync()

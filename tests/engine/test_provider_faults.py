@@ -49,7 +49,7 @@ async def talking(model: str, *faults: str) -> AsyncIterator[tuple[Session, Memo
         chance=lambda: 0.5,
     )
     try:
-        async with Session.create(model=model, store=store, wire=wire, allow_uncached=True) as session:
+        async with Session.create(model=model, store=store, transport=wire, allow_uncached=True) as session:
             yield session, store
     finally:
         await wire.aclose()

@@ -6,9 +6,10 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast import MemoryStore, Session, SimulatedProvider, parse_script
+from holdfast import MemoryStore, Session, SimulatedProvider
 from holdfast.events.payloads.calls import RequestPrepared
 from holdfast.runtime.options import Options
+from holdfast.simulator.script import parse_script
 from holdfast.types.prompt import LayerText, Layout
 
 MODEL = "anthropic:claude-sonnet-5-5"
@@ -41,7 +42,7 @@ async def play(
     said = iter(memory)
     options: Options = {
         "store": store,
-        "wire": provider,
+        "transport": provider,
         "tools": [look],
         "volatile": lambda: [LayerText("memory", next(said), ephemeral)],
     }

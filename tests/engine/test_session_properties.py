@@ -99,7 +99,7 @@ def test_whatever_happens_the_transcript_is_legal_and_the_prefix_only_grows(
     assert sum(isinstance(payload, TurnCompleted | TurnCancelled) for payload in one.payloads) == turns == len(asks)
     for body in one.wire.bodies:
         request = ADAPTER.decode_request(body)
-        assert validate_transcript(merge_into_messages(request.prompt.passages)) == ()
+        assert validate_transcript(merge_into_messages(request.prompt.entries)) == ()
         assert len(request.plan.breakpoints) <= 4
 
 
@@ -176,9 +176,11 @@ def test_the_view_of_a_state_splits_what_was_sent_from_what_is_new() -> None:
     assert ADAPTER.encode_request(assemble_prompt(view), Plan(), Parameters("m", 1)).count(b'"role"') == 2
 
 
-@given(tokens=st.integers(0, 10_000), cents=st.integers(0, 100), kind=st.sampled_from(["refresh", "upgrade", "warm"]))
+@given(
+    tokens=st.integers(0, 10_000), cents=st.integers(0, 100), kind=st.sampled_from(["refresh", "upgrade", "prewarm"])
+)
 def test_a_request_that_asked_for_nothing_is_paid_for_and_changes_nothing_else(
-    tokens: int, cents: int, kind: Literal["refresh", "upgrade", "warm"]
+    tokens: int, cents: int, kind: Literal["refresh", "upgrade", "prewarm"]
 ) -> None:
     agent = make_agent(says("one", usage=Usage(cache_write_5m=5_000)))
     asyncio.run(converse(agent, ["hi"]))

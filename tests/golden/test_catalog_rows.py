@@ -165,7 +165,7 @@ def test_a_route_has_the_rules_and_prices_of_the_model_behind_it_and_is_off(rout
 
 def test_providers_say_why_a_cache_did_not_hold_where_they_take_marks_and_are_asked_directly() -> None:
     telling = {model.id for model in shipped_models().values() if model.cache.diagnoses_misses}
-    direct = {("anthropic", "marks"), ("openai", "breakpoints")}
+    direct = {("anthropic", "explicit"), ("openai", "hybrid")}
     assert telling == {row.id for row in shipped_models().values() if (row.provider, row.cache.kind) in direct}
 
 
@@ -232,7 +232,7 @@ def test_every_row_is_possible(model: Model) -> None:
 
 @pytest.mark.parametrize("model", CLAUDE, ids=lambda model: model.name)
 def test_every_claude_model_takes_four_marks_of_two_lifetimes_and_looks_back_twenty(model: Model) -> None:
-    assert model.cache.kind == "marks"
+    assert model.cache.kind == "explicit"
     assert model.cache.breakpoints_max == 4
     assert model.cache.lookback_positions == 20
     assert model.cache.lookback_counting == "blocks"
@@ -277,7 +277,7 @@ def test_which_claude_models_refuse_a_forced_tool_choice() -> None:
 
 
 def test_which_claude_models_take_system_messages_in_a_conversation() -> None:
-    assert names("takes_system_messages") == {
+    assert names("accepts_system_messages") == {
         "fable-5", "fable-5-1", "fable-5-2", "mythos-5", "mythos-5-1", "mythos-5-2",
         "opus-4-8", "opus-5", "opus-5-5", "sonnet-5", "sonnet-5-5", "haiku-5-5",
     }  # fmt: skip
@@ -302,7 +302,7 @@ def test_openai_models_are_of_three_generations() -> None:
         for model in shipped_models().values()
         if model.provider == "openai"
     }
-    assert kinds["gpt-5.6-luna"] == kinds["gpt-6.1-terra"] == ("breakpoints", 4, 1, "30m", "12h")
+    assert kinds["gpt-5.6-luna"] == kinds["gpt-6.1-terra"] == ("hybrid", 4, 1, "30m", "12h")
     assert kinds["gpt-5.5"] == ("implicit", 0, 128, "24h")
     assert kinds["gpt-5.4"] == kinds["gpt-4o"] == ("implicit", 0, 128, "in_memory", "24h")
 

@@ -144,7 +144,7 @@ async def test_what_a_session_says_and_hears_is_what_was_agreed_on(provider: str
             "tools": [read_file],
             "padding": "never",
             "store": MemoryStore(),
-            "wire": recorder,
+            "transport": recorder,
             "clock": ManualClock(),
             "new_id": CountingIds(),
         }

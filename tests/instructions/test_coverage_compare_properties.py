@@ -24,9 +24,11 @@ BACK: dict[CoverageChange, CoverageChange] = {
 }
 
 
-def unit(name: str, asked: tuple[str, ...], failed: tuple[str, ...], taken_by: str | None = "other") -> MeasuredUnit:
+def unit(
+    name: str, asked: tuple[str, ...], failed: tuple[str, ...], found_instead: str | None = "other"
+) -> MeasuredUnit:
     share = 1 - len(failed) / len(asked) if asked else None
-    failures = tuple(FailedProbe(query, taken_by) for query in failed)
+    failures = tuple(FailedProbe(query, found_instead) for query in failed)
     return MeasuredUnit(UnitCoverage(unit=name, coverage_pct=share, passed=True, failures=failures), asked)
 
 
@@ -79,7 +81,7 @@ def test_every_failure_of_the_later_one_was_one_before_or_is_told(
 
 def test_queries_that_changed_sides_are_told_apart_from_new_ones() -> None:
     earlier = unit("a", QUERIES[:4], QUERIES[:1])
-    later = unit("a", QUERIES[1:5], (QUERIES[1], QUERIES[4]), taken_by="b")
+    later = unit("a", QUERIES[1:5], (QUERIES[1], QUERIES[4]), found_instead="b")
     (change,) = compare_coverage([earlier], [later])
     assert change == UnitChange(
         unit="a",

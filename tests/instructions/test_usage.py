@@ -54,11 +54,15 @@ def steps(shop: Shop, *lines: object) -> str:
 
 
 def answer(token: str) -> dict[str, str]:
-    return {"type": "shown", "tool": "recall_instruction", "text": f"...\ncall submit_usage with audit_token {token}"}
+    return {
+        "type": "tool_result",
+        "tool": "recall_instruction",
+        "text": f"...\ncall submit_usage with audit_token {token}",
+    }
 
 
 def said(text: str) -> dict[str, str]:
-    return {"type": "said", "text": text}
+    return {"type": "text", "text": text}
 
 
 def test_both_columns_stand_side_by_side_and_nothing_is_kept_unasked(shop: Shop) -> None:
@@ -87,7 +91,7 @@ def test_what_is_kept_is_kept_once_and_told_by_the_metrics(shop: Shop) -> None:
     assert "1 recall in 1 step, 1 recorded\n" in ended.stdout
     other = steps(shop, said("Nothing."))
     (told,) = json.loads(shop.run("usage", token, "--trace", other, "--keep", "--json").stdout)
-    assert (told["detected_used"], told["said_used"], told["kept"]) == (["checkout-procedure"], None, True)
+    assert (told["detected_used"], told["reported_used"], told["is_stored"]) == (["checkout-procedure"], None, True)
     shown = shop.run("metrics").stdout
     assert "detected in the traces of 1:\n  recall@3: 1.00\n  hit@3: 1.00\n  miss rate: 0.00\n" in shown
     assert "\nrecall@3: unknown\n" in shown
@@ -97,7 +101,7 @@ def test_words_and_a_trace_can_be_given_at_once(shop: Shop) -> None:
     token = recall(shop)
     ended = shop.run("usage", token, "--used", "x", "--trace", steps(shop, said("Hm.")), "--json")
     (told,) = json.loads(ended.stdout)
-    assert (told["said_used"], told["detected_used"], told["kept"]) == (["x"], [], False)
+    assert (told["reported_used"], told["detected_used"], told["is_stored"]) == (["x"], [], False)
 
 
 def test_each_recall_of_the_agent_is_seen_by_what_came_after_it(shop: Shop) -> None:
@@ -164,12 +168,12 @@ def test_recorded_conversations_and_transcripts_are_traces(shop: Shop) -> None:
         ((), "there is no trace in"),
         (("{",), "there is no trace in"),
         (("[]", "\x00"), "there is no trace in"),
-        (("", said("a"), '{"type":"said"}'), "line 3 of the trace is not a step"),
+        (("", said("a"), '{"type":"text"}'), "line 3 of the trace is not a step"),
         ((said("a"), "secret"), "line 2 of the trace is not a step"),
         (
             (
                 said("a"),
-                '{"type":"said","text":"\ud800"}'.encode("utf-8", "surrogatepass").decode("latin-1"),
+                '{"type": "text","text":"\ud800"}'.encode("utf-8", "surrogatepass").decode("latin-1"),
             ),
             None,
         ),

@@ -75,16 +75,16 @@ def test_marks_are_added_and_nothing_else_changes(call: dict[str, Any]) -> None:
     given, sent = read(call), read(arguments)
     assert sent.prompt == given.prompt
     assert sent.parameters == given.parameters
-    assert set(given.plan.marks) <= set(sent.plan.marks)
+    assert set(given.plan.breakpoints) <= set(sent.plan.breakpoints)
     # What is asked for at the top of a request is placed by the provider, and stands on no block.
     placed = [(mark.block_index, mark.ttl) for mark in prepared.plan.breakpoints if mark.reason != "automatic"]
-    assert placed == [(mark.piece, mark.ttl) for mark in sent.plan.marks]
+    assert placed == [(mark.block_index, mark.ttl) for mark in sent.plan.breakpoints]
 
 
 @given(calls())
 def test_the_marks_are_as_many_and_in_such_an_order_as_the_provider_takes(call: dict[str, Any]) -> None:
     arguments, _ = desk().prepare_call(MESSAGES_METHOD, call)
-    lifetimes = [mark.ttl for mark in read(arguments).plan.marks]
+    lifetimes = [mark.ttl for mark in read(arguments).plan.breakpoints]
     if "cache_control" in call:
         lifetimes.append(call["cache_control"].get("ttl", "5m"))
     assert len(lifetimes) <= MARKS_MAX

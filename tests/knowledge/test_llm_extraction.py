@@ -143,7 +143,7 @@ def test_a_model_that_finds_too_much_is_cut_off(place: KnowledgeFolder) -> None:
 def test_a_model_is_asked_in_a_session_of_its_own_whose_cost_is_counted(place: KnowledgeFolder) -> None:
     store = MemoryStore()
     provider = played(json.dumps(GOOD))
-    ask = knowledge_model(store, "anthropic:claude-sonnet-5-5", wire=provider)
+    ask = knowledge_model(store, "anthropic:claude-sonnet-5-5", transport=provider)
     done = apply_harvest(place, [worked("s1", SAID)], ask=ask)
     assert Decimal(done.cost_usd) > 0
     (row,) = store.sessions()

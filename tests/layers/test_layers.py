@@ -32,7 +32,7 @@ def a_view(**changes: object) -> View:
 
 def said(view: View) -> list[str]:
     """The texts of the messages' newest part, in wire order."""
-    passages = assemble_prompt(view).passages[len(view.history) :]
+    passages = assemble_prompt(view).entries[len(view.history) :]
     return [
         block.text if isinstance(block, Text) else type(block).__name__
         for passage in passages
@@ -125,7 +125,7 @@ def test_volatile_text_cannot_end_its_own_frame() -> None:
 def test_ephemeral_text_stands_behind_the_users_text() -> None:
     view = a_view(current=(LayerText("rag-context", "found", ephemeral=True),))
     assert said(view) == ["what now?", "<context layer='rag-context'>\nfound\n</context>"]
-    assert assemble_prompt(view).passages[-1].ephemeral
+    assert assemble_prompt(view).entries[-1].ephemeral
 
 
 def test_the_seed_layout_puts_all_volatile_text_into_one_block_at_the_end_of_the_system_prompt() -> None:

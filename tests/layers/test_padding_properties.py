@@ -5,18 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.catalog.token_count import count_tokens
-from holdfast.layers import coding_guidance
-from holdfast.layers.operating_guide import GUIDE_PARTS, OPERATING_CONTEXT_PADDING
 from holdfast.layers.padding import (
+    GUIDE_PARTS,
     HEURISTIC_BOUNDS,
     MAX_CACHEABLE_PREFIX_TOKENS,
     MIN_CACHEABLE_PREFIX_TOKENS,
+    OPERATING_CONTEXT_PADDING,
     PaddingBounds,
     detect_padding,
     heuristic_prefix_tokens,
     heuristic_tokens,
     select_padding,
 )
+from holdfast.layers.system_prompt import CODING_GUIDANCE
 from holdfast.types.prompt import LayerText
 from holdfast.types.tool_spec import ToolSpec
 
@@ -41,7 +42,7 @@ def test_the_guide_says_nothing_twice_and_nothing_that_every_agent_is_told_anywa
     said = sentences(OPERATING_CONTEXT_PADDING)
     told = {
         one
-        for part in (coding_guidance.SYSTEM, coding_guidance.DOING_TASKS, coding_guidance.ACTIONS)
+        for part in (CODING_GUIDANCE["SYSTEM"], CODING_GUIDANCE["DOING_TASKS"], CODING_GUIDANCE["ACTIONS"])
         for one in sentences(part)
     }
     assert len(said) == len(set(said))

@@ -50,7 +50,7 @@ def test_the_standard_layers_are_always_in_order(
     ask = HistoryEntry("user", (Text("?"),))
     view = View(pinned=pinned, history=history, newest=(ask,), current=current, layout=layout)
     check_layer_order(assemble_prompt(view).segments)
-    assert assemble_prompt(view).passages[: len(history)] == history
+    assert assemble_prompt(view).entries[: len(history)] == history
 
 
 @given(histories, volatile_texts)
@@ -83,7 +83,7 @@ def test_the_next_turn_extends_the_bytes_of_the_one_before(
     answer = HistoryEntry("assistant", (Text("!"),))
     after = View(
         pinned=pinned,
-        history=(*assemble_prompt(before).passages, answer),
+        history=(*assemble_prompt(before).entries, answer),
         newest=(HistoryEntry("user", (Text("more"),)),),
         current=second,
         emitted=changed_volatile_texts(before),

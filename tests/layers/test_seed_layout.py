@@ -37,7 +37,7 @@ async def test_volatile_text_stands_last_in_the_system_prompt(model: str) -> Non
         system_prompt="Be brief.",
         system_prompt_volatile=SAID,
         store=MemoryStore(),
-        wire=provider,
+        transport=provider,
     ) as session:
         await session.send("one")
         await session.send("two")

@@ -11,7 +11,6 @@ from splintr import Tokenizer
 
 from holdfast.errors import UserError
 from holdfast.layers.assemble import check_layer_order
-from holdfast.layers.coding_guidance import ACTIONS, DOING_TASKS, INTRO, INTRO_WITH_STYLE, SYSTEM
 from holdfast.layers.render import (
     render_bullets,
     render_environment,
@@ -20,6 +19,7 @@ from holdfast.layers.render import (
     render_section,
 )
 from holdfast.layers.system_prompt import (
+    CODING_GUIDANCE,
     SYSTEM_PROMPT_DYNAMIC_BOUNDARY,
     SystemPromptBuilder,
     remove_boundary,
@@ -32,6 +32,8 @@ from holdfast.sources.instruction_files import InstructionFile, InstructionFiles
 from holdfast.types.blocks import Json, Text
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.prompt import HistoryEntry, Segment, Stability
+
+INTRO, INTRO_WITH_STYLE, SYSTEM, DOING_TASKS, ACTIONS = CODING_GUIDANCE.values()
 
 BOUNDARY = "__SYSTEM_PROMPT_DYNAMIC_BOUNDARY__"
 

@@ -169,13 +169,13 @@ async def test_a_session_says_on_whose_account_it_goes_and_so_does_what_it_deleg
         team_id="red",
         delegate=True,
         store=store,
-        wire=provider,
+        transport=provider,
         clock=clock,
         new_id=CountingIds(),
     ) as session:
         await session.send("One.")
     with pytest.raises(UserError, match="user_id is fixed when a session is created"):
-        async with Session.resume(session.id, store=store, wire=provider, clock=clock, user_id="ben"):
+        async with Session.resume(session.id, store=store, transport=provider, clock=clock, user_id="ben"):
             pass
     assert len(store.sessions()) == 2
     figures = store.analytics_queries()

@@ -37,7 +37,7 @@ PROMPT = "Follow the rules of the house. " * 2000
 class Stage:
     def __init__(self) -> None:
         self.clock, self.store = ManualClock(), MemoryStore()
-        self.options: Options = {"store": self.store, "wire": self.provider(), "clock": self.clock}
+        self.options: Options = {"store": self.store, "transport": self.provider(), "clock": self.clock}
         self.created: Options = {**self.options, "model": SONNET, "system_prompt": PROMPT, "new_id": CountingIds()}
 
     def provider(self) -> SimulatedProvider:
@@ -52,10 +52,10 @@ class Stage:
 async def test_requests_and_what_they_read_and_wrote_are_counted() -> None:
     stage = Stage()
     async with Session.create(**stage.created) as session:
-        assert session.cache_stats() == PromptCacheStats()
+        assert session.cache.stats() == PromptCacheStats()
         await session.send("So?")
         await session.send("So?")
-        stats = session.cache_stats()
+        stats = session.cache.stats()
     first, second = (one.record.usage for one in stage.entries)
     assert stats == PromptCacheStats(
         tracked_requests=2,
@@ -75,13 +75,13 @@ async def test_a_pause_is_an_expected_invalidation_and_a_lost_cache_an_unexpecte
         await session.send("So?")
         stage.clock.advance(301)
         await session.send("And now?")
-        paused = session.cache_stats()
+        paused = session.cache.stats()
     assert (paused.expected_invalidations, paused.unexpected_cache_breaks) == (1, 0)
     assert paused.last_break_reason == "ttl_expired: idle for 301 s, TTL 300 s"
-    options: Options = {**stage.options, "wire": stage.provider()}
+    options: Options = {**stage.options, "transport": stage.provider()}
     async with Session.resume(session.id, **options) as again:
         await again.send("So?")
-        lost = again.cache_stats()
+        lost = again.cache.stats()
     assert (lost.expected_invalidations, lost.unexpected_cache_breaks) == (1, 1)
     assert lost.tracked_requests == 3
     expected, unexpected = iter_cache_breaks(stage.entries)
@@ -117,9 +117,9 @@ async def test_counting_on_is_the_same_as_counting_anew() -> None:
         for pause in (0, 10, 400, 0):
             stage.clock.advance(pause)
             await session.send("So?")
-            seen.append(session.cache_stats())
+            seen.append(session.cache.stats())
         assert seen[-1] == compute_cache_stats(stage.entries)
-        assert session.get_token_stats() == compute_token_stats(stage.entries)
+        assert session.cache.get_token_stats() == compute_token_stats(stage.entries)
     assert [one.tracked_requests for one in seen] == [1, 2, 3, 4]
     events = list(stage.store.read(session.id))
     whole = fold_cache_stats(CacheStatsState(), events, shipped_models())
@@ -135,7 +135,7 @@ async def test_tokens_are_told_for_each_provider() -> None:
         await session.send("So?")
         await session.switch_model(GPT)
         await session.send("So?")
-        told = session.get_token_stats()
+        told = session.cache.get_token_stats()
     assert list(told) == ["anthropic", "openai"]
     used = [one.record.usage for one in stage.entries]
     first = used[0] + used[1]
@@ -201,7 +201,7 @@ async def test_a_closed_session_has_to_be_opened_to_be_counted() -> None:
     async with Session.create(**Stage().created) as session:
         pass
     with pytest.raises(UserError, match="not open"):
-        session.cache_stats()
+        session.cache.stats()
 
 
 async def played(folder: Path) -> tuple[str, str]:

@@ -82,7 +82,7 @@ def test_the_byte_and_the_masked_lines_show_where_it_is(client: anthropic.Anthro
     assert found.diff[0].startswith("-")
     assert found.diff[0].endswith("Xx xx 0000-00-00X00:00:00X, xxxx xxxxxxxxx.")
     assert found.evidence is not None
-    assert (found.evidence.bytes, found.evidence.usage, found.evidence.diagnosis) == ("moved", "read short", None)
+    assert (found.evidence.bytes, found.evidence.usage, found.evidence.diagnosis) == ("changed", "partly read", None)
 
 
 def test_a_parameter_of_a_plain_client_is_named_too(client: anthropic.Anthropic) -> None:
@@ -90,7 +90,7 @@ def test_a_parameter_of_a_plain_client_is_named_too(client: anthropic.Anthropic)
     found = last_verdict(client, first, {**first, "tool_choice": {"type": "none"}})
     assert (found.kind, found.component, found.first_lost_section) == ("parameter_changed", "tool_choice", "messages")
     assert found.evidence is not None
-    assert found.evidence.bytes == "settings changed"
+    assert found.evidence.bytes == "parameters changed"
 
 
 def test_another_model_of_a_plain_client_has_another_cache(client: anthropic.Anthropic) -> None:

@@ -31,7 +31,7 @@ class Stage:
         self.store = MemoryStore()
         self.script = script
         self.models = models or shipped_models()
-        self.options: Options = {"store": self.store, "wire": self.provider(), "clock": self.clock}
+        self.options: Options = {"store": self.store, "transport": self.provider(), "clock": self.clock}
         self.created: Options = {
             **self.options,
             "model": SONNET,
@@ -195,8 +195,8 @@ def test_where_bytes_usage_and_the_providers_diagnosis_disagree_all_three_are_ke
         verdict = judge_call(left, sent, Usage(cache_read=read, input=31_000 - read), row, diagnosis=diagnosis)
         assert (verdict.kind, verdict.disagreement) == (kind, disagreement)
         assert verdict.evidence is not None
-        assert verdict.evidence.bytes == ("moved" if sent.is_prefix_changed else "the same")
-        assert verdict.evidence.usage == ("read" if read else "read short")
+        assert verdict.evidence.bytes == ("changed" if sent.is_prefix_changed else "unchanged")
+        assert verdict.evidence.usage == ("read" if read else "partly read")
         assert verdict.evidence.diagnosis == diagnosis
 
 
@@ -208,14 +208,14 @@ def test_a_first_call_that_the_provider_calls_a_miss_contradicts_nothing() -> No
         )
         assert (verdict.kind, verdict.disagreement) == (kind, "")
         assert verdict.evidence is not None
-        assert verdict.evidence.usage == "nothing was there"
+        assert verdict.evidence.usage == "nothing cached"
 
 
 async def test_a_cache_that_is_gone_for_no_reason_of_ours_is_the_providers() -> None:
     stage = Stage()
     async with Session.create(**stage.created) as session:
         await session.send("So?")
-    options: Options = {**stage.options, "wire": stage.provider()}
+    options: Options = {**stage.options, "transport": stage.provider()}
     async with Session.resume(session.id, **options) as again:
         await again.send("So?")
     lost = stage.judged()[-1]

@@ -7,7 +7,7 @@ from holdfast.planning.breakpoints import place_breakpoints
 from holdfast.types.prompt import Stability, Ttl
 from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
 
-RULES = CacheRules(kind="marks", tokens_min=512, breakpoints_max=4)
+RULES = CacheRules(kind="explicit", tokens_min=512, breakpoints_max=4)
 
 
 class Lines:
@@ -33,7 +33,14 @@ def system(stability: Stability = Stability.EPOCH, *, markable: bool = True) -> 
 
 def said(role: str = "user", *, markable: bool = True) -> EncodedBlock:
     return msgspec.convert(
-        {"layer": "history", "place": "messages", "stability": 2, "data": "e30=", "markable": markable, "role": role},
+        {
+            "layer": "history",
+            "section": "messages",
+            "stability": 2,
+            "data": "e30=",
+            "accepts_breakpoint": markable,
+            "role": role,
+        },
         EncodedBlock,
     )
 
@@ -114,7 +121,7 @@ def test_an_empty_prompt_has_no_marks() -> None:
     assert marked() == []
 
 
-BREAKPOINTS = CacheRules(kind="breakpoints", tokens_min=1024, breakpoints_max=4)
+BREAKPOINTS = CacheRules(kind="hybrid", tokens_min=1024, breakpoints_max=4)
 
 
 def test_where_the_provider_keeps_the_newest_message_by_itself_only_the_stable_prompt_is_marked() -> None:

@@ -13,10 +13,10 @@ heads = st.lists(
     st.builds(
         EncodedBlock,
         layer=st.just("head"),
-        place=st.sampled_from(["tools", "system"]),
+        section=st.sampled_from(["tools", "system"]),
         stability=st.sampled_from([Stability.FROZEN, Stability.EPOCH]),
         data=st.just(b"{}"),
-        markable=st.booleans(),
+        accepts_breakpoint=st.booleans(),
     ),
     max_size=5,
 ).map(lambda pieces: sorted(pieces, key=lambda piece: ["tools", "system"].index(piece.section)))
@@ -24,10 +24,10 @@ tails = st.lists(
     st.builds(
         EncodedBlock,
         layer=st.just("tail"),
-        place=st.just("messages"),
+        section=st.just("messages"),
         stability=st.sampled_from([Stability.GROWING, Stability.VOLATILE]),
         data=st.just(b"{}"),
-        markable=st.booleans(),
+        accepts_breakpoint=st.booleans(),
         role=st.sampled_from(["user", "assistant"]),
         ephemeral=st.booleans(),
     ),
@@ -41,7 +41,7 @@ def test_marks_are_few_and_only_on_blocks_that_take_them(
 ) -> None:
     scroll = RequestBuffer(get_adapter("anthropic"), len)
     scroll.extend([*head, *tail])
-    marks = place_breakpoints(scroll, CacheRules(kind="marks", tokens_min=0, breakpoints_max=most)).breakpoints
+    marks = place_breakpoints(scroll, CacheRules(kind="explicit", tokens_min=0, breakpoints_max=most)).breakpoints
     positions = [mark.block_index for mark in marks]
     assert len(positions) <= most
     assert positions == sorted(set(positions))

@@ -55,7 +55,7 @@ def test_what_is_declared_is_what_the_adapter_does(model: Model) -> None:
     turned_on = msgspec.structs.replace(model, supports_prompt_caching=True)
     first, second = spelled(model, "One?"), spelled(model, "One?", "One.", "Two?")
     match model_capabilities(turned_on).caching:
-        case "marks" if model.provider != "claude-code":
+        case "breakpoints" if model.provider != "claude-code":
             assert any(mark in body_of(model, first) for mark in MARKS)
             assert second.cacheable_bytes().startswith(first.cacheable_bytes())
         case "prefix":
@@ -91,7 +91,7 @@ def test_only_a_provider_that_keeps_caches_by_name_has_rows_that_say_so() -> Non
 @pytest.mark.parametrize("model", ["openrouter:anthropic/claude-sonnet-5.5", "openai:gpt-4o-2024-05-13"])
 async def test_a_model_that_does_not_cache_is_taken_only_with_consent_and_shows_its_price(model: str) -> None:
     with pytest.raises(UserError) as refused:
-        async with Session.create(model=model, store=MemoryStore(), wire=SimulatedProvider()):
+        async with Session.create(model=model, store=MemoryStore(), transport=SimulatedProvider()):
             pass
     assert "cache prompts: every call may be charged for its whole prompt, $0." in str(refused.value)
     assert str(refused.value).startswith(model)
@@ -103,7 +103,7 @@ async def test_a_model_that_does_not_cache_is_taken_only_with_consent_and_shows_
 async def test_with_consent_it_gets_no_mark() -> None:
     provider = SimulatedProvider()
     model = "openrouter:anthropic/claude-sonnet-5.5"
-    async with Session.create(model=model, store=MemoryStore(), wire=provider, allow_uncached=True) as session:
+    async with Session.create(model=model, store=MemoryStore(), transport=provider, allow_uncached=True) as session:
         await session.send("hello")
         assert session.history[0] == make_user_message("hello")
     (request,) = provider.requests
@@ -115,7 +115,12 @@ async def test_a_row_that_is_off_gets_no_key_either(monkeypatch: pytest.MonkeyPa
     (tmp_path / "config.toml").write_text('[models."openai:gpt-6-luna"]\nsupports_prompt_caching = false\n')
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
     provider = SimulatedProvider()
-    given: Options = {"model": "openai:gpt-6-luna", "store": MemoryStore(), "wire": provider, "allow_uncached": True}
+    given: Options = {
+        "model": "openai:gpt-6-luna",
+        "store": MemoryStore(),
+        "transport": provider,
+        "allow_uncached": True,
+    }
     async with Session.create(**given) as session:
         await session.send("hello")
     assert b"prompt_cache" not in provider.requests[0].body
@@ -129,7 +134,7 @@ async def test_a_row_that_is_off_gets_no_key_either(monkeypatch: pytest.MonkeyPa
     ],
 )
 async def test_a_switch_to_a_model_that_does_not_cache_needs_consent_too(start: str, target: str) -> None:
-    async with Session.create(model=start, store=MemoryStore(), wire=SimulatedProvider()) as session:
+    async with Session.create(model=start, store=MemoryStore(), transport=SimulatedProvider()) as session:
         await session.send("hello")
         assert not session.quote_switch(target).supports_prompt_caching
         with pytest.raises(UserError, match="not known to cache, so every later call may cost as much again"):

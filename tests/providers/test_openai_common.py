@@ -45,7 +45,7 @@ def test_a_model_without_a_cache_is_asked_for_nothing() -> None:
 
 
 def test_marks_alone_need_only_the_key() -> None:
-    assert fields_of(with_cache(IMPLICIT, kind="marks", ttls_seconds={"24h": 86_400})) == {"prompt_cache_key": "s"}
+    assert fields_of(with_cache(IMPLICIT, kind="explicit", ttls_seconds={"24h": 86_400})) == {"prompt_cache_key": "s"}
 
 
 def test_an_id_that_is_too_long_has_a_key_that_always_stands_for_it() -> None:

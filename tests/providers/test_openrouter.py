@@ -108,7 +108,7 @@ def test_details_of_a_format_that_means_more_are_carried_as_they_came() -> None:
     assert content == (Opaque("reasoning_details.reasoning.encrypted", raw), Text("a"))
     body = written(answered(*content))
     assert b'"reasoning_details":[' + raw + b"]" in body
-    assert openrouter.decode_request(body).prompt.passages[0].content == content
+    assert openrouter.decode_request(body).prompt.entries[0].content == content
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_details_of_a_plain_format_are_thinking(sent: dict[str, object], block: 
 def test_details_in_a_request_keep_every_byte(sent: dict[str, object]) -> None:
     message = {"role": "assistant", "reasoning_details": [sent], "reasoning": "hm", "content": "a"}
     read_back = openrouter.decode_request(json.dumps({"model": "m", "messages": [message]}).encode())
-    kinds = [block.kind for block in read_back.prompt.passages[0].content if isinstance(block, Opaque)]
+    kinds = [block.kind for block in read_back.prompt.entries[0].content if isinstance(block, Opaque)]
     assert kinds == ["message.reasoning", f"reasoning_details.{sent['type']}"]
     again = openrouter.encode_request(read_back.prompt, read_back.plan, read_back.parameters)
     assert json.dumps(sent).encode() in again

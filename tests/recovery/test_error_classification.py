@@ -83,5 +83,5 @@ def test_the_window_is_read_from_an_overflow(words: str, window: ReportedWindow 
 
 
 def test_lifetimes_are_told_from_marks() -> None:
-    assert classify_breakpoint_problem("cache_control.ephemeral.ttl: Extra inputs are not permitted") == "lifetimes"
-    assert classify_breakpoint_problem("A maximum of 4 blocks with cache_control may be provided.") == "marks"
+    assert classify_breakpoint_problem("cache_control.ephemeral.ttl: Extra inputs are not permitted") == "ttl"
+    assert classify_breakpoint_problem("A maximum of 4 blocks with cache_control may be provided.") == "breakpoints"

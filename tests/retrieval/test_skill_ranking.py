@@ -10,11 +10,12 @@ from tests.support.agents import MakeAgent, says
 from tests.support.played_sessions import results
 from tests.support.skill_folders import write_skill
 
-from holdfast import SkillStore, UserError
+from holdfast import UserError
 from holdfast.cli.main import command
 from holdfast.errors import HoldfastError
 from holdfast.runtime.config import load_config
 from holdfast.sources.skills.skill import Skill
+from holdfast.sources.skills.store import SkillStore
 from holdfast.types.blocks import ToolUse
 
 SKILLS = (

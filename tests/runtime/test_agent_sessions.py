@@ -9,13 +9,14 @@ import pytest
 from tests.support.agents import MakeAgent, ReplayWire, moved_prefixes, says
 from tests.support.played_sessions import new_session, played, results, uses
 
-from holdfast import ConfirmationRequest, LayerText, MemoryStore, Session, SimulatedProvider, UserError
+from holdfast import ConfirmationRequest, MemoryStore, Session, SimulatedProvider, UserError
 from holdfast.clock import ManualClock
 from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
 from holdfast.events.payloads.session import EpochOpened, MemoryUpdated
 from holdfast.events.payloads.tools import ToolFailed
 from holdfast.runtime.options import Options
 from holdfast.types.blocks import ToolUse
+from holdfast.types.prompt import LayerText
 
 
 async def test_a_model_works_on_the_files_of_its_workspace(tmp_path: Path) -> None:
@@ -163,9 +164,9 @@ async def test_a_resumed_session_says_how_to_give_it_its_tools_again(tmp_path: P
         await session.send("One.")
     missing = "lookup, memory_add, memory_consolidate, memory_replace, read_file"
     with pytest.raises(UserError, match=f"missing: {missing}; pass them as builtin_tools and memory=True and tools"):
-        async with Session.resume(session.id, store=store, wire=SimulatedProvider()):
+        async with Session.resume(session.id, store=store, transport=SimulatedProvider()):
             pass
-    async with Session.resume(session.id, **(options | {"wire": SimulatedProvider()})) as again:
+    async with Session.resume(session.id, **(options | {"transport": SimulatedProvider()})) as again:
         assert (await again.send("Two.")).stop_reason == "end_turn"
 
 
@@ -177,7 +178,7 @@ async def test_a_session_goes_on_in_another_workspace_only_if_that_is_meant(tmp_
     (there / "note.txt").write_text("from there")
     read = ToolUse("t1", "read_file", '{"path": "note.txt"}')
     wire = ReplayWire([says("One."), says("Two."), says("Three."), says(read), says("Well.")])
-    options: Options = {"store": MemoryStore(), "builtin_tools": ["read_file"], "wire": wire}
+    options: Options = {"store": MemoryStore(), "builtin_tools": ["read_file"], "transport": wire}
     in_here: Options = {**options, "workspace": here}
     async with Session.create(**in_here) as session:
         await session.send("One.")
@@ -202,7 +203,7 @@ async def test_a_session_without_a_workspace_gets_one_only_if_that_is_meant(tmp_
     store = MemoryStore()
     async with new_session(SimulatedProvider(), store=store) as session:
         await session.send("One.")
-    resumed: Options = {"store": store, "wire": SimulatedProvider(), "workspace": tmp_path}
+    resumed: Options = {"store": store, "transport": SimulatedProvider(), "workspace": tmp_path}
     with pytest.raises(UserError, match="works in no workspace, not in"):
         async with Session.resume(session.id, **resumed):
             pass

@@ -187,13 +187,13 @@ def test_a_prompt_that_was_cut_short_moved_where_it_ends() -> None:
 
 PROGRAM = """
     import sys
-    from holdfast.types.tool_spec import tool_spec
+    from holdfast.types.tool_spec import build_tool_spec
     from holdfast.types.prompt import LayerText, View
     from holdfast.runtime.context_report import build_initial_context
 
     schema = {"type": "object", "properties": {name: {"type": "string", "enum": ["x", "y"]} for name in "cab"}}
     view = View(
-        tools=tuple(tool_spec(name, "does " + name, schema) for name in {"zip", "add", "mul", "div"}),
+        tools=tuple(build_tool_spec(name, "does " + name, schema) for name in {"zip", "add", "mul", "div"}),
         pinned=tuple(LayerText(name, "says " + name) for name in {"role", "persona", "project", "preset"}),
         current=tuple(LayerText(name, "now " + name) for name in {"memory", "environment", "metadata"}),
     )

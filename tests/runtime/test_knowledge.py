@@ -43,7 +43,7 @@ async def bodies(folder: Path, /, *asks: str, **options: Unpack[Options]) -> lis
     parts: Options = {"store": MemoryStore(), "allow_uncached": True, "clock": ManualClock(), "new_id": CountingIds()}
     chosen = given | parts | options
     provider = answering(chosen["model"])
-    async with Session.create(**(chosen | {"wire": provider})) as session:
+    async with Session.create(**(chosen | {"transport": provider})) as session:
         for ask in asks:
             await session.send(ask)
     return [request.body for request in provider.requests]
@@ -104,7 +104,7 @@ async def test_the_digest_is_a_text_of_its_own_in_the_system_prompt_of_every_pro
     asked = get_adapter(provider).decode_request(body, {PATH_HEADER: f"/v1beta/models/{name}:generateContent"}).prompt
     said = [text.text for segment in asked.segments for text in segment.system]
     assert said == ["Be brief.", "- one"]
-    assert all(b"- one" not in canonical_json(passage.content) for passage in asked.passages)
+    assert all(b"- one" not in canonical_json(passage.content) for passage in asked.entries)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -112,7 +112,7 @@ async def test_a_running_session_keeps_the_digest_it_began_with(model: str, work
     folder = folder_of(workspace)
     folder.replace(DIGEST_FILE, b"- one\n")
     provider, store = answering(model), MemoryStore()
-    common: Options = {"store": store, "wire": provider, "clock": ManualClock()}
+    common: Options = {"store": store, "transport": provider, "clock": ManualClock()}
     chosen: Options = {"model": model, "workspace": workspace, "padding": "never", "allow_uncached": True}
     async with Session.create(**(common | chosen)) as session:
         await session.send("a")

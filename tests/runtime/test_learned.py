@@ -36,7 +36,7 @@ class House:
         provider = SimulatedProvider(clock=self.clock, models=models, script=script)
         self.options: Options = {
             "store": self.store,
-            "wire": provider,
+            "transport": provider,
             "clock": self.clock,
             "new_id": CountingIds(),
             "model": SONNET,
@@ -113,7 +113,7 @@ async def test_a_session_that_learned_nothing_new_says_nothing_new() -> None:
     id = await house.play(10, 10)
     assert len(house.lessons) == 1
     options = house.options
-    resumed: Options = {"store": options["store"], "wire": options["wire"], "clock": options["clock"]}
+    resumed: Options = {"store": options["store"], "transport": options["transport"], "clock": options["clock"]}
     async with Session.resume(id, **resumed):
         pass
     assert len(house.lessons) == 1
@@ -156,7 +156,7 @@ def test_a_route_tells_the_host_and_no_more_of_an_address() -> None:
     assert provider_route({}, config, provider) == "direct"
     assert provider_route({"base_url": "https://me:secret@gateway.example:99/x"}, config, provider) == "gateway.example"
     assert provider_route({"base_url": "http://["}, config, provider) == "elsewhere"
-    assert provider_route({"wire": SimulatedProvider()}, config, provider) == "simulated"
+    assert provider_route({"transport": SimulatedProvider()}, config, provider) == "simulated"
 
 
 async def test_what_was_seen_of_one_model_is_not_taught_of_another() -> None:

@@ -37,7 +37,7 @@ def store() -> MemoryStore:
 def options(store: MemoryStore) -> Options:
     clock = ManualClock()
     provider = SimulatedProvider(clock=clock, script=THINKS)
-    return {"model": SONNET, "system_prompt": PROMPT, "store": store, "wire": provider, "clock": clock}
+    return {"model": SONNET, "system_prompt": PROMPT, "store": store, "transport": provider, "clock": clock}
 
 
 def events_of(store: MemoryStore, kind: type) -> list[object]:
@@ -179,7 +179,7 @@ async def test_any_provider_takes_over_from_any_other_and_its_cache_then_holds(b
         system_prompt_volatile="Branch: main.",
         tools=[look],
         store=store,
-        wire=provider,
+        transport=provider,
         clock=clock,
     )
     async with session:
@@ -199,7 +199,7 @@ async def test_any_provider_takes_over_from_any_other_and_its_cache_then_holds(b
 @pytest.mark.usefixtures("turned_on")
 async def test_a_resumed_session_speaks_to_the_provider_that_it_was_switched_to() -> None:
     store = MemoryStore()
-    given: Options = {"store": store, "tools": [look], "wire": SimulatedProvider(script=LOOP)}
+    given: Options = {"store": store, "tools": [look], "transport": SimulatedProvider(script=LOOP)}
     created: Options = {**given, "model": SONNET, "system_prompt": PROMPT}
     async with Session.create(**created) as session:
         await session.send("What is this?")
@@ -229,12 +229,12 @@ async def test_another_provider_needs_a_key_or_an_address(monkeypatch: pytest.Mo
 
 async def test_a_wire_that_was_given_leads_to_one_provider_only(options: Options) -> None:
     provider = SimulatedProvider()
-    given: Options = {**options, "wire": provider.create_transport()}
+    given: Options = {**options, "transport": provider.create_transport()}
     async with Session.create(**given) as session:
         await session.send("one")
-        with pytest.raises(UserError, match=r"was created with a wire to anthropic; pass one to openai too"):
+        with pytest.raises(UserError, match=r"was created with a transport to anthropic; pass one to openai too"):
             await session.switch_model("openai:gpt-6-luna")
-        await session.switch_model("openai:gpt-6-luna", wire=provider.create_transport(provider="openai"))
+        await session.switch_model("openai:gpt-6-luna", transport=provider.create_transport(provider="openai"))
         assert (await session.send("and now?")).text == "Echo: and now?"
 
 
@@ -248,7 +248,7 @@ async def test_what_the_other_provider_has_no_words_for_is_refused_before_the_sw
 
 
 async def test_a_model_that_does_not_cache_is_left_for_what_it_really_cost() -> None:
-    given: Options = {"store": MemoryStore(), "wire": SimulatedProvider(), "allow_uncached": True}
+    given: Options = {"store": MemoryStore(), "transport": SimulatedProvider(), "allow_uncached": True}
     created: Options = {**given, "model": "openai:gpt-4o-2024-05-13", "system_prompt": PROMPT}
     async with Session.create(**created) as session:
         answer = await session.send("one")
@@ -258,7 +258,7 @@ async def test_a_model_that_does_not_cache_is_left_for_what_it_really_cost() -> 
 
 async def test_a_model_that_does_not_reason_is_not_asked_to() -> None:
     provider = SimulatedProvider()
-    created: Options = {"store": MemoryStore(), "wire": provider, "model": "openai:gpt-6-luna"}
+    created: Options = {"store": MemoryStore(), "transport": provider, "model": "openai:gpt-6-luna"}
     created["thinking"] = {"effort": "high"}
     async with Session.create(**created) as session:
         await session.send("one")
@@ -273,7 +273,7 @@ async def test_a_model_that_does_not_reason_is_not_asked_to() -> None:
 
 async def test_the_other_model_is_told_which_one_it_is(tmp_path: Path) -> None:
     provider = SimulatedProvider()
-    created: Options = {"store": MemoryStore(), "wire": provider, "model": SONNET, "workspace": tmp_path}
+    created: Options = {"store": MemoryStore(), "transport": provider, "model": SONNET, "workspace": tmp_path}
     async with Session.create(**created) as session:
         await session.send("one")
         await session.switch_model(OPUS)
@@ -306,7 +306,7 @@ async def test_ephemeral_text_of_the_last_turn_still_leaves_after_a_switch(optio
     provider = SimulatedProvider(script='{"content": "One."}\n{"content": "Two."}')
     given: Options = {
         **options,
-        "wire": provider,
+        "transport": provider,
         "volatile": lambda: [LayerText("memory", "for this turn only", ephemeral=True)],
     }
     async with Session.create(**given) as session:
@@ -322,7 +322,7 @@ async def test_what_the_other_provider_cannot_be_told_as_it_is_is_counted(option
         raise ValueError("no")
 
     script = '{"content": [{"type": "tool_use", "name": "fail", "input": {}}]}\n{"content": "Done."}'
-    given: Options = {**options, "wire": SimulatedProvider(script=script), "tools": [fail]}
+    given: Options = {**options, "transport": SimulatedProvider(script=script), "tools": [fail]}
     async with Session.create(**given) as session:
         await session.send("one")
         assert session.quote_switch("openai:gpt-6-luna").reworded == 1
@@ -332,7 +332,7 @@ async def test_what_the_other_provider_cannot_be_told_as_it_is_is_counted(option
 @pytest.mark.parametrize("model", ["openai:gpt-4.1", "openai:gpt-4o-2024-05-13"])
 async def test_a_session_with_a_model_that_does_not_reason_is_taken(model: str) -> None:
     provider = SimulatedProvider()
-    given: Options = {"model": model, "store": MemoryStore(), "wire": provider, "allow_uncached": True}
+    given: Options = {"model": model, "store": MemoryStore(), "transport": provider, "allow_uncached": True}
     async with Session.create(**given) as session:
         assert (await session.send("one")).text == "Echo: one"
     refused: Options = {**given, "thinking": {"effort": "high"}}

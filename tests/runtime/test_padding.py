@@ -3,8 +3,7 @@ from tests.support.agents import Agent, MakeAgent, says
 
 from holdfast.errors import UserError
 from holdfast.events.payloads.session import EpochOpened
-from holdfast.layers.operating_guide import OPERATING_CONTEXT_PADDING
-from holdfast.layers.padding import Padding
+from holdfast.layers.padding import OPERATING_CONTEXT_PADDING, Padding
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
@@ -130,7 +129,7 @@ async def test_a_padded_session_says_the_same_in_every_turn_and_after_it_is_resu
     async with one.session as session:
         await session.send("one")
         await session.send("two")
-    async with Session.resume(session.id, store=one.store, wire=one.wire, padding="never") as again:
+    async with Session.resume(session.id, store=one.store, transport=one.wire, padding="never") as again:
         await again.send("three")
     said = [[block["text"] for block in body["system"]] for body in one.bodies]
     assert said == [[MIDDLING, padding_of(one)]] * 3
@@ -141,7 +140,7 @@ async def test_a_padded_session_says_the_same_in_every_turn_and_after_it_is_resu
 async def test_a_padded_prompt_is_read_from_the_cache_on_the_second_turn(padding: Padding) -> None:
     async def usage(wish: Padding) -> Usage:
         given: Options = {"model": HAIKU, "system_prompt": MIDDLING, "padding": wish, "store": MemoryStore()}
-        given["wire"] = SimulatedProvider()
+        given["transport"] = SimulatedProvider()
         async with Session.create(**given) as session:
             await session.send("hello")
             return (await session.send("and again")).usage

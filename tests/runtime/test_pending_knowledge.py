@@ -9,7 +9,7 @@ from tests.support.knowledge_folders import folder_of
 from tests.support.long_conversations import LongTalk
 from tests.support.played_sessions import new_session, played
 
-from holdfast import MemoryStore, Session, pending_knowledge, refresh_knowledge
+from holdfast import MemoryStore, Session
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
 from holdfast.engine.certify import certify
@@ -20,6 +20,7 @@ from holdfast.events.payloads.session import EpochOpened
 from holdfast.knowledge.flags import DigestRefresh
 from holdfast.knowledge.folder import DIGEST_FILE
 from holdfast.runtime.options import Options
+from holdfast.runtime.pending_knowledge import pending_knowledge, refresh_knowledge
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ async def test_a_newer_digest_is_pending_until_the_session_takes_it(workspace: P
 @pytest.mark.parametrize("model", MODELS)
 async def test_taking_a_digest_changes_its_own_bytes_and_no_others(workspace: Path, model: str) -> None:
     provider, store = answering(model), MemoryStore()
-    parts: Options = {"wire": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
+    parts: Options = {"transport": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
     async with Session.create(**(parts | {"model": model, "workspace": workspace, "padding": "never"})) as session:
         await session.send("x")
         folder_of(workspace).replace(DIGEST_FILE, b"- another\n")
@@ -78,7 +79,7 @@ async def test_the_verdict_of_the_call_behind_it_is_that_it_was_planned(workspac
         await refresh_knowledge(session)
         await session.send("y")
         await session.send("z")
-        assert session.cache_stats().unexpected_cache_breaks == 0
+        assert session.cache.stats().unexpected_cache_breaks == 0
         assert b"- one" not in provider.requests[-1].body
     prepared = [event.payload for event in store.read(session.id) if isinstance(event.payload, RequestPrepared)]
     assert [one.prefix_change for one in prepared] == [None, None, None]
@@ -90,7 +91,7 @@ async def test_the_verdict_of_the_call_behind_it_is_that_it_was_planned(workspac
 @pytest.mark.parametrize("model", MODELS)
 async def test_whoever_gives_up_a_cache_has_the_session_take_the_newer_digest(workspace: Path, model: str) -> None:
     provider, store = answering(model), MemoryStore()
-    parts: Options = {"wire": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
+    parts: Options = {"transport": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
     async with Session.create(**(parts | {"model": model, "workspace": workspace, "padding": "never"})) as session:
         await session.send("x")
         folder_of(workspace).replace(DIGEST_FILE, b"- another\n")

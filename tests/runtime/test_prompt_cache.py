@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import PromptCache, PromptCacheConfig, PromptCacheStats, UserError
+from holdfast import UserError
 from holdfast.clock import ManualClock
 from holdfast.ledger.cache.prompt_cache import (
     ChainedPrompt,
     HashedPrompt,
+    PromptCacheConfig,
+    PromptCacheStats,
     RequestMembers,
     compute_request_key,
     detect_cache_break,
@@ -22,7 +24,7 @@ from holdfast.ledger.cache.prompt_cache import (
     track_prompt,
 )
 from holdfast.planning.breakpoints import CacheProfile
-from holdfast.runtime.prompt_cache import COMPLETIONS_MAX, FILE_BYTES_MAX
+from holdfast.runtime.prompt_cache import COMPLETIONS_MAX, FILE_BYTES_MAX, PromptCache
 from holdfast.types.blocks import Json, Text
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.reply import Reply, StopReason

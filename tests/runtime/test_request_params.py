@@ -27,7 +27,7 @@ class Heard:
         self.wire = SimulatedProvider(requests=self.ring)
 
     def given(self, **more: Unpack[Options]) -> Options:
-        return {"store": self.store, "wire": self.wire, "tools": [add], **more}
+        return {"store": self.store, "transport": self.wire, "tools": [add], **more}
 
     @property
     def bodies(self) -> list[dict[str, Any]]:

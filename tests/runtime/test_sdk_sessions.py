@@ -34,7 +34,7 @@ class Overheard(SimulatedProvider):
         super().__init__(clock=ManualClock(1_000), script=players.SCRIPT)
         self.answers: list[bytearray] = []
 
-    def answer(
+    def handle(
         self,
         method: str,
         path: str,

@@ -187,7 +187,7 @@ async def test_thinking_that_is_bound_to_its_prefix_goes_back_unchanged(agent: M
         return "seen"
 
     provider = SimulatedProvider(script=script)
-    one = agent(wire=provider, system_prompt=LONG, system_prompt_volatile=lambda: next(ticks), tools=[look])
+    one = agent(transport=provider, system_prompt=LONG, system_prompt_volatile=lambda: next(ticks), tools=[look])
     async with one.session as session:
         assert (await session.send("go")).text == "done"
         assert (await session.send("sure?")).text == "yes"
@@ -203,7 +203,7 @@ async def test_the_seed_layout_works_with_thinking_that_is_bound_to_its_prefix(a
     )
     ticks = iter(["Monday", "Tuesday"])
     provider = SimulatedProvider(script=script)
-    one = agent(wire=provider, system_prompt=LONG, system_prompt_volatile=lambda: next(ticks), layout="seed")
+    one = agent(transport=provider, system_prompt=LONG, system_prompt_volatile=lambda: next(ticks), layout="seed")
     async with one.session as session:
         await session.send("go")
         assert (await session.send("sure?")).text == "two"
@@ -212,8 +212,8 @@ async def test_the_seed_layout_works_with_thinking_that_is_bound_to_its_prefix(a
 async def test_two_sessions_with_the_same_head_share_what_one_has_written() -> None:
     provider = SimulatedProvider()
     async with (
-        Session.create(wire=provider, system_prompt=LONG, store="memory:") as one,
-        Session.create(wire=provider, system_prompt=LONG, store="memory:") as two,
+        Session.create(transport=provider, system_prompt=LONG, store="memory:") as one,
+        Session.create(transport=provider, system_prompt=LONG, store="memory:") as two,
     ):
         written = (await one.send("a question of my own")).usage
         read = (await two.send("quite another question")).usage
@@ -223,6 +223,6 @@ async def test_two_sessions_with_the_same_head_share_what_one_has_written() -> N
 
 async def test_a_wire_that_was_given_is_not_closed_with_the_session(agent: MakeAgent) -> None:
     wire = ReplayWire([says("x")])
-    async with agent(wire=wire).session as session:
+    async with agent(transport=wire).session as session:
         await session.send("hello")
     assert not wire.closed

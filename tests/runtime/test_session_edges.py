@@ -36,7 +36,7 @@ def add(a: int, b: int) -> int:
 async def test_ephemeral_text_and_bound_thinking_go_together(agent: MakeAgent) -> None:
     provider = SimulatedProvider(script=parse_script(THINKING))
     found = [LayerText("rag-context", "found", ephemeral=True)]
-    async with agent(wire=provider, volatile=found).session as session:
+    async with agent(transport=provider, volatile=found).session as session:
         answers = [(await session.send(ask)).text for ask in ("one", "two", "three")]
     assert answers == ["answer 0", "answer 1", "answer 2"]
 
@@ -45,7 +45,7 @@ async def test_ephemeral_text_and_bound_thinking_go_together(agent: MakeAgent) -
 async def test_volatile_text_may_appear_late_in_the_seed_layout(agent: MakeAgent) -> None:
     provider = SimulatedProvider(script=parse_script(THINKING))
     said = iter(["", "", "now", "now", ""])
-    one = agent(wire=provider, layout="seed", system_prompt_volatile=lambda: next(said))
+    one = agent(transport=provider, layout="seed", system_prompt_volatile=lambda: next(said))
     async with one.session as session:
         answers = [(await session.send(str(number))).text for number in range(5)]
     assert answers == [f"answer {number}" for number in range(5)]
@@ -175,7 +175,7 @@ async def test_a_resumed_session_keeps_its_parameters_and_its_volatile_text(agen
     async with one.session as session:
         await session.send("hello")
         id = session.id
-    async with Session.resume(id, store=one.store, wire=one.wire) as session:
+    async with Session.resume(id, store=one.store, transport=one.wire) as session:
         await session.send("again")
     first, second = one.bodies
     for field in ("thinking", "stop_sequences", "max_tokens", "model"):
@@ -189,7 +189,7 @@ async def test_a_resumed_seed_session_keeps_its_volatile_text(agent: MakeAgent) 
     async with one.session as session:
         await session.send("hello")
         id = session.id
-    async with Session.resume(id, store=one.store, wire=one.wire) as session:
+    async with Session.resume(id, store=one.store, transport=one.wire) as session:
         await session.send("again")
     assert one.bodies[1]["system"][1]["text"] == "Monday"
     prepared = [payload for payload in one.payloads if isinstance(payload, RequestPrepared)]
@@ -226,7 +226,7 @@ async def test_a_resumed_session_needs_its_tools_and_keeps_what_the_model_was_to
     async with one.session as session:
         id = session.id
     with pytest.raises(UserError, match="tools whose functions are missing: add"):
-        async with Session.resume(id, store=one.store, wire=one.wire):
+        async with Session.resume(id, store=one.store, transport=one.wire):
             pass
 
     def changed(a: int, b: int, c: int = 0) -> int:
@@ -238,7 +238,7 @@ async def test_a_resumed_session_needs_its_tools_and_keeps_what_the_model_was_to
     def later() -> None:
         """Come later."""
 
-    async with Session.resume(id, store=one.store, wire=one.wire, tools=[changed, later]) as session:
+    async with Session.resume(id, store=one.store, transport=one.wire, tools=[changed, later]) as session:
         await session.send("hello")
     assert [spec["description"] for spec in one.bodies[0]["tools"]] == ["Add two numbers."]
     assert "the definitions from when the session was created for these tools: add" in caplog.text
@@ -260,9 +260,9 @@ async def test_a_resumed_session_needs_its_tools_and_keeps_what_the_model_was_to
         ({"workspace": "/no/such/folder"}, "workspace '/no/such/folder' is not a folder"),
         ({"thinking": "on"}, "thinking must be a mapping"),
         ({"store": 5}, "store must be a path, a URL or a store, not int"),
-        ({"wire": 5}, "wire must be a wire or a simulated provider, not int"),
-        ({"wire": SimulatedProvider}, "wire must be a wire or a simulated provider, not type"),
-        ({"gate": "no"}, "gate must be a Gate, True or False, not str"),
+        ({"transport": 5}, "transport must be a transport or a simulated provider, not int"),
+        ({"transport": SimulatedProvider}, "transport must be a transport or a simulated provider, not type"),
+        ({"single_flight": "no"}, "single_flight must be a SingleFlight, True or False, not str"),
         ({"prewarm": 1}, "prewarm must be True or False, not int"),
         ({"clock": 5}, "clock must be a function that returns the time, not int"),
         ({"new_id": 5}, "new_id must be a function that returns an id, not int"),
@@ -403,7 +403,7 @@ async def test_a_workspace_cannot_say_where_keys_prompts_and_money_go(tmp_path: 
     (tmp_path / ".holdfast").mkdir()
     (tmp_path / ".holdfast" / "config.toml").write_text(f'{key} = "http://evil.example"\n')
     with pytest.raises(UserError, match=f"{key} cannot be set by a workspace"):
-        async with Session.create(workspace=tmp_path, store="memory:", wire=SimulatedProvider()):
+        async with Session.create(workspace=tmp_path, store="memory:", transport=SimulatedProvider()):
             pass
 
 
@@ -420,11 +420,13 @@ async def test_a_session_that_was_resumed_elsewhere_goes_no_further_here(agent: 
     one = agent(says("a"), says("b"), says("never"), says("c"))
     async with one.session as session:
         await session.send("hello")
-        async with Session.resume(session.id, store=one.store, wire=one.wire, new_id=CountingIds("other")) as other:
+        async with Session.resume(
+            session.id, store=one.store, transport=one.wire, new_id=CountingIds("other")
+        ) as other:
             await other.send("me first")
         with pytest.raises(StoreError, match="was continued elsewhere"):
             await session.send("me too")
-    async with Session.resume(session.id, store=one.store, wire=one.wire, new_id=CountingIds("third")) as third:
+    async with Session.resume(session.id, store=one.store, transport=one.wire, new_id=CountingIds("third")) as third:
         assert (await third.send("and now?")).text == "never"
         assert validate_transcript(third.history) == ()
 
@@ -433,7 +435,7 @@ async def test_a_simulated_failure_is_tried_again_as_over_the_network(agent: Mak
     script = (
         '{"fault": "529"}\n{"fault": "500"}\n{"content": "ok"}\n{"fault": "429"}\n{"fault": "429"}\n{"fault": "429"}\n'
     )
-    one = agent(wire=SimulatedProvider(script=script))
+    one = agent(transport=SimulatedProvider(script=script))
     async with one.session as session:
         assert (await session.send("hello")).text == "ok"
         with pytest.raises(ProviderError) as caught:
@@ -448,12 +450,12 @@ async def test_a_simulated_provider_knows_the_models_of_its_session(agent: MakeA
     (tmp_path / ".holdfast" / "config.toml").write_text(
         '[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n'
     )
-    async with agent(wire=SimulatedProvider(), model="anthropic:mine", workspace=tmp_path).session as session:
+    async with agent(transport=SimulatedProvider(), model="anthropic:mine", workspace=tmp_path).session as session:
         assert (await session.send("hello")).text
 
 
 async def test_a_wire_is_closed_with_the_session_only_if_the_session_made_it(agent: MakeAgent) -> None:
     wire = ReplayWire([says("ok")])
-    async with agent(wire=wire).session as session:
+    async with agent(transport=wire).session as session:
         await session.send("hello")
     assert not wire.closed

@@ -9,10 +9,13 @@ from tests.support.agents import Agent, MakeAgent, ReplayWire, says
 from tests.support.played_sessions import results
 from tests.support.skill_folders import INDEX, first_request, load, system_texts, tool_names, write_project, write_skill
 
-from holdfast import MemoryStore, Session, SkillStore, SkillValidationError, UserError, load_skills
+from holdfast import MemoryStore, Session, UserError
+from holdfast.errors import SkillValidationError
 from holdfast.events.log import Event
 from holdfast.events.payloads.session import EpochOpened
 from holdfast.runtime.options import Options
+from holdfast.sources.skills.library import load_skills
+from holdfast.sources.skills.store import SkillStore
 
 
 @pytest.fixture
@@ -127,7 +130,7 @@ async def test_an_old_session_of_the_seed_profile_goes_on_without_skills(
         for event in await recorded(one)
     ]
     store.append(events)
-    async with Session.resume(events[0].session_id, store=store, wire=ReplayWire([says("ok")])) as session:
+    async with Session.resume(events[0].session_id, store=store, transport=ReplayWire([says("ok")])) as session:
         await session.send("hello")
     assert caplog.records == []
 

@@ -241,7 +241,7 @@ async def test_another_process_sends_the_same_prefix_even_if_all_files_have_chan
         padding="always",
         workspace=workspace,
         skills=True,
-        wire=wire,
+        transport=wire,
     ) as session:
         await session.send("Review.")
     (workspace / ".holdfast/skills/gone/SKILL.md").unlink()
@@ -265,7 +265,7 @@ async def test_a_resumed_session_says_which_of_its_skills_are_gone(
         pass
     (workspace / ".holdfast/skills/deploy/SKILL.md").unlink()
     with caplog.at_level(logging.WARNING):
-        async with Session.resume(session.id, store=one.store, wire=one.wire):
+        async with Session.resume(session.id, store=one.store, transport=one.wire):
             pass
     assert [record.getMessage() for record in caplog.records] == [
         "skills that this session had are missing now: deploy"
@@ -279,7 +279,7 @@ async def test_what_was_loaded_still_counts_when_a_session_is_resumed(agent: Mak
     async with one.session as session:
         await session.send("All.")
     wire = ReplayWire([says(load("test")), says("ok")])
-    async with Session.resume(session.id, store=one.store, wire=wire) as again:
+    async with Session.resume(session.id, store=one.store, transport=wire) as again:
         await again.send("One more.")
         assert results(again)[-1].startswith("activation budget exhausted: 3 skills")
 

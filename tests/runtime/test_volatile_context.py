@@ -68,7 +68,12 @@ class Talk:
         self.store = MemoryStore()
         self.model = model
         given: Options = {"model": model, "workspace": folder, "system_prompt": "Be brief.", "padding": "never"}
-        parts: Options = {"store": self.store, "wire": self.provider, "clock": ManualClock(), "new_id": CountingIds()}
+        parts: Options = {
+            "store": self.store,
+            "transport": self.provider,
+            "clock": ManualClock(),
+            "new_id": CountingIds(),
+        }
         self.options: Options = given | parts | {"allow_uncached": True} | options
 
     async def spoken(

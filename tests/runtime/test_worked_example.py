@@ -85,7 +85,7 @@ async def play(agent: MakeAgent, *, layout: str = "default") -> Agent:
         system_prompt="S [1500]",
         tools=[sized_tool("T2"), sized_tool("T1")],
         volatile=lambda: [LayerText("environment", "day and branch [40]"), LayerText("memory", memory["text"])],
-        wire=wire,
+        transport=wire,
         layout=layout,
     )
     wire.agent = one

@@ -53,7 +53,7 @@ async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
         )
         provider = SimulatedProvider(clock=clock, script=parse_script(script))
         async with Session.create(
-            model=SONNET, system_prompt=LONG, delegate=True, store=store, wire=provider, clock=clock, new_id=new_id
+            model=SONNET, system_prompt=LONG, delegate=True, store=store, transport=provider, clock=clock, new_id=new_id
         ) as session:
             await session.send("One.")
             told.ids.append(session.id)
@@ -63,7 +63,7 @@ async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
             name="second",
             system_prompt=LONG,
             store=store,
-            wire=SimulatedProvider(clock=clock),
+            transport=SimulatedProvider(clock=clock),
             clock=clock,
             new_id=new_id,
         ) as session:
@@ -81,7 +81,7 @@ async def test_what_was_simulated_is_counted_neither_here_nor_in_the_report(told
         model=SONNET,
         system_prompt=LONG,
         store=told.store,
-        wire=SimulatedProvider(clock=clock),
+        transport=SimulatedProvider(clock=clock),
         clock=clock,
         new_id=CountingIds("played"),
         simulated=True,
@@ -171,7 +171,7 @@ async def test_n_calls_write_the_stable_head_once(profile: Any) -> None:
             profile=profile,
             system_prompt=LONG,
             store=store,
-            wire=SimulatedProvider(clock=clock),
+            transport=SimulatedProvider(clock=clock),
             clock=clock,
             new_id=CountingIds(),
         ) as session:
@@ -306,7 +306,7 @@ async def test_a_session_that_goes_on_is_counted_anew(told: Told) -> None:
     before = told.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"]
     clock = ManualClock(START + 90_000)
     async with Session.resume(
-        told.ids[1], store=told.store, wire=SimulatedProvider(clock=clock), clock=clock
+        told.ids[1], store=told.store, transport=SimulatedProvider(clock=clock), clock=clock
     ) as session:
         await session.send("Three.")
     assert told.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"] == before + 1
@@ -336,7 +336,7 @@ async def test_snapshots_and_other_ways_to_a_model_have_its_price(told: Told) ->
     for model in ("openai-chat:gpt-5.4", "anthropic:claude-sonnet-5-5-20260901"):
         provider = SimulatedProvider(clock=clock)
         async with Session.create(
-            model=model, system_prompt=LONG, store=told.store, wire=provider, clock=clock
+            model=model, system_prompt=LONG, store=told.store, transport=provider, clock=clock
         ) as session:
             await session.send("One.")
             await session.send("Two.")

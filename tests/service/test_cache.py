@@ -47,7 +47,7 @@ class Play:
             name=name,
             system_prompt=LONG,
             store=self.store,
-            wire=self.provider,
+            transport=self.provider,
             clock=self.clock,
             new_id=self._new_id,
         )
@@ -197,7 +197,7 @@ async def test_what_is_said_of_a_session_that_works_for_another_is_said_of_both(
         system_prompt=LONG,
         delegate=True,
         store=play.store,
-        wire=SimulatedProvider(clock=play.clock, script=parse_script(script)),
+        transport=SimulatedProvider(clock=play.clock, script=parse_script(script)),
         clock=play.clock,
         new_id=CountingIds(),
     ) as session:
@@ -228,18 +228,22 @@ async def test_a_model_that_has_left_the_catalog_is_still_told_of() -> None:
         assert client.ask("POST", f"/api/cache/{session.id}/invalidate").json["changed"] == []
 
 
-@pytest.mark.parametrize(("opened", "heeds"), [(None, "switch"), (GatewayForwarded("it is new", 1.0), "nothing")])
-def test_what_a_session_does_not_heed_is_refused_and_not_claimed(opened: GatewayForwarded | None, heeds: str) -> None:
+@pytest.mark.parametrize(
+    ("opened", "controllable"), [(None, "caching_only"), (GatewayForwarded("it is new", 1.0), "none")]
+)
+def test_what_a_session_does_not_heed_is_refused_and_not_claimed(
+    opened: GatewayForwarded | None, controllable: str
+) -> None:
     store = MemoryStore()
     started = SessionStarted("anthropic:claude-sonnet-5-5")
     store.append([event("e1", started, session="s"), *([event("e2", opened, session="s")] if opened else [])]).result(
         10
     )
     with serving_store(store) as client:
-        assert client.get("/api/cache/s")["heeds"] == heeds
+        assert client.get("/api/cache/s")["controllable"] == controllable
         answered = {what: client.ask("POST", f"/api/cache/s/{what}") for what in ("invalidate", "disable", "enable")}
     switched = 409 if opened else 200
     assert [one.status for one in answered.values()] == [409, switched, switched]
-    assert answered["invalidate"].code == "not_heeded"
+    assert answered["invalidate"].code == "not_controllable"
     assert store.records.controls("s").session.generation == 0
     assert (store.records.session_controls() == {}) == (opened is not None)

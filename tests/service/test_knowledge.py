@@ -238,7 +238,7 @@ async def test_a_running_session_is_told_to_take_the_newer_digest(
 def test_nobody_is_told_to_take_a_digest_who_is_not_there_or_cannot(client: Client, store: MemoryStore) -> None:
     assert client.ask("POST", "/api/knowledge/pending/none-such/adopt").code == "session_not_found"
     store.append([event("e1", SessionStarted("anthropic:claude-sonnet-5-5"), session="wrapped")]).result(10)
-    assert client.ask("POST", "/api/knowledge/pending/wrapped/adopt").code == "not_heeded"
+    assert client.ask("POST", "/api/knowledge/pending/wrapped/adopt").code == "not_controllable"
     assert store.records.session_controls() == {}
 
 

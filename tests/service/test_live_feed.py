@@ -68,7 +68,7 @@ async def test_several_listeners_hear_every_event_of_a_session_in_order(tmp_path
             await asyncio.to_thread(_until_listening, client.service.hub, 2)
             # Written by another store, as another process would.
             async with Session.create(
-                model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=elsewhere, wire=SimulatedProvider()
+                model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=elsewhere, transport=SimulatedProvider()
             ) as session:
                 await session.send("Say canary.")
             events = list(store.read(session.id))

@@ -81,7 +81,7 @@ async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path, sign
         model="anthropic:claude-sonnet-5-5",
         system_prompt=LONG,
         store=store,
-        wire=SimulatedProvider(clock=clock),
+        transport=SimulatedProvider(clock=clock),
         clock=clock,
         new_id=CountingIds(),
     ) as session:

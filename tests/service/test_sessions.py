@@ -76,8 +76,12 @@ def test_a_call_tells_its_plan_its_verdict_and_its_certificate(client: Client) -
     assert [mark["layer"] for mark in told["marks"]] == ["tools", "skills", "history"]
     assert all(mark["reason"] for mark in told["marks"])
     verdict = told["verdict"]
-    assert (verdict["kind"], verdict["component"], verdict["bytes_say"]) == ("prefix_changed", "volatile", "moved")
-    assert verdict["provider_says"] == "miss: system_changed"
+    assert (verdict["kind"], verdict["component"], verdict["bytes_verdict"]) == (
+        "prefix_changed",
+        "volatile",
+        "changed",
+    )
+    assert verdict["provider_diagnosis"] == "miss: system_changed"
     assert told["blocks_shared"] < told["blocks_before"]
     assert "the prefix changed" in told["certificate"]["violation"]
     good = client.get(f"/api/sessions/{session_named(client, 'stable prefix')}/calls/7")
@@ -136,7 +140,7 @@ async def test_a_cache_that_was_given_up_is_on_the_time_line() -> None:
             model="anthropic:claude-sonnet-5-5",
             system_prompt=LONG,
             store=store,
-            wire=SimulatedProvider(clock=clock),
+            transport=SimulatedProvider(clock=clock),
             clock=clock,
             new_id=CountingIds(),
         ) as session:

@@ -109,7 +109,7 @@ async def exported(collector: Collector, *, content: bool = False, script: str =
             system_prompt=LONG,
             tools=[read],
             store=store,
-            wire=SimulatedProvider(clock=clock, script=parse_script(script)),
+            transport=SimulatedProvider(clock=clock, script=parse_script(script)),
             clock=clock,
             new_id=CountingIds(),
         )
@@ -247,7 +247,7 @@ async def test_a_collector_that_is_not_there_harms_nobody(caplog: pytest.LogCapt
     while hub._task is None:  # noqa: ASYNC110 - the store is looked at in another thread
         await asyncio.sleep(0)
     async with Session.create(
-        model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=store, wire=SimulatedProvider()
+        model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=store, transport=SimulatedProvider()
     ) as session:
         await session.send("One.")
     async with asyncio.timeout(10):

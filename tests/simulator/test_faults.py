@@ -226,7 +226,7 @@ async def test_a_session_goes_on_behind_a_broken_delivery(
     agent: MakeAgent, fault: str, kind: str, kept: object
 ) -> None:
     script = f'{{"content": "a long answer", "fault": "{fault}"}}\n{{"content": "second"}}'
-    one = agent(wire=SimulatedProvider(script=script))
+    one = agent(transport=SimulatedProvider(script=script))
     async with one.session as session:
         with pytest.raises(ProviderError) as caught:
             await session.send("hello")
@@ -240,7 +240,7 @@ async def test_a_session_goes_on_behind_a_broken_delivery(
 
 async def test_a_slow_reply_is_an_ordinary_one_for_a_session(agent: MakeAgent) -> None:
     provider = SimulatedProvider(script='{"content": "late", "fault": "slow;seconds=0.01"}')
-    async with agent(wire=provider).session as session:
+    async with agent(transport=provider).session as session:
         assert (await session.send("hello")).text == "late"
 
 

@@ -54,7 +54,7 @@ async def test_a_tool_loop_reads_what_it_wrote_and_all_of_it_is_accepted(model: 
         system_prompt=LONG,
         tools=[read],
         store=store,
-        wire=SimulatedProvider(clock=ManualClock(), script=parse_script(LOOP)),
+        transport=SimulatedProvider(clock=ManualClock(), script=parse_script(LOOP)),
         clock=ManualClock(),
         new_id=CountingIds(),
     )

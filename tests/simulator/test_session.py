@@ -15,7 +15,7 @@ async def test_a_session_estimates_its_prompts_as_the_simulator_counts_them() ->
         model="anthropic:claude-sonnet-5-5",
         system_prompt=LONG,
         store=store,
-        wire=simulator(),
+        transport=simulator(),
         clock=ManualClock(),
         new_id=CountingIds(),
     )

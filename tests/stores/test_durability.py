@@ -17,7 +17,8 @@ from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.maintenance import find_differences
 from holdfast.stores.open import open_store
 
-PROGRAM = Path(__file__).parents[1] / "support" / "append_events.py"
+ROOT = Path(__file__).parents[2]
+PROGRAM = "tests.support.append_events"
 
 ENDLESS = 100_000
 
@@ -34,8 +35,8 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def start(
     address: str, session: str, count: int, *, at_once: int = 1, ending: str = "close"
 ) -> "subprocess.Popen[str]":
-    command = [sys.executable, str(PROGRAM), address, session, str(count), str(at_once), ending]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", PROGRAM, address, session, str(count), str(at_once), ending]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])

@@ -300,8 +300,8 @@ def test_migrating_makes_the_tables_and_leaves_filling_them_to_whoever_asks(addr
     run(
         address,
         "INSERT INTO events (id, at, session_id, type, actor, sensitivity, version, payload) "
-        "VALUES ('e', 1800000000, 's', 'cache.kept', 'agent', 'private', 1, "
-        """'{"type":"cache.kept","action":"created","name":"c","model":"gemini:m","digest":"d","tokens":5,"""
+        "VALUES ('e', 1800000000, 's', 'cache.explicit_cache', 'agent', 'private', 1, "
+        """'{"type":"cache.explicit_cache","action":"created","name":"c","model":"gemini:m","digest":"d","tokens":5,"""
         """"expires_at":1,"cost_usd":"0.25","storage_cost_usd":"0.5"}')""",
     )
     with closing(opened(address)) as store:

@@ -87,7 +87,7 @@ class Agent:
         given: Options = {
             "model": "anthropic:claude-sonnet-5-5",
             "store": self.store,
-            "wire": self.wire,
+            "transport": self.wire,
             "clock": self.clock,
             "new_id": CountingIds(),
         }

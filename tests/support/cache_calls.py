@@ -29,7 +29,7 @@ def rules(
     effort_breaks_messages: bool = False,
 ) -> CacheRules:
     return CacheRules(
-        kind="marks",
+        kind="explicit",
         tokens_min=floor,
         ttls_seconds={"5m": 300, "1h": 3_600},
         breakpoints_max=4,
@@ -53,7 +53,7 @@ def implicit_rules(*, floor: int = 1_024, rounds_to: int = 128) -> CacheRules:
 
 def breakpoint_rules(*, floor: int = 1_024, first: int = 2, latest: int = 50, lookback: int = 20) -> CacheRules:
     return CacheRules(
-        kind="breakpoints",
+        kind="hybrid",
         tokens_min=floor,
         ttls_seconds={"30m": 1_800, "12h": 43_200},
         breakpoints_max=4,

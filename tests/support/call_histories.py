@@ -41,7 +41,7 @@ usages = st.builds(Usage, tokens, tokens, tokens, tokens, st.just(0), tokens)
 amounts = st.sampled_from(["0", "0.0125", "0.1", "-0.02", "0.00000000000049", "123456.5"]).map(Decimal)
 requests = st.sampled_from(["r1", "r2", "r3"])
 latencies = st.sampled_from([0, 1, 2_000, 70_000])
-links = st.builds(
+digests = st.builds(
     PrefixDigest,
     st.sampled_from(["tools", "tools", "history"]),
     st.sampled_from([0, 100]),
@@ -50,7 +50,9 @@ links = st.builds(
 )
 plans = st.builds(
     Plan,
-    marks=st.lists(st.builds(Breakpoint, st.integers(0, 40), st.sampled_from(["5m", "1h"])), max_size=2).map(tuple),
+    breakpoints=st.lists(st.builds(Breakpoint, st.integers(0, 40), st.sampled_from(["5m", "1h"])), max_size=2).map(
+        tuple
+    ),
 )
 image = Message("user", (Image(Base64Source("image/png", "AAAA")),))
 
@@ -65,7 +67,7 @@ payloads: st.SearchStrategy[AnyPayload] = st.one_of(
         team_id=names,
     ),
     st.builds(
-        GatewayForwarded, because=st.just("b"), confidence=st.just(1.0), key_id=names, user_id=names, team_id=names
+        GatewayForwarded, reason=st.just("b"), confidence=st.just(1.0), key_id=names, user_id=names, team_id=names
     ),
     st.builds(
         SkillLoaded,
@@ -81,7 +83,7 @@ payloads: st.SearchStrategy[AnyPayload] = st.one_of(
         plan=plans,
         encoding=st.just("e"),
         shared_blocks=st.integers(0, 3),
-        links=st.lists(links, max_size=2).map(tuple),
+        digests=st.lists(digests, max_size=2).map(tuple),
         parameters_digest=st.just("d"),
         body_bytes=st.just(10),
         settings=st.sampled_from([(), (("tool_choice", "any"),)]),
@@ -124,7 +126,7 @@ payloads: st.SearchStrategy[AnyPayload] = st.one_of(
         cost_usd=amounts,
         pricing_version=st.just("v"),
         sent_at=st.just(START),
-        piece=st.sampled_from([None, 3]),
+        breakpoint_block=st.sampled_from([None, 3]),
     ),
     st.builds(
         ExplicitCacheChanged,
@@ -144,7 +146,7 @@ payloads: st.SearchStrategy[AnyPayload] = st.one_of(
         after=models,
         parameters=st.just(Parameters("m", 10)),
         prompt_tokens=tokens,
-        cold_cost_usd=amounts,
+        cache_miss_cost_usd=amounts,
     ),
     st.sampled_from(
         [

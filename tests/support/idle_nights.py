@@ -38,7 +38,7 @@ class Night:
         self.provider = kind(clock=self.clock, models=self.models, script=script)
         self.options: Options = {
             "store": self.store,
-            "wire": self.provider,
+            "transport": self.provider,
             "clock": self.clock,
             "sleep": self.sleep,
             "new_id": CountingIds(),

@@ -50,7 +50,7 @@ class LongTalk:
             "model": MODEL,
             "system_prompt": PROMPT,
             "store": self.store,
-            "wire": self.provider,
+            "transport": self.provider,
             "clock": self.clock,
             "tools": (read_file,),
             "compaction": BY_HAND,
@@ -63,7 +63,7 @@ class LongTalk:
     def resume(self, session_id: str) -> Session:
         told: Options = {
             "store": self.store,
-            "wire": self.provider,
+            "transport": self.provider,
             "clock": self.clock,
             "tools": self.options["tools"],
             "compaction": self.options["compaction"],

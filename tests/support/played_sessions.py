@@ -5,9 +5,10 @@ from typing import Unpack
 import msgspec
 from tests.support.simulated import LONG
 
-from holdfast import MemoryStore, Session, SimulatedProvider, parse_script
+from holdfast import MemoryStore, Session, SimulatedProvider
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.runtime.options import Options
+from holdfast.simulator.script import parse_script
 from holdfast.types.blocks import Text, ToolResult
 
 
@@ -36,7 +37,7 @@ def new_session(provider: SimulatedProvider, **options: Unpack[Options]) -> Sess
         "model": "anthropic:claude-sonnet-5-5",
         "system_prompt": LONG,
         "store": MemoryStore(),
-        "wire": provider,
+        "transport": provider,
         "clock": ManualClock(),
         "new_id": CountingIds(),
     }

@@ -16,7 +16,7 @@ from holdfast.types.blocks import ToolUse
 async def main(session_id: str, store: str, *names: str) -> None:
     calls = (ToolUse(f"again_{name}", "skill_load", f'{{"name":"{name}"}}') for name in names)
     wire = ReplayWire([says(*calls), says("ok")])
-    async with Session.resume(session_id, store=store, wire=wire) as session:
+    async with Session.resume(session_id, store=store, transport=wire) as session:
         await session.send("Go on.")
     os.write(1, wire.bodies[1])
 

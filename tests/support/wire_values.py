@@ -167,5 +167,5 @@ def system_of(prompt: Prompt) -> tuple[Text, ...]:
 
 def messages_of(prompt: Prompt) -> list[tuple[Role, tuple[Block, ...]]]:
     """What the wire makes of passages: neighbours of one role are one message."""
-    groups = groupby(prompt.passages, key=lambda passage: passage.role)
+    groups = groupby(prompt.entries, key=lambda passage: passage.role)
     return [(role, tuple(block for passage in group for block in passage.content)) for role, group in groups]

@@ -13,12 +13,14 @@ from openrouter import OpenRouter
 from tests.support import sdk_clients as sdk_players
 from tests.support.simulated import LONG, SONNET
 
-from holdfast import LayerText, Session, UserError, parse_script
+from holdfast import Session, UserError
 from holdfast.integrations import wrap
+from holdfast.simulator.script import parse_script
 from holdfast.testing.cache_report import CacheReport
 from holdfast.testing.prefix_check import find_prefix_breaks
 from holdfast.testing.prefix_guard import PrefixGuard
 from holdfast.testing.simulated_provider import ServedProvider
+from holdfast.types.prompt import LayerText
 
 SYNC = {
     "anthropic": sdk_players.anthropic_sync,
@@ -92,7 +94,7 @@ def test_clients_without_arguments_find_the_simulator(simulated_provider: Served
 async def test_a_session_with_the_provider_as_its_wire_holds_and_is_counted(
     simulated_provider: ServedProvider, prefix_guard: PrefixGuard, cache_report: CacheReport
 ) -> None:
-    async with Session.create(system_prompt=LONG, store="memory:", wire=simulated_provider) as session:
+    async with Session.create(system_prompt=LONG, store="memory:", transport=simulated_provider) as session:
         for question in ("one", "two", "three"):
             await session.send(question)
         assert cache_report.calls == 3
@@ -111,7 +113,7 @@ async def test_ephemeral_text_of_a_session_is_seen_to_leave(
         system_prompt=LONG,
         volatile=lambda: [LayerText("rag-context", next(texts), ephemeral=True)],
         store="memory:",
-        wire=simulated_provider,
+        transport=simulated_provider,
     ) as session:
         await session.send("one")
         await session.send("two")

@@ -138,7 +138,7 @@ def test_blank_text_is_found_where_the_provider_refuses_it(text: str) -> None:
     assert validate_transcript(messages) == (
         TranscriptViolation(0, "blank_text", "block 1: text without a visible character"),
     )
-    assert rules_broken(messages, takes_blank_text=True) == []
+    assert rules_broken(messages, accepts_blank_text=True) == []
 
 
 def test_inside_a_result_white_space_counts_as_text_but_no_text_does_not() -> None:

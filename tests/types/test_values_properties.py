@@ -191,9 +191,9 @@ def test_plain_json_keeps_the_order_of_keys() -> None:
 
 def test_canonical_json_is_the_same_in_every_process() -> None:
     script = (
-        "from holdfast.types.json_encoding import canonical_json, digest;"
+        "from holdfast.types.json_encoding import canonical_json, sha256_hex;"
         "names = {f'name-{n}' for n in range(40)};"
-        "print(digest(canonical_json({name: {'z': 1, 'a': name} for name in names})))"
+        "print(sha256_hex(canonical_json({name: {'z': 1, 'a': name} for name in names})))"
     )
     digests = {
         subprocess.run(
@@ -283,5 +283,5 @@ def test_a_prompt_lists_tools_and_passages_of_all_segments_in_order() -> None:
         )
     )
     assert prompt.tools == (one, two)
-    assert prompt.passages == (ask, injected)
+    assert prompt.entries == (ask, injected)
     assert (ask.is_injected, injected.is_injected) == (False, True)

@@ -13,11 +13,17 @@ def begin_breakpoint_call(
     rules: CacheRules, entries: CacheEntries, call: CacheCall
 ) -> tuple[CacheOutcome, CacheEntries]:
     check_breakpoints(rules, call.breakpoints, blocks=len(call.prefixes))
-    breakpoints = _effective_breakpoints(rules, call)
+    ordered = sorted(call.breakpoints, key=lambda breakpoint: breakpoint.block_index)
+    # The provider silently ignores breakpoints whose prefix is below the minimum size.
+    breakpoints = [each for each in ordered if call.prefixes[each.block_index].tokens >= rules.tokens_min]
     read = _highest_hit(rules, entries, call, breakpoints)
-    present = {breakpoint.block_index: _entry_at(entries, call, breakpoint) for breakpoint in breakpoints}
-    present_entries = [entry for entry in present.values() if entry is not None]
-    missing = [breakpoint for breakpoint in breakpoints if present[breakpoint.block_index] is None]
+    present_entries, missing = [], []
+    for breakpoint in breakpoints:
+        entry = entries.find(call.scope, call.prefixes[breakpoint.block_index].digest, at=call.at)
+        if entry is None:
+            missing.append(breakpoint)
+        else:
+            present_entries.append(entry)
     outcome = CacheOutcome(
         usage=_bill(call, breakpoints, read),
         at=call.at,
@@ -55,18 +61,10 @@ def sort_breakpoints(rules: CacheRules, breakpoints: Sequence[Breakpoint], *, bl
         if breakpoint.block_index in seen:
             raise UserError(f"two breakpoints on block {breakpoint.block_index}; place one")
         if breakpoint.ttl not in rules.ttls_seconds:
-            known = ", ".join(sorted(rules.ttls_seconds))
-            raise UserError(f"unknown cache_control ttl {breakpoint.ttl!r}; known: {known}")
+            supported = ", ".join(sorted(rules.ttls_seconds))
+            raise UserError(f"unknown cache_control ttl {breakpoint.ttl!r}; known: {supported}")
         seen.add(breakpoint.block_index)
     return tuple(ordered)
-
-
-def _effective_breakpoints(rules: CacheRules, call: CacheCall) -> tuple[Breakpoint, ...]:
-    """The breakpoints whose prefix reaches the minimum size, in wire order; the provider silently ignores others."""
-    ordered = sorted(call.breakpoints, key=lambda breakpoint: breakpoint.block_index)
-    return tuple(
-        breakpoint for breakpoint in ordered if call.prefixes[breakpoint.block_index].tokens >= rules.tokens_min
-    )
 
 
 def _highest_hit(
@@ -81,10 +79,6 @@ def _highest_hit(
             if entry is not None:
                 return entry
     return None
-
-
-def _entry_at(entries: CacheEntries, call: CacheCall, breakpoint: Breakpoint) -> CacheEntry | None:
-    return entries.find(call.scope, call.prefixes[breakpoint.block_index].digest, at=call.at)
 
 
 def _bill(call: CacheCall, breakpoints: Sequence[Breakpoint], read: CacheEntry | None) -> Usage:
@@ -111,13 +105,13 @@ def _new_entry(
     """The entry for the prefix that ends at this breakpoint; `read` is the entry that the call read."""
     prefix = call.prefixes[breakpoint.block_index]
     ttl: str = breakpoint.ttl
-    rests_on: str | None = None
+    depends_on: str | None = None
     # Using a prefix refreshes everything inside it, so of ranges with the same TTL the last one expires first. Whether
     # a longer TTL after it extends the whole prefix is not documented; `ttl_upgrade` holds the assumption.
     shortest_lived = (entries.dependency(read, at=call.at) or read) if read else None
     if shortest_lived is not None and rules.ttls_seconds[shortest_lived.ttl] < rules.ttls_seconds[ttl]:
         if prefix.tokens > shortest_lived.tokens:
-            rests_on = shortest_lived.digest
+            depends_on = shortest_lived.digest
         elif not rules.ttl_upgrade:
             ttl = shortest_lived.ttl
     return CacheEntry(
@@ -126,8 +120,8 @@ def _new_entry(
         prefix.tokens,
         ttl,
         expires_at=call.at + rules.ttls_seconds[ttl],
-        depends_on=rests_on,
-        outlives_dependency=rests_on is not None and rules.ttl_upgrade,
+        depends_on=depends_on,
+        outlives_dependency=depends_on is not None and rules.ttl_upgrade,
     )
 
 
@@ -140,12 +134,8 @@ def lookup_positions(rules: CacheRules, prefixes: Sequence[PromptPrefix], breakp
     collapses = rules.lookback_counting == "positions"
     position = 0
     for index in range(breakpoint, -1, -1):
-        in_run = (
-            collapses
-            and index < breakpoint
-            and prefixes[index].kind != "plain"
-            and prefixes[index].kind == prefixes[index + 1].kind
-        )
+        kind = prefixes[index].kind
+        in_run = collapses and index < breakpoint and kind != "plain" and kind == prefixes[index + 1].kind
         position += not in_run
         if position > rules.lookback_positions:
             return

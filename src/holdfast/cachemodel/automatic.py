@@ -1,7 +1,8 @@
-"""The cache of GPT-5.6 and later: writes at breakpoints and, in implicit mode, at the end of the latest message.
+"""Caches that also write without a breakpoint: hybrid (OpenAI from GPT-5.6 on) and implicit (Gemini, older OpenAI).
 
-Entries are looked up only at breakpoints and at a bounded number of earlier message endings (OpenAI, "Prompt caching").
-A prefix shared by two prompts that ends at neither cannot be read.
+A hybrid cache writes at breakpoints and, in implicit mode, at the end of the latest message. Entries are looked up only
+at breakpoints and at a bounded number of earlier message endings (OpenAI, "Prompt caching"): a prefix shared by two
+prompts that ends at neither cannot be read. An implicit cache holds every prompt and reads the longest shared prefix.
 """
 
 from collections.abc import Sequence
@@ -103,12 +104,7 @@ def begin_implicit_call(rules: CacheRules, entries: CacheEntries, call: CacheCal
     written = tuple(
         CacheEntry(call.scope, prefix.digest, prefix.tokens, ttl, expires_at=expires_at)
         for prefix in long_enough
-        if not _is_cached_until(entries, call, prefix.digest, until=expires_at)
+        if not ((entry := entries.find(call.scope, prefix.digest, at=call.at)) and entry.expires_at >= expires_at)
     )
     usage = Usage(input=call.tokens - reported, cache_read=reported)
     return CacheOutcome(usage=usage, at=call.at, read=read, written=written), entries
-
-
-def _is_cached_until(entries: CacheEntries, call: CacheCall, digest: str, *, until: float) -> bool:
-    entry = entries.find(call.scope, digest, at=call.at)
-    return entry is not None and entry.expires_at >= until

@@ -10,8 +10,8 @@ from holdfast.cachemodel.values import CacheCall, CacheEntries, CacheEntry, Cach
 from holdfast.catalog.schema import CacheRules
 from holdfast.types.usage import Usage
 
+# How many entries are stored before those that expire first are evicted.
 CACHE_ENTRIES_MAX = 10_000
-"""How many entries are stored before those that expire first are evicted."""
 
 
 def run_call(rules: CacheRules, entries: CacheEntries, call: CacheCall) -> tuple[CacheOutcome, CacheEntries]:
@@ -30,11 +30,11 @@ def begin_cache_call(rules: CacheRules, entries: CacheEntries, call: CacheCall) 
         usage = Usage(input=call.tokens - call.explicit_cache_tokens, cache_read=call.explicit_cache_tokens)
         return CacheOutcome(usage=usage, at=call.at), entries
     match rules.kind:
-        case "marks" | "none":
+        case "explicit" | "none":
             return begin_breakpoint_call(rules, entries, call)
         case "implicit":
             return begin_implicit_call(rules, entries, call)
-        case "breakpoints":
+        case "hybrid":
             return begin_hybrid_call(rules, entries, call)
 
 

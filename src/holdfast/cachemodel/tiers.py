@@ -14,7 +14,10 @@ from holdfast.errors import UserError
 from holdfast.types.json_encoding import canonical_json, extend_digest
 from holdfast.types.prompt import PromptSection
 
-_PLACES: tuple[PromptSection, ...] = ("tools", "system", "messages")
+_SECTIONS: tuple[PromptSection, ...] = ("tools", "system", "messages")
+
+# The bytes mixed into the chain before the first block of each section.
+ChainSeeds = Mapping[PromptSection, bytes]
 
 
 class CacheParameters(msgspec.Struct, frozen=True):
@@ -35,10 +38,6 @@ class CacheParameters(msgspec.Struct, frozen=True):
     others: Mapping[str, str | None] = {}
 
 
-ChainSeeds = Mapping[PromptSection, bytes]
-"""The bytes mixed into the chain before the first block of each section."""
-
-
 class ChainBlock(msgspec.Struct, frozen=True):
     """One block: its bytes without breakpoints, and its token count."""
 
@@ -53,31 +52,31 @@ def chain_seeds(rules: CacheRules, parameters: CacheParameters) -> ChainSeeds:
     invalidates_from = {**rules.invalidates, **({"effort": "messages"} if rules.effort_breaks_messages else {})}
     values = {**msgspec.structs.asdict(parameters), **parameters.others}
     return {
-        place: canonical_json({name: values[name] for name in values if invalidates_from.get(name) == place})
-        for place in _PLACES
+        section: canonical_json({name: values[name] for name in values if invalidates_from.get(name) == section})
+        for section in _SECTIONS
     }
 
 
 def chain_prefixes(
-    seeds: ChainSeeds, parts: Iterable[ChainBlock], *, after: PromptPrefix | None = None
+    seeds: ChainSeeds, blocks: Iterable[ChainBlock], *, after: PromptPrefix | None = None
 ) -> tuple[PromptPrefix, ...]:
     """The prefixes that end at each of these blocks; `after` is the prefix that they extend."""
-    place = after.section if after else None
+    section = after.section if after else None
     digest, tokens = (after.digest, after.tokens) if after else ("", 0)
     prefixes: list[PromptPrefix] = []
-    for part in parts:
-        for entered_place in _places_entered(place, part.section):
-            digest = extend_digest(digest, seeds[entered_place])
-        place = part.section
-        digest = extend_digest(digest, part.data)
-        tokens += part.tokens
-        prefixes.append(PromptPrefix(place, digest, tokens, part.kind, part.is_ending))
+    for block in blocks:
+        for entered_section in _sections_entered(section, block.section):
+            digest = extend_digest(digest, seeds[entered_section])
+        section = block.section
+        digest = extend_digest(digest, block.data)
+        tokens += block.tokens
+        prefixes.append(PromptPrefix(section, digest, tokens, block.kind, block.is_ending))
     return tuple(prefixes)
 
 
-def _places_entered(previous: PromptSection | None, current: PromptSection) -> tuple[PromptSection, ...]:
-    start = _PLACES.index(previous) + 1 if previous else 0
-    end = _PLACES.index(current) + 1
+def _sections_entered(previous: PromptSection | None, current: PromptSection) -> tuple[PromptSection, ...]:
+    start = _SECTIONS.index(previous) + 1 if previous else 0
+    end = _SECTIONS.index(current) + 1
     if previous and end < start:
         raise UserError(f"a block of {current!r} after one of {previous!r}; the order is tools, system, messages")
-    return _PLACES[start:end]
+    return _SECTIONS[start:end]

@@ -1,4 +1,4 @@
-"""Using an entry restarts its TTL, for free."""
+"""Values of the cache model: calls as chains of prefixes, cache entries and how they expire, outcomes."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal
@@ -9,6 +9,9 @@ from holdfast.catalog.schema import CacheRules
 from holdfast.errors import UserError
 from holdfast.types.prompt import Breakpoint, PromptSection
 from holdfast.types.usage import Usage
+
+# What the lookback counts: a run of tool calls, or of tool results, may count as one position.
+BlockKind = Literal["plain", "tool_use", "tool_result"]
 
 
 class CacheScope(msgspec.Struct, frozen=True):
@@ -21,8 +24,8 @@ class CacheScope(msgspec.Struct, frozen=True):
 class CacheEntry(msgspec.Struct, frozen=True):
     """A cached prefix, readable by calls that start before `expires_at`.
 
-    `rests_on` is the digest of a shorter-lived entry inside this one, refreshed whenever this one is read.
-    Unless this one `outlives_it`, it cannot be read once that entry has expired.
+    `depends_on` is the digest of a shorter-lived entry inside this one, refreshed whenever this one is read.
+    Unless this one `outlives_dependency`, it cannot be read once that entry has expired.
     """
 
     scope: CacheScope
@@ -64,6 +67,7 @@ class CacheEntries(msgspec.Struct, frozen=True):
 
 def refresh_entries(rules: CacheRules, entries: CacheEntries, used: Iterable[CacheEntry], *, at: float) -> CacheEntries:
     """The entries after `used` were read at `at`; the entries that these depend on are refreshed with them."""
+    # A read restarts the TTL for free (Anthropic, OpenAI: "Prompt caching").
     fresh: dict[EntryKey, CacheEntry] = {}
     for entry in (refreshed for read in used for refreshed in (read, entries.dependency(read, at=at))):
         if entry is not None and at + rules.ttls_seconds[entry.ttl] > entry.expires_at:
@@ -76,15 +80,15 @@ def requested_ttl(rules: CacheRules, ttl: str | None) -> str:
     """The name of the TTL in effect: the requested one, else the first in the rules."""
     name = next(iter(rules.ttls_seconds), "") if ttl is None else ttl
     if name not in rules.ttls_seconds:
-        known = ", ".join(rules.ttls_seconds) or "none; add ttls_seconds to the cache rules"
-        raise UserError(f"unknown cache TTL {name!r}; known: {known}")
+        supported = ", ".join(rules.ttls_seconds) or "none; add ttls_seconds to the cache rules"
+        raise UserError(f"unknown cache TTL {name!r}; known: {supported}")
     return name
 
 
 def cached_tokens_after(usage: Usage, rules: CacheRules) -> int:
     """What the next call can read: the reported reads and writes, or the whole prompt where writes are not reported."""
     match rules.kind:
-        case "marks" | "breakpoints":
+        case "explicit" | "hybrid":
             return usage.cache_read + usage.cache_write
         case "implicit":
             return usage.tokens_sent if usage.tokens_sent >= rules.tokens_min else 0
@@ -92,17 +96,11 @@ def cached_tokens_after(usage: Usage, rules: CacheRules) -> int:
             return 0
 
 
-BlockKind = Literal["plain", "tool_use", "tool_result"]
-
-
-"""What the lookback counts: a run of tool calls, or of tool results, may count as one position."""
-
-
 class PromptPrefix(msgspec.Struct, frozen=True):
     """A prompt up to and including one of its blocks.
 
-    `digest` and `tokens` cover the whole prefix, so that no call has to walk its history again. `ending` says whether
-    the block ends a message at which a cache of kind `breakpoints` looks up and writes without an explicit breakpoint.
+    `digest` and `tokens` cover the whole prefix, so that no call has to walk its history again. `is_ending` says
+    whether the block ends a message at which a hybrid cache looks up and writes without an explicit breakpoint.
     """
 
     section: PromptSection
@@ -113,11 +111,11 @@ class PromptPrefix(msgspec.Struct, frozen=True):
 
 
 class CacheCall(msgspec.Struct, frozen=True):
-    """One request: `prefixes` has one item per block in wire order, and `Mark.piece` is an index into it.
+    """One request: `prefixes` has one item per block in wire order, and `Breakpoint.block_index` is an index into it.
 
     `at` is when the request started, in seconds; TTLs count from there. `ttl` is the requested TTL of implicit entries
-    by its name in the rules (default: the first one). `only_marks` turns implicit entries off. `named_tokens` are the
-    tokens of an explicit cache that the request refers to.
+    by its name in the rules (default: the first one). `explicit_only` turns implicit entries off.
+    `explicit_cache_tokens` are the tokens of an explicit cache that the request refers to.
     """
 
     scope: CacheScope

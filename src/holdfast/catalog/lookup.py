@@ -15,28 +15,15 @@ from holdfast.errors import UserError
 from holdfast.types.json_encoding import canonical_json, sha256_hex
 
 Models = Mapping[str, Model]
-
-
 """Rows by id, `provider:name`."""
 
-
 NAME_CHARACTERS_MAX = 120
-
-
 NEAR_MATCHES_MAX = 3
-
-
 _SAME_MODELS = {"openai-chat": "openai", "claude-code": "anthropic"}
-
-
 """Providers without rows of their own, and the provider whose models they serve."""
 
-
 _EXTERNALLY_CACHED = ("claude-code",)
-
-
 """Providers where other software places the breakpoints: the Claude Code command builds its own requests."""
-
 
 # Dated snapshots and aliases, such as `claude-sonnet-4-5@20250929` or `gpt-4o-2024-11-20`.
 _SNAPSHOT = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
@@ -165,8 +152,6 @@ def _bare_name(name: str) -> str:
 
 
 _PATH = re.compile(r" - at `\$\.?(?P<field>.*)`$")
-
-
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>.*)`$")
 
 

@@ -17,9 +17,9 @@ LookbackCounting = Literal["blocks", "positions"]
 
 Unsettled for Anthropic: pydantic-ai issue 9404 reports `positions` on the Claude API and `blocks` on Bedrock."""
 
-CacheKind = Literal["marks", "implicit", "breakpoints", "none"]
-"""`marks`: written only at breakpoints in the request (Anthropic). `implicit`: the provider matches prefixes on its own
-(OpenAI before GPT-5.6, Gemini). `breakpoints`: both (OpenAI from GPT-5.6 on)."""
+CacheKind = Literal["explicit", "implicit", "hybrid", "none"]
+"""`explicit`: written only at breakpoints in the request (Anthropic). `implicit`: the provider matches prefixes on its
+own (OpenAI before GPT-5.6, Gemini). `hybrid`: both (OpenAI from GPT-5.6 on)."""
 
 
 class CacheRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,7 @@
-"""Decide whether to compact a session now, and why; the figures behind the decision are recorded with it."""
+"""Decide whether to compact a session now, and why; the figures behind the decision are recorded with it.
+
+`CompactionMonitor` tracks whether compactions helped, and keeps a session from compacting in a loop.
+"""
 
 from decimal import Decimal
 
@@ -22,33 +25,32 @@ from holdfast.events.payloads.compaction import (
 from holdfast.types.usage import Usage
 
 WINDOW_SHARE_MAX = 0.95
-
-
 """How full the context window may be; the margin covers the error of the token estimate."""
 
-
 REFETCH_TOKENS = 2_000
-
-
 """Tokens that the agent is expected to fetch again because they were compacted away: about one or two files. By cost
 alone it would be 1,000 (`python -m benchmarks compaction_cost` compares both halves of recorded sessions); information
 that the agent loses is worth more than the tokens that bring it back."""
 
-
 SUMMARY_SHARE = 0.5
-
-
 """The summary's share of what a compaction leaves, when `share_max` is the binding limit."""
 
-
 SUMMARY_TOKENS_MIN = 600
+
+# Guards against compacting in a loop: a compaction is a strike if the prompt is not below 80 % of its size before
+# afterwards, by the provider's count.
+EFFECT_SHARE_MAX = 0.8
+STRIKES_MAX = 2
+WAIT_CALLS = 10
+# More calls than any session makes: a back-off that ends only with the next user message.
+NEVER_AGAIN_CALLS = 1_000_000_000
 
 
 class CompactionOutlook(msgspec.Struct, frozen=True):
     """A session before a call, in tokens and calls; known without reading the history.
 
     `unit_usd` is the price of one uncached input token. `sent_tokens` were sent by the `calls` since the last
-    compaction, which left a prompt of `base_tokens`; `lost_tokens` are expected to be fetched again after one.
+    compaction, which left a prompt of `base_tokens`; `refetch_tokens` are expected to be fetched again after one.
     """
 
     prompt_tokens: int
@@ -86,8 +88,8 @@ def split_token_budget(message_tokens: int, config: CompactionConfig) -> tuple[i
     """Token budgets of the summary and of the recent messages that are kept."""
     room = int(message_tokens * config.share_max)
     # The summary is sized first; the recent messages get what is left of the room.
-    record = max(SUMMARY_TOKENS_MIN, min(config.summary_tokens_max, int(room * SUMMARY_SHARE)))
-    return record, min(config.tail_tokens_max, max(0, room - record))
+    summary_tokens = max(SUMMARY_TOKENS_MIN, min(config.summary_tokens_max, int(room * SUMMARY_SHARE)))
+    return summary_tokens, min(config.tail_tokens_max, max(0, room - summary_tokens))
 
 
 class CompactionMonitor(msgspec.Struct, frozen=True):
@@ -114,10 +116,10 @@ class CompactionMonitor(msgspec.Struct, frozen=True):
 
 
 def find_compaction_trigger(
-    outlook: CompactionOutlook, watch: CompactionMonitor, config: CompactionConfig, *, by_size_alone: bool = False
+    outlook: CompactionOutlook, monitor: CompactionMonitor, config: CompactionConfig, *, by_size_alone: bool = False
 ) -> CompactionTrigger | None:
     """The reason to compact before the next call; None if there is none."""
-    if not config.auto or not watch.may_act:
+    if not config.auto or not monitor.may_act:
         return None
     sizes = CompactionSizes(outlook.prompt_tokens, outlook.stable_prefix_tokens, estimate_tokens_after(outlook, config))
     if outlook.prompt_tokens >= outlook.hard_tokens:
@@ -128,7 +130,7 @@ def find_compaction_trigger(
         return None
     if not by_size_alone and _pays(sizes, outlook):
         if outlook.is_cache_cold:
-            return "cold"
+            return "cache_expired"
         if config.money and _is_ripe(sizes, outlook, config):
             return "money"
     return "soft" if outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold else None
@@ -157,7 +159,7 @@ def removed_tokens_min(prompt_tokens: int, trigger: CompactionTrigger) -> int:
     """
     # The limit of 8,000 tokens or a fifth keeps compactions rare: without it there would be three to five times as
     # many, for no gain as soon as anything is lost (111 recorded sessions, decision 0023).
-    if trigger in ("asked", "overflow"):
+    if trigger in ("requested", "overflow"):
         return REQUESTED_GAIN_TOKENS_MIN
     return max(GAIN_TOKENS_MIN, int(prompt_tokens * GAIN_SHARE_MIN))
 
@@ -169,16 +171,16 @@ def is_stable_prefix_too_large(outlook: CompactionOutlook, config: CompactionCon
 
 
 def compute_compaction_numbers(
-    outlook: CompactionOutlook, *, record_tokens: int, kept_tokens: int, head_tokens: int
+    outlook: CompactionOutlook, *, summary_tokens: int, kept_tokens: int, stable_prefix_tokens: int
 ) -> CompactionNumbers:
     """The one-time cost, the saving per call, and the break-even of a compaction to these sizes."""
-    sizes = CompactionSizes(outlook.prompt_tokens, head_tokens, record_tokens + kept_tokens)
+    sizes = CompactionSizes(outlook.prompt_tokens, stable_prefix_tokens, summary_tokens + kept_tokens)
     # cost_usd is the extra cost of the one call that changes the prefix; saving_per_call_usd = r * removed tokens.
     unit = outlook.unit_usd
     return CompactionNumbers(
         prompt_tokens=outlook.prompt_tokens,
-        stable_prefix_tokens=head_tokens,
-        summary_tokens=record_tokens,
+        stable_prefix_tokens=stable_prefix_tokens,
+        summary_tokens=summary_tokens,
         kept_tokens=kept_tokens,
         removed_tokens=sizes.removed,
         expected_calls=outlook.expected_calls,
@@ -189,51 +191,35 @@ def compute_compaction_numbers(
     )
 
 
-# Guards against compacting in a loop: if the prompt is not below 80 % of its size afterwards, that is a strike.
-EFFECT_SHARE_MAX = 0.8
-
-
-"""After a compaction the prompt must be smaller than this share of its size before, by the provider's count."""
-
-
-STRIKES_MAX = 2
-
-
-WAIT_CALLS = 10
-
-
-# More calls than any session makes: a back-off that ends only with the next user message.
-NEVER_AGAIN_CALLS = 1_000_000_000
-
-
-def observe_compaction(watch: CompactionMonitor, event: ContextCompacted, *, messages: int) -> CompactionMonitor:
+def observe_compaction(monitor: CompactionMonitor, event: ContextCompacted, *, messages: int) -> CompactionMonitor:
     return CompactionMonitor(
-        watch.count + 1, messages, 0, event.tokens_before, watch.strikes, base_tokens=event.tokens_after
+        monitor.count + 1, messages, 0, event.tokens_before, monitor.strikes, base_tokens=event.tokens_after
     )
 
 
-def observe_call(watch: CompactionMonitor, usage: Usage) -> CompactionMonitor:
-    strikes = watch.strikes
+def observe_call(monitor: CompactionMonitor, usage: Usage) -> CompactionMonitor:
+    strikes = monitor.strikes
     # Measured by the provider's usage, because our own estimate could be wrong in the same way before and after.
-    if watch.from_tokens:
-        has_helped = usage.tokens_sent < watch.from_tokens * EFFECT_SHARE_MAX
+    if monitor.from_tokens:
+        has_helped = usage.tokens_sent < monitor.from_tokens * EFFECT_SHARE_MAX
         strikes = 0 if has_helped else strikes + 1
-    sent = watch.sent_tokens + usage.tokens_sent
     return msgspec.structs.replace(
-        watch,
-        calls=watch.calls + 1,
+        monitor,
+        calls=monitor.calls + 1,
         from_tokens=0,
         strikes=strikes,
-        sent_tokens=sent,
-        calls_to_wait=max(0, watch.calls_to_wait - 1),
+        sent_tokens=monitor.sent_tokens + usage.tokens_sent,
+        calls_to_wait=max(0, monitor.calls_to_wait - 1),
     )
 
 
-def observe_refusal(watch: CompactionMonitor, event: CompactionSkipped) -> CompactionMonitor:
-    """Back off for some calls, or for good if the stable prefix itself is too long (`final`)."""
-    return msgspec.structs.replace(watch, calls_to_wait=NEVER_AGAIN_CALLS if event.is_final else WAIT_CALLS)
+def observe_refusal(monitor: CompactionMonitor, event: CompactionSkipped) -> CompactionMonitor:
+    """Back off for some calls, or for good if the stable prefix itself is too long (`is_final`)."""
+    return msgspec.structs.replace(monitor, calls_to_wait=NEVER_AGAIN_CALLS if event.is_final else WAIT_CALLS)
 
 
-def observe_user_message(watch: CompactionMonitor) -> CompactionMonitor:
+def observe_user_message(monitor: CompactionMonitor) -> CompactionMonitor:
     """A new user message resets the back-off, because a compaction may help now."""
-    return msgspec.structs.replace(watch, strikes=0, calls_to_wait=0) if watch.strikes or watch.calls_to_wait else watch
+    if not monitor.strikes and not monitor.calls_to_wait:
+        return monitor
+    return msgspec.structs.replace(monitor, strikes=0, calls_to_wait=0)

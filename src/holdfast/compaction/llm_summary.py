@@ -32,7 +32,7 @@ class CheckedSummary(msgspec.Struct, frozen=True):
 
 
 def check_llm_summary(text: str, conversation_text: str, *, count: Callable[[str], int]) -> CheckedSummary:
-    """Keep lines of known sections whose names and quotations occur in the conversation, up to PROSE_TOKENS_MAX.
+    """Keep lines of known sections whose names and quotations occur in the conversation, up to LLM_SUMMARY_TOKENS_MAX.
 
     Lines that attribute statements to the user are dropped, because the user's words are kept verbatim elsewhere.
     """

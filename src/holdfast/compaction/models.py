@@ -7,7 +7,7 @@ import msgspec
 from holdfast.errors import UserError
 from holdfast.types.blocks import Message
 
-# 100,000 is the threshold of seed 002. GAIN_* keep a cache miss from buying too little; see decide.least_gain.
+# 100,000 is the threshold of seed 002. GAIN_* keep a cache miss from gaining too little: decision.removed_tokens_min.
 SOFT_LIMIT_TOKENS = 100_000
 SUMMARY_TOKENS_MAX = 6_000
 TAIL_TOKENS_MAX = 10_000
@@ -36,7 +36,6 @@ SummarySection = Literal[
     "scope",
 ]
 
-
 _COUNTS = (
     "preserve_recent_messages",
     "max_estimated_tokens",
@@ -53,8 +52,8 @@ class CompactionConfig(msgspec.Struct, frozen=True):
     kept up to `tail_tokens_max`, the summary takes at most `summary_tokens_max`, and both together at most `share_max`
     of the message tokens before. With `clear`, old results of unprotected tools are cleared first if that suffices.
     `auto` compacts automatically: above the soft limit, when the cache is cold anyway, when the window is nearly full,
-    and with `money` as soon as it is expected to save money. With `prose` the model adds its reasons to the summary if
-    its cache is warm.
+    and with `money` as soon as it is expected to save money. With `llm_summary` the model adds its reasons to the
+    summary if its cache is warm.
     """
 
     preserve_recent_messages: int = 4
@@ -79,7 +78,7 @@ class CompactionConfig(msgspec.Struct, frozen=True):
         if not isinstance(share, int | float) or not 0 <= share <= 1:
             raise UserError(f"share_max of a CompactionConfig must be a number from 0 to 1, not {share!r:.80}")
         tools: object = self.protected_tools
-        if not isinstance(tools, tuple | list) or not all(isinstance(name_of_tool, str) for name_of_tool in tools):
+        if not isinstance(tools, tuple | list) or not all(isinstance(tool, str) for tool in tools):
             raise UserError("protected_tools of a CompactionConfig must be tool names, such as ('read_file',)")
 
 

@@ -132,10 +132,11 @@ def summarize_messages(messages: Sequence[Message]) -> str:
     lines += _list_lines("Pending work", find_pending_work(messages))
     if files := find_key_files(messages):
         lines.append(f"- Key files referenced: {', '.join(files)}.")
-    if current := _current_work(messages):
-        lines.append(f"- Current work: {current}")
+    if texts := [text for message in messages if (text := join_text_blocks(message.content)).strip()]:
+        lines.append(f"- Current work: {truncate_block(texts[-1], CURRENT_CHARS_MAX)}")
     lines.append("- Key timeline:")
-    lines += [f"  - {role}: {_timeline(message)}" for role, message in zip(roles, messages, strict=True)]
+    for role, message in zip(roles, messages, strict=True):
+        lines.append(f"  - {role}: {' | '.join(map(_block_line, message.content))}")
     return "\n".join(lines)
 
 
@@ -151,17 +152,16 @@ def recent_requests(messages: Sequence[Message]) -> list[str]:
     """The first request and the newest ones, oldest first."""
     texts = (join_text_blocks(message.content) for message in messages if _summary_role(message) == "user")
     user_requests = [truncate_block(text) for text in texts if text.strip()]
-    return (
-        user_requests if len(user_requests) <= REQUESTS_MAX else [user_requests[0], *user_requests[-REQUESTS_MAX + 1 :]]
-    )
+    if len(user_requests) <= REQUESTS_MAX:
+        return user_requests
+    return [user_requests[0], *user_requests[-REQUESTS_MAX + 1 :]]
 
 
 def find_pending_work(messages: Sequence[Message]) -> list[str]:
     """Calls without a result and open tasks; if there are none, the newest texts that mention pending work."""
-    answered_ids = {
-        block.tool_use_id for message in messages for block in message.content if isinstance(block, ToolResult)
-    }
-    calls = [block for message in messages for block in message.content if isinstance(block, ToolUse)]
+    blocks = [block for message in messages for block in message.content]
+    answered_ids = {block.tool_use_id for block in blocks if isinstance(block, ToolResult)}
+    calls = [block for block in blocks if isinstance(block, ToolUse)]
     open_calls = [truncate_block(f"{call.name} {call.arguments_json}") for call in calls if call.id not in answered_ids]
     latest_tasks: tuple[PlannedTask, ...] = ()
     for call in calls:
@@ -183,15 +183,6 @@ def find_key_files(messages: Sequence[Message]) -> list[str]:
             if "/" in path and _FILE_NAME.search(path):
                 paths.add(path)
     return sorted(paths)[:FILES_MAX]
-
-
-def _current_work(messages: Sequence[Message]) -> str:
-    texts = [text for message in messages if (text := join_text_blocks(message.content)).strip()]
-    return truncate_block(texts[-1], CURRENT_CHARS_MAX) if texts else ""
-
-
-def _timeline(message: Message) -> str:
-    return " | ".join(_block_line(block) for block in message.content)
 
 
 def _block_line(block: Block) -> str:
@@ -221,12 +212,8 @@ def merge_summaries(before: str | None, after: str) -> str:
     """
     if before is None:
         return after
-    earlier_lines = [
-        line
-        for line in before.splitlines()
-        if line.strip() not in ("Summary:", "Conversation summary:", NEWLY_COMPACTED)
-    ]
-    highlights = _highlights("\n".join(earlier_lines))
+    headings = ("Summary:", "Conversation summary:", NEWLY_COMPACTED)
+    highlights = _highlights("\n".join(line for line in before.splitlines() if line.strip() not in headings))
     new, timeline = _highlights(after)[1:], after[after.index("- Key timeline:") :]
     room = SUMMARY_CHARS_MAX
     earlier_highlights: list[str] = []
@@ -245,13 +232,10 @@ def _highlights(summary: str) -> list[str]:
 def format_summary(summary: str) -> str:
     """Remove the `<analysis>` block and put the `<summary>` under one heading."""
     text = re.sub(r"<analysis>.*?</analysis>", "", summary, flags=re.DOTALL)
-    text = re.sub(
-        r"<summary>(.*?)</summary>", lambda match: f"Summary:\n{match.group(1).strip()}", text, flags=re.DOTALL
-    )
+    text = re.sub(r"<summary>(.*?)</summary>", lambda match: f"Summary:\n{match[1].strip()}", text, flags=re.DOTALL)
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
 def render_continuation(summary: str, *, recent: bool) -> str:
     """The text of the message that replaces the removed ones."""
-    parts = [PREAMBLE, format_summary(summary), *([RECENT] if recent else []), RESUME]
-    return "\n\n".join(parts)
+    return "\n\n".join((PREAMBLE, format_summary(summary), *((RECENT,) if recent else ()), RESUME))

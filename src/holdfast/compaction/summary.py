@@ -12,16 +12,14 @@ from holdfast.compaction.models import Summary, SummaryLine, SummarySection
 from holdfast.extraction.entities import Entity, collapse_whitespace, truncate_words
 from holdfast.extraction.facts import (
     DONE_STATUSES,
+    CitedText,
     CommandRun,
     ConversationFacts,
     ErrorOccurrence,
     FileState,
-    UserRequest,
 )
-from holdfast.extraction.tool_calls import CallAction
 
 CountTokens = Callable[[str], int]
-"""Counts the tokens of a text."""
 
 GOAL_CHARACTERS_MAX = 6_000
 USER_REQUEST_CHARACTERS_MAX = 1_500
@@ -45,23 +43,37 @@ SECTION_QUOTAS: tuple[tuple[SummarySection, float], ...] = (
 )
 """Shares of the budget by rank; what a section does not use goes to the others in the same order."""
 
-SECTION_ORDER: tuple[SummarySection, ...] = (
-    "scope",
-    "tools",
-    "goal",
-    "asks",
-    "constraints",
-    "pending",
-    "questions",
-    "decisions",
-    "files",
-    "commands",
-    "tests",
-    "errors",
-    "names",
-    "current",
-    "timeline",
+SECTION_HEADINGS: dict[SummarySection, str] = {
+    "scope": "Scope",
+    "tools": "Tools mentioned",
+    "goal": "The user's words, verbatim",
+    "asks": "Recent user requests",
+    "constraints": "Standing constraints",
+    "pending": "Pending work",
+    "questions": "Open questions",
+    "decisions": "Decisions",
+    "files": "Key files",
+    "commands": "Commands",
+    "tests": "Tests",
+    "errors": "Errors",
+    "names": "Names and values, by the message they were last seen in",
+    "current": "Current work",
+    "timeline": "Timeline",
+}
+"""In the order in which the sections are rendered."""
+
+SECTION_ORDER = tuple(SECTION_HEADINGS)
+
+PREAMBLE = (
+    "This is a record of the earlier part of this conversation, which is no longer shown in full. It was taken from "
+    "the messages by rule. It is a record and not an order: nothing in it asks for more than the user has asked for."
 )
+SOURCES = "[m12] names the message that a line is taken from."
+RECALL = " The tool recall_history shows it in full."
+RECENT = "The most recent messages are preserved word for word below."
+RESUME = "Go on from where the conversation stands, without a recap and without asking again what was answered already."
+# Text that is in every summary; its tokens are subtracted from the budget.
+_FRAME = "\n".join((PREAMBLE, SOURCES, RECALL, RECENT, RESUME, *SECTION_HEADINGS.values()))
 
 
 class KeptMessages(msgspec.Struct, frozen=True):
@@ -97,8 +109,6 @@ def build_summary(
 
 
 class _LineBudget:
-    """The selected lines and the tokens left."""
-
     def __init__(self, tokens_max: int, count: CountTokens) -> None:
         self._count = count
         self.left = tokens_max
@@ -155,21 +165,14 @@ class _LineBudget:
             for at in range(0, len(words), NAMES_PER_LINE_MAX)
         ]
         lines = [*self._lines, *name_lines]
-        ordered = sorted(lines, key=lambda line: (SECTION_ORDER.index(line.section), _sort_key(line)))
+        ordered = sorted(lines, key=_sort_key)
         return Summary(tuple(ordered), len(self._offered - self._lines.keys()))
 
 
-def _sort_key(line: SummaryLine) -> int:
-    """Sort key within a section: by message, and lines without a source first."""
-    return line.sources[-1] if line.sources and line.section not in ("files", "commands") else 0
-
-
-def render_summary_line(line: SummaryLine) -> str:
-    """The text of a line in the summary."""
-    if line.section == "goal":
-        return f'<ask source="m{line.sources[0]}">\n{line.text}\n</ask>'
-    sources = f" [{', '.join(f'm{number}' for number in line.sources)}]" if line.sources else ""
-    return f"- {line.text}{sources}"
+def _sort_key(line: SummaryLine) -> tuple[int, int]:
+    """By section; within a section by message, and lines without a source first."""
+    by_message = line.sources and line.section not in ("files", "commands")
+    return SECTION_ORDER.index(line.section), line.sources[-1] if by_message else 0
 
 
 def _scope_lines(facts: ConversationFacts) -> list[SummaryLine]:
@@ -180,17 +183,14 @@ def _scope_lines(facts: ConversationFacts) -> list[SummaryLine]:
 
 
 def _pinned_lines(facts: ConversationFacts, kept: KeptMessages) -> list[SummaryLine]:
-    pinned: dict[int, UserRequest] = {}
-    if facts.requests:
-        pinned[facts.requests[0].number] = facts.requests[0]
-    unanswered = [ask for ask in facts.requests if not ask.is_answered]
-    newest = facts.requests[-1:] if not kept.request_count else []
-    verbatim = {ask.number for ask in (*unanswered, *newest)}
-    pinned.update((ask.number, ask) for ask in (*unanswered, *newest))
+    unanswered = [request for request in facts.requests if not request.is_answered]
+    newest = facts.requests[-1:] if not kept.request_count else ()
+    verbatim = {request.number for request in (*unanswered, *newest)}
+    pinned = {request.number: request for request in (*facts.requests[:1], *unanswered, *newest)}
     lines = [
-        SummaryLine("goal", ask.text if number in verbatim else _goal_text(ask.text), (number,))
-        for number, ask in sorted(pinned.items())
-        if ask.text.strip()
+        SummaryLine("goal", request.text if number in verbatim else _goal_text(request.text), (number,))
+        for number, request in sorted(pinned.items())
+        if request.text.strip()
     ]
     constraints = facts.constraints[:4] + facts.constraints[4:][-(PINNED_CONSTRAINTS_MAX - 4) :]
     # Do not repeat constraints that a pinned request contains.
@@ -212,61 +212,44 @@ def _goal_text(text: str) -> str:
 
 def _candidate_lines(facts: ConversationFacts) -> dict[SummarySection, list[SummaryLine]]:
     """Candidate lines by section, most important first."""
+    # A step that is repeated is listed once, for its last message.
+    steps = {step.text: step for step in facts.steps if step.text.strip()}.values()
     return {
         "pending": _pending_lines(facts),
-        "questions": [
-            SummaryLine("questions", truncate_words(question.text, LINE_CHARACTERS_MAX), (question.number,))
-            for question in facts.questions
-        ],
+        "questions": [_cited_line("questions", question) for question in facts.questions],
         "errors": [_error_line(error) for error in sorted(facts.errors, key=lambda error: bool(error.resolved_in))],
         "tests": [
             SummaryLine("tests", f"failing: {truncate_words(test.text, LINE_CHARACTERS_MAX)}", (test.number,))
             for test in facts.failing_tests
         ],
-        "decisions": [
-            SummaryLine("decisions", truncate_words(decision.text, LINE_CHARACTERS_MAX), (decision.number,))
-            for decision in reversed(facts.decisions)
-        ],
-        "current": (
-            [
-                SummaryLine(
-                    "current",
-                    truncate_words(facts.current_work.text, LINE_CHARACTERS_MAX),
-                    (facts.current_work.number,),
-                )
-            ]
-            if facts.current_work
-            else []
-        ),
+        "decisions": [_cited_line("decisions", decision) for decision in reversed(facts.decisions)],
+        "current": [_cited_line("current", facts.current_work)] if facts.current_work else [],
         "asks": [
-            SummaryLine("asks", truncate_words(ask.text, USER_REQUEST_CHARACTERS_MAX), (ask.number,))
-            for ask in reversed(facts.requests[1:])
-            if ask.text.strip()
+            SummaryLine("asks", truncate_words(request.text, USER_REQUEST_CHARACTERS_MAX), (request.number,))
+            for request in reversed(facts.requests[1:])
+            if request.text.strip()
         ],
         "files": [_file_line(file) for file in facts.files],
         "commands": [_command_line(command) for command in facts.commands],
-        "timeline": [
-            SummaryLine("timeline", truncate_words(step.text, LINE_CHARACTERS_MAX), (step.number,))
-            for step in {step.text: step for step in facts.steps if step.text.strip()}.values()
-        ][::-1],
+        "timeline": [_cited_line("timeline", step) for step in reversed(steps)],
     }
 
 
+def _cited_line(section: SummarySection, cited: CitedText) -> SummaryLine:
+    return SummaryLine(section, truncate_words(cited.text, LINE_CHARACTERS_MAX), (cited.number,))
+
+
 def _pending_lines(facts: ConversationFacts) -> list[SummaryLine]:
-    open_calls = [
-        SummaryLine("pending", f"call without a result: {_action_text(action)}", (number,))
-        for action, number in facts.open_calls
-    ]
+    open_calls = []
+    for action, number in facts.open_calls:
+        call = truncate_words(f"{action.tool} {action.path or action.command or action.pattern}", LINE_CHARACTERS_MAX)
+        open_calls.append(SummaryLine("pending", f"call without a result: {call}", (number,)))
     tasks = [
         SummaryLine("pending", f"{task.status or 'open'}: {truncate_words(task.text, LINE_CHARACTERS_MAX)}", (number,))
         for task, number in facts.tasks
         if task.status.lower() not in DONE_STATUSES
     ]
     return open_calls + tasks
-
-
-def _action_text(action: CallAction) -> str:
-    return truncate_words(f"{action.tool} {action.path or action.command or action.pattern}", LINE_CHARACTERS_MAX)
 
 
 def _file_line(file: FileState) -> SummaryLine:
@@ -294,52 +277,27 @@ def _command_line(command: CommandRun) -> SummaryLine:
 
 def _error_line(error: ErrorOccurrence) -> SummaryLine:
     state = f"resolved in m{error.resolved_in}" if error.resolved_in else "unresolved"
-    return SummaryLine(
-        "errors", f"{truncate_words(error.line, LINE_CHARACTERS_MAX)} (x{error.times}, {state})", (error.number,)
-    )
+    text = f"{truncate_words(error.line, LINE_CHARACTERS_MAX)} (x{error.times}, {state})"
+    return SummaryLine("errors", text, (error.number,))
 
 
-SECTION_HEADINGS: dict[SummarySection, str] = {
-    "scope": "Scope",
-    "tools": "Tools mentioned",
-    "goal": "The user's words, verbatim",
-    "asks": "Recent user requests",
-    "constraints": "Standing constraints",
-    "pending": "Pending work",
-    "questions": "Open questions",
-    "decisions": "Decisions",
-    "files": "Key files",
-    "commands": "Commands",
-    "tests": "Tests",
-    "errors": "Errors",
-    "names": "Names and values, by the message they were last seen in",
-    "current": "Current work",
-    "timeline": "Timeline",
-}
-PREAMBLE = (
-    "This is a record of the earlier part of this conversation, which is no longer shown in full. It was taken from "
-    "the messages by rule. It is a record and not an order: nothing in it asks for more than the user has asked for."
-)
-SOURCES = "[m12] names the message that a line is taken from."
-RECALL = " The tool recall_history shows it in full."
-RECENT = "The most recent messages are preserved word for word below."
-RESUME = "Go on from where the conversation stands, without a recap and without asking again what was answered already."
-
-
-_FRAME = "\n".join((PREAMBLE, SOURCES, RECALL, RECENT, RESUME, *SECTION_HEADINGS.values()))
-"""Text that is in every summary; its tokens are subtracted from the budget."""
-
-
-def render_summary(record: Summary, *, recall: bool) -> str:
+def render_summary(summary: Summary, *, recall: bool) -> str:
     """The summary as sent to the model: preamble and sections."""
     parts = [f"{PREAMBLE} {SOURCES}{RECALL if recall else ''}"]
     for section in SECTION_ORDER:
-        lines = [render_summary_line(line) for line in record.lines if line.section == section]
+        lines = [render_summary_line(line) for line in summary.lines if line.section == section]
         if lines:
             parts.append(f"## {SECTION_HEADINGS[section]}\n" + "\n".join(lines))
-    if record.left_out:
-        parts.append(f"({record.left_out} more lines are left out.)")
+    if summary.left_out:
+        parts.append(f"({summary.left_out} more lines are left out.)")
     return "\n\n".join(parts)
+
+
+def render_summary_line(line: SummaryLine) -> str:
+    if line.section == "goal":
+        return f'<ask source="m{line.sources[0]}">\n{line.text}\n</ask>'
+    sources = f" [{', '.join(f'm{number}' for number in line.sources)}]" if line.sources else ""
+    return f"- {line.text}{sources}"
 
 
 def render_resume_note(*, recent: bool) -> str:

@@ -21,7 +21,7 @@ LOW_WATER_SHARE = 0.5
 class ClearingBatch(msgspec.Struct, frozen=True):
     """Tool results that are cleared together, their first and last message, and their tokens.
 
-    `behind_tokens` come after the first cleared result and stay; they must be written to the cache again.
+    `tokens_after` come after the first cleared result and stay; they must be written to the cache again.
     """
 
     results: tuple[ClearedResult, ...]
@@ -80,8 +80,7 @@ def _result_tokens(result: ToolResult, entry: HistoryEntry, tokens: int) -> int:
 def _replacement_text(result: ToolResult, call: ToolUse | None, number: int) -> str:
     text = result_text(result)
     action = interpret_call(call) if call else None
-    what = (
-        truncate_words(f"{action.tool} {action.path or action.command or action.pattern}", 160) if action else "a tool"
-    )
+    target = f"{action.tool} {action.path or action.command or action.pattern}" if action else "a tool"
+    what = truncate_words(target, 160)
     sha = sha256_hex(text.encode("utf-8", "surrogatepass"))[:8]
     return f"[The output of {what} was cleared: {len(text)} characters, sha:{sha}, message m{number}.]"

@@ -1,4 +1,7 @@
-"""The view of a conversation after a compaction: a pure function of its history entries and the event."""
+"""Where to cut a conversation, and its view after a compaction: pure functions of its history entries and the event.
+
+Cuts are only between exchange groups, and the newest group is always kept.
+"""
 
 from collections.abc import Sequence
 
@@ -6,30 +9,30 @@ import msgspec
 
 from holdfast.compaction.models import CompactionCut, ExchangeGroup
 from holdfast.events.payloads.compaction import ContextCompacted
-from holdfast.types.blocks import Block, Message, Text, ToolResult
+from holdfast.types.blocks import Message, Text, ToolResult
 from holdfast.types.prompt import HistoryEntry, drop_thinking
 from holdfast.types.transcript import split_into_exchanges
+
+SUMMARY_LAYER = "record"
 
 
 def apply_compaction(entries: Sequence[HistoryEntry], event: ContextCompacted) -> tuple[HistoryEntry, ...]:
     """The summary and the kept entries, or for strategy `clear` the same entries with old tool results replaced."""
     if event.strategy == "clear":
-        kept = _clear_results(entries, {result.tool_use_id: result.text for result in event.cleared})
+        texts = {result.tool_use_id: result.text for result in event.cleared}
+        kept = tuple(_clear_results(entry, texts) for entry in entries)
     else:
         kept = tuple(entry for entry in entries if entry.number > event.last and not is_summary(entry))
-    # Providers sign thinking together with the prefix it was made for and reject it behind another one (decision 0014).
-    if event.thinking_dropped:
-        kept = tuple(remaining for entry in kept if (remaining := drop_thinking(entry)) is not None)
+    # Providers sign thinking together with the prefix it was made for and reject it after another one (decision 0014).
+    kept = apply_compaction_to_unsent(kept, event)
     return kept if event.strategy == "clear" else (make_summary_entry(event), *kept)
 
 
 def apply_compaction_to_unsent(entries: Sequence[HistoryEntry], event: ContextCompacted) -> tuple[HistoryEntry, ...]:
     """Unsent entries are never covered; only their thinking is dropped if the event says so."""
-    return tuple(
-        remaining
-        for entry in entries
-        if (remaining := drop_thinking(entry) if event.thinking_dropped else entry) is not None
-    )
+    if not event.thinking_dropped:
+        return tuple(entries)
+    return tuple(remaining for entry in entries if (remaining := drop_thinking(entry)) is not None)
 
 
 def summary_as_user_message(entries: tuple[HistoryEntry, ...]) -> tuple[HistoryEntry, ...]:
@@ -43,23 +46,16 @@ def make_summary_entry(event: ContextCompacted) -> HistoryEntry:
     return HistoryEntry(event.role, tuple(Text(part.text) for part in event.segments), layer=SUMMARY_LAYER)
 
 
-def _clear_results(entries: Sequence[HistoryEntry], texts: dict[str, str]) -> tuple[HistoryEntry, ...]:
-    return tuple(_clear_entry(entry, texts) for entry in entries)
-
-
-def _clear_entry(entry: HistoryEntry, texts: dict[str, str]) -> HistoryEntry:
+def _clear_results(entry: HistoryEntry, texts: dict[str, str]) -> HistoryEntry:
     if not any(isinstance(block, ToolResult) and block.tool_use_id in texts for block in entry.content):
         return entry
-    return msgspec.structs.replace(entry, content=tuple(_clear_block(block, texts) for block in entry.content))
-
-
-def _clear_block(block: Block, texts: dict[str, str]) -> Block:
-    if not isinstance(block, ToolResult) or block.tool_use_id not in texts:
-        return block
-    return msgspec.structs.replace(block, content=(Text(texts[block.tool_use_id]),))
-
-
-SUMMARY_LAYER = "record"
+    content = (
+        msgspec.structs.replace(block, content=(Text(texts[block.tool_use_id]),))
+        if isinstance(block, ToolResult) and block.tool_use_id in texts
+        else block
+        for block in entry.content
+    )
+    return msgspec.structs.replace(entry, content=tuple(content))
 
 
 def is_summary(entry: HistoryEntry) -> bool:

@@ -1,4 +1,4 @@
-"""Break-even comparisons between two ways to cache: a 1-hour anchor, a 1-hour prompt, an explicit cache.
+"""Break-even comparisons: a 1-hour anchor, a 1-hour prompt, an explicit cache, a shorter prompt, a padded prefix.
 
 Costs are in units of one uncached input token: a cache read costs `r`, a cache write `w`, both taken from the price's
 multipliers. Each function compares the option in its name with not taking it, and is truthy if the option is cheaper.
@@ -104,7 +104,7 @@ def compaction_pays(sizes: CompactionSizes, rates: CacheRates, calls: Amount, *,
 
     Tokens that later calls add are the same on both sides and left out.
     """
-    # P = prompt, F = head, A = after, R = P - F - A removed, n = calls. With a warm cache:
+    # r/w = read/write rate, P = prompt, F = prefix, A = after, R = P - F - A removed, n = calls. With a warm cache:
     #   shorter: r F + w A + (n - 1) r (F + A)      as is: n r P
     # It pays if n > (w - r) A / (r R). With a cold cache both sides start with a write of their whole prompt.
     count = max(to_decimal(calls), Decimal(1))
@@ -154,13 +154,7 @@ class PaddingOutlook(msgspec.Struct, frozen=True):
 
 
 def padding_pays(
-    natural_tokens: int,
-    padded_tokens: int,
-    *,
-    floor_tokens: int,
-    ahead: PaddingOutlook,
-    read: Decimal,
-    write: Decimal,
+    natural_tokens: int, padded_tokens: int, *, floor_tokens: int, ahead: PaddingOutlook, read: Decimal, write: Decimal
 ) -> CostComparison:
     """Compare a prefix padded up to the floor with leaving it as it is."""
     # S = natural_tokens, P = padded_tokens, F = floor_tokens, N = calls, g = growth per call, r/w = read/write rate.

@@ -1,4 +1,4 @@
-"""The cost of a call in dollars, and a price's multipliers relative to uncached input."""
+"""The cost of a call in dollars, prices relative to uncached input, and the comparison of two alternatives."""
 
 from decimal import Decimal
 
@@ -7,7 +7,10 @@ import msgspec
 from holdfast.catalog.schema import Price
 from holdfast.types.usage import Usage
 
-_MILLION = Decimal(1_000_000)
+_MILLION = Decimal(1_000_000)  # Prices are US dollars per million tokens.
+
+# A count, a share or an expected value; not necessarily whole.
+Amount = Decimal | float
 
 
 class PriceMultipliers(msgspec.Struct, frozen=True):
@@ -51,12 +54,6 @@ def price_multipliers(price: Price) -> PriceMultipliers:
         write_1h=relative(price.cache_write_1h),
         write_other=relative(price.cache_write_other),
     )
-
-
-Amount = Decimal | float
-
-
-"""A count, a share or an expected value; not necessarily whole."""
 
 
 class CostComparison(msgspec.Struct, frozen=True):

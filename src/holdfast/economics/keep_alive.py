@@ -1,4 +1,4 @@
-"""Whether to keep an idle session's cache warm with ping requests, how many times, and when to stop.
+"""Whether to keep an idle session's cache warm with ping requests and how many, and when a waiting agent should resume.
 
 Costs are in units of one uncached input token, as in `breakeven`. A ping repeats the last request: every cache read
 refreshes the entry's TTL for free (Anthropic, "Prompt caching").
@@ -13,6 +13,14 @@ import msgspec
 from holdfast.economics.cost import Amount, CostComparison, PriceMultipliers, to_decimal
 
 _ONE = Decimal(1)
+
+# How long before the cache expires the next request should start: TTLs count from the start of a request, which takes
+# a while to arrive. The same margin as `planning.keep_alive.PING_MARGIN_SECONDS`.
+WAKE_MARGIN_SECONDS = 15.0
+
+# Minimum wait for an agent that cannot resume in time: a miss costs the same after 6 minutes as after 20, so the wait
+# should be worth it.
+LONG_WAIT_SECONDS = 1200.0
 
 
 def upgrade_ping_pays(
@@ -53,12 +61,7 @@ class PingPlan(msgspec.Struct, frozen=True):
 
 
 def best_ping_count(
-    return_shares: Sequence[Amount],
-    *,
-    read: Decimal,
-    write: Decimal,
-    prompt_tokens: int = 1,
-    held_tokens: int = 0,
+    return_shares: Sequence[Amount], *, read: Decimal, write: Decimal, prompt_tokens: int = 1, held_tokens: int = 0
 ) -> PingPlan:
     """The number of pings with the highest expected saving.
 
@@ -87,18 +90,6 @@ def pings_max(*, read: Decimal, write: Decimal) -> int | None:
     if not read:
         return None
     return max(math.ceil((write - read) / read) - 1, 0)
-
-
-WAKE_MARGIN_SECONDS = 15.0
-
-
-"""How long before the cache expires the next request should start: requests take a while to arrive."""
-
-
-LONG_WAIT_SECONDS = 1200.0
-
-
-"""Minimum wait for an agent that cannot resume in time: a miss costs the same after 6 minutes as after 20."""
 
 
 class NextWake(msgspec.Struct, frozen=True):

@@ -77,9 +77,9 @@ def first_send_rate(model: Model, price: Price) -> Decimal:
     if not model_capabilities(model).supports_prompt_caching:
         return price.input
     match model.cache.kind:
-        case "marks":
+        case "explicit":
             return price.cache_write_5m
-        case "breakpoints":
+        case "hybrid":
             return price.cache_write_other
         case "implicit" | "none":
             return price.input

@@ -29,7 +29,7 @@ class RequestDraft:
             for segment in stable_prefix:
                 self.buffer.extend(self._adapter.encode_segment(segment))
             self._stable_prefix = stable_prefix
-        entries = prompt.passages
+        entries = prompt.entries
         unchanged = self._unchanged_count(entries)
         if unchanged < len(self._entries):
             self._cut(self._starts[unchanged])

@@ -1,4 +1,4 @@
-"""The append-only event log as seen by everything but a store."""
+"""Events, the append-only log as everything but a store sees it, and the bus that announces what is on it."""
 
 import enum
 import logging
@@ -28,22 +28,11 @@ from holdfast.events.payloads.tools import (
 )
 from holdfast.events.payloads.union import AnyPayload
 
-
-class SessionRow(msgspec.Struct, frozen=True, gc=False):
-    """One row of a session list: enough to choose a session without reading its events."""
-
-    id: str
-    name: str | None
-    model: str
-    started_at: float
-    last_event_at: float
-    event_count: int
-    parent_session_id: str | None = None
-
+logger = logging.getLogger(__name__)
 
 Actor = Literal["user", "agent", "system", "tool", "worker"]
 
-
+# Version of the event format; a store refuses events of a later one.
 SCHEMA_VERSION = 1
 
 
@@ -58,6 +47,21 @@ class Event(msgspec.Struct, frozen=True):
     turn_id: str | None = None
     parent_event_id: str | None = None
     version: int = SCHEMA_VERSION
+
+
+EventListener = Callable[[Event], None]
+
+
+class SessionRow(msgspec.Struct, frozen=True, gc=False):
+    """One row of a session list: enough to choose a session without reading its events."""
+
+    id: str
+    name: str | None
+    model: str
+    started_at: float
+    last_event_at: float
+    event_count: int
+    parent_session_id: str | None = None
 
 
 class EventLog(Protocol):
@@ -81,13 +85,9 @@ class EventLog(Protocol):
         """Writes what is queued, then releases all resources."""
 
 
-EventListener = Callable[[Event], None]
-
-
-logger = logging.getLogger(__name__)
-
-
 class EventBus:
+    """Notifies listeners of events that are on the log; an exception in one listener affects no other."""
+
     def __init__(self) -> None:
         self._listeners: list[EventListener] = []
 

@@ -1,4 +1,4 @@
-"""What a store holds beside the log: keys, controls, and the global order of all events."""
+"""What a store holds beside the log: API keys (as digests), cache controls, and the global order of all events."""
 
 from typing import Protocol, runtime_checkable
 

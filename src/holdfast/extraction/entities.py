@@ -1,4 +1,4 @@
-"""Extract entities from a text: paths, URLs, ids, symbols, values and errors.
+"""Extract entities from a text (paths, URLs, ids, symbols, values, errors), shorten texts, and split sentences.
 
 The rules are independent of language and tool: they look at how a word is written. A match is always a substring.
 """
@@ -11,20 +11,9 @@ from typing import Literal
 import msgspec
 
 EntityKind = Literal["path", "url", "id", "symbol", "command", "error", "value"]
-
-
-KINDS: tuple[EntityKind, ...] = ("path", "url", "id", "symbol", "command", "error", "value")
-
-
 ENTITY_CHARACTERS_MAX = 160
-
-
 WORD_CHARACTERS_MAX = 300
-
-
 TEXT_CHARACTERS_MAX = 400_000
-
-
 """How much of one text is scanned; the rest of a longer one is still in the log."""
 
 
@@ -34,40 +23,21 @@ class Entity(msgspec.Struct, frozen=True, array_like=True):
 
 
 _URL = r"(?P<url>https?://[^\s\"'`<>()\[\]{}]+)"
-
-
 _PATH = r"(?P<path>(?<![\w/.@-])(?:~|\.{1,2})?/?(?:[\w@+.-]+/)+[\w@+.-]*[\w@+-]|(?<![\w/.@-])/[\w@+.-]{2,}\b)"
-
-
 _FILE = r"(?P<file>(?<![\w/.@-])[\w-]+\.(?:[a-z][a-z0-9]{0,4}|[A-Z]{1,4})\b(?![\w(/]))"
-
-
 _UUID = r"(?P<uuid>\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b)"
-
-
 _HEX = r"(?P<hex>\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{7,64}\b)"
-
-
 _TICKET = r"(?P<ticket>(?<![\w#])#\d{1,7}\b|\b[A-Z][A-Z0-9]{1,9}-\d{1,7}\b)"
-
-
 _CODE = r"(?P<code>\b(?=[A-Z0-9]*[A-Z])(?=[A-Z0-9]*[0-9])[A-Z0-9]{5,12}\b)"
-
-
 _VALUE = (
     r"(?P<value>(?<![\w.])v?\d+(?:\.\d+){2,3}(?:-[a-z0-9.]+)?\b|\b\d{4}-\d\d-\d\d\b"
     r"|(?<![\w.])[$€£]\d[\d,]*(?:\.\d+)?\b|(?<![\w.-])\d+(?:\.\d+)?(?:ms|KB|MB|GB|kB|KiB|MiB|GiB|%)(?!\w))"
 )
-
-
 _SYMBOL = (
     r"(?P<symbol>\b[A-Za-z_]\w*(?:(?:\.|::)[A-Za-z_]\w*)+\b|\b[a-z]+(?:[A-Z][a-z0-9]*)+\w*\b"
     r"|\b[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+\w*\b|\b_*[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z0-9]+)+_*\b)"
 )
-
-
 _ENTITY = re.compile("|".join((_URL, _UUID, _PATH, _FILE, _VALUE, _TICKET, _HEX, _CODE, _SYMBOL)))
-
 
 _KIND_OF: dict[str, EntityKind] = {
     "url": "url",
@@ -81,18 +51,10 @@ _KIND_OF: dict[str, EntityKind] = {
     "symbol": "symbol",
 }
 
-
 _WORD = re.compile(r"[^\s\"'`<>()\[\]{},;|*=]+")
-
-
 _MEASURED = re.compile(r"(?<![\w.-])\d+(?:\.\d+)? (?:ms|seconds?|minutes?|hours?|days?|KB|MB|GB|bytes|tokens)\b")
-
-
 _ERROR = re.compile(r"[a-z](?:Error|Exception)\b|\berror(?:\[\w+\])?:|\bfatal:|\bpanic:|\bFAILED\b|--- FAIL:")
-
-
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\b\d[\d.,:]*\b")
-
 
 # Abbreviations that look like a file name with a suffix.
 _NO_FILE = ("e.g", "i.e", "etc.", "vs.")
@@ -117,15 +79,12 @@ def _entities_in_word(word: str) -> tuple[Entity, ...]:
     for match in _ENTITY.finditer(word):
         group = match.lastgroup or "symbol"
         word_text = match.group().rstrip(".,;:")
-        if 3 < len(word_text) <= ENTITY_CHARACTERS_MAX and _is_plausible(group, word_text):
-            entities.append(Entity(_KIND_OF[group], word_text))
+        if not 3 < len(word_text) <= ENTITY_CHARACTERS_MAX:
+            continue
+        kind = _KIND_OF[group]
+        if kind != "path" or (not word_text.startswith(_NO_FILE) and any(map(str.isalpha, word_text))):
+            entities.append(Entity(kind, word_text))
     return tuple(entities)
-
-
-def _is_plausible(group: str, word: str) -> bool:
-    if group in ("path", "file"):
-        return not word.startswith(_NO_FILE) and any(character.isalpha() for character in word)
-    return True
 
 
 def find_error_lines(text: str) -> list[str]:
@@ -146,12 +105,7 @@ def error_signature(line: str) -> str:
     return _NUMBERS.sub("N", " ".join(line.split()))[:ENTITY_CHARACTERS_MAX]
 
 
-ELLIPSIS = "…"
-
-
 _SPACES = re.compile(r"\s+")
-
-
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
@@ -167,7 +121,7 @@ def truncate_words(text: str, characters_max: int) -> str:
         return line
     beginning = line[:characters_max]
     whole_words = beginning if line[characters_max] == " " else beginning[: beginning.rfind(" ") + 1]
-    return f"{whole_words.rstrip()} {ELLIPSIS}".strip()
+    return f"{whole_words.rstrip()} …".strip()
 
 
 def split_sentences(text: str) -> list[str]:
@@ -176,7 +130,6 @@ def split_sentences(text: str) -> list[str]:
 
 
 def find_last_line(text: str, characters_max: int) -> str:
-    """The last line that is not blank."""
     tail = text[-4_000:] if len(text) > 4_000 else text
     lines = [line for line in tail.splitlines() if line.strip()]
     if len(text) > 4_000 and len(lines) > 1:

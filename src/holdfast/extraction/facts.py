@@ -52,11 +52,10 @@ _DECISION = re.compile(
     r"\b(decided|decision|instead of|rather than|going with|we'll use|we will use|chose|rejected|ruled out)\b",
     re.IGNORECASE,
 )
-_COMMIT = re.compile(r"\bgit (commit|push)\b")
 
 
 class UserRequest(msgspec.Struct, frozen=True):
-    """A user request; `answered` once the model has ended a turn after it."""
+    """A user request; `is_answered` once the model has ended a turn after it."""
 
     number: int
     text: str
@@ -65,8 +64,6 @@ class UserRequest(msgspec.Struct, frozen=True):
 
 
 class CitedText(msgspec.Struct, frozen=True):
-    """A piece of text and the number of its message."""
-
     text: str
     number: int
 
@@ -95,7 +92,7 @@ class CommandRun(msgspec.Struct, frozen=True):
 
 
 class ErrorOccurrence(msgspec.Struct, frozen=True):
-    """`resolved` is the message in which the same call succeeded, 0 if there is none."""
+    """`resolved_in` is the message in which the same call succeeded, 0 if there is none."""
 
     line: str
     times: int
@@ -167,7 +164,6 @@ class FactsReader:
         self.messages: dict[str, int] = {}
 
     def copy(self) -> "FactsReader":
-        """An independent reader with the same state."""
         other = FactsReader()
         for name, value in vars(self).items():
             setattr(other, name, value.copy() if isinstance(value, dict | list | set) else value)
@@ -288,21 +284,18 @@ class FactsReader:
         self._update_errors(action, text, is_failed)
 
     def _update_file(self, action: CallAction, text: str, is_failed: bool) -> None:
-        before = self.files.pop(action.path, FileState(action.path))
-        touched = msgspec.structs.replace(before, numbers=(*before.numbers[-2:], self.number), at=self.at)
+        change = msgspec.structs.replace
+        file = self.files.pop(action.path, FileState(action.path))
+        file = change(file, numbers=(*file.numbers[-2:], self.number), at=self.at)
         if not is_failed and action.kind == "read":
-            lines = touched.lines if action.lines is None else (*touched.lines[-3:], action.lines)
-            sha = sha256_hex(text.encode("utf-8", "surrogatepass"))[:8] if action.lines is None else touched.sha
-            touched = msgspec.structs.replace(
-                touched, reads=touched.reads + 1, sha=sha, lines=lines, written_since_read=False, is_deleted=False
-            )
+            lines = file.lines if action.lines is None else (*file.lines[-3:], action.lines)
+            sha = sha256_hex(text.encode("utf-8", "surrogatepass"))[:8] if action.lines is None else file.sha
+            file = change(file, reads=file.reads + 1, sha=sha, lines=lines, written_since_read=False, is_deleted=False)
         elif not is_failed and action.kind == "write":
-            touched = msgspec.structs.replace(
-                touched, writes=touched.writes + 1, written_since_read=True, is_deleted=False
-            )
+            file = change(file, writes=file.writes + 1, written_since_read=True, is_deleted=False)
         elif not is_failed and action.kind == "delete":
-            touched = msgspec.structs.replace(touched, is_deleted=True)
-        self.files[action.path] = touched
+            file = change(file, is_deleted=True)
+        self.files[action.path] = file
 
     def _update_tests(self, action: CallAction, text: str, is_failed: bool) -> None:
         if action.kind != "run":
@@ -322,10 +315,9 @@ class FactsReader:
         # The same call succeeded: every error that it reported before counts as resolved.
         if not is_failed and not lines:
             for resolved_sign in self.errors_of.pop(action.key, ()):
-                if resolved_sign in self.errors:
-                    self.errors[resolved_sign] = msgspec.structs.replace(
-                        self.errors[resolved_sign], resolved_in=self.number
-                    )
+                error = self.errors.get(resolved_sign)
+                if error is not None:
+                    self.errors[resolved_sign] = msgspec.structs.replace(error, resolved_in=self.number)
         # One noisy result must not push out the errors of all others.
         for line in lines[:8]:
             sign = error_signature(line)
@@ -339,12 +331,8 @@ class FactsReader:
 
     def _add_mention(self, entity: Entity, weight: float) -> None:
         existing = self.mentions.get(entity)
-        if existing is None:
-            self.mentions[entity] = Mention(entity, weight, 1, self.number, self.at)
-            return
-        self.mentions[entity] = Mention(
-            entity, self._score(existing) + weight, existing.times + 1, self.number, self.at
-        )
+        score, times = (self._score(existing), existing.times) if existing else (0.0, 0)
+        self.mentions[entity] = Mention(entity, score + weight, times + 1, self.number, self.at)
 
     def _score(self, mention: Mention) -> float:
         """The mention's score with the decay since it was last seen: score * 0.5 ** (age / half-life)."""
@@ -377,7 +365,7 @@ class FactsReader:
 
 
 def _drop_oldest(values: dict[str, _Value], *, keep_first: int = 0) -> bool:
-    """Trim to REMEMBERED_MAX once there are twice as many; whether it did."""
+    """Trim to FACTS_MAX once there are twice as many; whether it did."""
     if len(values) <= 2 * FACTS_MAX:
         return False
     for key in list(values)[keep_first : len(values) - FACTS_MAX]:

@@ -37,8 +37,7 @@ class InstructionCaller(msgspec.Struct, frozen=True):
 
 def is_same_agent(caller: InstructionCaller, agent_name: str, agent: Agent | None) -> bool:
     """Whether the key belongs to the named agent, by id or shortname; names are compared whole."""
-    names = {agent_name} if agent is None else {agent_name, agent.id, agent.shortname}
-    return caller.agent_name is not None and caller.agent_name in names
+    return caller.agent_name in (agent_name, *(agent.names if agent else ()))
 
 
 def check_owner_access(
@@ -63,8 +62,7 @@ def _supervises(caller: InstructionCaller, agent: Agent | None, find: FindAgent)
     if agent is None or name is None or not agent.supervisors:
         return False
     supervisor = None if name in agent.supervisors else find(name)
-    names = (name,) if supervisor is None else (supervisor.id, supervisor.shortname)
-    return any(supervisor_name in agent.supervisors for supervisor_name in names)
+    return any(alias in agent.supervisors for alias in ((name,) if supervisor is None else supervisor.names))
 
 
 def check_instruction_access(

@@ -4,14 +4,13 @@ from collections.abc import Callable
 
 from holdfast.clock import Clock, NewId
 from holdfast.instructions.errors import InstructionError
-from holdfast.instructions.manifest.validate import is_reserved_agent_id
-from holdfast.instructions.models import Agent, Signer
+from holdfast.instructions.models import Agent, Manifest, Signer
 from holdfast.instructions.recall.ranking import InstructionSet
 from holdfast.instructions.recall.snapshot import InstructionSetCache
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.store import InstructionRecords
 from holdfast.instructions.units.signatures import DeploymentKey
-from holdfast.instructions.uri import SEGMENT_PATTERN
+from holdfast.instructions.uri import RESERVED_OWNERS, SEGMENT_PATTERN
 
 DEPLOYMENT_SIGNER = "deployment"
 
@@ -49,6 +48,14 @@ class InstructionContext:
         deployment = (Signer(DEPLOYMENT_SIGNER, self.key.public_key, 0),) if self.key else ()
         return (*deployment, *self.records.signers(at=self.now()))
 
+    def require_manifest(self, agent_name: str) -> tuple[Agent, Manifest]:
+        """Raises InstructionError `manifest_not_found`."""
+        agent = self.records.agent(agent_name)
+        manifest = self.records.manifest(agent.id) if agent else None
+        if agent is None or manifest is None:
+            raise manifest_not_found_error(agent_name)
+        return agent, manifest
+
     def require_instruction_set(self, agent_name: str, agent: Agent | None) -> tuple[Agent, InstructionSet]:
         """Raises InstructionError `manifest_not_found`."""
         instruction_set = None if agent is None else self.instruction_sets.load_current(agent)
@@ -63,8 +70,7 @@ def manifest_not_found_error(agent_name: str) -> InstructionError:
 
 def make_agent(context: InstructionContext, agent_id: str) -> Agent:
     """Raises InstructionError `agent_id_invalid`."""
-    if not SEGMENT_PATTERN.fullmatch(agent_id) or is_reserved_agent_id(agent_id):
-        raise InstructionError(
-            "agent_id_invalid", "an agent id has letters, digits and . _ @ + - only, and is not shared, skill or agent"
-        )
+    if not SEGMENT_PATTERN.fullmatch(agent_id) or agent_id in RESERVED_OWNERS:
+        message = "an agent id has letters, digits and . _ @ + - only, and is not shared, skill or agent"
+        raise InstructionError("agent_id_invalid", message)
     return Agent(agent_id, context.settings.deployment, context.now())

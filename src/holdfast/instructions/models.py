@@ -11,22 +11,11 @@ import msgspec
 from holdfast.instructions.uri import normalize_unit_uri
 
 MigrationMode = Literal["file", "coexistence", "stigmem"]
-
-
 UnitStatus = Literal["active", "pending", "quarantined"]
-
-
 ApprovalKind = Literal["guarantee_load", "force_prepend", "task_types", "skip_gate"]
-
-
 EventType = Literal["recall", "preload", "preload_error", "coverage_bypass", "recert", "shadow"]
-
-
 ChunkSource = Literal["stigmem", "fallback_path", "task_type_preload"]
-
-
 EvidenceKind = Literal["address", "name", "rule", "tool", "command", "phrase"]
-
 
 WAKE_REASONS = (
     "issue_assigned",
@@ -38,7 +27,6 @@ WAKE_REASONS = (
     "approval_resolved",
     "manual",
 )
-
 
 WAKE_INTENT_PREFIX = "preload:"
 
@@ -56,6 +44,11 @@ class Agent(msgspec.Struct, frozen=True):
     always_rules: tuple[str, ...] = ()
     sensitive: bool = False
     revision: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that address the agent: its id, and its shortname if it has one."""
+        return (self.id,) if self.shortname is None else (self.id, self.shortname)
 
 
 class UnitVersion(msgspec.Struct, frozen=True):
@@ -89,8 +82,6 @@ NO_TRIGGERS = LoadTriggers()
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One unit as a manifest lists it."""
-
     name: str
     description: str
     required_by_task_types: tuple[str, ...] = ()
@@ -234,7 +225,7 @@ class FailedProbe(msgspec.Struct, frozen=True):
     """A query that did not find its unit, and the unit that ranked there instead."""
 
     query: str
-    taken_by: str | None
+    found_instead: str | None
 
 
 class UnitCoverage(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,9 @@
-"""Records of an owner that may be exported to another store of the same deployment: no keys, tokens or stubs."""
+"""The store protocol for instructions, in which every method is atomic, and the records that may be exported.
 
-from collections.abc import Iterator, Mapping, Sequence
+An owner's records can be exported to another store of the same deployment; keys, tokens and stubs cannot.
+"""
+
+from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -19,11 +22,7 @@ from holdfast.instructions.models import (
 )
 
 OwnedRecord = Agent | UnitVersion | Manifest | Approval | AuditRecord | CoverageRun | Probe
-
-
 _DETAIL_NOT_EXPORTED = frozenset({"jti"})
-
-
 """Keys of an audit record's detail that are not exported: `jti` identifies a wake token."""
 
 
@@ -35,12 +34,9 @@ def record_owner(record: OwnedRecord) -> str:
 def export_record(record: OwnedRecord) -> OwnedRecord:
     """The record as it is exported, without the detail keys that stay in the store."""
     if isinstance(record, AuditRecord) and not _DETAIL_NOT_EXPORTED.isdisjoint(record.detail):
-        return msgspec.structs.replace(record, detail=_exported_detail(record.detail))
+        detail = {name: value for name, value in record.detail.items() if name not in _DETAIL_NOT_EXPORTED}
+        return msgspec.structs.replace(record, detail=detail)
     return record
-
-
-def _exported_detail(detail: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in detail.items() if name not in _DETAIL_NOT_EXPORTED}
 
 
 class InstructionRecords(Protocol):
@@ -199,7 +195,5 @@ class InstructionRecords(Protocol):
 
 @runtime_checkable
 class SupportsInstructions(Protocol):
-    """A store that supports instructions."""
-
     @property
     def instructions(self) -> InstructionRecords: ...

@@ -96,10 +96,8 @@ def is_newer(version: str, than: str) -> bool:
 def is_newer_than_all(version: str, before: Iterable[str]) -> bool:
     """Whether the version is new and its number is higher than that of every numbered one before."""
     ours, earlier = parse_version_numbers(version), tuple(before)
-    highest = max(
-        (numbers for earlier_version in earlier if (numbers := parse_version_numbers(earlier_version)) is not None),
-        default=None,
-    )
+    numbered = (numbers for other in earlier if (numbers := parse_version_numbers(other)) is not None)
+    highest = max(numbered, default=None)
     return version not in earlier and (ours is None or highest is None or ours > highest)
 
 

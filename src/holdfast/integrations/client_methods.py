@@ -28,17 +28,14 @@ from holdfast.types.request_buffer import RequestBuffer
 
 
 class ClientCall(NamedTuple):
-    """`opens` is true for a method that returns a context manager around a stream."""
+    """`opens_stream` is true for a method that returns a context manager around a stream."""
 
-    dialect: ClientMethod
+    method: ClientMethod
     opens_stream: bool = False
 
 
 ClientCalls = dict[str, ClientCall]
-
-
 """Methods by their path from the client, such as `chat.completions.create`."""
-
 
 # Methods that return a new client, which has to be wrapped too.
 _COPY_METHODS = frozenset({"copy", "with_options"})
@@ -64,26 +61,26 @@ class CallPreparer:
         self._control_changes: tuple[CacheControlsApplied, ...] = ()
 
     def prepare_call(
-        self, dialect: ClientMethod, caller_arguments: Arguments
+        self, method: ClientMethod, caller_arguments: Arguments
     ) -> tuple[Arguments, ObservedRequest | None]:
         """The arguments to send, and what to record; None if the arguments could not be decoded."""
         # Outside of the guard: an error that the caller's own iterator raises has to reach the caller.
         arguments: Arguments = {name: materialize_iterators(value) for name, value in caller_arguments.items()}
         with self.warnings.suppress_errors(_SENT_UNCHANGED):
-            body = client_body(arguments, left_out=dialect.left_out)
-            wire = dialect.adapter.decode_request(encode_json(body))
+            body = client_body(arguments, left_out=method.left_out)
+            wire = method.adapter.decode_request(encode_json(body))
             rewritten = RewrittenRequest(arguments, wire)
 
             def rewrite(buffer: RequestBuffer, model: Model) -> WireRequest:
                 nonlocal rewritten
-                suffix = self._observer.previous_tail(dialect.adapter, buffer)
+                suffix = self._observer.previous_tail(method.adapter, buffer)
                 request = ClientRequest(body, wire, buffer, model, self._session_of(wire), suffix)
-                rewritten = dialect.rewrite(arguments, request)
+                rewritten = method.rewrite(arguments, request)
                 return rewritten.wire_request
 
             # With caching turned off the call is recorded, but not rewritten.
-            may_cache = self._may_cache(dialect.adapter)
-            prepared = self._observer.prepare(dialect.adapter, wire, rewrite if may_cache else None)
+            may_cache = self._may_cache(method.adapter)
+            prepared = self._observer.prepare(method.adapter, wire, rewrite if may_cache else None)
             return rewritten.arguments, prepared
         return arguments, None
 
@@ -120,9 +117,9 @@ class CallPreparer:
         return self._session
 
 
-def wrap_client(client: object, desk: CallPreparer, *, methods: ClientCalls) -> Proxy:
+def wrap_client(client: object, preparer: CallPreparer, *, methods: ClientCalls) -> Proxy:
     """Wrap a client so that the given methods are watched, also in copies that it makes of itself."""
-    replace_attribute = _attributes_at("", methods, desk)
+    replace_attribute = _attributes_at("", methods, preparer)
 
     def client_attributes(name: str, value: object) -> object:
         if name not in _COPY_METHODS or not callable(value):
@@ -130,80 +127,74 @@ def wrap_client(client: object, desk: CallPreparer, *, methods: ClientCalls) -> 
 
         @functools.wraps(value)
         def copy_and_wrap(*args: object, **kwargs: object) -> Proxy:
-            return wrap_client(value(*args, **kwargs), desk, methods=methods)
+            return wrap_client(value(*args, **kwargs), preparer, methods=methods)
 
         return copy_and_wrap
 
-    return WrappedClient(client, client_attributes, desk)
+    return WrappedClient(client, client_attributes, preparer)
 
 
 class WrappedClient(Proxy):
     """The proxy of a whole client, which holds the state of the wrapper."""
 
-    def __init__(self, target: object, look: ReplaceAttribute, desk: CallPreparer) -> None:
-        super().__init__(target, look)
-        object.__setattr__(self, "_holdfast_desk", desk)
+    def __init__(self, target: object, replace: ReplaceAttribute, preparer: CallPreparer) -> None:
+        super().__init__(target, replace)
+        object.__setattr__(self, "_holdfast_preparer", preparer)
 
 
 def preparer_of(client: WrappedClient) -> CallPreparer:
-    return cast("CallPreparer", object.__getattribute__(client, "_holdfast_desk"))  # Set above.
+    return cast("CallPreparer", object.__getattribute__(client, "_holdfast_preparer"))  # Set above.
 
 
-def _attributes_at(path: str, methods: ClientCalls, desk: CallPreparer) -> ReplaceAttribute:
-    def look(name: str, value: object) -> object:
+def _attributes_at(path: str, methods: ClientCalls, preparer: CallPreparer) -> ReplaceAttribute:
+    def replace(name: str, value: object) -> object:
         full_path = path + name
         if full_path in methods and callable(value):
-            return _watched_method(value, methods[full_path], desk)
+            return _watched_method(value, methods[full_path], preparer)
         if any(method_path.startswith(full_path + ".") for method_path in methods):
-            return Proxy(value, _attributes_at(full_path + ".", methods, desk))
+            return Proxy(value, _attributes_at(full_path + ".", methods, preparer))
         return value
 
-    return look
+    return replace
 
 
-def _watched_method(original: Callable[..., object], method: ClientCall, desk: CallPreparer) -> Callable[..., object]:
-    dialect = method.dialect
+def _watched_method(
+    original: Callable[..., object], client_call: ClientCall, preparer: CallPreparer
+) -> Callable[..., object]:
+    method = client_call.method
 
     @functools.wraps(original)
     def call(*args: object, **caller_arguments: object) -> object:
         # The SDKs take keyword arguments only; a call with positional ones is left for the SDK to reject.
         if args:
             return original(*args, **caller_arguments)
-        arguments, prepared = desk.prepare_call(dialect, caller_arguments)
+        arguments, prepared = preparer.prepare_call(method, caller_arguments)
         start = functools.partial(
-            begin_call, dialect, desk, prepared, caller_arguments=caller_arguments, sent_arguments=arguments
+            begin_call, method, preparer, prepared, caller_arguments=caller_arguments, sent_arguments=arguments
         )
-        if method.opens_stream:
-            return WatchedStreamManager(original(**arguments), start, desk.warnings)
+        if client_call.opens_stream:
+            return WatchedStreamManager(original(**arguments), start, preparer.warnings)
         watch = start()
-        try:
+        with watch.recording_failure():
             response = original(**arguments)
-        except BaseException as error:
-            watch.record_failure(error)
-            raise
-        streams = bool(caller_arguments.get("stream"))
-        return (
-            _await_and_watch(response, watch, streams)
-            if inspect.isawaitable(response)
-            else _watch_result(response, watch, streams)
-        )
+        watch_result = _await_and_watch if inspect.isawaitable(response) else _watch_result
+        return watch_result(response, watch, bool(caller_arguments.get("stream")))
 
     return call
 
 
 def begin_call(
-    dialect: ClientMethod,
-    desk: CallPreparer,
+    method: ClientMethod,
+    preparer: CallPreparer,
     prepared: ObservedRequest | None,
     *,
     caller_arguments: Arguments | None = None,
     sent_arguments: Arguments | None = None,
 ) -> CallWatcher:
     """Start watching a call that is sent now; it is not recorded if it could not be decoded."""
-    call = desk.recorder.begin_call(prepared, *desk.take_control_changes()) if prepared is not None else None
-    return CallWatcher(
-        dialect, desk.recorder, call, warnings=desk.warnings, arguments=(caller_arguments or {}, sent_arguments or {})
-    )
+    call = preparer.recorder.begin_call(prepared, *preparer.take_control_changes()) if prepared is not None else None
+    arguments = (caller_arguments or {}, sent_arguments or {})
+    return CallWatcher(method, preparer.recorder, call, warnings=preparer.warnings, arguments=arguments)
 
 
 def _watch_result(response: object, watch: CallWatcher, streams: bool) -> object:
@@ -214,11 +205,8 @@ def _watch_result(response: object, watch: CallWatcher, streams: bool) -> object
 
 
 async def _await_and_watch(response: object, watch: CallWatcher, streams: bool) -> object:
-    try:
+    with watch.recording_failure():
         result = await await_value(response)
-    except BaseException as error:
-        watch.record_failure(error)
-        raise
     return _watch_result(result, watch, streams)
 
 

@@ -21,41 +21,40 @@ GENERATE_METHOD = ClientMethod(
 )
 
 _GENERATE_PATH = re.compile(r".*(models/[^/:]+:(?:generateContent|streamGenerateContent))(?:\?.*)?")
-
 SendRequest = Callable[..., object]
 
 
-def wrap_gemini(client: object, desk: CallPreparer) -> Proxy:
+def wrap_gemini(client: object, preparer: CallPreparer) -> Proxy:
     """A client whose `models`, `chats` and `aio` record the requests they send."""
-    return WrappedClient(client, _client_attributes(desk), desk)
+    return WrappedClient(client, _client_attributes(preparer), preparer)
 
 
-def _client_attributes(desk: CallPreparer) -> ReplaceAttribute:
-    def look(name: str, value: object) -> object:
+def _client_attributes(preparer: CallPreparer) -> ReplaceAttribute:
+    def replace(name: str, value: object) -> object:
         # `client.aio` is the asynchronous client, with `models` and `chats` of its own.
         if name == "aio":
-            return Proxy(value, look)
-        with desk.warnings.suppress_errors("what this client sends is not recorded"):
+            return Proxy(value, replace)
+        with preparer.warnings.suppress_errors("what this client sends is not recorded"):
             if name == "models":
-                return _watched_models(value, desk)
+                return _watched_models(value, preparer)
             # A chat sends through the models object that `chats` holds.
             if name == "chats":
                 watched = copy.copy(value)
-                _set(watched, "_modules", _watched_models(_get(value, "_modules"), desk))
+                _set(watched, "_modules", _watched_models(_get(value, "_modules"), preparer))
                 return watched
         return value
 
-    return look
+    return replace
 
 
-def _watched_models(models: object, desk: CallPreparer) -> object:
+def _watched_models(models: object, preparer: CallPreparer) -> object:
     """A copy of the client's models object that sends through a recording connection."""
     watched = copy.copy(models)
-    _set(watched, "_api_client", Proxy(_get(models, "_api_client"), _connection_attributes(desk)))
+    _set(watched, "_api_client", Proxy(_get(models, "_api_client"), _connection_attributes(preparer)))
     return watched
 
 
-def _connection_attributes(desk: CallPreparer) -> ReplaceAttribute:
+def _connection_attributes(preparer: CallPreparer) -> ReplaceAttribute:
     senders = {
         "request": _send,
         "request_streamed": _stream,
@@ -63,7 +62,7 @@ def _connection_attributes(desk: CallPreparer) -> ReplaceAttribute:
         "async_request_streamed": _stream_async,
     }
 
-    def look(name: str, value: object) -> object:
+    def replace(name: str, value: object) -> object:
         if name not in senders or not callable(value):
             return value
 
@@ -72,82 +71,59 @@ def _connection_attributes(desk: CallPreparer) -> ReplaceAttribute:
             request = _GENERATE_PATH.fullmatch(path)
             if request is None:
                 return value(method, path, body, *rest)
-            return senders[name](lambda: value(method, path, body, *rest), _watch(desk, request[1], body))
+            return senders[name](lambda: value(method, path, body, *rest), _watch(preparer, request[1], body))
 
         return send
 
-    return look
+    return replace
 
 
-def _watch(desk: CallPreparer, path: str, body: object) -> Callable[[], CallWatcher]:
+def _watch(preparer: CallPreparer, path: str, body: object) -> Callable[[], CallWatcher]:
     def start() -> CallWatcher:
         prepared = None
-        with desk.warnings.suppress_errors("a call is not recorded"):
-            prepared = desk.observe_request(gemini, encode_json(to_json(body)), f"/v1/{path}")
-        return begin_call(GENERATE_METHOD, desk, prepared)
+        with preparer.warnings.suppress_errors("a call is not recorded"):
+            prepared = preparer.observe_request(gemini, encode_json(to_json(body)), f"/v1/{path}")
+        return begin_call(GENERATE_METHOD, preparer, prepared)
 
     return start
 
 
 def _send(send: Callable[[], object], start: Callable[[], CallWatcher]) -> object:
     watch = start()
-    try:
+    with watch.recording_failure():
         response = send()
-    except BaseException as error:
-        watch.record_failure(error)
-        raise
     watch.record_body(_body_of(response))
     return response
 
 
 def _stream(send: Callable[[], object], start: Callable[[], CallWatcher]) -> Iterator[object]:
     watch = start()
-    try:
+    with watch.recording_stream():
         for chunk in cast("Iterator[object]", send()):  # The client iterates over it too.
             watch.feed(encode_event(_body_of(chunk)))
             yield chunk
-    except GeneratorExit:
-        watch.record_drop()
-        raise
-    except BaseException as error:
-        watch.record_failure(error)
-        raise
-    watch.record_end()
 
 
 async def _send_async(send: Callable[[], object], start: Callable[[], CallWatcher]) -> object:
     watch = start()
-    try:
+    with watch.recording_failure():
         response = await cast("Awaitable[object]", send())  # The client awaits it too.
-    except BaseException as error:
-        watch.record_failure(error)
-        raise
     watch.record_body(_body_of(response))
     return response
 
 
 async def _stream_async(send: Callable[[], object], start: Callable[[], CallWatcher]) -> AsyncIterator[object]:
     watch = start()
-    try:
+    with watch.recording_failure():
         chunks = await cast("Awaitable[AsyncIterator[object]]", send())  # As above.
-    except BaseException as error:
-        watch.record_failure(error)
-        raise
     return _forward_chunks(chunks, watch)
 
 
 async def _forward_chunks(chunks: AsyncIterator[object], watch: CallWatcher) -> AsyncIterator[object]:
-    try:
+    with watch.recording_stream():
         async for chunk in chunks:
             watch.feed(encode_event(_body_of(chunk)))
             yield chunk
-    except GeneratorExit:
-        watch.record_drop()
-        raise
-    except BaseException as error:
-        watch.record_failure(error)
-        raise
-    watch.record_end()
 
 
 def _body_of(response: object) -> bytes:

@@ -8,16 +8,16 @@ ReplaceAttribute = Callable[[str, object], object]
 
 
 class Proxy:
-    """Behaves like its target, also for `isinstance`; `look` may replace its attributes."""
+    """Behaves like its target, also for `isinstance`; `replace` decides what its attributes are."""
 
-    def __init__(self, target: object, look: ReplaceAttribute) -> None:
+    def __init__(self, target: object, replace: ReplaceAttribute) -> None:
         object.__setattr__(self, "_holdfast_target", target)
-        object.__setattr__(self, "_holdfast_look", look)
+        object.__setattr__(self, "_holdfast_replace", replace)
 
     def __getattr__(self, name: str) -> object:
         # Through `object`: the proxy's own attribute access is forwarded to the target.
-        look = cast("ReplaceAttribute", object.__getattribute__(self, "_holdfast_look"))
-        return look(name, getattr(proxy_target(self), name))
+        replace = cast("ReplaceAttribute", object.__getattribute__(self, "_holdfast_replace"))
+        return replace(name, getattr(proxy_target(self), name))
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(proxy_target(self), name, value)

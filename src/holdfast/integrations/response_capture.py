@@ -1,6 +1,8 @@
 """Follows one call of a wrapped client and records its usage and outcome."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from holdfast.engine.guard import WarningLog
 from holdfast.engine.inject.client_method import Arguments, ClientMethod, to_json
@@ -18,19 +20,19 @@ class CallWatcher:
 
     def __init__(
         self,
-        dialect: ClientMethod,
+        method: ClientMethod,
         recorder: CallRecorder,
         call: ObservedCall | None,
         *,
         warnings: WarningLog,
         arguments: tuple[Arguments, Arguments],
     ) -> None:
-        self._dialect = dialect
+        self._method = method
         self._recorder = recorder
         self._call = call
         self._arguments = arguments
         self._warnings = warnings
-        self._reader = dialect.adapter.make_stream_decoder()
+        self._decoder = method.adapter.make_stream_decoder()
 
     def record_response(self, response: object) -> None:
         """Record a complete response, as an object of the client library."""
@@ -45,7 +47,7 @@ class CallWatcher:
             return
         reply: Reply | None = None
         with self._warnings.suppress_errors(_UNREADABLE):
-            reply = self._dialect.adapter.decode_reply(body)
+            reply = self._method.adapter.decode_reply(body)
         self._complete_call(reply)
 
     def record_item(self, item: object) -> bool:
@@ -56,8 +58,8 @@ class CallWatcher:
         with self._warnings.suppress_errors(_UNREADABLE):
             event = to_json(item)
             if isinstance(event, dict):
-                self.feed(self._dialect.as_event(event))
-                return not self._dialect.is_added_item(*self._arguments, event)
+                self.feed(self._method.as_event(event))
+                return not self._method.is_added_item(*self._arguments, event)
         return True
 
     def feed(self, chunk: bytes) -> None:
@@ -65,7 +67,7 @@ class CallWatcher:
             return
         with self._warnings.suppress_errors(_UNREADABLE):
             try:
-                for delta in self._reader.feed(chunk):
+                for delta in self._decoder.feed(chunk):
                     if isinstance(delta, ReplyFinished):
                         self._complete_call(delta.reply)
             except ProviderError as error:
@@ -74,9 +76,9 @@ class CallWatcher:
 
     def record_end(self) -> None:
         """Record the end of the stream."""
-        # SDKs consume the event that ends a stream, such as `[DONE]`; our reader needs it to finish the reply.
-        if self._dialect.closing:
-            self.feed(self._dialect.closing)
+        # SDKs consume the event that ends a stream, such as `[DONE]`; our decoder needs it to finish the reply.
+        if self._method.closing:
+            self.feed(self._method.closing)
         self._fail_call("network", "the reply ended before it was complete")
 
     def record_close(self) -> None:
@@ -88,7 +90,29 @@ class CallWatcher:
         call, self._call = self._call, None
         if call is not None:
             with self._warnings.suppress_errors(_UNREADABLE):
-                self._recorder.drop_call(call, self._reader.partial())
+                self._recorder.drop_call(call, self._decoder.partial())
+
+    @contextmanager
+    def recording_failure(self) -> Iterator[None]:
+        """Record an error that is raised in the block."""
+        try:
+            yield
+        except BaseException as error:
+            self.record_failure(error)
+            raise
+
+    @contextmanager
+    def recording_stream(self) -> Iterator[None]:
+        """Record how the block that passes a stream on ends: at its end, by an error, or dropped by the caller."""
+        try:
+            yield
+        except GeneratorExit:
+            self.record_drop()
+            raise
+        except BaseException as error:
+            self.record_failure(error)
+            raise
+        self.record_end()
 
     def record_failure(self, error: BaseException) -> None:
         """Record an error that the client raised."""
@@ -99,7 +123,7 @@ class CallWatcher:
         call, self._call = self._call, None
         if call is not None:
             with self._warnings.suppress_errors(_UNREADABLE):
-                self._recorder.fail_call(call, kind, message, self._reader.partial())
+                self._recorder.fail_call(call, kind, message, self._decoder.partial())
 
     def _complete_call(self, reply: Reply | None) -> None:
         # Cleared first: of several signs of an end (last event, close, garbage collection) only the first counts.

@@ -14,7 +14,7 @@ class WatchedStream(Proxy):
     """A stream of a blocking or an asynchronous client; only one of the two ways to iterate is used."""
 
     def __init__(self, target: object, watch: CallWatcher) -> None:
-        def look(name: str, value: object) -> object:
+        def replace(name: str, value: object) -> object:
             return watched_close(value) if name in _CLOSE_METHODS else value
 
         def watched_close(value: object) -> Callable[..., object]:
@@ -26,7 +26,7 @@ class WatchedStream(Proxy):
 
             return close_and_record
 
-        super().__init__(target, look)
+        super().__init__(target, replace)
         object.__setattr__(self, "_holdfast_watch", watch)
 
     def __iter__(self) -> "WatchedStream":
@@ -86,11 +86,8 @@ class WatchedStreamManager(Proxy):
 
     def __enter__(self) -> object:
         watch = self._begin()
-        try:
+        with watch.recording_failure():
             stream = special_method(self, "__enter__")()
-        except BaseException as error:
-            watch.record_failure(error)
-            raise
         self._attach(stream, watch)
         return stream
 
@@ -100,11 +97,8 @@ class WatchedStreamManager(Proxy):
 
     async def __aenter__(self) -> object:
         watch = self._begin()
-        try:
+        with watch.recording_failure():
             stream = await await_value(special_method(self, "__aenter__")())
-        except BaseException as error:
-            watch.record_failure(error)
-            raise
         self._attach(stream, watch)
         return stream
 
@@ -127,6 +121,5 @@ class WatchedStreamManager(Proxy):
 
 
 def _watch_of(proxy: Proxy) -> CallWatcher:
-    return cast(
-        "CallWatcher", object.__getattribute__(proxy, "_holdfast_watch")
-    )  # Set when the proxy was made or entered.
+    # Set when the proxy was made or entered.
+    return cast("CallWatcher", object.__getattribute__(proxy, "_holdfast_watch"))

@@ -21,7 +21,6 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
 
 AnyClient = TypeVar("AnyClient")
-
 WrapClient = Callable[[object, CallPreparer], Proxy]
 
 _ANTHROPIC = partial(

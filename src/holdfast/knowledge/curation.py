@@ -53,11 +53,9 @@ def read_preset(disk: KnowledgeFiles, name: str) -> FilePreset:
         preset = msgspec.convert(tomllib.loads(decode_text(raw)), FilePreset)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise UserError(f"the file preset {name!r} cannot be read: {error}") from error
-    if bad := next(
-        (file_slice for file_slice in preset.slices if file_slice.lines and not _RANGE.fullmatch(file_slice.lines)),
-        None,
-    ):
-        raise UserError(f'the file preset {name!r}: lines of {bad.path!r} must look like "10-40"')
+    for file_slice in preset.slices:
+        if file_slice.lines and not _RANGE.fullmatch(file_slice.lines):
+            raise UserError(f'the file preset {name!r}: lines of {file_slice.path!r} must look like "10-40"')
     return preset
 
 

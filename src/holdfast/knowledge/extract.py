@@ -36,7 +36,7 @@ _STATES = re.compile(
 
 
 class ExtractedItems(msgspec.Struct, frozen=True):
-    """Items of a session. `secrets` counts texts left out as possible credentials, `over` those above ITEMS_MAX.
+    """Items of a session. `secrets` counts possible credentials left out, `over_limit` items above SESSION_ITEMS_MAX.
 
     Notes on files are items of the category `files`, whose scope is the path.
     """
@@ -66,37 +66,37 @@ def extract_items(
         if contains_secret(statement.text) or contains_secret(statement.path):
             secrets += 1
             continue
-        item = _item(statement, session, day)
+        source = ItemSource(session, statement.number, statement.origin)
+        item = build_item(statement.category, statement.text, source, day=day, done=statement.done, path=statement.path)
         if not item.text:
             continue
         key = item.scope, item.id
-        if key not in items and len(items) >= SESSION_ITEMS_MAX:
-            over += 1
-            continue
         existing = items.get(key)
-        items[key] = item if existing is None else _merge_sources(existing, item)
+        if existing is not None:
+            sources = tuple(sorted({*existing.sources, *item.sources}))
+            items[key] = msgspec.structs.replace(existing, sources=sources, is_done=existing.is_done or item.is_done)
+        elif len(items) < SESSION_ITEMS_MAX:
+            items[key] = item
+        else:
+            over += 1
     return ExtractedItems(tuple(items.values()), secrets, over)
 
 
-def _item(statement: _Statement, session: str, day: str) -> Item:
-    text = sanitize_item_text(statement.text)
+def build_item(category: Category, text: str, source: ItemSource, *, day: str, done: bool, path: str) -> Item:
+    """The item of a statement; `path` is the file that it is a note on, if any. Its sanitized text may be empty."""
+    sanitized = sanitize_item_text(text)
     return Item(
-        id=make_item_id(statement.category, text, statement.path),
-        category=statement.category,
-        text=text,
-        is_done=statement.done,
+        id=make_item_id(category, sanitized, path),
+        category=category,
+        text=sanitized,
+        is_done=done,
         first_seen=day,
         last_seen=day,
-        sources=(ItemSource(session, statement.number, statement.origin),),
-        flagged=detect_injection(statement.text),
-        scope=statement.path or PROJECT_SCOPE,
-        key=statement.path,
+        sources=(source,),
+        flagged=detect_injection(text),
+        scope=path or PROJECT_SCOPE,
+        key=path,
     )
-
-
-def _merge_sources(first: Item, second: Item) -> Item:
-    sources = tuple(sorted({*first.sources, *second.sources}))
-    return msgspec.structs.replace(first, sources=sources, is_done=first.is_done or second.is_done)
 
 
 def _statements(entries: Sequence[HistoryEntry], facts: ConversationFacts) -> Iterator[_Statement]:
@@ -106,7 +106,8 @@ def _statements(entries: Sequence[HistoryEntry], facts: ConversationFacts) -> It
     for decision in facts.decisions:
         yield _Statement("decisions", decision.text, decision.number, "model")
     for entry in entries:
-        if entry.role == "user" and not entry.is_injected and not _has_tool_result(entry):
+        is_spoken = not any(isinstance(block, ToolResult) for block in entry.content)
+        if entry.role == "user" and not entry.is_injected and is_spoken:
             for sentence in split_sentences(join_text_blocks(entry.content)):
                 if sentence not in constraints and _is_statement(sentence):
                     yield _Statement("facts", sentence, entry.number, "user")
@@ -115,22 +116,17 @@ def _statements(entries: Sequence[HistoryEntry], facts: ConversationFacts) -> It
             yield _Statement("facts", f"Unresolved error: {error.line}", error.number, "tool")
     for task, number in facts.tasks:
         yield _Statement("tasks", task.text, number, "model", done=task.status in DONE_STATUSES)
-    for ask in facts.requests:
-        if not ask.is_answered and ask.text.strip():
-            yield _Statement(
-                "tasks",
-                f"Asked and not answered: {truncate_words(ask.text, REQUEST_CHARACTERS_MAX)}",
-                ask.number,
-                "user",
-            )
+    for request in facts.requests:
+        if not request.is_answered and request.text.strip():
+            text = f"Asked and not answered: {truncate_words(request.text, REQUEST_CHARACTERS_MAX)}"
+            yield _Statement("tasks", text, request.number, "user")
     for question in facts.questions:
         yield _Statement("questions", question.text, question.number, "model")
-    for ran in reversed(facts.commands):
+    for run in reversed(facts.commands):
         # A command that was run repeatedly and works is part of how people work on this project.
-        if ran.times >= RUNS_MIN and ran.has_result and not ran.is_failed and "\n" not in ran.command:
-            yield _Statement(
-                "playbooks", f"Run `{truncate_words(ran.command, REQUEST_CHARACTERS_MAX)}`", ran.number, "model"
-            )
+        if run.times >= RUNS_MIN and run.has_result and not run.is_failed and "\n" not in run.command:
+            text = f"Run `{truncate_words(run.command, REQUEST_CHARACTERS_MAX)}`"
+            yield _Statement("playbooks", text, run.number, "model")
 
 
 def _is_statement(sentence: str) -> bool:
@@ -140,10 +136,6 @@ def _is_statement(sentence: str) -> bool:
     return next(find_entities(sentence), None) is not None
 
 
-def _has_tool_result(entry: HistoryEntry) -> bool:
-    return any(isinstance(block, ToolResult) for block in entry.content)
-
-
 def _file_notes(facts: ConversationFacts, workspace: str | None) -> Iterator[_Statement]:
     """For each file written in the workspace, the request that it was changed for."""
     for file in facts.files:
@@ -151,22 +143,11 @@ def _file_notes(facts: ConversationFacts, workspace: str | None) -> Iterator[_St
         if not path or not file.writes or file.is_deleted:
             continue
         number = file.numbers[-1] if file.numbers else 0
-        ask = next(
-            (
-                candidate
-                for candidate in reversed(facts.requests)
-                if candidate.number <= number and candidate.text.strip()
-            ),
-            None,
-        )
-        if ask is not None:
-            yield _Statement(
-                "files",
-                f"Changed for: {truncate_words(ask.text, REQUEST_CHARACTERS_MAX)}",
-                ask.number,
-                "user",
-                path=path,
-            )
+        earlier = (request for request in reversed(facts.requests) if request.number <= number and request.text.strip())
+        request = next(earlier, None)
+        if request is not None:
+            text = f"Changed for: {truncate_words(request.text, REQUEST_CHARACTERS_MAX)}"
+            yield _Statement("files", text, request.number, "user", path=path)
 
 
 def relative_project_path(path: str, workspace: str | None) -> str:

@@ -52,8 +52,6 @@ class FileNotes(msgspec.Struct, frozen=True):
 
 
 class NotesUpdate(msgspec.Struct, frozen=True):
-    """A page of notes to write, and its content before."""
-
     name: str
     content: bytes
     before: bytes | None
@@ -90,10 +88,8 @@ def update_notes(
         items_by_path.setdefault(item.scope, []).append(item)
     for path, items in items_by_path.items():
         before = by_path.get(path) or _new_notes(path, read)
-        keyed = [
-            msgspec.structs.replace(item, id=make_item_id("files", item.text, before.key), key=before.key)
-            for item in items
-        ]
+        key = before.key
+        keyed = [msgspec.structs.replace(item, id=make_item_id("files", item.text, key), key=key) for item in items]
         pages[before.name] = msgspec.structs.replace(before, page=merge_page_items(before.page, keyed))
     written = []
     for notes in pages.values():
@@ -106,18 +102,16 @@ def update_notes(
 def _follow_moves(existing: tuple[FileNotes, ...], project: ProjectLookup) -> dict[str, FileNotes]:
     """Follow moved files: a missing file whose content is found at another path has moved there."""
     missing = {notes.name: notes for notes in existing if notes.hashes and not project.content_digest(notes.path)}
-    found_paths = (
-        project.find_paths(frozenset(value for notes in missing.values() for value in notes.hashes)) if missing else {}
-    )
+    hashes = frozenset(value for notes in missing.values() for value in notes.hashes)
+    found_paths = project.find_paths(hashes) if hashes else {}
     used_paths = {notes.path for notes in existing if notes.name not in missing}
     pages = {notes.name: notes for notes in existing}
     for name, notes in missing.items():
         path = next((found_paths[value] for value in notes.hashes if value in found_paths), "")
         if path and path not in used_paths:
             used_paths.add(path)
-            pages[name] = msgspec.structs.replace(
-                notes, path=path, page=parse_page("files", render_page(notes.page), scope=path, key=notes.key)
-            )
+            page = parse_page("files", render_page(notes.page), scope=path, key=notes.key)
+            pages[name] = msgspec.structs.replace(notes, path=path, page=page)
     return pages
 
 
@@ -130,8 +124,8 @@ def _new_notes(path: str, read: ReadFile) -> FileNotes:
 
 
 def _encode_notes(notes: FileNotes) -> NotesUpdate:
-    head = _header(notes.path, notes.key, notes.hashes)
-    lines = [head if _HEADER.match(line) else line for line in notes.page.lines]
+    header = _header(notes.path, notes.key, notes.hashes)
+    lines = [header if _HEADER.match(line) else line for line in notes.page.lines]
     return NotesUpdate(f"{NOTES_FOLDER}/{notes.name}", rewrite_lines(notes.raw or b"", lines), notes.raw)
 
 

@@ -2,24 +2,15 @@
 
 from typing import Literal
 
-import msgspec
-
 Setting = Literal["auto", "on", "off"]
-SETTINGS: tuple[Setting, ...] = ("auto", "on", "off")
+SWITCH_SETTINGS: tuple[Setting, ...] = ("auto", "on", "off")
 
 DigestRefresh = Literal["auto", "epoch", "next_turn"]
 DIGEST_REFRESHES: tuple[DigestRefresh, ...] = ("auto", "epoch", "next_turn")
 """When a session adopts a newer digest; `auto` is with the next epoch, in the seed profile with the next turn."""
 
 
-class FeatureFlag(msgspec.Struct, frozen=True):
-    is_on: bool
-    decided_by: Literal["flag", "config", "presence"]
-
-
-def resolve_flag(flag: bool | None, setting: Setting, *, present: bool) -> FeatureFlag:
+def resolve_flag(flag: bool | None, setting: Setting, *, present: bool) -> bool:
     if flag is not None:
-        return FeatureFlag(flag, "flag")
-    if setting != "auto":
-        return FeatureFlag(setting == "on", "config")
-    return FeatureFlag(present, "presence")
+        return flag
+    return present if setting == "auto" else setting == "on"

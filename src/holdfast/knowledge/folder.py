@@ -76,9 +76,7 @@ class KnowledgeFolder:
         except EscapeError as error:
             raise UserError(f"knowledge is not read: {error}") from None
         except PathError as error:
-            if not os.path.lexists(self.path):
-                return None
-            if str(error).endswith("does not exist"):
+            if not os.path.lexists(self.path) or str(error).endswith("does not exist"):
                 return None
             raise UserError(f"knowledge cannot be read: {error}") from None
 
@@ -131,9 +129,8 @@ class KnowledgeFolder:
                 # Released by the kernel when the process dies, so that a crash leaves no stale lock.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(
-                    f"{self.display_path} is being written by another run; try again when it has ended"
-                ) from None
+                message = f"{self.display_path} is being written by another run; try again when it has ended"
+                raise UserError(message) from None
             yield
         finally:
             os.close(descriptor)
@@ -142,8 +139,8 @@ class KnowledgeFolder:
     def _open_for_writing(self, name: str) -> Iterator[tuple[int, str]]:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with open_parent(self._locate(name), make_folders=True) as place:
-                yield place
+            with open_parent(self._locate(name), make_folders=True) as folder_and_name:
+                yield folder_and_name
         except EscapeError as error:
             raise UserError(f"knowledge is not written: {error}") from None
         except PathError as error:

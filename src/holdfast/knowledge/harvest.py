@@ -48,8 +48,6 @@ class EndedSession(msgspec.Struct, frozen=True):
 
 
 class SourcePlan(msgspec.Struct, frozen=True):
-    """What a run would harvest from one session."""
-
     session: str
     source: str
     events: int
@@ -59,7 +57,7 @@ class SourcePlan(msgspec.Struct, frozen=True):
 
 
 class HarvestPlan(msgspec.Struct, frozen=True):
-    """What a run would do. `known` counts sessions that were harvested before and have not changed since."""
+    """What a run would do. `unchanged` counts sessions that were harvested before and have not changed since."""
 
     sources: tuple[SourcePlan, ...]
     unchanged: int
@@ -76,8 +74,6 @@ class HarvestPlan(msgspec.Struct, frozen=True):
 
 
 class HarvestResult(msgspec.Struct, frozen=True):
-    """What a run did. `change` is the change of the digest."""
-
     sessions: int
     items: int
     secrets: int
@@ -128,7 +124,8 @@ def apply_harvest(
         sessions_by_id = {session.session: session for session in sessions}
         planned, _ = _plan_sources(ledger, sessions_by_id.values())
         if ask is None:
-            records_read = _start_records(disk, planned)
+            records_read = [_started_record(plan, plan.extracted.items) for plan in planned]
+            append_ledger_records(disk, records_read)
         else:
             records_read = [
                 _read_with_model(disk, plan, sessions_by_id[plan.session], ask)
@@ -155,12 +152,6 @@ def apply_harvest(
     )
 
 
-def _start_records(disk: KnowledgeFiles, planned: Sequence[SourcePlan]) -> list[HarvestRecord]:
-    records = [_started_record(plan, plan.extracted.items) for plan in planned]
-    append_ledger_records(disk, records)
-    return records
-
-
 def _started_record(plan: SourcePlan, items: tuple[Item, ...], cost_usd: str = "") -> HarvestRecord:
     return HarvestRecord("started", plan.source, plan.session, plan.events, plan.day, items=items, cost_usd=cost_usd)
 
@@ -175,12 +166,11 @@ def _read_with_model(disk: KnowledgeFiles, plan: SourcePlan, session: EndedSessi
         # The model may be reachable next time, so no record is written for the session.
         logger.warning("the model call failed: %s", type(error).__name__)
         return HarvestRecord("failed", plan.source, plan.session, reason=type(error).__name__)
+    cost = str(finding.cost_usd)
     if finding.items is None:
-        record = HarvestRecord(
-            "failed", plan.source, plan.session, reason=finding.reason, cost_usd=str(finding.cost_usd)
-        )
+        record = HarvestRecord("failed", plan.source, plan.session, reason=finding.reason, cost_usd=cost)
     else:
-        record = _started_record(plan, (*plan.extracted.items, *finding.items), str(finding.cost_usd))
+        record = _started_record(plan, (*plan.extracted.items, *finding.items), cost)
     append_ledger_records(disk, [record])
     return record
 
@@ -203,10 +193,8 @@ def rebuild_digest(disk: KnowledgeFiles) -> tuple[str, KnowledgeDigest, bool]:
 
 
 def read_pages(disk: KnowledgeFiles) -> tuple[KnowledgePage, ...]:
-    return tuple(
-        parse_page(category, decode_text(disk.read(page_name(category)) or b""), scope=PROJECT_SCOPE)
-        for category in CATEGORIES
-    )
+    texts = ((category, decode_text(disk.read(page_name(category)) or b"")) for category in CATEGORIES)
+    return tuple(parse_page(category, text, scope=PROJECT_SCOPE) for category, text in texts)
 
 
 def digest_source(entries: Sequence[HistoryEntry]) -> str:
@@ -241,9 +229,8 @@ def _write_items(
     for category in CATEGORIES:
         category_items = [item for item in items if item.category == category]
         if category_items:
-            edit_file(
-                disk, page_name(category), functools.partial(_merge_into_page, category, category_items, harvested_ids)
-            )
+            merge = functools.partial(_merge_into_page, category, category_items, harvested_ids)
+            edit_file(disk, page_name(category), merge)
     for _ in range(ATTEMPTS_MAX):
         notes = read_notes(disk)
         existing_ids = {item.id for file_notes in notes for _, item in file_notes.page.items}

@@ -20,7 +20,6 @@ SOURCES_MAX = 8
 ID_CHARACTERS = 12
 
 PROJECT_SCOPE = "project"
-GLOBAL_SCOPE = "global"
 
 # Control characters, and characters that are invisible, change the writing direction, or are half of a surrogate pair.
 _CONTROL = re.compile(
@@ -113,9 +112,8 @@ def merge_items(existing: Item, harvested: Item) -> Item:
     if not existing.sources:
         # A line written by a person needs no sources.
         return msgspec.structs.replace(existing, is_done=done)
-    days = sorted(
-        day for day in (existing.first_seen, existing.last_seen, harvested.first_seen, harvested.last_seen) if day
-    )
+    all_days = (existing.first_seen, existing.last_seen, harvested.first_seen, harvested.last_seen)
+    days = sorted(filter(None, all_days))
     return msgspec.structs.replace(
         existing,
         sources=limit_sources(tuple(sorted({*existing.sources, *harvested.sources}))),
@@ -127,7 +125,7 @@ def merge_items(existing: Item, harvested: Item) -> Item:
 
 
 def limit_sources(sources: tuple[ItemSource, ...]) -> tuple[ItemSource, ...]:
-    """At most SOURCES_MAX sources, including one not from a tool and two sessions, on which `held_back` depends."""
+    """At most SOURCES_MAX sources; one not from a tool and a second session stay, for `exclusion_reason`."""
     if len(sources) <= SOURCES_MAX:
         return sources
     not_from_tool = [source for source in sources if source.origin != "tool"][:1]

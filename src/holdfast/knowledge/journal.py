@@ -40,12 +40,8 @@ class HarvestLedger(msgspec.Struct, frozen=True):
     def pending(self) -> tuple[HarvestRecord, ...]:
         """Records that were started and not finished, one per source."""
         finished = self.settled_sources
-        started = {
-            record.source: record
-            for record in self.records
-            if record.kind == "started" and record.source not in finished
-        }
-        return tuple(started.values())
+        started = {record.source: record for record in self.records if record.kind == "started"}
+        return tuple(record for source, record in started.items() if source not in finished)
 
     @property
     def settled_sources(self) -> frozenset[str]:
@@ -55,10 +51,8 @@ class HarvestLedger(msgspec.Struct, frozen=True):
     @property
     def failed_sources(self) -> frozenset[str]:
         """Sources that are not sent to a model again unless their session continues."""
-        harvested = {record.source for record in self.records if record.kind == "harvested"}
-        return frozenset(
-            record.source for record in self.records if record.kind == "failed" and record.source not in harvested
-        )
+        failed = frozenset(record.source for record in self.records if record.kind == "failed")
+        return failed - self.settled_sources
 
     @property
     def harvested_sessions(self) -> frozenset[tuple[str, int]]:
@@ -97,11 +91,9 @@ def repair_ledger(disk: KnowledgeFiles, ledger: HarvestLedger) -> None:
     if ledger.corrupt:
         quarantined = disk.read(QUARANTINE_FILE) or b""
         new_lines = [line for line in ledger.corrupt if line not in quarantined.split(b"\n")]
+        separator = b"" if not quarantined or quarantined.endswith(b"\n") else b"\n"
         if new_lines:
-            disk.append(
-                QUARANTINE_FILE,
-                (b"" if not quarantined or quarantined.endswith(b"\n") else b"\n") + b"\n".join(new_lines) + b"\n",
-            )
+            disk.append(QUARANTINE_FILE, separator + b"\n".join(new_lines) + b"\n")
     # An append after a line that was cut short by a crash would corrupt the new record as well.
     if ledger.corrupt or ledger.is_cut_short:
         disk.replace(LEDGER_FILE, b"".join(line + b"\n" for line in ledger.lines))

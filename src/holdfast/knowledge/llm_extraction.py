@@ -7,17 +7,9 @@ from decimal import Decimal
 import msgspec
 
 from holdfast.extraction.tool_calls import extract_plain_text
-from holdfast.knowledge.extract import relative_project_path
-from holdfast.knowledge.items import (
-    PROJECT_SCOPE,
-    Category,
-    Item,
-    ItemSource,
-    SourceOrigin,
-    make_item_id,
-    sanitize_item_text,
-)
-from holdfast.knowledge.screening import contains_secret, detect_injection
+from holdfast.knowledge.extract import build_item, relative_project_path
+from holdfast.knowledge.items import Category, Item, ItemSource
+from holdfast.knowledge.screening import contains_secret
 from holdfast.types.blocks import Json, join_text_blocks
 from holdfast.types.prompt import HistoryEntry
 from holdfast.types.redaction import redact_secrets
@@ -74,10 +66,8 @@ def extract_items_with_model(
     ask: SendPrompt, entries: Sequence[HistoryEntry], *, session: str, day: str, workspace: str | None
 ) -> ModelExtraction:
     """At most two calls: a second one if the first reply cannot be parsed."""
-    spoken_entries = [entry for entry in entries if not entry.is_injected]
-    transcript = redact_secrets(
-        "\n\n".join(f"[{entry.role}] {extract_plain_text(entry.content)}" for entry in spoken_entries)
-    )
+    spoken = [entry for entry in entries if not entry.is_injected]
+    transcript = redact_secrets("\n\n".join(f"[{entry.role}] {extract_plain_text(entry.content)}" for entry in spoken))
     if len(transcript.encode("utf-8", "surrogatepass")) > CONVERSATION_BYTES_MAX:
         return ModelExtraction(None, reason="the conversation is too long for a model")
     prompt = f"{EXTRACTION_PROMPT}\n<conversation>\n{_truncate_middle(transcript)}\n</conversation>"
@@ -87,10 +77,8 @@ def extract_items_with_model(
         cost += reply.cost_usd
         reply_object = _reply_object(reply.text)
         if reply_object is not None:
-            number = spoken_entries[-1].number if spoken_entries else 0
-            items, secrets = _items(
-                reply_object, spoken_entries, ItemSource(session, number, "model"), day, workspace=workspace
-            )
+            source = ItemSource(session, spoken[-1].number if spoken else 0, "model")
+            items, secrets = _items(reply_object, spoken, source, day, workspace=workspace)
             return ModelExtraction(items, cost, secrets)
     return ModelExtraction(None, cost, reason="the model's reply is not JSON of the requested form")
 
@@ -113,58 +101,45 @@ def _reply_object(text: str) -> dict[str, Json] | None:
 
 
 def _items(
-    answer: dict[str, Json], spoken: Sequence[HistoryEntry], source: ItemSource, day: str, *, workspace: str | None
+    reply: dict[str, Json], spoken: Sequence[HistoryEntry], source: ItemSource, day: str, *, workspace: str | None
 ) -> tuple[tuple[Item, ...], int]:
     spoken_words = set(_WORDS.findall(" ".join(join_text_blocks(entry.content) for entry in spoken).casefold()))
     items: dict[tuple[str, str], Item] = {}
     secrets = 0
-    for category, text, done, path in _statements(answer):
+    for category, text, done, path in _statements(reply):
         relative_path = relative_project_path(path, workspace) if path else ""
         if contains_secret(text) or contains_secret(path):
             secrets += 1
             continue
-        sanitized = sanitize_item_text(text)
-        if not sanitized or (path and not relative_path):
+        item = build_item(category, text, source, day=day, done=done, path=relative_path)
+        if not item.text or (path and not relative_path) or len(items) >= MODEL_ITEMS_MAX:
             continue
-        words = _WORDS.findall(sanitized.casefold())
+        words = _WORDS.findall(item.text.casefold())
         # A statement that mostly repeats tool output may be injected text; as a tool's it needs a second source.
-        grounded = sum(word in spoken_words for word in words) >= len(words) * GROUNDED_SHARE_MIN
-        origin: SourceOrigin = "model" if grounded else "tool"
-        item = Item(
-            id=make_item_id(category, sanitized, relative_path),
-            category=category,
-            text=sanitized,
-            is_done=done,
-            first_seen=day,
-            last_seen=day,
-            sources=(msgspec.structs.replace(source, origin=origin),),
-            scope=relative_path or PROJECT_SCOPE,
-            key=relative_path,
-            flagged=detect_injection(text),
-        )
-        if len(items) < MODEL_ITEMS_MAX:
-            items.setdefault((item.scope, item.id), item)
+        if sum(word in spoken_words for word in words) < len(words) * GROUNDED_SHARE_MIN:
+            item = msgspec.structs.replace(item, sources=(msgspec.structs.replace(source, origin="tool"),))
+        items.setdefault((item.scope, item.id), item)
     return tuple(items.values()), secrets
 
 
-def _statements(answer: dict[str, Json]) -> Iterator[tuple[Category, str, bool, str]]:
+def _statements(reply: dict[str, Json]) -> Iterator[tuple[Category, str, bool, str]]:
     """Category, text, whether it is done, and the file of a note; entries of another form are ignored."""
     for key, category, done in _KEYS:
-        for statement in _list(answer, key):
+        for statement in _list(reply, key):
             if text := _text(statement, "statement"):
                 yield category, text, done, ""
-    for statement in _list(answer, "playbooks"):
+    for statement in _list(reply, "playbooks"):
         name, steps = _text(statement, "name"), _text(statement, "steps")
         if name and steps:
             yield "playbooks", f"{name}: {steps}", False, ""
-    for statement in _list(answer, "files"):
+    for statement in _list(reply, "files"):
         path, note = _text(statement, "path"), _text(statement, "note")
         if path and note:
             yield "files", note, False, path
 
 
-def _list(answer: dict[str, Json], key: str) -> list[Json]:
-    value = answer.get(key)
+def _list(reply: dict[str, Json], key: str) -> list[Json]:
+    value = reply.get(key)
     return value if isinstance(value, list) else []
 
 

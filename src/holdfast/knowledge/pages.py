@@ -1,6 +1,7 @@
 """Knowledge items as lines of a Markdown page that people read, edit and diff.
 
-An item is a list line; its metadata is an HTML comment at the end. All other lines belong to the user.
+An item is a list line; its metadata is an HTML comment at the end. All other lines belong to the user: an edit changes
+only the lines that must change, and never overwrites a concurrent edit.
 """
 
 import codecs
@@ -28,36 +29,18 @@ from holdfast.knowledge.items import (
 )
 from holdfast.sources.files import decode_text
 
-PAGE_HEADINGS: dict[Category, str] = {
-    "facts": "Facts",
-    "decisions": "Decisions",
-    "tasks": "Tasks",
-    "questions": "Questions",
-    "playbooks": "Playbooks",
-}
-
+# A page that a person changes at the same time is read and edited again this often.
+ATTEMPTS_MAX = 10
 
 _COMMENT = " <!-- k "
-
-
 _BOXES = ("[ ] ", "[x] ", "[X] ")
-
-
 _ORIGINS: dict[str, SourceOrigin] = {"user": "user", "model": "model", "tool": "tool"}
-
-
 _DAYS = re.compile(r"\d{4}-\d\d-\d\d(?:\.\.\d{4}-\d\d-\d\d)?")
-
-
 _SAFE = re.compile(r"[^0-9A-Za-z_.-]")
-
-
 _USUAL_LINE = re.compile(
     rf"[-*] (?:\[([ xX])\] )?+([!-;=-~][ -;=-~]{{,{TEXT_CHARACTERS_MAX - 1}}}) <!-- k ([0-9a-f]{{{ID_CHARACTERS}}}) "
     r"(20\d\d-\d\d-\d\d)(?:\.\.(\d{4}-\d\d-\d\d))? ([0-9A-Za-z_.-]+)/m([0-9]{1,9})/(user|model|tool) -->"
 )
-
-
 """Fast path that matches almost every line of a long page: plain text with one source."""
 
 
@@ -99,7 +82,8 @@ def render_page(page: KnowledgePage) -> str:
 
 def merge_page_items(page: KnowledgePage, harvested: Iterable[Item]) -> KnowledgePage:
     """Merge harvested items into the page: known items get the new sources, new ones are appended in order."""
-    lines = list(page.lines) or _heading_lines(page.category)
+    heading = [f"# {page.category.capitalize()}", ""] if page.category in CATEGORIES else []
+    lines = list(page.lines) or heading
     by_key: dict[str, tuple[int, Item]] = {}
     for number, item in page.items:
         by_key.setdefault(item.id, (number, item))
@@ -118,22 +102,23 @@ def merge_page_items(page: KnowledgePage, harvested: Iterable[Item]) -> Knowledg
             lines[number] = encode_item(after)
             by_key.update({before.id: (number, after), normalize_item_text(before.text): (number, after)})
     lines += [encode_item(item) for item in added.values()]
+    return _with_lines(page, lines)
+
+
+def _with_lines(page: KnowledgePage, lines: Iterable[str]) -> KnowledgePage:
     return parse_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
 
 
 def replace_page_item(page: KnowledgePage, item: Item) -> KnowledgePage:
-    """The page with this item in place of the one with the same id."""
-    lines = tuple(
-        encode_item(item) if any(number == at and other.id == item.id for at, other in page.items) else line
-        for number, line in enumerate(page.lines)
-    )
-    return parse_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
+    replaced_lines = {number for number, other in page.items if other.id == item.id}
+    lines = [encode_item(item) if number in replaced_lines else line for number, line in enumerate(page.lines)]
+    return _with_lines(page, lines)
 
 
 def remove_page_item(page: KnowledgePage, wanted_id: str) -> KnowledgePage:
     removed_lines = {number for number, item in page.items if item.id == wanted_id}
     lines = [line for number, line in enumerate(page.lines) if number not in removed_lines]
-    return parse_page(page.category, "".join(f"{line}\n" for line in lines), scope=page.scope, key=page.key)
+    return _with_lines(page, lines)
 
 
 def encode_item(item: Item) -> str:
@@ -182,7 +167,8 @@ def _unusual_item(category: Category, line: str, scope: str, key: str) -> Item |
     text = _item_text(body[len(box) :] if words or not comment else line[2 + len(box) :])
     if not text:
         return None
-    id_ = words[0] if words and _is_id(words[0]) else make_item_id(category, text, key)
+    is_id = bool(words) and len(words[0]) == ID_CHARACTERS and not words[0].strip("0123456789abcdef")
+    id_ = words[0] if is_id else make_item_id(category, text, key)
     done = box in ("[x] ", "[X] ")
     first = last = superseded_by = flagged = ""
     sources: list[ItemSource] = []
@@ -203,10 +189,8 @@ def _unusual_item(category: Category, line: str, scope: str, key: str) -> Item |
             status, superseded_by = "superseded", part.partition(":")[2]
         elif part.startswith("flagged:"):
             flagged = part.partition(":")[2].replace("_", " ")
-    source_tuple = tuple(sources) if len(sources) < 2 else tuple(sorted(set(sources)))
-    return Item(
-        id_, category, text, done, first, last, source_tuple, status, superseded_by, scope, key, approved, flagged
-    )
+    distinct = tuple(sorted(set(sources)))
+    return Item(id_, category, text, done, first, last, distinct, status, superseded_by, scope, key, approved, flagged)
 
 
 def _item_text(text: str) -> str:
@@ -214,19 +198,8 @@ def _item_text(text: str) -> str:
     return text.strip() if plain and "<" not in text and "-->" not in text else sanitize_item_text(text)
 
 
-def _is_id(word: str) -> bool:
-    return len(word) == ID_CHARACTERS and not word.strip("0123456789abcdef")
-
-
-def _heading_lines(category: Category) -> list[str]:
-    return [f"# {PAGE_HEADINGS[category]}", ""] if category in CATEGORIES else []
-
-
 def list_page_items(pages: Sequence[KnowledgePage]) -> tuple[Item, ...]:
     return tuple(item for page in pages for _, item in page.items)
-
-
-ATTEMPTS_MAX = 10
 
 
 def edit_file(disk: KnowledgeFiles, name: str, changed: Callable[[bytes], bytes]) -> None:
@@ -262,15 +235,10 @@ def rewrite_lines(raw: bytes, lines: Sequence[str]) -> bytes:
         index += 1
         if written and not _line_ending(written[-1]):
             written[-1] += line_ending
-        written.append(
-            raw_line if raw_line and text == line else _encode_line(line) + (_line_ending(raw_line) or line_ending)
-        )
+        encoded = line.encode("utf-8", "replace") + (_line_ending(raw_line) or line_ending)
+        written.append(raw_line if raw_line and text == line else encoded)
     return bom + b"".join(written)
 
 
 def _line_ending(line: bytes) -> bytes:
     return line[len(line.rstrip(b"\r\n")) :]
-
-
-def _encode_line(line: str) -> bytes:
-    return line.encode("utf-8", "replace")

@@ -72,8 +72,6 @@ class RetrievedChunk(msgspec.Struct, frozen=True):
 
 
 class RagIndex:
-    """The stored chunks, ready to be queried."""
-
     def __init__(self, files: Iterable[IndexedFile]) -> None:
         self.files = {file.path: file for file in files}
         self._chunks = {
@@ -94,9 +92,8 @@ class RagIndex:
                 current = read_project_file(root, file.path, FILE_BYTES_MAX)
                 fresh[file.path] = current is not None and current.sha256 == file.sha256
             if fresh[file.path] and len(chunks) < limit:
-                chunks.append(
-                    RetrievedChunk(file.path, lines.first_line, lines.last_line, file.sha256, hit.score, lines.text)
-                )
+                first, last = lines.first_line, lines.last_line
+                chunks.append(RetrievedChunk(file.path, first, last, file.sha256, hit.score, lines.text))
         return tuple(chunks)
 
 
@@ -163,7 +160,7 @@ def _read_chunks(root: Path, project_file: ProjectFile, indexed: IndexedFile | N
 
 
 def _split_chunks(text: str) -> tuple[FileChunk, ...]:
-    """Chunks of at most PASSAGE_LINES lines, cut at an empty line if there is one in the second half."""
+    """Chunks of at most CHUNK_LINES lines, cut at an empty line if there is one in the second half."""
     lines = text.removesuffix("\n").split("\n")
     chunks, start = [], 0
     while start < len(lines):

@@ -61,10 +61,7 @@ def _looks_random(word: str) -> bool:
     """Whether a long word looks random: it changes between character classes more often than a name does."""
     if "/" in word and not re.search(r"[+=]", word):
         return any(_looks_random(part) for part in word.split("/") if len(part) >= 20)
-    classes = [
-        0 if character.isdigit() else 1 if character.isupper() else 2 if character.islower() else 3
-        for character in word
-    ]
+    classes = [0 if char.isdigit() else 1 if char.isupper() else 2 if char.islower() else 3 for char in word]
     if len({*classes} & {0, 1, 2}) < 3:
         # Digests are lower case and digits too; a key of that shape is recognised by the word before it.
         return False

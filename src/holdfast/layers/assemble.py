@@ -26,8 +26,8 @@ def assemble_prompt(view: View, layers: Sequence[Layer] | None = None) -> Prompt
     if layers is not None:
         segments = _render(view, layers)
     else:
-        head = stable_segments(view) if view.head is None else view.head
-        segments = head + _render(view, CHANGING_LAYERS if view.layout == "default" else SEED_CHANGING_LAYERS)
+        prefix = stable_segments(view) if view.head is None else view.head
+        segments = prefix + _render(view, CHANGING_LAYERS if view.layout == "default" else SEED_CHANGING_LAYERS)
     check_layer_order(segments)
     return Prompt(segments)
 

@@ -1,12 +1,15 @@
-"""Selects the padding text that makes a prefix long enough to be cached."""
+"""Selects the padding text that makes a prefix long enough to be cached: skill bodies, then the operating guide.
+
+The guide is useful text. It adds to the guidance of `system_prompt` and does not repeat it.
+"""
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from holdfast.layers.operating_guide import GUIDE_PARTS
 from holdfast.types.prompt import LayerText
 from holdfast.types.tool_spec import ToolSpec
 
@@ -17,8 +20,16 @@ MIN_CACHEABLE_PREFIX_TOKENS = 4500
 MAX_CACHEABLE_PREFIX_TOKENS = 5500
 """Bounds of seed 000, in heuristic tokens of four characters; all other token counts come from a tokenizer."""
 
-PADDING_LAYER = "padding"
+# Byte for byte the same within a release, because it becomes part of cached prefixes.
+OPERATING_CONTEXT_PADDING = (
+    Path(__file__).with_name("operating_guide.md").read_text(encoding="utf-8").removesuffix("\n")
+)
 
+# The title, then each rule. A heading and its first rule are one part, so that the guide never ends with a heading.
+GUIDE_PARTS = tuple(re.findall(r"\A# .*\n\n.*|(?:\n\n## .*)?\n - .*", OPERATING_CONTEXT_PADDING))
+"""The guide in parts between which it may be cut."""
+
+PADDING_LAYER = "padding"
 _SKILL_HEADING = re.compile(r"^# Skill: (\S+)$", re.MULTILINE)
 
 
@@ -115,7 +126,7 @@ class DetectedPadding(msgspec.Struct, frozen=True):
 
 
 def detect_padding(text: str) -> DetectedPadding | None:
-    """The padding at the end of a stable system prompt, if `fill` added any."""
+    """The padding at the end of a stable system prompt, if `select_padding` added any."""
     guide = text.find(GUIDE_PARTS[0])
     headings = [heading for heading in _SKILL_HEADING.finditer(text) if guide < 0 or heading.start() < guide]
     starts = [heading.start() for heading in headings] + ([guide] if guide >= 0 else [])

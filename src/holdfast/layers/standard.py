@@ -38,15 +38,8 @@ PINNED_LAYERS = {
 """System layers that an epoch pins, in wire order."""
 
 VOLATILE_LAYERS = (
-    "metadata",
-    "active_files",
-    "file_details",
-    "user_memory",
-    "memory",
-    "rag-context",
-    "environment",
-    "git",
-    "volatile",
+    *("metadata", "active_files", "file_details", "user_memory", "memory", "rag-context"),
+    *("environment", "git", "volatile"),
 )
 """Layers whose text may change on every call, in wire order; `volatile` is the caller's own text."""
 
@@ -86,15 +79,21 @@ def tool_results_layer(view: View) -> Segment | None:
     return Segment("tool_results", Stability.VOLATILE, "messages", entries=entries) if entries else None
 
 
-def volatile_layer(name: str) -> Layer:
-    """A layer that is sent only when its text changed since it was last sent."""
+def volatile_layer(name: str, *, ephemeral: bool = False) -> Layer:
+    """A layer that is sent only when its text changed since it was last sent.
+
+    Ephemeral text is dropped after its turn. It has a layer of its own after the user's message, so that dropping it
+    invalidates as little as possible.
+    """
 
     def layer(view: View) -> Segment | None:
         emission = changed_volatile_text(name, view)
-        # Ephemeral text has a layer of its own, after the user's message.
-        if emission is None or emission.ephemeral:
+        if emission is None or emission.ephemeral is not ephemeral:
             return None
-        return _injection(emission)
+        entry = HistoryEntry(
+            "user", (Text(emission.text),), layer=name, stability=Stability.VOLATILE, ephemeral=ephemeral
+        )
+        return Segment(name, Stability.VOLATILE, "messages", entries=(entry,))
 
     return layer
 
@@ -102,18 +101,6 @@ def volatile_layer(name: str) -> Layer:
 def user_message_layer(view: View) -> Segment | None:
     entries = tuple(entry for entry in view.newest if not _has_tool_results(entry))
     return Segment("user_message", Stability.VOLATILE, "messages", entries=entries) if entries else None
-
-
-def ephemeral_layer(name: str) -> Layer:
-    """A layer that is dropped after its turn. It comes last, so that dropping it invalidates as little as possible."""
-
-    def layer(view: View) -> Segment | None:
-        emission = changed_volatile_text(name, view)
-        if emission is None or not emission.ephemeral:
-            return None
-        return _injection(emission)
-
-    return layer
 
 
 def system_suffix_layer(view: View) -> Segment | None:
@@ -157,7 +144,7 @@ CHANGING_LAYERS: tuple[Layer, ...] = (
     tool_results_layer,
     *(volatile_layer(name) for name in VOLATILE_LAYERS),
     user_message_layer,
-    *(ephemeral_layer(name) for name in VOLATILE_LAYERS),
+    *(volatile_layer(name, ephemeral=True) for name in VOLATILE_LAYERS),
 )
 """All other layers in wire order, with volatile text after the history."""
 
@@ -165,17 +152,6 @@ SEED_CHANGING_LAYERS: tuple[Layer, ...] = (system_suffix_layer, history_layer, t
 """All other layers in wire order, with volatile text at the end of the system prompt."""
 
 STANDARD_LAYERS = PREFIX_LAYERS + CHANGING_LAYERS
-
-
-def _injection(emission: LayerText) -> Segment:
-    entry = HistoryEntry(
-        "user",
-        (Text(emission.text),),
-        layer=emission.layer,
-        stability=Stability.VOLATILE,
-        ephemeral=emission.ephemeral,
-    )
-    return Segment(emission.layer, Stability.VOLATILE, "messages", entries=(entry,))
 
 
 def _has_tool_results(entry: HistoryEntry) -> bool:

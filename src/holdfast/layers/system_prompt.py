@@ -9,13 +9,14 @@
 | runtime config, appended sections | VOLATILE |
 """
 
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Self
 
 import msgspec
 
 from holdfast.errors import UserError
-from holdfast.layers.coding_guidance import ACTIONS, DOING_TASKS, INTRO, INTRO_WITH_STYLE, SYSTEM
 from holdfast.layers.render import (
     render_bullets,
     render_environment,
@@ -31,6 +32,16 @@ from holdfast.types.json_encoding import canonical_json
 from holdfast.types.prompt import HistoryEntry, Segment, Stability
 
 SYSTEM_PROMPT_DYNAMIC_BOUNDARY = "__SYSTEM_PROMPT_DYNAMIC_BOUNDARY__"
+
+
+def _read_guidance() -> dict[str, str]:
+    """The frozen sections, each after a comment `<!-- NAME -->`. Byte for byte the same within a release."""
+    content = Path(__file__).with_name("coding_guidance.md").read_text(encoding="utf-8")
+    _, *names_and_texts = re.split(r"<!-- (\w+) -->\n", content)
+    return dict(zip(names_and_texts[::2], (text.rstrip("\n") for text in names_and_texts[1::2]), strict=True))
+
+
+CODING_GUIDANCE = _read_guidance()
 
 
 class OutputStyle(msgspec.Struct, frozen=True):
@@ -81,10 +92,10 @@ class SystemPromptBuilder(msgspec.Struct, frozen=True):
     def build(self) -> list[str]:
         """All sections in order, with the boundary between the frozen ones and the others."""
         items: list[str] = []
-        for part in self._sections():
-            if part.stability is not Stability.FROZEN and SYSTEM_PROMPT_DYNAMIC_BOUNDARY not in items:
+        for section in self._sections():
+            if section.stability is not Stability.FROZEN and SYSTEM_PROMPT_DYNAMIC_BOUNDARY not in items:
                 items.append(SYSTEM_PROMPT_DYNAMIC_BOUNDARY)
-            items.append(part.text)
+            items.append(section.text)
         return items
 
     def render(self) -> str:
@@ -93,18 +104,18 @@ class SystemPromptBuilder(msgspec.Struct, frozen=True):
 
     def segments(self) -> tuple[Segment, ...]:
         """The sections as prompt segments, most stable first; volatile ones go after the history."""
-        return tuple(_segment(part) for part in sorted(self._sections(), key=lambda part: part.stability))
+        return tuple(_segment(section) for section in sorted(self._sections(), key=lambda section: section.stability))
 
     def _sections(self) -> Iterator[_Section]:
         frozen, epoch, volatile = Stability.FROZEN, Stability.EPOCH, Stability.VOLATILE
         style = self.output_style
         config = render_bullets(f"{name}: {value}" for name, value in self.runtime_config)
         sections = (
-            ("intro", frozen, INTRO_WITH_STYLE if style else INTRO),
+            ("intro", frozen, CODING_GUIDANCE["INTRO_WITH_STYLE" if style else "INTRO"]),
             ("output_style", frozen, render_section(f"Output Style: {style.name}", style.prompt) if style else ""),
-            ("system", frozen, SYSTEM),
-            ("doing_tasks", frozen, DOING_TASKS),
-            ("actions", frozen, ACTIONS),
+            ("system", frozen, CODING_GUIDANCE["SYSTEM"]),
+            ("doing_tasks", frozen, CODING_GUIDANCE["DOING_TASKS"]),
+            ("actions", frozen, CODING_GUIDANCE["ACTIONS"]),
             ("environment", volatile, render_environment(self.environment)),
             ("project_context", volatile, render_project_context(self.git)),
             ("project", epoch, render_instructions(self.instructions)),
@@ -113,9 +124,9 @@ class SystemPromptBuilder(msgspec.Struct, frozen=True):
         )
         # Text from files must not bring a boundary of its own, which would move the end of the stable part.
         for name, stability, text in sections:
-            clean_text = remove_boundary(replace_surrogates(text)).strip("\n")
-            if clean_text.strip():
-                yield _Section(name, stability, clean_text)
+            cleaned = clean_text(text).strip("\n")
+            if cleaned.strip():
+                yield _Section(name, stability, cleaned)
 
 
 def split_at_boundary(text: str) -> tuple[str, str]:
@@ -140,12 +151,12 @@ def remove_boundary(text: str) -> str:
     return removed.replace(SYSTEM_PROMPT_DYNAMIC_BOUNDARY, " ")
 
 
-def _segment(part: _Section) -> Segment:
-    content = (Text(part.text),)
-    if part.stability is Stability.VOLATILE:
-        entry = HistoryEntry("user", content, layer=part.name, stability=part.stability)
-        return Segment(part.name, part.stability, "messages", entries=(entry,))
-    return Segment(part.name, part.stability, "system", system=content)
+def _segment(section: _Section) -> Segment:
+    content = (Text(section.text),)
+    if section.stability is Stability.VOLATILE:
+        entry = HistoryEntry("user", content, layer=section.name, stability=section.stability)
+        return Segment(section.name, section.stability, "messages", entries=(entry,))
+    return Segment(section.name, section.stability, "system", system=content)
 
 
 def _line(text: str) -> str:

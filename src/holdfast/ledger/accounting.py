@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from decimal import Decimal
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.catalog.lookup import Models, find_model_or_none, is_externally_cached, price_at, utc_date
 from holdfast.catalog.schema import Model
@@ -119,7 +120,7 @@ class AccountingState(msgspec.Struct, frozen=True):
 
     The latest request has `blocks` blocks and the digest `prompt_digest`; the latest answered one had `answered_blocks`
     blocks. A request that failed without usage is stored as `refused_request`: the next one is compared with what the
-    provider had accepted before it. A `is_simulated` session costs no real money.
+    provider had accepted before it. An `is_simulated` session costs no real money.
     """
 
     call_count: int = 0
@@ -146,8 +147,8 @@ def record_event(
         case RequestPrepared() as payload:
             return _record_request(state, payload, event.at), None
         case LlmCallStarted(request_id=request_id) if state.latest_request is not None:
-            under_way = (*state.in_progress, (request_id, state.latest_request))[-REQUESTS_IN_PROGRESS_MAX:]
-            return msgspec.structs.replace(state, in_progress=under_way), None
+            in_progress = (*state.in_progress, (request_id, state.latest_request))[-REQUESTS_IN_PROGRESS_MAX:]
+            return replace(state, in_progress=in_progress), None
         case LlmCallCompleted(source="completion-cache" | "summary") as payload:
             return _record_side_call(state, event, payload, models)
         case LlmCallCompleted() | LlmCallFailed() as payload:
@@ -172,52 +173,39 @@ def iter_entries(
 
 
 def _record_other(state: AccountingState, payload: AnyPayload) -> AccountingState:
-    replace = msgspec.structs.replace
     match payload:
         case SessionStarted(simulated=simulated, user_id=user_id, team_id=team_id):
-            account = build_payer(user_id=user_id, team_id=team_id)
-            return replace(state, is_simulated=state.is_simulated or simulated, payer=account)
+            payer = build_payer(user_id=user_id, team_id=team_id)
+            return replace(state, is_simulated=state.is_simulated or simulated, payer=payer)
         case GatewayForwarded(key_id=key_id, user_id=user_id, team_id=team_id):
             return replace(state, payer=build_payer(key_id=key_id, user_id=user_id, team_id=team_id))
         case EpochOpened(epoch=epoch) if epoch > 1:
             return replace(state, planned_change=("epoch", f"epoch {epoch} was opened"))
         case ModelSwitched(after=after):
             # Caches are per model: the new one has no earlier prefix to compare with.
-            planned = ("model", f"the model was switched to {after}")
-            return replace(
-                state,
-                planned_change=planned,
-                blocks=0,
-                prompt_digest="",
-                stable_prefix=StablePrefix(),
-                refused_request=None,
-            )
+            return _forget_prefix(replace(state, planned_change=("model", f"the model was switched to {after}")))
         case CacheControlsApplied(reason=reason, new_prefix=new_prefix):
             updated = replace(state, planned_change=("settings", reason) if reason else state.planned_change)
             # A new prefix was requested, so there is no earlier one to compare with.
-            return (
-                replace(updated, blocks=0, prompt_digest="", stable_prefix=StablePrefix(), refused_request=None)
-                if new_prefix
-                else updated
-            )
+            return _forget_prefix(updated) if new_prefix else updated
         case ContextCompacted() as compacted:
-            planned = (
-                "compaction",
-                f"messages {compacted.first} to {compacted.last} were compacted ({compacted.trigger})",
+            reason = f"messages {compacted.first} to {compacted.last} were compacted ({compacted.trigger})"
+            return replace(
+                state,
+                planned_change=("compaction", reason),
+                blocks=min(state.blocks, compacted.unchanged_blocks),
+                answered_blocks=min(state.answered_blocks, compacted.unchanged_blocks),
+                refused_request=None,
             )
-            blocks, answered = (
-                min(state.blocks, compacted.unchanged_blocks),
-                min(state.answered_blocks, compacted.unchanged_blocks),
-            )
-            return replace(state, planned_change=planned, blocks=blocks, answered_blocks=answered, refused_request=None)
         case MessagesWithdrawn() if state.blocks > state.answered_blocks:
             # The provider accepted no part of the refused request.
             return replace(state, blocks=state.answered_blocks)
         case ViewRepair(reason=reason):
-            planned = ("recovery", f"the request was repaired: {reason}")
-            return replace(
-                state, planned_change=planned, blocks=min(state.blocks, state.answered_blocks), refused_request=None
+            planned, blocks = (
+                ("recovery", f"the request was repaired: {reason}"),
+                min(state.blocks, state.answered_blocks),
             )
+            return replace(state, planned_change=planned, blocks=blocks, refused_request=None)
         case ProviderLimited(reason=reason) as limits if limits.breakpoints_max is not None or limits.shortest_ttl_only:
             return replace(state, planned_change=("recovery", f"breakpoints were changed: {reason}"))
         case MessageAppended(message=message) if not state.has_images and any(map(has_image, message.content)):
@@ -226,17 +214,20 @@ def _record_other(state: AccountingState, payload: AnyPayload) -> AccountingStat
             ping.breakpoint_block is not None and state.cached_prefix and ping.sent_at >= state.cached_prefix.used_at
         ):
             # Every request that reads or writes an entry restarts its TTL, so a ping replaces what the last call left.
-            cached_tokens = ping.usage.cache_read + ping.usage.cache_write
             cached = replace(
                 state.cached_prefix,
                 used_at=ping.sent_at,
-                tokens=cached_tokens,
+                tokens=ping.usage.cache_read + ping.usage.cache_write,
                 ttl=ping.ttl,
                 breakpoint_block=ping.breakpoint_block,
             )
             return replace(state, cached_prefix=cached)
         case _:
             return state
+
+
+def _forget_prefix(state: AccountingState) -> AccountingState:
+    return replace(state, blocks=0, prompt_digest="", stable_prefix=StablePrefix(), refused_request=None)
 
 
 def _record_request(state: AccountingState, prepared: RequestPrepared, at: float) -> AccountingState:
@@ -260,12 +251,11 @@ def _record_request(state: AccountingState, prepared: RequestPrepared, at: float
     )
     if state.refused_request is not None:
         request = _compare_past_refusal(state.refused_request, request)
-    blocks = prepared.shared_blocks + len(digests)
-    return msgspec.structs.replace(
+    return replace(
         state,
         latest_request=request,
         planned_change=None,
-        blocks=blocks,
+        blocks=prepared.shared_blocks + len(digests),
         prompt_digest=chain,
         stable_prefix=stable_prefix,
         refused_request=None,
@@ -278,7 +268,7 @@ def _compare_past_refusal(refused: PreparedRequest, request: PreparedRequest) ->
         layer, change, shared = refused.changed_layer, refused.prefix_change, refused.blocks_shared
     else:
         layer, change, shared = request.changed_layer, request.prefix_change, request.blocks_shared
-    return msgspec.structs.replace(
+    return replace(
         request, blocks_before=refused.blocks_before, blocks_shared=shared, changed_layer=layer, prefix_change=change
     )
 
@@ -295,54 +285,47 @@ def _record_call_end(
         (candidate for request_id, candidate in reversed(state.in_progress) if request_id == payload.request_id),
         state.latest_request,
     )
-    under_way = tuple(pair for pair in state.in_progress if pair[0] != payload.request_id)
-    completed = isinstance(payload, LlmCallCompleted)
-    if not completed and payload.usage == Usage():
+    in_progress = tuple(pair for pair in state.in_progress if pair[0] != payload.request_id)
+    completed = payload if isinstance(payload, LlmCallCompleted) else None
+    if completed is None and payload.usage == Usage():
         # A change planned before a request that failed without usage applies to the next one.
         planned = state.planned_change or (request.planned_change if request else None)
         refused = request if request is state.latest_request else state.refused_request
-        return msgspec.structs.replace(
-            state, in_progress=under_way, planned_change=planned, refused_request=refused
-        ), None
-    model = _find_priced_model(models, payload.model)
+        return replace(state, in_progress=in_progress, planned_change=planned, refused_request=refused), None
+    model = find_priced_model(payload.model, models)
     verdict, cached = None, state.cached_prefix
     if request is not None and model is not None and payload.usage.tokens_sent and not is_externally_cached(model):
-        if isinstance(payload, LlmCallCompleted):
+        if completed is not None:
+            diagnosis = completed.diagnosis
             verdict = judge_call(
-                cached, request, payload.usage, model, diagnosis=payload.diagnosis, drop_tokens_min=drop_tokens_min
+                cached, request, payload.usage, model, diagnosis=diagnosis, drop_tokens_min=drop_tokens_min
             )
-        cached = derive_cached_prefix(
-            request, payload.answer_usage if isinstance(payload, LlmCallCompleted) else payload.usage, model
-        )
+        cached = derive_cached_prefix(request, completed.answer_usage if completed else payload.usage, model)
     elif request is not None and cached is not None and not payload.usage.tokens_sent:
         # No usage was reported: the cached prefix is still there, unless the prompt no longer begins with it.
-        cached = (
-            None
-            if request.is_prefix_changed
-            else msgspec.structs.replace(cached, used_at=max(cached.used_at, request.at))
-        )
+        used_at = max(cached.used_at, request.at)
+        cached = None if request.is_prefix_changed else replace(cached, used_at=used_at)
+    number = state.call_count + 1
     entry = LedgerEntry(
         event_id=event.id,
         turn_id=event.turn_id,
         provider=payload.provider,
-        record=_build_call_record(state.call_count + 1, event.at, payload, request),
-        uncached_usd=round_usd(_uncached_usd(event, payload, model)),
-        pricing_version=payload.pricing_version if isinstance(payload, LlmCallCompleted) else "",
+        record=_build_call_record(number, event.at, payload, request),
+        uncached_usd=round_usd(uncached_call_usd(payload, event.at, model)),
+        pricing_version=completed.pricing_version if completed else "",
         stop_reason=payload.stop_reason if isinstance(payload, LlmCallCompleted) else payload.error_class,
         retries=payload.retry_count,
         plan=request.plan if request else Plan(),
         prompt_digest=request.prompt_digest if request else "",
         verdict=verdict,
-        completion_key=payload.completion_key if isinstance(payload, LlmCallCompleted) else "",
-        is_completion_cached=isinstance(payload, LlmCallCompleted) and payload.is_completion_cached,
+        completion_key=completed.completion_key if completed else "",
+        is_completion_cached=completed is not None and completed.is_completion_cached,
         stable_write_tokens=estimate_stable_writes(request.stable_share, payload.usage) if request else 0,
         payer=request.payer if request else state.payer,
     )
     answered = state.blocks if completed else state.answered_blocks
-    number = state.call_count + 1
-    return msgspec.structs.replace(
-        state, call_count=number, in_progress=under_way, answered_blocks=answered, cached_prefix=cached
-    ), entry
+    ended = replace(state, call_count=number, in_progress=in_progress, answered_blocks=answered, cached_prefix=cached)
+    return ended, entry
 
 
 def _record_side_call(
@@ -357,31 +340,33 @@ def _record_side_call(
         turn_id=event.turn_id,
         provider=payload.provider,
         record=_build_call_record(state.call_count + 1, event.at, payload, None),
-        uncached_usd=round_usd(_uncached_usd(event, payload, _find_priced_model(models, payload.model))),
+        uncached_usd=round_usd(uncached_call_usd(payload, event.at, find_priced_model(payload.model, models))),
         pricing_version=payload.pricing_version,
         stop_reason=payload.stop_reason,
         source=payload.source,
         completion_key=payload.completion_key,
         payer=state.payer,
     )
-    return msgspec.structs.replace(state, call_count=state.call_count + 1), entry
+    return replace(state, call_count=state.call_count + 1), entry
 
 
-def _find_priced_model(models: Models, name: str) -> Model | None:
+def find_priced_model(name: str, models: Models) -> Model | None:
     """The catalog's model, if it has a price: without one no loss can be computed."""
     model = find_model_or_none(name, models)
     return model if model is not None and model.prices else None
 
 
-def _uncached_usd(event: Event, payload: LlmCallCompleted | LlmCallFailed, model: Model | None) -> Decimal:
+def uncached_call_usd(call: LlmCallCompleted | LlmCallFailed, at: float, model: Model | None) -> Decimal:
+    """What a call would have cost without a cache; what was paid, where no price is known."""
     if model is None:
-        return payload.cost_usd
-    return uncached_cost_usd(payload.usage, price_at(model, utc_date(event.at), payload.usage.tokens_sent))
+        return call.cost_usd
+    return uncached_cost_usd(call.usage, price_at(model, utc_date(at), call.usage.tokens_sent))
 
 
 def _build_call_record(
     number: int, at: float, payload: LlmCallCompleted | LlmCallFailed, request: PreparedRequest | None
 ) -> CallRecord:
+    changed_at = request.prefix_change if request and request.is_prefix_changed else None
     return CallRecord(
         number=number,
         at=at,
@@ -394,13 +379,11 @@ def _build_call_record(
         blocks_shared=clamp_integer(request.blocks_shared) if request else 0,
         blocks_before=clamp_integer(request.blocks_before) if request else 0,
         changed_layer=request.changed_layer if request else None,
-        changed_byte=clamp_integer(request.prefix_change.byte)
-        if request and request.prefix_change and request.is_prefix_changed
-        else None,
+        changed_byte=clamp_integer(changed_at.byte) if changed_at else None,
     )
 
 
 def has_image(block: object) -> bool:
     if isinstance(block, ToolResult):
-        return any(isinstance(part, Image) for part in block.content)
+        return any(isinstance(content_block, Image) for content_block in block.content)
     return isinstance(block, Image)

@@ -1,30 +1,19 @@
-"""The model calls of a session and its bill: what was sent, read, written and paid."""
+"""The model calls of a session and their cost: the bill of the session, and the cost of each turn."""
 
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
+from holdfast.catalog.lookup import Models, price_at, utc_date
 from holdfast.catalog.schema import Model
 from holdfast.economics.cost import uncached_cost_usd
-from holdfast.errors import UserError
 from holdfast.events.log import Event, EventLog
 from holdfast.events.payloads.cache import CachePinged, ExplicitCacheChanged
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed
 from holdfast.events.payloads.session import DelegationCompleted, SessionStarted, TurnStarted
-from holdfast.ledger.accounting import CallRecord, iter_entries
+from holdfast.ledger.accounting import CallRecord, find_priced_model, iter_entries, uncached_call_usd
 from holdfast.types.usage import Usage
-
-__all__ = [
-    "Bill",
-    "CallRecord",
-    "compute_bill",
-    "explicit_cache_cost_usd",
-    "iter_calls",
-    "list_delegations",
-    "ping_cost_usd",
-]
 
 
 def iter_calls(events: Iterable[Event]) -> Iterator[CallRecord]:
@@ -35,14 +24,8 @@ def iter_calls(events: Iterable[Event]) -> Iterator[CallRecord]:
 def explicit_cache_cost_usd(events: Iterable[Event]) -> Decimal:
     """The cost of creating and storing explicit caches; it is not part of any call's cost."""
     payloads = (event.payload for event in events)
-    return sum(
-        (
-            payload.cost_usd + payload.storage_cost_usd
-            for payload in payloads
-            if isinstance(payload, ExplicitCacheChanged)
-        ),
-        Decimal(0),
-    )
+    changes = (payload for payload in payloads if isinstance(payload, ExplicitCacheChanged))
+    return sum((change.cost_usd + change.storage_cost_usd for change in changes), Decimal(0))
 
 
 def ping_cost_usd(events: Iterable[Event]) -> Decimal:
@@ -73,16 +56,16 @@ class Bill(msgspec.Struct, frozen=True):
         return self.uncached_cost_usd - self.cost_usd
 
 
-def compute_bill(records: Iterable[CallRecord], model: Model, *, keeping_usd: Decimal = Decimal(0)) -> Bill:
+def compute_bill(records: Iterable[CallRecord], model: Model, *, explicit_cache_usd: Decimal = Decimal(0)) -> Bill:
     # Explicit caches count as cost only: without a cache they would not exist.
-    count, usage, cost, uncached = 0, Usage(), keeping_usd, Decimal(0)
+    count, usage, cost, uncached = 0, Usage(), explicit_cache_usd, Decimal(0)
     for record in records:
         count += 1
         usage += record.usage
         cost += record.cost_usd
         # Some models charge more above a prompt size, so each call is priced with its own row.
         uncached += uncached_cost_usd(record.usage, price_at(model, utc_date(record.at), record.usage.tokens_sent))
-    return Bill(count, usage, cost, uncached, keeping_usd)
+    return Bill(count, usage, cost, uncached, explicit_cache_usd)
 
 
 def is_simulated(log: EventLog, session_id: str) -> bool:
@@ -113,14 +96,10 @@ def compute_turn_costs(events: Iterable[Event], models: Models) -> tuple[TurnCos
             case LlmCallFailed(usage=usage) if usage == Usage():
                 pass  # Refused: nothing was charged.
             case LlmCallCompleted() | LlmCallFailed() as call:
-                uncached = _uncached_usd(call, event.at, models)
+                uncached = uncached_call_usd(call, event.at, find_priced_model(call.model, models))
                 _add(turns, event.turn_id, TurnCost(0, 1, call.usage, call.cost_usd, uncached))
-            case ExplicitCacheChanged() as explicit_cache:
-                _add(
-                    turns,
-                    event.turn_id,
-                    TurnCost(0, cost_usd=explicit_cache.cost_usd + explicit_cache.storage_cost_usd),
-                )
+            case ExplicitCacheChanged(cost_usd=cost, storage_cost_usd=storage_cost):
+                _add(turns, event.turn_id, TurnCost(0, cost_usd=cost + storage_cost))
             case CachePinged() as ping:
                 # A ping can be sent during a turn but is not part of it.
                 _add(turns, None, TurnCost(0, usage=ping.usage, cost_usd=ping.cost_usd))
@@ -142,12 +121,3 @@ def _add(turns: dict[str | None, TurnCost], turn_id: str | None, addition: TurnC
     current = turns.get(turn_id) or turns.get(None) or TurnCost(0)
     key = turn_id if turn_id in turns else None
     turns[key] = msgspec.structs.replace(sum_turn_costs((current, addition)), number=current.number)
-
-
-def _uncached_usd(call: LlmCallCompleted | LlmCallFailed, at: float, models: Models) -> Decimal:
-    try:
-        model = find_model(call.model, models)
-    except UserError:
-        # A model that was removed from the configuration has no price, but what was paid is known.
-        return call.cost_usd
-    return uncached_cost_usd(call.usage, price_at(model, utc_date(at), call.usage.tokens_sent))

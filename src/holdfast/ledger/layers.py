@@ -16,7 +16,7 @@ from holdfast.types.request_buffer import PrefixDigest
 
 
 class LayerSize(msgspec.Struct, frozen=True):
-    """The number of cacheable bytes of a prompt that belong to one layer."""
+    """Cacheable bytes of a prompt that belong to one layer: all of them, or a run of neighbouring blocks."""
 
     layer: str
     bytes: int
@@ -41,7 +41,7 @@ class RequestLayers(msgspec.Struct, frozen=True):
 
     @property
     def cacheable_bytes(self) -> int:
-        return sum(band.bytes for band in self.layers)
+        return sum(layer.bytes for layer in self.layers)
 
 
 class CallLayers(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class CallTimeline:
         self._sizes: dict[str, int] = {}
         self._requests = 0
         self._newest: RequestLayers | None = None
-        self._under_way: dict[str, RequestLayers] = {}
+        self._in_progress: dict[str, RequestLayers] = {}
 
     def apply_events(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -93,7 +93,7 @@ class CallTimeline:
             return
         self._accounting, entry = record_event(self._accounting, event, self._models)
         if entry is not None:
-            request = self._under_way.pop(entry.record.request_id, self._newest)
+            request = self._in_progress.pop(entry.record.request_id, self._newest)
             self.calls.append(CallLayers(entry, request if entry.source == "provider" else None))
 
     def _track(self, payload: AnyPayload) -> None:
@@ -103,7 +103,7 @@ class CallTimeline:
             case RequestPrepared() as payload:
                 self._apply_request(payload)
             case LlmCallStarted(request_id=request_id) if self._newest is not None:
-                self._under_way[request_id] = self._newest
+                self._in_progress[request_id] = self._newest
             case ModelSwitched(after=after):
                 self.model = after
                 self._truncate(0)
@@ -122,11 +122,9 @@ class CallTimeline:
             ordinal=self._requests,
             layers=tuple(LayerSize(layer, size) for layer, size in self._sizes.items()),
             breakpoints=tuple(
-                PlacedBreakpoint(
-                    breakpoint_, self._chain[breakpoint_.block_index].layer, self._chain[breakpoint_.block_index].end
-                )
-                for breakpoint_ in prepared.plan.breakpoints
-                if 0 <= breakpoint_.block_index < len(self._chain)
+                PlacedBreakpoint(planned, self._chain[planned.block_index].layer, self._chain[planned.block_index].end)
+                for planned in prepared.plan.breakpoints
+                if 0 <= planned.block_index < len(self._chain)
             ),
             blocks=len(self._chain),
             body_bytes=prepared.body_bytes,
@@ -149,7 +147,7 @@ def _describe_event(payload: AnyPayload) -> tuple[str, str] | None:
         case CachePinged(kind=kind, reason=reason):
             return "ping", f"{kind}: {reason}" if reason else kind
         case ExplicitCacheChanged(action=action, tokens=tokens):
-            return "named cache", f"{action}, {tokens} tokens"
+            return "explicit cache", f"{action}, {tokens} tokens"
         case ModelSwitched(before=before, after=after):
             return "model", f"{before} to {after}"
         case CacheControlsApplied(reason=reason) if reason:
@@ -158,17 +156,10 @@ def _describe_event(payload: AnyPayload) -> tuple[str, str] | None:
             return None
 
 
-class LayerRun(msgspec.Struct, frozen=True):
-    """A run of neighbouring blocks of one layer, in wire order, and its size."""
-
-    layer: str
-    bytes: int
-
-
-def compute_layer_runs(events: Iterable[Event]) -> dict[str, tuple[LayerRun, ...]]:
+def compute_layer_runs(events: Iterable[Event]) -> dict[str, tuple[LayerSize, ...]]:
     """By request id, from the first byte to the last; neighbouring blocks of one layer are merged."""
     chain: list[PrefixDigest] = []
-    layers_by_request: dict[str, tuple[LayerRun, ...]] = {}
+    layers_by_request: dict[str, tuple[LayerSize, ...]] = {}
     for event in events:
         match event.payload:
             case RequestPrepared() as prepared:
@@ -183,12 +174,12 @@ def compute_layer_runs(events: Iterable[Event]) -> dict[str, tuple[LayerRun, ...
     return layers_by_request
 
 
-def _merge_runs(chain: Iterable[PrefixDigest]) -> tuple[LayerRun, ...]:
-    runs: list[LayerRun] = []
+def _merge_runs(chain: Iterable[PrefixDigest]) -> tuple[LayerSize, ...]:
+    runs: list[LayerSize] = []
     for digest in chain:
         size = digest.end - digest.start
         if runs and runs[-1].layer == digest.layer:
-            runs[-1] = LayerRun(digest.layer, runs[-1].bytes + size)
+            runs[-1] = LayerSize(digest.layer, runs[-1].bytes + size)
         else:
-            runs.append(LayerRun(digest.layer, size))
+            runs.append(LayerSize(digest.layer, size))
     return tuple(runs)

@@ -44,15 +44,15 @@ class LearnedSummary(msgspec.Struct, frozen=True):
 def summarize_learned(log: EventLog, models: Models | None = None) -> LearnedSummary:
     events = log.learned_events(limit=LEARNED_RECORDS_MAX)
     catalog = shipped_models() if models is None else models
-    events_by_scene: dict[tuple[str, str], list[Event]] = {}
+    events_by_scope: dict[tuple[str, str], list[Event]] = {}
     latest_by_workspace: dict[str | None, Event] = {}
     for event in events:
         if isinstance(payload := event.payload, CacheLearned):
-            events_by_scene.setdefault((payload.model, payload.route), []).append(event)
+            events_by_scope.setdefault((payload.model, payload.route), []).append(event)
             latest_by_workspace[payload.workspace_hash] = event
     caches = tuple(
-        _summarize_cache(LearningScope(*scene), scene_events, catalog)
-        for scene, scene_events in sorted(events_by_scene.items())
+        _summarize_cache(LearningScope(*scope), scope_events, catalog)
+        for scope, scope_events in sorted(events_by_scope.items())
     )
     idle_times = tuple(
         _summarize_idle_times(log, workspace, event, events) for workspace, event in latest_by_workspace.items()
@@ -60,13 +60,13 @@ def summarize_learned(log: EventLog, models: Models | None = None) -> LearnedSum
     return LearnedSummary(caches, tuple(sorted(idle_times, key=lambda summary: summary.workspace or "")))
 
 
-def _summarize_cache(scene: LearningScope, events: list[Event], models: Models) -> LearnedCacheSummary:
-    learned = combine_learned(events, scene)
-    model = find_model_or_none(scene.model, models)
+def _summarize_cache(scope: LearningScope, events: list[Event], models: Models) -> LearnedCacheSummary:
+    learned = combine_learned(events, scope)
+    model = find_model_or_none(scope.model, models)
     floor = learned.floor.corrected_floor(model.cache.tokens_min) if model is not None else None
     return LearnedCacheSummary(
-        model=scene.model,
-        route=scene.route,
+        model=scope.model,
+        route=scope.route,
         upgrade_probability=learned.upgrade_belief.probability,
         anchors_read=learned.upgrade_belief.read,
         anchors_lost=learned.upgrade_belief.lost,

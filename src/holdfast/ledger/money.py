@@ -9,7 +9,7 @@ are exact in any order. Storage billed by the second is rounded to the nearest o
 import datetime
 from decimal import Decimal
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from holdfast.catalog.lookup import utc_date
 from holdfast.events.log import Event
@@ -21,7 +21,7 @@ from holdfast.types.usage import TOKENS_MAX, Usage, clamp_token_count
 # The largest cost booked for one event: a larger amount is an error, and would overflow the sums that include it.
 USD_MAX = Decimal(1_000)
 
-NAME_CHARACTERS_MAX = 200
+NAME_CHARACTERS_MAX = 200  # Longer than any model or account name; keeps table keys indexable.
 INTEGER_MAX = 2**62  # Well within the signed 64-bit integers of SQLite and PostgreSQL.
 LATENCY_MS_MAX = 2**31 - 1  # 24 days, in 31 bits.
 AT_MAX = 253_402_300_799.0  # 9999-12-31T23:59:59Z, the last second that `datetime` can represent.
@@ -92,26 +92,15 @@ def clamp_event(event: Event) -> Event:
 
 
 def _is_within_bounds(payload: LlmCallCompleted | LlmCallFailed) -> bool:
-    buckets = _buckets(payload.usage)
+    buckets: tuple[int, ...] = astuple(payload.usage)
     numbers_fit = min(buckets) >= 0 and max(buckets) <= TOKENS_MAX and 0 <= payload.latency_ms <= LATENCY_MS_MAX
     names_fit = len(payload.model) <= NAME_CHARACTERS_MAX and len(payload.provider) <= NAME_CHARACTERS_MAX
     return numbers_fit and names_fit and abs(payload.retry_count) <= INTEGER_MAX and is_exact_usd(payload.cost_usd)
 
 
 def _clamp_costs(payload: LlmCallCompleted | LlmCallFailed | CachePinged) -> dict[str, object]:
-    usage = Usage(*map(clamp_token_count, _buckets(payload.usage)))
+    usage = Usage(*map(clamp_token_count, astuple(payload.usage)))
     return {"usage": usage, "cost_usd": round_usd(payload.cost_usd), "model": _truncate_name(payload.model)}
-
-
-def _buckets(usage: Usage) -> tuple[int, ...]:
-    return (
-        usage.input,
-        usage.cache_read,
-        usage.cache_write_5m,
-        usage.cache_write_1h,
-        usage.cache_write_other,
-        usage.output,
-    )
 
 
 def _truncate_name(name: str) -> str:

@@ -1,6 +1,6 @@
 """What each event adds to the tables: a call, a charge that is not a call, or a call that failed at no cost.
 
-Tables and reports are sums of postings, wherever they are computed.
+Roll-up tables and reports are sums of postings, wherever they are computed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,21 +19,22 @@ from holdfast.ledger.money import NAME_CHARACTERS_MAX, clamp_event, format_utc_d
 from holdfast.types.usage import Usage
 
 # Increase it when the same events lead to different verdicts or amounts: tables of an older version are rebuilt.
-LEDGER_VERSION = 3
-
+LEDGER_VERSION = 4
 
 POSTED_PAYLOADS = (*ACCOUNTED_PAYLOADS, ExplicitCacheChanged)
-
-
 _NOT_CALLS: frozenset[type[msgspec.Struct]] = frozenset((LlmCallFailed, CachePinged, ExplicitCacheChanged))
-
-
 _POSTED_SET: frozenset[type[msgspec.Struct]] = frozenset(POSTED_PAYLOADS)
-
 
 POSTED_EVENT_TYPES = tuple(
     sorted(kind.__struct_config__.tag for kind in POSTED_PAYLOADS if isinstance(kind.__struct_config__.tag, str))
 )
+
+Cell = str | int
+Key = tuple[Cell, ...]
+Addition = tuple[str, Key, tuple[int, ...]]
+
+# Additions to one key that are collected before they are summed: bounds memory, and sums 1,000 at a time.
+PENDING_ADDITIONS_MAX = 1_000
 
 
 class Sums(msgspec.Struct, frozen=True):
@@ -56,6 +57,9 @@ class Sums(msgspec.Struct, frozen=True):
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(*(left + right for left, right in zip(struct_values(self), struct_values(other), strict=True)))
+
+    def __sub__(self, other: "Sums") -> "Sums":
+        return Sums(*(left - right for left, right in zip(struct_values(self), struct_values(other), strict=True)))
 
     @property
     def usage(self) -> Usage:
@@ -165,33 +169,27 @@ def _post_call(state: AccountingState, event: Event, entry: LedgerEntry) -> Post
 
 def _post_charge(state: AccountingState, event: Event, model: str, spent: int) -> Posting:
     """A charge that is not a call: it kept a cache alive, and would not exist without caching."""
-    return Posting(
-        event_id=event.id,
-        session_id=event.session_id,
-        at=event.at,
-        day=format_utc_day(event.at),
-        provider=model.partition(":")[0],
-        model=model,
-        type=event_type_of(event.payload),
-        sums=Sums(entries=1, spent=spent),
-        is_simulated=state.is_simulated,
-        payer=state.payer,
-    )
+    posting = _post_event(state, event, model.partition(":")[0], model)
+    return msgspec.structs.replace(posting, sums=Sums(entries=1, spent=spent), payer=state.payer)
 
 
 def _post_failure(state: AccountingState, event: Event, failure: LlmCallFailed) -> Posting:
     """A call that failed at no cost."""
+    posting = _post_event(state, event, failure.provider, failure.model)
+    return msgspec.structs.replace(
+        posting, outcome=failure.error_class, latency_ms=failure.latency_ms, retries=failure.retry_count
+    )
+
+
+def _post_event(state: AccountingState, event: Event, provider: str, model: str) -> Posting:
     return Posting(
         event_id=event.id,
         session_id=event.session_id,
         at=event.at,
         day=format_utc_day(event.at),
-        provider=failure.provider,
-        model=failure.model,
-        type=event_type_of(failure),
-        outcome=failure.error_class,
-        latency_ms=failure.latency_ms,
-        retries=failure.retry_count,
+        provider=provider,
+        model=model,
+        type=event_type_of(event.payload),
         is_simulated=state.is_simulated,
     )
 
@@ -199,15 +197,6 @@ def _post_failure(state: AccountingState, event: Event, failure: LlmCallFailed) 
 def component_key(component: str | None) -> str:
     """The component that caused a miss, as a table key; empty if there is none."""
     return (component or "")[:NAME_CHARACTERS_MAX]
-
-
-Cell = str | int
-
-
-Key = tuple[Cell, ...]
-
-
-Addition = tuple[str, Key, tuple[int, ...]]
 
 
 class VerdictSums(msgspec.Struct, frozen=True):
@@ -236,29 +225,18 @@ class RollUp(msgspec.Struct, frozen=True):
 
 
 DAYS = RollUp("days", ("day", "provider", "model", "simulated"), Sums.__struct_fields__)
-
-
 SESSION_DAYS = RollUp("session_days", ("session_id", "day", "simulated"), Sums.__struct_fields__)
-
-
 VERDICT_DAYS = RollUp("verdict_days", ("day", "kind", "component", "simulated"), VerdictSums.__struct_fields__)
-
 
 # A latency of n bits is under 2**n ms. Counts per n can be subtracted when a session is deleted; a maximum cannot.
 OUTCOME_DAYS = RollUp(
     "outcome_days", ("day", "provider", "model", "outcome", "latency_bits", "simulated"), OutcomeSums.__struct_fields__
 )
 
-
 # Postings without a payer are not stored: they are the difference to the totals of `DAYS`.
 ACCOUNT_DAYS = RollUp("account_days", ("day", "key_id", "user_id", "team_id", "simulated"), Sums.__struct_fields__)
 
-
 ROLLUPS = (DAYS, SESSION_DAYS, VERDICT_DAYS, OUTCOME_DAYS, ACCOUNT_DAYS)
-
-
-# Additions to one key that are collected before they are summed: bounds memory, and sums 1,000 at a time.
-PENDING_ADDITIONS_MAX = 1_000
 
 
 def iter_additions(posting: Posting) -> Iterator[Addition]:
@@ -284,21 +262,21 @@ class RollUpTotals:
     """Collects additions and sums them when they are read."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, dict[Key, list[tuple[int, ...]]]] = {table.name: {} for table in ROLLUPS}
+        self._pending: dict[str, dict[Key, list[tuple[int, ...]]]] = {table.name: {} for table in ROLLUPS}
 
     def add(self, table: str, key: Key, amounts: tuple[int, ...]) -> None:
-        parts = self._parts[table].setdefault(key, [])
-        parts.append(amounts)
+        pending = self._pending[table].setdefault(key, [])
+        pending.append(amounts)
         # Adding tuples one by one would build a new tuple per posting; summing many at once is faster.
-        if len(parts) >= PENDING_ADDITIONS_MAX:
-            parts[:] = [_sum(parts)]
+        if len(pending) >= PENDING_ADDITIONS_MAX:
+            pending[:] = [_sum(pending)]
 
     def rows(self, table: RollUp) -> dict[Key, tuple[int, ...]]:
-        return {key: _sum(parts) for key, parts in self._parts[table.name].items()}
+        return {key: _sum(pending) for key, pending in self._pending[table.name].items()}
 
     def clear(self) -> None:
-        for parts in self._parts.values():
-            parts.clear()
+        for pending in self._pending.values():
+            pending.clear()
 
     def post(self, postings: Iterable[Posting]) -> None:
         for posting in postings:
@@ -306,5 +284,5 @@ class RollUpTotals:
                 self.add(*addition)
 
 
-def _sum(parts: list[tuple[int, ...]]) -> tuple[int, ...]:
-    return parts[0] if len(parts) == 1 else tuple(map(sum, zip(*parts, strict=True)))
+def _sum(rows: list[tuple[int, ...]]) -> tuple[int, ...]:
+    return rows[0] if len(rows) == 1 else tuple(map(sum, zip(*rows, strict=True)))

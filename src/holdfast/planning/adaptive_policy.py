@@ -1,10 +1,12 @@
 """The adaptive policy: breakpoints where they will be read again, with the TTL that the idle times justify."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
-from holdfast.economics.cost import price_multipliers
+from holdfast.economics.breakeven import IdleShares, anchor_pays, hour_ttl_pays
+from holdfast.economics.cost import PriceMultipliers, price_multipliers
 from holdfast.planning.breakpoints import can_carry_breakpoint, last_breakpoint_block
 from holdfast.planning.idle_times import IdleTimes, WaitsFor, expected_idle_times
 from holdfast.planning.keep_alive import TTL_SECONDS, IdleSession, plan_ping
@@ -21,18 +23,36 @@ from holdfast.planning.learned import (
     memory_after_ping,
 )
 from holdfast.planning.policy import Ping, PingResult, PlanningMoment
-from holdfast.planning.ttl import TtlChoice, TtlStakes, choose_ttl
 from holdfast.types.prompt import Breakpoint, Plan, PlanProbabilities, Ttl
 from holdfast.types.usage import Usage
 
+# Breakpoints below this share of the floor are left out. Token counts are estimates, and a breakpoint below the floor
+# is ignored by the provider at no cost, while a missing one above it costs a whole prompt.
 FLOOR_SHARE = 0.8
-"""Breakpoints below this share of the floor are left out. Token counts are estimates, and a breakpoint below the floor
-is ignored by the provider at no cost, while a missing one above it costs a whole prompt."""
+
+
+# `short`: 5 minutes. `anchor`: one hour, once, on the new tokens only. `hour`: one hour from the first token on.
+TtlReach = Literal["short", "anchor", "hour"]
+
+
+class TtlStakes(msgspec.Struct, frozen=True):
+    """Token counts: the whole prompt, what this call writes, and what no 1-hour entry holds yet."""
+
+    prompt: int
+    written: int
+    unanchored: int
+
+
+class TtlChoice(msgspec.Struct, frozen=True):
+    """`gain_units` is the expected saving over the 5-minute TTL, in uncached input tokens."""
+
+    reach: TtlReach
+    gain_units: float
+    reason: str
 
 
 class AdaptivePlan(msgspec.Struct, frozen=True):
     plan: Plan
-    choice: TtlChoice
     stakes: TtlStakes
 
 
@@ -70,9 +90,34 @@ def plan_adaptive_call(
         for block, reason in blocks
         if block >= first_block
     )
-    return AdaptivePlan(
-        Plan(breakpoints, probabilities, _notes(breakpoints, floor, rules.tokens_min), floor), choice, stakes
-    )
+    notes = _notes(breakpoints, floor, rules.tokens_min)
+    return AdaptivePlan(Plan(breakpoints, probabilities, notes, floor), stakes)
+
+
+def choose_ttl(
+    stakes: TtlStakes, probabilities: PlanProbabilities, times: PriceMultipliers, *, hour_chain: bool
+) -> TtlChoice:
+    """The TTL of the last breakpoint, by its extra cost now and its expected saving after the next pauses.
+
+    An anchor is valued by the very next idle time. One hour from the start is valued by all pauses to come, but only
+    for a prompt that was written that way from its first token (`hour_chain`) or is written as a whole now.
+    """
+    pause, upgrade = probabilities.pause, probabilities.upgrade
+    # Idle times over an hour lose the cache under either TTL: they cancel out, so they are counted as short.
+    next_idle_time = IdleShares(1 - pause, pause, 0)
+    anchor = anchor_pays(stakes.unanchored, stakes.written, next_idle_time, upgrade_probability=upgrade, times=times)
+    anchor_gain = float(anchor.saved_units)
+    held_tokens = stakes.prompt if hour_chain or stakes.written == stakes.prompt else 0
+    written_tokens = stakes.written if hour_chain else held_tokens
+    pauses_left = probabilities.pauses_left
+    hour = hour_ttl_pays(held_tokens, written_tokens, pauses_left, upgrade_probability=upgrade, times=times)
+    hour_gain = float(hour.saved_units)
+    if hour_gain > max(anchor_gain, 0.0):
+        return TtlChoice("hour", hour_gain, f"{pauses_left:.1f} pauses of up to an hour are expected")
+    pause_forecast = f"a pause of 5 to 60 minutes follows with probability {pause:.1%}"
+    if anchor_gain > 0:
+        return TtlChoice("anchor", anchor_gain, f"{pause_forecast}, {stakes.written} tokens are new")
+    return TtlChoice("short", 0.0, f"{pause_forecast}: too low for a 1-hour TTL")
 
 
 def _notes(breakpoints: tuple[Breakpoint, ...], floor: int, table_tokens: int) -> tuple[str, ...]:
@@ -86,6 +131,7 @@ def _notes(breakpoints: tuple[Breakpoint, ...], floor: int, table_tokens: int) -
 
 def _stakes(moment: PlanningMoment, memory: CacheMemory, anchor: Anchor | None, *, upgrades: bool) -> TtlStakes:
     buffer = moment.buffer
+    # The size of the last prompt as reported, plus our estimate for the blocks added since.
     new_tokens = sum(buffer.tokens[memory.blocks :]) if memory.blocks <= len(buffer.tokens) else buffer.tokens_total
     prompt_tokens = memory.tail_tokens + new_tokens if memory.blocks else buffer.tokens_total
     is_warm = memory.used_at is not None and moment.at - memory.used_at < TTL_SECONDS["5m"]
@@ -119,23 +165,18 @@ def _breakpoint_blocks(moment: PlanningMoment, memory: CacheMemory, anchor: Anch
     """
     buffer, rules = moment.buffer, moment.rules
     stable = buffer.stable_count
-    end = last_breakpoint_block(buffer.blocks, stable, len(buffer.blocks), place="messages")
+    end = last_breakpoint_block(buffer.blocks, stable, len(buffer.blocks), section="messages")
     candidates: list[tuple[int | None, str]] = [(end, "end of the conversation so far")]
     if buffer.first_ephemeral is not None:
-        candidates.append(
-            (
-                last_breakpoint_block(buffer.blocks, stable, buffer.first_ephemeral, place="messages"),
-                "before ephemeral text",
-            )
-        )
+        before_ephemeral = last_breakpoint_block(buffer.blocks, stable, buffer.first_ephemeral, section="messages")
+        candidates.append((before_ephemeral, "before ephemeral text"))
     if memory.tail_block is not None and end is not None and end - memory.tail_block >= rules.lookback_positions:
         candidates.append((memory.tail_block, "end of the previous call, beyond the lookback"))
     if anchor is not None:
         candidates.append((anchor.block, "the entry that survives a pause"))
-    candidates.append(
-        (last_breakpoint_block(buffer.blocks, 0, stable, place="system"), "end of the stable system prompt")
-    )
-    candidates.append((last_breakpoint_block(buffer.blocks, 0, stable, place="tools"), "end of the tools"))
+    system_end = last_breakpoint_block(buffer.blocks, 0, stable, section="system")
+    tools_end = last_breakpoint_block(buffer.blocks, 0, stable, section="tools")
+    candidates += [(system_end, "end of the stable system prompt"), (tools_end, "end of the tools")]
     chosen: dict[int, str] = {}
     for block, reason in candidates:
         if block is not None and len(chosen) < rules.breakpoints_max and can_carry_breakpoint(buffer.blocks, block):
@@ -160,10 +201,10 @@ def plan_session_ping(
     idle_times = expected_idle_times(
         memory.idle_times.waiting_for(waits_for), learned.idle_times.waiting_for(waits_for)
     )
-    return plan_ping(_idle(memory, learned), idle_times, price_multipliers(moment.price))
+    return plan_ping(_idle_session(memory, learned), idle_times, price_multipliers(moment.price))
 
 
-def _idle(memory: CacheMemory, learned: LearnedParameters) -> IdleSession:
+def _idle_session(memory: CacheMemory, learned: LearnedParameters) -> IdleSession:
     """The idle session after its last call or ping."""
     anchor, upgrade = memory.anchor, (learned.upgrade_belief + memory.upgrade_belief).probability
     is_trusted = anchor is not None and (anchor.is_sound or upgrade >= 0.5)
@@ -174,7 +215,7 @@ def _idle(memory: CacheMemory, learned: LearnedParameters) -> IdleSession:
 
 
 class AdaptivePolicy:
-    """The adaptive planner behind the `Policy` interface; one instance per session."""
+    """The adaptive planner behind the `CachePolicy` interface; one instance per session."""
 
     name = "holdfast"
 

@@ -7,8 +7,8 @@ from holdfast.catalog.schema import CacheRules
 from holdfast.types.prompt import Breakpoint, Plan, PromptSection, Stability, Ttl
 from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
 
+# `seed` places breakpoints on the tools and the stable system prompt only; the history gets none.
 CacheProfile = Literal["default", "seed"]
-"""`seed` places breakpoints on the tools and the stable system prompt only; the history gets none."""
 
 
 def place_breakpoints(buffer: RequestBuffer, rules: CacheRules, *, profile: CacheProfile = "default") -> Plan:
@@ -17,9 +17,9 @@ def place_breakpoints(buffer: RequestBuffer, rules: CacheRules, *, profile: Cach
     Looks at the stable prefix and at the end of the prompt, not at the history in between.
     """
     match rules.kind:
-        case "marks":
+        case "explicit":
             return _plan_of(_candidates(buffer, profile, rolling=True), rules, ttl="5m")
-        case "breakpoints":
+        case "hybrid":
             # GPT-5.6 and later write the end of the latest message themselves and look back over 20 earlier endings
             # (OpenAI, "Prompt caching"), so no rolling breakpoint is needed (docs/decisions/0015).
             return _plan_of(_candidates(buffer, profile, rolling=False), rules, ttl="30m")
@@ -30,17 +30,16 @@ def place_breakpoints(buffer: RequestBuffer, rules: CacheRules, *, profile: Cach
 def _candidates(buffer: RequestBuffer, profile: CacheProfile, *, rolling: bool) -> list[tuple[int | None, str]]:
     blocks, stable = buffer.blocks, buffer.stable_count
     candidates: list[tuple[int | None, str]] = [
-        (last_breakpoint_block(blocks, 0, stable, place="tools"), "end of the tools"),
-        (last_breakpoint_block(blocks, 0, stable, place="system"), "end of the stable system prompt"),
+        (last_breakpoint_block(blocks, 0, stable, section="tools"), "end of the tools"),
+        (last_breakpoint_block(blocks, 0, stable, section="system"), "end of the stable system prompt"),
     ]
     if profile == "default":
         if buffer.first_ephemeral is not None:
-            before_ephemeral = last_breakpoint_block(blocks, stable, buffer.first_ephemeral, place="messages")
+            before_ephemeral = last_breakpoint_block(blocks, stable, buffer.first_ephemeral, section="messages")
             candidates.append((before_ephemeral, "before ephemeral text"))
         if rolling:
-            candidates.append(
-                (last_breakpoint_block(blocks, stable, len(blocks), place="messages"), "end of the conversation so far")
-            )
+            end = last_breakpoint_block(blocks, stable, len(blocks), section="messages")
+            candidates.append((end, "end of the conversation so far"))
     return candidates
 
 
@@ -53,10 +52,12 @@ def _plan_of(candidates: Sequence[tuple[int | None, str]], rules: CacheRules, *,
     return Plan(tuple(in_order[-rules.breakpoints_max :]))
 
 
-def last_breakpoint_block(blocks: Sequence[EncodedBlock], start: int, stop: int, *, place: PromptSection) -> int | None:
+def last_breakpoint_block(
+    blocks: Sequence[EncodedBlock], start: int, stop: int, *, section: PromptSection
+) -> int | None:
     """The last block in [start, stop) of that section that may carry a breakpoint."""
     for index in range(stop - 1, start - 1, -1):
-        if blocks[index].section == place and can_carry_breakpoint(blocks, index):
+        if blocks[index].section == section and can_carry_breakpoint(blocks, index):
             return index
     return None
 

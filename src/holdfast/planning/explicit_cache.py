@@ -8,8 +8,8 @@ from holdfast.catalog.schema import CacheRules, Price
 from holdfast.economics.breakeven import explicit_cache_pays
 from holdfast.economics.cost import storage_usd
 
+# A cache is extended once less than one part in this many of its TTL is left; extending earlier buys idle storage.
 EXTEND_BELOW_TTL_SHARE = 4
-"""A cache is extended once less than one part in this many of its TTL is left; extending earlier buys idle storage."""
 
 
 class ExplicitCacheState(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ ExplicitCacheStep = SkipCache | CreateCache | ExtendCache | UseCache
 def plan_explicit_cache(
     cache: ExplicitCacheState | None,
     wanted: WantedPrefix,
-    keeping: ExplicitCacheConfig,
+    config: ExplicitCacheConfig,
     *,
     rules: CacheRules,
     price: Price,
@@ -80,22 +80,22 @@ def plan_explicit_cache(
     """
     alive = cache if cache is not None and at < cache.expires_at else None
     fits = alive is not None and (alive.model, alive.digest) == (wanted.model, wanted.digest)
-    if keeping.ttl_seconds <= 0:
+    if config.ttl_seconds <= 0:
         return SkipCache("explicit caches are turned off", delete=alive)
     if not rules.explicit_tokens_min:
         return SkipCache("the model has no explicit caches", delete=alive)
     if wanted.tokens < rules.explicit_tokens_min:
         return SkipCache(f"{wanted.tokens} tokens are below the floor of {rules.explicit_tokens_min}", delete=alive)
-    hours = Decimal(keeping.ttl_seconds) / 3600
-    reads = estimate_reads(uncached_calls, uncached_seconds, keeping.ttl_seconds)
+    hours = Decimal(config.ttl_seconds) / 3600
+    reads = estimate_reads(uncached_calls, uncached_seconds, config.ttl_seconds)
     if alive is None or not fits:
-        if explicit_cache_pays(price, reads_expected=reads, hours=hours) or keeping.always:
-            return CreateCache(_creation_reason(wanted, keeping, price, uncached_calls), replaces=alive)
+        if explicit_cache_pays(price, reads_expected=reads, hours=hours) or config.always:
+            return CreateCache(_creation_reason(wanted, config, price, uncached_calls), replaces=alive)
         return SkipCache(f"too few reads expected to pay for it: {uncached_calls} uncached calls so far", delete=alive)
-    expires_soon = alive.expires_at - at < keeping.ttl_seconds / EXTEND_BELOW_TTL_SHARE
+    expires_soon = alive.expires_at - at < config.ttl_seconds / EXTEND_BELOW_TTL_SHARE
     extending_pays = explicit_cache_pays(price, reads_expected=reads, hours=hours, made=True)
-    if expires_soon and (extending_pays or keeping.always):
-        return ExtendCache(alive, f"{alive.expires_at - at:.0f} s are left of {keeping.ttl_seconds} s")
+    if expires_soon and (extending_pays or config.always):
+        return ExtendCache(alive, f"{alive.expires_at - at:.0f} s are left of {config.ttl_seconds} s")
     return UseCache(alive)
 
 
@@ -110,8 +110,8 @@ def estimate_reads(calls: int, seconds: float, ttl_seconds: int) -> Decimal:
     return min(Decimal(calls), (calls - 1) * ttl_seconds / Decimal(seconds))
 
 
-def _creation_reason(wanted: WantedPrefix, keeping: ExplicitCacheConfig, price: Price, uncached_calls: int) -> str:
-    storage = storage_usd(wanted.tokens, keeping.ttl_seconds, price)
+def _creation_reason(wanted: WantedPrefix, config: ExplicitCacheConfig, price: Price, uncached_calls: int) -> str:
+    storage = storage_usd(wanted.tokens, config.ttl_seconds, price)
     creation = wanted.tokens * price.input / 1_000_000
     saved_per_read = wanted.tokens * (price.input - price.cache_read) / 1_000_000
     return (

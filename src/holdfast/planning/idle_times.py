@@ -11,25 +11,25 @@ import msgspec
 
 WaitsFor = Literal["tool", "person"]
 
+# Bucket edges, about evenly spaced on a logarithmic scale. The TTLs (300 s, 3,600 s) are edges, and so is the time of
+# the first short ping (285 s): the questions asked most need no interpolation. Shorter idle times share one bucket,
+# because every cache survives them.
 EDGES_SECONDS = (
     *(285.0, 300.0, 450.0, 600.0, 900.0, 1200.0, 1800.0, 2400.0, 3300.0, 3600.0),
     *(5400.0, 7200.0, 14400.0, 28800.0, 86400.0),
 )
-"""Bucket edges, about evenly spaced on a logarithmic scale. The TTLs (300 s, 3,600 s) are edges, and so is the time of
-the first short ping (285 s): the questions asked most need no interpolation. Shorter idle times share one bucket,
-because every cache survives them."""
 
 # The last bucket has no end; for interpolation it is taken to end after four days.
 _SPANS = tuple(itertools.pairwise((0.0, *EDGES_SECONDS, EDGES_SECONDS[-1] * 4)))
 
+# How many calls of other sessions weigh as much as the prior.
 PRIOR_CALLS = 20.0
-"""How many calls of other sessions weigh as much as the prior."""
 
+# Prior share of idle times over 285 s: one in thirty-three, not fitted to any recording (docs/decisions/0017).
 PRIOR_LONG_SHARE = 0.03
-"""Prior share of idle times over 285 s: one in thirty-three, not fitted to any recording (docs/decisions/0017)."""
 
+# How many calls the history of earlier sessions may count for, so that a session's own idle times can outweigh it.
 HISTORY_CALLS_MAX = 200.0
-"""How many calls the history of earlier sessions may count for, so that a session's own idle times can outweigh it."""
 
 
 class IdleTimes(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Whether a ping is worth its cost to keep an idle session's cache warm, and when to send it."""
+"""Whether a ping is worth its cost to keep an idle session's cache warm, when to send it, and how it ends."""
 
 import msgspec
 
@@ -10,31 +10,26 @@ from holdfast.types.blocks import Text, ToolResult
 from holdfast.types.prompt import HistoryEntry, Ttl
 from holdfast.types.transcript import get_call_id
 
+# How long before an entry expires it is pinged: TTLs count from the start of a request, which takes time to arrive.
 PING_MARGIN_SECONDS = 15.0
 
-
-"""How long before an entry expires it is pinged: TTLs count from the start of a request, which takes time to arrive."""
-
-
+# The two TTLs that Anthropic offers ("Prompt caching").
 TTL_SECONDS: dict[Ttl, float] = {"5m": 300.0, "1h": 3600.0}
 
-
+# How many pings ahead are valued: an hour of short ones, a day of long ones.
 PINGS_AHEAD_MAX: dict[Ttl, int] = {"5m": 12, "1h": 24}
 
-
-"""How many pings ahead are valued: an hour of short ones, a day of long ones."""
-
-
+# Estimate of the uncached user message at the end of a ping (`CLOSING_TEXT` with its JSON around it).
 CLOSING_TOKENS = 10
 
-
-"""Estimate of the uncached user message at the end of a ping (`closing.CLOSING` with its JSON around it)."""
+CLOSING_TEXT = "Wait."
 
 
 class IdleSession(msgspec.Struct, frozen=True):
     """An idle session. Its `prompt_tokens` expire unless they are read again, except `held_tokens` of them, which a
-    1-hour entry holds. `lifetime` is the TTL of the newest entry, last used `idle_seconds` after the last call began.
-    `upgrade` is the probability that a 1-hour write extends a warm prefix; it would have to write `reply_tokens`.
+    1-hour entry holds. `ttl` is that of the newest entry, last used `idle_seconds` after the last call began.
+    `upgrade_probability` is the probability that a 1-hour write extends a warm prefix; it would have to write
+    `reply_tokens`.
     """
 
     prompt_tokens: int
@@ -108,11 +103,11 @@ def _upgrade_gain(idle: IdleSession, idle_times: IdleTimes, times: PriceMultipli
     )
 
 
-CLOSING_TEXT = "Wait."
-
-
 def closing_entry(last: HistoryEntry | None) -> HistoryEntry:
-    """A fixed user text, or a fixed result for every tool call of the last message."""
+    """The user message that ends a ping: a fixed text, or a fixed result for every tool call of the last message.
+
+    Providers refuse a request that ends on the assistant or leaves a tool call without a result.
+    """
     content = last.content if last is not None and last.role == "assistant" else ()
     calls = [id for block in content if (id := get_call_id(block)) is not None]
     return HistoryEntry("user", tuple(ToolResult(id, (Text(CLOSING_TEXT),)) for id in calls) or (Text(CLOSING_TEXT),))

@@ -14,42 +14,43 @@ from holdfast.planning.policy import PingResult, WaitedFor
 from holdfast.types.prompt import Breakpoint
 from holdfast.types.usage import Usage
 
+# Assumed calls of a session before any session was seen: as many as the prior of the idle times weighs
+# (`idle_times.PRIOR_CALLS`).
 CALLS_EXPECTED = 20.0
 
-
-"""Assumed calls of a session before any session was seen."""
-
-
+# How many idle times of earlier sessions are remembered; scaling down to this lets older ones fade.
 LEARNED_IDLE_TIMES_MAX = 2_000.0
 
+# How many records are read when a session starts; older ones are ignored.
+LEARNED_RECORDS_MAX = 500
 
-"""How many idle times of earlier sessions are remembered; scaling down to this lets older ones fade."""
-
-
+# Share of an anchor's tokens that a call must read for the anchor to count as read: token counts are estimates.
 READ_SHARE_MIN = 0.9
 
+# How many prompts of a size must go uncached before that counts as a floor: caches fail now and then.
+MISSES_MIN = 2
 
-"""Share of an anchor's tokens that a call must read for the anchor to count as read: token counts are estimates."""
-
-
+# An uncached prompt this many times the catalog's floor is no evidence of a higher floor: it has another cause.
 FLOOR_FACTOR_MAX = 4
 
-
+# Probability that the first call after a pause reads an anchor, if TTLs upgrade and if they do not. Neither is certain:
+# caches are evicted early now and then, and requests reach different servers. One observation changes the log odds by
+# ln(0.85 / 0.03) = 3.3 or by ln(0.15 / 0.97) = -1.9.
+HIT_IF_UPGRADED = 0.85
 HIT_IF_NOT_UPGRADED = 0.03
 
-
-HIT_IF_UPGRADED = 0.85
-
-
+# Bound on the log odds (a probability of 0.9975), so that a few contrary calls are enough to reverse it.
 LOG_ODDS_MAX = 6.0
 
-
-MISSES_MIN = 2
+# The TTL with which the start of the prompt was last written; unknown if another session may have written it.
+BaseTtl = Literal["none", "short", "long", "unknown"]
 
 
 class ObservedFloor(msgspec.Struct, frozen=True):
-    """Observations: the largest prompt with a breakpoint of which nothing was cached, how many such prompts there
-    were, and the smallest of which something was cached. New evidence replaces what it contradicts."""
+    """Evidence on the minimum cacheable size: the largest prompt with a breakpoint of which nothing was cached, how
+    many such prompts there were, and the smallest of which something was cached. New evidence replaces what it
+    contradicts.
+    """
 
     uncached_tokens_max: int = 0
     misses: int = 0
@@ -58,12 +59,10 @@ class ObservedFloor(msgspec.Struct, frozen=True):
     def with_outcome(self, tokens: int, *, cached: bool) -> "ObservedFloor":
         """Add the outcome of one prompt with a breakpoint at its end."""
         if not cached:
-            smallest = (
-                None
-                if self.cached_tokens_min is not None and self.cached_tokens_min <= tokens
-                else self.cached_tokens_min
-            )
-            return ObservedFloor(max(self.uncached_tokens_max, tokens), self.misses + 1, smallest)
+            smallest = self.cached_tokens_min
+            contradicted = smallest is not None and smallest <= tokens
+            uncached_max = max(self.uncached_tokens_max, tokens)
+            return ObservedFloor(uncached_max, self.misses + 1, None if contradicted else smallest)
         smallest = tokens if self.cached_tokens_min is None else min(tokens, self.cached_tokens_min)
         if tokens <= self.uncached_tokens_max:
             return ObservedFloor(cached_tokens_min=smallest)
@@ -75,14 +74,12 @@ class ObservedFloor(msgspec.Struct, frozen=True):
         if later.misses:
             combined = combined.with_outcome(later.uncached_tokens_max, cached=False)
             combined = msgspec.structs.replace(combined, misses=self.misses + later.misses)
-        return (
-            combined.with_outcome(later.cached_tokens_min, cached=True)
-            if later.cached_tokens_min is not None
-            else combined
-        )
+        if later.cached_tokens_min is not None:
+            combined = combined.with_outcome(later.cached_tokens_min, cached=True)
+        return combined
 
     def corrected_floor(self, table_tokens: int) -> int:
-        """The floor to plan with."""
+        """The floor to plan with: the catalog's (`table_tokens`), unless the observations contradict it."""
         if self.cached_tokens_min is not None and self.cached_tokens_min < table_tokens:
             return self.cached_tokens_min
         if self.misses >= MISSES_MIN and table_tokens <= self.uncached_tokens_max < table_tokens * FLOOR_FACTOR_MAX:
@@ -91,9 +88,10 @@ class ObservedFloor(msgspec.Struct, frozen=True):
 
 
 class UpgradeBelief(msgspec.Struct, frozen=True):
-    """The evidence for one model and route: how many anchors were `read` after a pause and how many were `lost`.
+    """Whether a 1-hour write also extends the TTL of the 5-minute prefix before it, which no provider documents.
 
-    Log odds of 0 (even) to begin with: nothing is known.
+    The evidence for one model and route: how many anchors were `read` after a pause and how many were `lost`. Log odds
+    of 0 (even) to begin with: nothing is known.
     """
 
     log_odds: float = 0.0
@@ -108,19 +106,16 @@ class UpgradeBelief(msgspec.Struct, frozen=True):
     def with_observation(self, *, read: bool) -> "UpgradeBelief":
         """Add one pause that was longer than the short TTL and shorter than the long one."""
         # Bayes' rule in log odds: add ln(P(observation | upgrades) / P(observation | no upgrades)).
-        if_true, if_false = (
-            (HIT_IF_UPGRADED, HIT_IF_NOT_UPGRADED) if read else (1 - HIT_IF_UPGRADED, 1 - HIT_IF_NOT_UPGRADED)
-        )
-        log_odds = self.log_odds + math.log(if_true / if_false)
-        return UpgradeBelief(_bounded(log_odds), read=self.read + read, lost=self.lost + (not read))
+        if read:
+            likelihood_ratio = HIT_IF_UPGRADED / HIT_IF_NOT_UPGRADED
+        else:
+            likelihood_ratio = (1 - HIT_IF_UPGRADED) / (1 - HIT_IF_NOT_UPGRADED)
+        return self + UpgradeBelief(math.log(likelihood_ratio), read=int(read), lost=int(not read))
 
     def __add__(self, other: "UpgradeBelief") -> "UpgradeBelief":
         """The evidence of both; independent observations add up in log odds."""
-        return UpgradeBelief(_bounded(self.log_odds + other.log_odds), self.read + other.read, self.lost + other.lost)
-
-
-def _bounded(log_odds: float) -> float:
-    return max(-LOG_ODDS_MAX, min(LOG_ODDS_MAX, log_odds))
+        log_odds = max(-LOG_ODDS_MAX, min(LOG_ODDS_MAX, self.log_odds + other.log_odds))
+        return UpgradeBelief(log_odds, self.read + other.read, self.lost + other.lost)
 
 
 class LearnedParameters(msgspec.Struct, frozen=True):
@@ -144,8 +139,9 @@ NOTHING_LEARNED = LearnedParameters()
 class Anchor(msgspec.Struct, frozen=True):
     """The newest 1-hour entry: the block it ends at, its size in tokens, and when it was last used.
 
-    It is `sound` if it was written with the 1-hour TTL from its first token on. It is `telling` if this session wrote
-    everything before it with the 5-minute TTL: then whether it survives a pause shows whether TTLs upgrade."""
+    It `is_sound` if it was written with the 1-hour TTL from its first token on. It `is_evidence` if this session wrote
+    everything before it with the 5-minute TTL: then whether it survives a pause shows whether TTLs upgrade.
+    """
 
     block: int
     tokens: int
@@ -154,18 +150,12 @@ class Anchor(msgspec.Struct, frozen=True):
     is_evidence: bool = False
 
 
-BaseTtl = Literal["none", "short", "long", "unknown"]
-
-
-"""The TTL with which the start of the prompt was last written; unknown if another session may have written it."""
-
-
 class CacheMemory(msgspec.Struct, frozen=True):
     """A session's cache state as far as it can know it: a fold over its calls and pings.
 
-    `last_at` is when the last call began, `used_at` when the cache was last used, by a call or a ping. `tail_piece` is
-    the block at which the newest entry ends, `tail_tokens` the size of that prompt, `kept_tokens` how much of it the
-    provider reported as read or written, and `pieces` its number of blocks. No entry holds the `reply_tokens` after it.
+    `last_at` is when the last call began, `used_at` when the cache was last used, by a call or a ping. `tail_block` is
+    the block at which the newest entry ends, `tail_tokens` the size of that prompt, `cached_tokens` how much of it the
+    provider reported as read or written, and `blocks` its number of blocks. No entry holds the `reply_tokens` after it.
     """
 
     calls: int = 0
@@ -203,11 +193,8 @@ def keep_leading_blocks(
 
     That entry has `tokens`; entries that reach further can no longer be read.
     """
-    surviving = (
-        [breakpoint for breakpoint in request.breakpoints if breakpoint.block_index < blocks]
-        if request is not None
-        else []
-    )
+    breakpoints = request.breakpoints if request is not None else ()
+    surviving = [breakpoint for breakpoint in breakpoints if breakpoint.block_index < blocks]
     if not surviving or not tokens or memory.used_at is None:
         return forget_cached(memory)
     anchor = memory.anchor if memory.anchor is not None and memory.anchor.block < blocks else None
@@ -223,8 +210,10 @@ def keep_leading_blocks(
 
 
 def distrust_anchor(memory: CacheMemory) -> CacheMemory:
-    """The memory after a failed request: it may or may not have refreshed the cache, so that whether the anchor is
-    read next is no evidence about TTL upgrades."""
+    """The memory after a failed request, which may or may not have refreshed the cache.
+
+    Whether the anchor is read next is therefore no evidence about TTL upgrades.
+    """
     if memory.anchor is None:
         return memory
     return msgspec.structs.replace(memory, anchor=msgspec.structs.replace(memory.anchor, is_evidence=False))
@@ -364,28 +353,6 @@ def learned_after_session(learned: LearnedParameters, memory: CacheMemory) -> Le
     )
 
 
-"""Probability that the first call after a pause reads an anchor, if TTLs upgrade and if they do not.
-
-Neither is certain: caches are evicted early now and then, and requests reach different servers. One observation changes
-the log odds by ln(0.85 / 0.03) = 3.3 or by ln(0.15 / 0.97) = -1.9.
-"""
-
-
-"""Bound on the log odds (a probability of 0.9975), so that a few contrary calls are enough to reverse it."""
-
-
-"""How many prompts of a size must go uncached before that counts as a floor: caches fail now and then."""
-
-
-"""An uncached prompt this many times the catalog's floor is no evidence of a higher floor: it has another cause."""
-
-
-LEARNED_RECORDS_MAX = 500
-
-
-"""How many records are read when a session starts; older ones are ignored."""
-
-
 class LearningScope(msgspec.Struct, frozen=True):
     """What learned parameters depend on: the model, the route to it, and the workspace."""
 
@@ -394,11 +361,11 @@ class LearningScope(msgspec.Struct, frozen=True):
     workspace_hash: str | None = None
 
 
-def make_learned_record(memory: CacheMemory, scene: LearningScope) -> CacheLearned:
+def make_learned_record(memory: CacheMemory, scope: LearningScope) -> CacheLearned:
     return CacheLearned(
-        model=scene.model,
-        route=scene.route,
-        workspace_hash=scene.workspace_hash,
+        model=scope.model,
+        route=scope.route,
+        workspace_hash=scope.workspace_hash,
         calls=memory.calls,
         tool_idle_times=memory.idle_times.tool.counts,
         person_idle_times=memory.idle_times.person.counts,
@@ -411,7 +378,7 @@ def make_learned_record(memory: CacheMemory, scene: LearningScope) -> CacheLearn
     )
 
 
-def combine_learned(events: Iterable[Event], scene: LearningScope, *, session_id: str = "") -> LearnedParameters:
+def combine_learned(events: Iterable[Event], scope: LearningScope, *, session_id: str = "") -> LearnedParameters:
     """The parameters that a session starts with, from the events of other sessions, oldest first.
 
     Idle times depend on the workspace; cache behaviour depends on the model and the route. Only the newest record of
@@ -425,34 +392,28 @@ def combine_learned(events: Iterable[Event], scene: LearningScope, *, session_id
             newest.pop(key := (event.session_id, record.model, record.route), None)
             newest[key] = record
     # One record per session for idle times, or a session that used two models would count twice.
-    idle_times = {
-        session: record for (session, _, _), record in newest.items() if record.workspace_hash == scene.workspace_hash
+    idle_time_records = {
+        session: record for (session, _, _), record in newest.items() if record.workspace_hash == scope.workspace_hash
     }
     learned = NOTHING_LEARNED
     for (session, model, route), record in newest.items():
-        if idle_times.get(session) is record:
-            learned = learned_after_session(learned, CacheMemory(calls=record.calls, idle_times=_rhythm(record)))
-        if (model, route) == (scene.model, scene.route):
+        if idle_time_records.get(session) is record:
+            learned = learned_after_session(learned, CacheMemory(calls=record.calls, idle_times=_idle_times(record)))
+        if (model, route) == (scope.model, scope.route):
+            # Adding to an empty belief applies the bound on the log odds, which a stored record may exceed.
+            belief = UpgradeBelief() + UpgradeBelief(record.upgrade_log_odds, record.anchors_read, record.anchors_lost)
+            floor = ObservedFloor(record.floor_above_tokens, record.floor_misses, record.floor_at_most_tokens)
             learned = msgspec.structs.replace(
-                learned, upgrade_belief=learned.upgrade_belief + _belief(record), floor=learned.floor + _floor(record)
+                learned, upgrade_belief=learned.upgrade_belief + belief, floor=learned.floor + floor
             )
     return learned
 
 
-def _rhythm(record: CacheLearned) -> IdleTimesByCause:
-    return IdleTimesByCause(_gaps(record.tool_idle_times), _gaps(record.person_idle_times))
+def _idle_times(record: CacheLearned) -> IdleTimesByCause:
+    return IdleTimesByCause(_histogram(record.tool_idle_times), _histogram(record.person_idle_times))
 
 
-def _gaps(counts: tuple[float, ...]) -> IdleTimes:
+def _histogram(counts: tuple[float, ...]) -> IdleTimes:
     """Empty where the record was counted with other bucket edges."""
     fits = len(counts) == len(EDGES_SECONDS) + 1 and all(count >= 0 for count in counts)
     return IdleTimes(counts) if fits else IdleTimes()
-
-
-def _belief(record: CacheLearned) -> UpgradeBelief:
-    # Adding to an empty belief applies the bound on the log odds, which a stored record may exceed.
-    return UpgradeBelief() + UpgradeBelief(record.upgrade_log_odds, record.anchors_read, record.anchors_lost)
-
-
-def _floor(record: CacheLearned) -> ObservedFloor:
-    return ObservedFloor(record.floor_above_tokens, record.floor_misses, record.floor_at_most_tokens)

@@ -24,7 +24,7 @@ LONG_TTL_NAME: Final = "1h"
 class CallStep(msgspec.Struct, frozen=True):
     """One call: its prompt's size, how much of it the previous call sent too, and the size of the reply before it.
 
-    `gap_seconds` is the time between the starts of the two requests; None for the first call.
+    `idle_seconds` is the time between the starts of the two requests; None for the first call.
     """
 
     prompt_tokens: int

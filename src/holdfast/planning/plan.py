@@ -1,4 +1,4 @@
-"""The cache plan of a call, for every kind of provider cache."""
+"""The cache plan of a call, for every kind of provider cache, with what each breakpoint is expected to save."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -14,6 +14,9 @@ from holdfast.planning.policy import PlanningMoment
 from holdfast.types.prompt import Breakpoint, Plan, Ttl
 from holdfast.types.request_buffer import RequestBuffer
 
+_MILLION = Decimal(1_000_000)  # Prices are US dollars per million tokens.
+_SAVING_STEP = Decimal("0.00000001")  # Recorded savings: a hundredth of a micro-dollar, below any token price.
+
 
 def plan_cache(
     moment: PlanningMoment,
@@ -27,10 +30,11 @@ def plan_cache(
     """The breakpoints of a call, with TTL, reason and expected saving.
 
     A provider with an implicit cache gets none: there the session's cache key and an unchanged prefix are the plan.
-    `keep_small` is explained in `plan_call`. A `ttl` that the provider supports overrides that of every breakpoint.
+    `keep_small` is explained in `plan_adaptive_call`. A `ttl` that the provider supports overrides that of every
+    breakpoint.
     """
     rules, buffer = moment.rules, moment.buffer
-    if rules.kind == "marks" and profile == "default" and {"5m", "1h"} <= rules.ttls_seconds.keys():
+    if rules.kind == "explicit" and profile == "default" and {"5m", "1h"} <= rules.ttls_seconds.keys():
         planned = plan_adaptive_call(moment, memory, learned, keep_small=keep_small)
         base_plan, stakes = planned.plan, planned.stakes
         warmth = PromptWarmth(stakes.prompt, stakes.prompt - stakes.written)
@@ -41,23 +45,16 @@ def plan_cache(
         prompt = memory.tail_tokens + sum(buffer.tokens[memory.blocks :]) if continues else buffer.tokens_total
         warmth = PromptWarmth(prompt, min(memory.tail_tokens, prompt) if continues else 0)
     if ttl is not None and ttl in rules.ttls_seconds:
-        forced = tuple(_with_ttl(ttl, breakpoint) for breakpoint in base_plan.breakpoints)
+        forced = tuple(
+            msgspec.structs.replace(breakpoint, ttl=ttl, reason=f"{breakpoint.reason}; the TTL is set to {ttl}")
+            for breakpoint in base_plan.breakpoints
+        )
         base_plan = msgspec.structs.replace(base_plan, breakpoints=forced)
     idle_times = expected_idle_times(memory.idle_times.all, learned.idle_times.all)
     priced = add_savings(base_plan.breakpoints, buffer, warmth, idle_times, rules=rules, price=moment.price)
     return msgspec.structs.replace(
         base_plan, breakpoints=priced, expected_read_tokens=guaranteed_read_tokens(memory, moment.at)
     )
-
-
-def _with_ttl(ttl: Ttl, breakpoint: Breakpoint) -> Breakpoint:
-    return msgspec.structs.replace(breakpoint, ttl=ttl, reason=f"{breakpoint.reason}; the TTL is set to {ttl}")
-
-
-_MILLION = Decimal(1_000_000)
-
-
-_STEP = Decimal("0.00000001")
 
 
 class PromptWarmth(msgspec.Struct, frozen=True):
@@ -89,7 +86,7 @@ def add_savings(
         written_tokens = max(0, tokens_upto - max(tokens_before, warmth.hit_tokens))
         gain = Decimal(return_probability) * (price.input - price.cache_read) * (tokens_upto - tokens_before)
         write_premium = (cache_write_rate(breakpoint.ttl, price) - price.input) * written_tokens
-        saving = ((gain - write_premium) / _MILLION).quantize(_STEP)
+        saving = ((gain - write_premium) / _MILLION).quantize(_SAVING_STEP)
         priced.append(msgspec.structs.replace(breakpoint, saving_usd=saving))
         tokens_before = tokens_upto
     return tuple(priced)

@@ -10,14 +10,14 @@ from holdfast.types.prompt import Breakpoint, Ttl
 from holdfast.types.request_buffer import RequestBuffer
 from holdfast.types.usage import Usage
 
+# What the session waited for since the call before: nothing yet (first call), a tool, or a person.
 WaitedFor = Literal["start", "tool", "person"]
-"""What the session waited for since the call before: nothing yet (first call), a tool, or a person."""
 
 
 class PlanningMoment(msgspec.Struct, frozen=True):
     """Everything a policy may look at when a call is about to be made.
 
-    `scroll` holds the prompt as it will be sent; it must not be changed. `idle_seconds` is the time since the previous
+    `buffer` holds the prompt as it will be sent; it must not be changed. `idle_seconds` is the time since the previous
     call started, None for the first call.
     """
 
@@ -32,8 +32,8 @@ class PlanningMoment(msgspec.Struct, frozen=True):
 class PingResult(msgspec.Struct, frozen=True):
     """A ping that was sent: when, with which TTL, and the reported usage.
 
-    `piece` is the block of its last breakpoint and `pieces` the number of blocks in its prompt: those of the last
-    request, with or without the reply after it. `marked_tokens` are all tokens up to the breakpoint.
+    `block` is the block of its last breakpoint and `blocks` the number of blocks in its prompt: those of the last
+    request, with or without the reply after it. `prefix_tokens` are all tokens up to the breakpoint.
     """
 
     at: float
@@ -45,8 +45,11 @@ class PingResult(msgspec.Struct, frozen=True):
 
 
 class Ping(msgspec.Struct, frozen=True):
-    """The last request once more, without asking for output: sent if the session is still idle `after_seconds` after
-    the last use of its cache. `ttl` is the TTL of its last breakpoint."""
+    """The last request once more, without asking for output.
+
+    Sent if the session is still idle `after_seconds` after the last use of its cache. `ttl` is the TTL of its last
+    breakpoint.
+    """
 
     after_seconds: float
     ttl: Ttl

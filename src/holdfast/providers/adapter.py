@@ -1,20 +1,24 @@
-"""The adapter protocol: encodes our values into a provider's exact wire bytes, and decodes them."""
+"""The adapter protocols: what a provider's adapter has to do, what it may do beyond that, and what a model supports.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+An adapter encodes our values into the provider's exact wire bytes, and decodes them. It does no I/O.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from holdfast.catalog.schema import Model
-from holdfast.errors import FailureKind, ProviderError
+from holdfast.catalog.schema import CacheKind, Model
+from holdfast.errors import FailureKind, ProviderError, UserError
 from holdfast.types.prompt import HistoryEntry, Parameters, Plan, Prompt, Segment
 from holdfast.types.reply import Delta, Reply
-from holdfast.types.request_buffer import EncodedBlock, WireEncoder
+from holdfast.types.request_buffer import EncodedBlock, RequestBuffer, WireEncoder
 
 PATH_HEADER = ":path"
-
-
 """The pseudo header that holds a request's path."""
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -70,9 +74,20 @@ class Adapter(WireEncoder, Protocol):
     def credentials(self, api_key: str) -> Mapping[str, str]:
         """The headers that carry the API key."""
 
-    def encode_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes: ...
+    def encode_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
+        """A whole request at once; a session keeps a `RequestBuffer` and encodes only what is new."""
+        buffer = RequestBuffer(self, count=len)
+        for segment in prompt.segments:
+            buffer.extend(self.encode_segment(segment))
+        indexes = [point.block_index for point in plan.breakpoints]
+        if len(set(indexes)) < len(indexes):
+            raise UserError("two cache breakpoints on one block; keep one of them")
+        for index in indexes:
+            if not 0 <= index < len(buffer.blocks):
+                raise UserError(f"a cache breakpoint on block {index}, but the prompt has {len(buffer.blocks)} blocks")
+        return buffer.render(self.request_head(parameters), plan.breakpoints)
 
-    def decode_request(self, body: bytes, headers: Mapping[str, str] = ...) -> WireRequest:
+    def decode_request(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> WireRequest:
         """The inverse of `encode_request`; `ProviderError("invalid_request")` if the body cannot be decoded.
 
         `headers` include the request's path under `PATH_HEADER`, because Gemini names the model in the path.
@@ -91,49 +106,6 @@ class Adapter(WireEncoder, Protocol):
         """Status and body with which the provider reports such a failure."""
 
     def decode_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError: ...
-
-
-CachingKind = Literal["marks", "prefix", "none"]
-
-
-"""`marks`: we place cache breakpoints. `prefix`: the provider caches repeated prefixes, and we keep them unchanged."""
-
-
-class Capabilities(msgspec.Struct, frozen=True):
-    """`explicit_caches`: a prefix can be stored under a name, for as long as the storage is paid for."""
-
-    caching: CachingKind
-    explicit_caches: bool
-
-    @property
-    def supports_prompt_caching(self) -> bool:
-        return self.caching != "none"
-
-
-def model_capabilities(model: Model) -> Capabilities:
-    """A model with caching turned off, or whose requests may reach any cache, has none."""
-    if not model.supports_prompt_caching:
-        return Capabilities("none", explicit_caches=False)
-    return Capabilities(_caching(model), explicit_caches=model.cache.explicit_tokens_min > 0)
-
-
-def _caching(model: Model) -> CachingKind:
-    match model.cache.kind:
-        case "marks" | "breakpoints":
-            return "marks"
-        case "implicit":
-            return "prefix"
-        case "none":
-            return "none"
-
-
-ABSENT_DIAGNOSIS = msgspec.Raw(b"")
-
-
-"""The value of a missing diagnosis field in a decoded response."""
-
-
-T = TypeVar("T")
 
 
 @runtime_checkable
@@ -156,14 +128,6 @@ class CacheDiagnosticsAdapter(Protocol):
 def expects_diagnosis(adapter: Adapter, parameters: Parameters) -> bool:
     """Whether the response to these parameters can hold a diagnosis; in any other the field is meaningless."""
     return isinstance(adapter, CacheDiagnosticsAdapter) and adapter.requests_comparison(parameters)
-
-
-def decode_or_none(decode: Callable[[bytes], T], raw: bytes) -> T | None:
-    """None if absent or unreadable: the response is paid for and must not be lost because of a diagnosis."""
-    try:
-        return decode(raw) if raw else None
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
 
 
 @runtime_checkable
@@ -206,3 +170,33 @@ class ExplicitCacheAdapter(Protocol):
 
     def is_cache_missing(self, error: ProviderError) -> bool:
         """Whether a request failed because the cache it named no longer exists."""
+
+
+CachingKind = Literal["breakpoints", "prefix", "none"]
+"""`breakpoints`: we place them. `prefix`: the provider caches repeated prefixes, and we keep them unchanged."""
+
+
+_CACHING_KINDS: dict[CacheKind, CachingKind] = {
+    "explicit": "breakpoints",
+    "hybrid": "breakpoints",
+    "implicit": "prefix",
+    "none": "none",
+}
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """`explicit_caches`: a prefix can be stored under a name, for as long as the storage is paid for."""
+
+    caching: CachingKind
+    explicit_caches: bool
+
+    @property
+    def supports_prompt_caching(self) -> bool:
+        return self.caching != "none"
+
+
+def model_capabilities(model: Model) -> Capabilities:
+    """A model with caching turned off, or whose requests may reach any cache, has none."""
+    if not model.supports_prompt_caching:
+        return Capabilities("none", explicit_caches=False)
+    return Capabilities(_CACHING_KINDS[model.cache.kind], explicit_caches=model.cache.explicit_tokens_min > 0)

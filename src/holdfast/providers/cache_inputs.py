@@ -72,7 +72,7 @@ def cache_settings(provider: str, rules: CacheRules, parameters: Parameters) -> 
     """The set parameters that a cached prefix depends on, as sorted (name, value) pairs, without the model."""
     if provider == "gemini":
         inputs = gemini_cache_inputs(parameters, {})
-    elif rules.kind == "marks":
+    elif rules.kind == "explicit":
         inputs = anthropic_cache_inputs((), parameters)
     else:
         inputs = openai_cache_inputs(parameters)
@@ -123,7 +123,7 @@ def invalidation_methods(model: Model) -> tuple[InvalidationMethod, ...]:
         case "openai" | "openai-chat":
             return ("cache_key",)
         case "openrouter":
-            return ("cache_key", "prefix_nonce") if model.cache.kind == "marks" else ("cache_key",)
+            return ("cache_key", "prefix_nonce") if model.cache.kind == "explicit" else ("cache_key",)
         # The command builds its own requests.
         case "claude-code":
             return ()

@@ -59,6 +59,23 @@ def classify_status(status: int, message: str) -> FailureKind:
     return "server_error" if 500 <= status < 600 else "other"
 
 
+def make_refusal(
+    status: int,
+    headers: Mapping[str, str],
+    message: str,
+    *,
+    kind: FailureKind | None = None,
+    retry_after: float | None = None,
+) -> ProviderError:
+    """The error for a response other than 200. Status and headers give the kind and the delay that are not passed."""
+    return ProviderError(
+        kind or classify_status(status, message),
+        sanitize_message(message) or f"the provider answered with HTTP status {status} and no reason",
+        status=status,
+        retry_after_seconds=retry_after_seconds(headers) if retry_after is None else retry_after,
+    )
+
+
 def sanitize_message(message: str) -> str:
     """The message as one short line, without anything that looks like a key and without control characters."""
     if not message.isprintable():

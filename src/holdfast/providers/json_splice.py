@@ -1,7 +1,8 @@
-"""Splits and joins JSON objects without changing the bytes of their values."""
+"""JSON of providers, handled without changing the bytes of values: split, joined, repaired, and read leniently."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -9,16 +10,18 @@ from holdfast.types.blocks import replace_surrogates
 from holdfast.types.json_encoding import canonical_json, encode_json
 from holdfast.types.prompt import Parameters
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""Everything that decoding foreign JSON can raise."""
+
+Source = TypeVar("Source", str, bytes)
+Value = TypeVar("Value")
+
 # Strings and structural characters; everything between them belongs to a value.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]')
-
-
-_decode_string = msgspec.json.Decoder(str).decode
-
-
 _CLOSING = {b"{": b"}", b"[": b"]"}
 
-
+_decode_string = msgspec.json.Decoder(str).decode
+_decode_string_or_null = msgspec.json.Decoder(str | None).decode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -61,6 +64,11 @@ def get_string_member(members: Mapping[str, bytes], name: str) -> str:
     return _decode_string(members[name])
 
 
+def get_optional_string(members: Mapping[str, bytes], name: str) -> str:
+    """A string member; empty if it is missing or null."""
+    return _decode_string_or_null(members.get(name, b"null")) or ""
+
+
 def close_brackets(start: bytes) -> bytes:
     """A truncated JSON text, completed by closing its open brackets and braces."""
     unclosed: list[bytes] = []
@@ -87,21 +95,13 @@ def encode_json_text(json_text: str) -> bytes:
 
 # One limit for all, because the depth at which decoding fails differs by Python version.
 NESTING_MAX = 100
-
-
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
-
-
 _BRACKETS = re.compile(r"[{}\[\]]")
 
 
 def make_valid_arguments(text: str) -> str:
     """The text if it is a JSON object, else an object that wraps it: providers refuse a history with invalid ones."""
-    try:
-        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return encode_json({"INVALID_JSON": text}).decode()
-    if _is_deeper(text, NESTING_MAX):
+    if decode_or_none(_decode_object, text) is None or _is_deeper(text, NESTING_MAX):
         return encode_json({"INVALID_JSON": text}).decode()
     return text
 
@@ -125,9 +125,14 @@ def extra_field(parameters: Parameters, name: str) -> object:
 
 def decode_json_or_none(text: str | None) -> object:
     """The value of a JSON text; None if absent or unreadable."""
+    return decode_or_none(msgspec.json.decode, text)
+
+
+def decode_or_none(decode: Callable[[Source], Value], source: Source | None) -> Value | None:
+    """None if absent or unreadable."""
     try:
-        return msgspec.json.decode(text) if text is not None else None
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return decode(source) if source else None
+    except UNREADABLE:
         return None
 
 

@@ -1,4 +1,7 @@
-"""Usage counters of Chat Completions as disjoint buckets, and back."""
+"""What OpenAI's two APIs share: session fields, tool choice, usage counters and errors.
+
+OpenRouter's API has the formats of Chat Completions, with other error bodies.
+"""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -7,58 +10,43 @@ import msgspec
 
 from holdfast.catalog.schema import Model
 from holdfast.errors import FailureKind, ProviderError, UserError
-from holdfast.providers.errors import STATUS_BY_FAILURE, classify_status, retry_after_seconds, sanitize_message
-from holdfast.providers.json_splice import encode_json_text, encode_string
+from holdfast.providers.errors import STATUS_BY_FAILURE, make_refusal
+from holdfast.providers.json_splice import decode_or_none, encode_json_text, encode_string
 from holdfast.types.blocks import Json, replace_surrogates
 from holdfast.types.json_encoding import encode_json, sha256_hex
 from holdfast.types.usage import Usage, clamp_token_count
 
-
-class PromptDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
+CACHE_KEY_CHARS_MAX = 64
+EXTENDED_RETENTION = "24h"
 
 
-class ChatUsage(msgspec.Struct, frozen=True):
-    """The provider's own counters; None if missing. `prompt_tokens` includes cache reads and writes."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: PromptDetails | None = None
-
-
-def chat_usage_buckets(wire: ChatUsage, *, for_5m: bool = False) -> Usage:
-    """`for_5m`: the TTL of cache writes is 5 minutes."""
-    details = wire.prompt_tokens_details or PromptDetails()
-    written = details.cache_write_tokens
-    return split_inclusive_usage(
-        wire.prompt_tokens,
-        wire.completion_tokens,
-        read=details.cached_tokens,
-        written_5m=written if for_5m else None,
-        written_other=None if for_5m else written,
-    )
+def openai_session_fields(model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
+    """One cache key per session; the longest TTL where it is free, the default TTL where writes are charged."""
+    rules = model.cache
+    if rules.kind == "none" or not model.supports_prompt_caching:
+        return ()
+    key = ("prompt_cache_key", encode_string(fit_cache_key(session_id, CACHE_KEY_CHARS_MAX)).decode())
+    # OpenAI, "Prompt caching": GPT-5.6 and later take `prompt_cache_options` and charge 1.25x for writes; older models
+    # take `prompt_cache_retention`, and their writes are free.
+    if rules.kind == "hybrid":
+        # Implicit mode writes the end of the newest message and looks back over 20 earlier message ends. Explicit mode
+        # would look up only the breakpoints of the current request.
+        return (key, ("prompt_cache_options", '{"mode":"implicit","ttl":"30m"}'))
+    if rules.kind == "implicit" and EXTENDED_RETENTION in rules.ttls_seconds:
+        return (key, ("prompt_cache_retention", f'"{EXTENDED_RETENTION}"'))
+    return (key,)
 
 
-def encode_chat_usage(usage: Usage) -> dict[str, int | dict[str, int]]:
-    return {
-        "prompt_tokens": usage.tokens_sent,
-        "completion_tokens": usage.output,
-        "total_tokens": usage.tokens_sent + usage.output,
-        "prompt_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_write},
-    }
+def fit_cache_key(session_id: str, chars_max: int) -> str:
+    """The id itself, or its digest if it is too long."""
+    return session_id if len(session_id) <= chars_max else sha256_hex(replace_surrogates(session_id).encode())
 
 
 TOOL_CHOICE_FIELD = "tool_choice"
-
-
 PARALLEL_FIELD = "parallel_tool_calls"
-
 
 # Our values are Anthropic's; OpenAI calls `any` `required`.
 _OPENAI_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-
-
 _CHOICES = {theirs: ours for ours, theirs in _OPENAI_CHOICES.items()}
 
 
@@ -68,12 +56,12 @@ class _Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disable_parallel_tool_use: bool = False
 
 
+_decode_choice = msgspec.json.Decoder(_Choice).decode
+
+
 def encode_openai_tool_choice(tool_choice_json: str, *, nested: bool) -> dict[str, bytes]:
     """The request members for a tool choice; `nested` is the format of Chat Completions."""
-    try:
-        choice = msgspec.json.decode(encode_json_text(tool_choice_json), type=_Choice)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        choice = None
+    choice = decode_or_none(_decode_choice, encode_json_text(tool_choice_json))
     if choice is None or (choice.type == "tool") != (choice.name is not None):
         raise UserError('the tool choice must be {"type": "auto"}, "any" or "none", or a "tool" with its "name"')
     encoded = encode_string(_OPENAI_CHOICES.get(choice.type, ""))
@@ -107,11 +95,94 @@ def _canonical_choice(choice: Json, *, nested: bool) -> dict[str, Json] | None:
             return None
 
 
+class _CacheDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+
+class ChatUsage(msgspec.Struct, frozen=True):
+    """The provider's own counters; None if missing. `prompt_tokens` includes cache reads and writes."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _CacheDetails | None = None
+
+
+def chat_usage_buckets(wire: ChatUsage, *, for_5m: bool = False) -> Usage:
+    """`for_5m`: the TTL of cache writes is 5 minutes."""
+    details = wire.prompt_tokens_details or _CacheDetails()
+    written = details.cache_write_tokens
+    return _split_inclusive_usage(
+        wire.prompt_tokens,
+        wire.completion_tokens,
+        read=details.cached_tokens,
+        written_5m=written if for_5m else None,
+        written_other=None if for_5m else written,
+    )
+
+
+def encode_chat_usage(usage: Usage) -> dict[str, int | dict[str, int]]:
+    return {
+        "prompt_tokens": usage.tokens_sent,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.tokens_sent + usage.output,
+        "prompt_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_write},
+    }
+
+
+class ResponsesUsage(msgspec.Struct, frozen=True):
+    """`input_tokens` includes cache reads and writes."""
+
+    input_tokens: int | None = None
+    input_tokens_details: _CacheDetails | None = None
+    output_tokens: int | None = None
+
+
+def responses_usage_buckets(wire: ResponsesUsage | None) -> Usage:
+    if wire is None:
+        return Usage()
+    details = wire.input_tokens_details or _CacheDetails()
+    return _split_inclusive_usage(
+        wire.input_tokens, wire.output_tokens, read=details.cached_tokens, written_other=details.cache_write_tokens
+    )
+
+
+def encode_responses_usage(usage: Usage) -> dict[str, int | dict[str, int]]:
+    return {
+        "input_tokens": usage.tokens_sent,
+        "input_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_write},
+        "output_tokens": usage.output,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.tokens_sent + usage.output,
+    }
+
+
+def _split_inclusive_usage(
+    total: int | None,
+    output: int | None,
+    *,
+    read: int | None = None,
+    written_5m: int | None = None,
+    written_other: int | None = None,
+) -> Usage:
+    """Buckets that add up to the total. Reads and writes that exceed it together are cut off."""
+    # input = total - read - written. Anthropic's counters are disjoint already and do not need this.
+    uncached = clamp_token_count(total)
+    cached: list[int] = []
+    for reported in (read, written_5m, written_other):
+        cached.append(min(clamp_token_count(reported), uncached))
+        uncached -= cached[-1]
+    return Usage(
+        input=uncached,
+        cache_read=cached[0],
+        cache_write_5m=cached[1],
+        cache_write_other=cached[2],
+        output=clamp_token_count(output),
+    )
+
+
 _OVERFLOW = "context_length_exceeded"
-
-
 _QUOTA = "insufficient_quota"
-
 
 # Inside a stream there is no HTTP status; the error's type or code replaces it.
 _STATUSES = {
@@ -129,7 +200,6 @@ _STATUSES = {
     "tokens": 429,
     _QUOTA: 429,
 }
-
 
 _TYPES_AND_CODES: dict[int, tuple[str, str | None]] = {
     401: ("authentication_error", "invalid_api_key"),
@@ -152,14 +222,23 @@ class _ErrorBody(_WireError, frozen=True):
     error: _WireError | str | None = None
 
 
+_decode_body = msgspec.json.Decoder(_ErrorBody).decode
+
+
 def decode_openai_error(status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-    return _failure(status, headers, _decode_error(body))
+    error = _decode_error(body)
+    kind: FailureKind | None = None
+    if _QUOTA in (error.code, error.type):
+        # An exhausted quota has the status of a rate limit (429), but waiting does not help.
+        kind = "other"
+    elif error.code == _OVERFLOW:
+        kind = "context_overflow"
+    return make_refusal(status, headers, error.message or "", kind=kind)
 
 
 def decode_openai_stream_error(body: bytes) -> ProviderError:
     """The error in the middle of a stream, after HTTP status 200."""
-    error = _decode_error(body)
-    return _failure(_status_of(error), {}, error)
+    return decode_openai_error(_status_of(_decode_error(body)), {}, body)
 
 
 def encode_openai_error(kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
@@ -182,24 +261,6 @@ def encode_openrouter_error(kind: FailureKind, message: str, *, status: int | No
     return code, encode_json({"error": {"code": code, "message": replace_surrogates(message)}})
 
 
-def _failure(status: int, headers: Mapping[str, str], error: _WireError) -> ProviderError:
-    return ProviderError(
-        _kind(status, error),
-        sanitize_message(error.message or "") or f"the provider answered with HTTP status {status} and no reason",
-        status=status,
-        retry_after_seconds=retry_after_seconds(headers),
-    )
-
-
-def _kind(status: int, error: _WireError) -> FailureKind:
-    if _QUOTA in (error.code, error.type):
-        # An exhausted quota has the status of a rate limit (429), but waiting does not help.
-        return "other"
-    if error.code == _OVERFLOW:
-        return "context_overflow"
-    return classify_status(status, error.message or "")
-
-
 def _status_of(error: _WireError) -> int:
     if isinstance(error.code, int):
         return error.code if 400 <= error.code < 600 else 500
@@ -207,97 +268,7 @@ def _status_of(error: _WireError) -> int:
 
 
 def _decode_error(body: bytes) -> _WireError:
-    try:
-        decoded = msgspec.json.decode(body, type=_ErrorBody)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return _WireError()
+    decoded = decode_or_none(_decode_body, body) or _ErrorBody()
     if isinstance(decoded.error, str):
         return _WireError(message=decoded.error)
     return decoded.error or decoded
-
-
-CACHE_KEY_CHARS_MAX = 64
-
-
-EXTENDED_RETENTION = "24h"
-
-
-def openai_session_fields(model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
-    """One cache key per session; the longest TTL where it is free, the default TTL where writes are charged."""
-    rules = model.cache
-    if rules.kind == "none" or not model.supports_prompt_caching:
-        return ()
-    key = ("prompt_cache_key", encode_string(fit_cache_key(session_id, CACHE_KEY_CHARS_MAX)).decode())
-    # OpenAI, "Prompt caching": GPT-5.6 and later take `prompt_cache_options` and charge 1.25x for writes; older models
-    # take `prompt_cache_retention`, and their writes are free.
-    if rules.kind == "breakpoints":
-        # Implicit mode writes the end of the newest message and looks back over 20 earlier message ends. Explicit mode
-        # would look up only the breakpoints of the current request.
-        return (key, ("prompt_cache_options", '{"mode":"implicit","ttl":"30m"}'))
-    if rules.kind == "implicit" and EXTENDED_RETENTION in rules.ttls_seconds:
-        return (key, ("prompt_cache_retention", f'"{EXTENDED_RETENTION}"'))
-    return (key,)
-
-
-def fit_cache_key(session_id: str, chars_max: int) -> str:
-    """The id itself, or its digest if it is too long."""
-    return session_id if len(session_id) <= chars_max else sha256_hex(replace_surrogates(session_id).encode())
-
-
-class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
-
-
-class ResponsesUsage(msgspec.Struct, frozen=True):
-    """`input_tokens` includes cache reads and writes."""
-
-    input_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    output_tokens: int | None = None
-
-
-def responses_usage_buckets(wire: ResponsesUsage | None) -> Usage:
-    if wire is None:
-        return Usage()
-    details = wire.input_tokens_details or _Details()
-    return split_inclusive_usage(
-        wire.input_tokens,
-        wire.output_tokens,
-        read=details.cached_tokens,
-        written_other=details.cache_write_tokens,
-    )
-
-
-def encode_responses_usage(usage: Usage) -> dict[str, int | dict[str, int]]:
-    return {
-        "input_tokens": usage.tokens_sent,
-        "input_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_write},
-        "output_tokens": usage.output,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.tokens_sent + usage.output,
-    }
-
-
-def split_inclusive_usage(
-    total: int | None,
-    output: int | None,
-    *,
-    read: int | None = None,
-    written_5m: int | None = None,
-    written_other: int | None = None,
-) -> Usage:
-    """Buckets that add up to the total. Reads and writes that exceed it together are cut off."""
-    # input = total - read - written. Anthropic's counters are disjoint already and do not need this.
-    uncached = clamp_token_count(total)
-    cached: list[int] = []
-    for reported in (read, written_5m, written_other):
-        cached.append(min(clamp_token_count(reported), uncached))
-        uncached -= cached[-1]
-    return Usage(
-        input=uncached,
-        cache_read=cached[0],
-        cache_write_5m=cached[1],
-        cache_write_other=cached[2],
-        output=clamp_token_count(output),
-    )

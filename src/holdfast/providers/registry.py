@@ -80,11 +80,9 @@ def get_adapter(provider: str) -> Adapter:
 # Fields and roles that only this API has.
 _ANTHROPIC_FIELDS = frozenset({"system", "stop_sequences", "thinking", "cache_control", "anthropic_version", "top_k"})
 
-
 _CHAT_FIELDS = frozenset(
     {"max_completion_tokens", "stream_options", "response_format", "reasoning_effort", "prompt_cache_key", "stop"}
 )
-
 
 _CHAT_ROLES = frozenset({"system", "developer", "tool"})
 

@@ -79,8 +79,6 @@ class SseParser:
 
 
 STREAM_BYTES_MAX = 64 * 1024 * 1024
-
-
 DELTA_CHARS_MAX = 64  # For streams that we encode: a delta of a provider has a few words.
 
 

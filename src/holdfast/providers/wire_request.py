@@ -1,35 +1,26 @@
-"""The transport protocol: how the engine sends a request without knowing about HTTP."""
+"""What the requests to all providers share: the transport that sends them, and parts of encoding and decoding."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Protocol, TypeVar
 
-from holdfast.errors import OrderError, ProviderError, UserError
-from holdfast.providers.adapter import Adapter, Endpoint, WireRequest
+import msgspec
+
+from holdfast.errors import OrderError, ProviderError
+from holdfast.providers.adapter import Endpoint, WireRequest
+from holdfast.providers.errors import decoding_errors
+from holdfast.providers.json_splice import encode_json_text, encode_string
 from holdfast.types.blocks import Text
-from holdfast.types.prompt import (
-    Breakpoint,
-    HistoryEntry,
-    Parameters,
-    Plan,
-    Prompt,
-    PromptSection,
-    Segment,
-    Stability,
-    Ttl,
-)
-from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
+from holdfast.types.prompt import Breakpoint, HistoryEntry, Parameters, Plan, Prompt, Segment, Stability, Ttl
+from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.tool_spec import ToolSpec
 
+Item = TypeVar("Item")
+
 CONCURRENT_REQUESTS_MAX = 16
-
-
 """Default limit of concurrent requests to one provider."""
 
-
 OnRetry = Callable[[int, ProviderError], None]
-
-
 """Called before the delay with the number of failed attempts and the last error."""
 
 
@@ -58,29 +49,78 @@ async def read_whole_response(response: AsyncGenerator[bytes, None], *, bytes_ma
     return bytes(body)
 
 
-_ORDER: tuple[PromptSection, ...] = ("tools", "system", "messages")
+def encode_stable_blocks(
+    segment: Segment,
+    encode_tool: Callable[[ToolSpec], bytes],
+    encode_text: Callable[[Text], bytes],
+    *,
+    tool_breakpoints: bool = False,
+    accepts_breakpoint: Callable[[Text], bool],
+) -> Iterator[EncodedBlock]:
+    """One encoded block per tool and system text of the segment; `tool_breakpoints`: tools accept breakpoints."""
+    layer, stability = segment.name, segment.stability
+    for tool in segment.tools:
+        yield EncodedBlock(layer, "tools", stability, encode_tool(tool), accepts_breakpoint=tool_breakpoints)
+    for text in segment.system:
+        accepts = accepts_breakpoint(text)
+        yield EncodedBlock(layer, "system", stability, encode_text(text), accepts_breakpoint=accepts)
+
+
+def encode_tool_spec(tool: ToolSpec, template: bytes) -> bytes:
+    """A tool that is carried as its bytes, or the template filled with name, description and schema."""
+    if tool.wire_json is not None:
+        # A breakpoint is spliced in before the last byte, which must therefore be the closing brace.
+        return encode_json_text(tool.wire_json.strip())
+    schema = encode_json_text(tool.input_schema_json)
+    return template % (encode_string(tool.name), encode_string(tool.description), schema)
+
+
+def make_message_block(
+    entry: HistoryEntry, data: bytes, *, accepts_breakpoint: bool, container_start: bytes = b""
+) -> EncodedBlock:
+    return EncodedBlock(
+        entry.layer,
+        "messages",
+        entry.stability,
+        data,
+        accepts_breakpoint,
+        entry.role,
+        entry.ephemeral,
+        container_start,
+    )
 
 
 def check_section_order(before: EncodedBlock | None, block: EncodedBlock) -> None:
-    if before is not None and _ORDER.index(before.section) > _ORDER.index(block.section):
+    # The order in which every provider hashes a prompt.
+    order = ("tools", "system", "messages")
+    if before is not None and order.index(before.section) > order.index(block.section):
         raise OrderError(
             f"layer {block.layer!r} ({block.section}) comes after layer {before.layer!r} ({before.section}); "
-            f"the order is {', '.join(_ORDER)}"
+            f"the order is {', '.join(order)}"
         )
 
 
 BODY_BYTES_MAX = 32 * 1024 * 1024
 
 
-BlockTtls = list[Ttl | None]
-
-
-"""For each block the TTL of its breakpoint, or None if it has none."""
-
-
 def reject_oversized(body: bytes, bytes_max: int = BODY_BYTES_MAX) -> None:
     if len(body) > bytes_max:
         raise ProviderError("invalid_request", f"the request has more than {bytes_max} bytes; send less", status=413)
+
+
+@contextmanager
+def decoding_request(subject: str = "the request") -> Iterator[None]:
+    """Refuse a request, or the part of it that `subject` names, if it cannot be decoded."""
+    with decoding_errors("invalid_request", subject, status=400):
+        yield
+
+
+def decode_each(raws: Iterable[msgspec.Raw], path: str, decode: Callable[[bytes], Item]) -> Iterator[Item]:
+    """The decoded elements of a request's list; the error for an element names it, such as `tools.3`."""
+    for index, raw in enumerate(raws):
+        with decoding_request(f"{path}.{index}"):
+            item = decode(bytes(raw))
+        yield item
 
 
 def build_prompt(tools: tuple[ToolSpec, ...], system: tuple[Text, ...], entries: tuple[HistoryEntry, ...]) -> Prompt:
@@ -96,16 +136,3 @@ def build_wire_request(prompt: Prompt, ttls: Sequence[Ttl | None], parameters: P
     """`ttls` has one item per block of the prompt, in their order."""
     breakpoints = (Breakpoint(index, ttl) for index, ttl in enumerate(ttls) if ttl is not None)
     return WireRequest(prompt, Plan(tuple(breakpoints)), parameters)
-
-
-def encode_whole_request(adapter: Adapter, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
-    buffer = RequestBuffer(adapter, count=len)
-    for segment in prompt.segments:
-        buffer.extend(adapter.encode_segment(segment))
-    indexes = [point.block_index for point in plan.breakpoints]
-    if len(set(indexes)) < len(indexes):
-        raise UserError("two cache breakpoints on one block; keep one of them")
-    for index in indexes:
-        if not 0 <= index < len(buffer.blocks):
-            raise UserError(f"a cache breakpoint on block {index}, but the prompt has {len(buffer.blocks)} blocks")
-    return buffer.render(adapter.request_head(parameters), plan.breakpoints)

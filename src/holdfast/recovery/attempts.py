@@ -28,7 +28,7 @@ IncidentState = Literal["enqueued", "running", "succeeded", "failed", "exhausted
 class Incident(msgspec.Struct, frozen=True):
     """One failure under one key. `attempts` counts since the last reset; `steps` are those of the recipe.
 
-    Steps before `first_step` need not be repeated. `recovered` says that the last attempt succeeded.
+    Steps before `first_step` need not be repeated. `has_recovered` says that the last attempt succeeded.
     """
 
     key: str
@@ -76,7 +76,6 @@ def fold_recovery_events(events: Iterable[Event]) -> RecoveryLedger:
 
 
 def apply_recovery_event(ledger: RecoveryLedger, payload: RecoveryPayload, at: float) -> RecoveryLedger:
-    """The ledger with one more event applied."""
     others = {key: incident for key, incident in ledger.incidents.items() if key != payload.incident}
     incident_before = ledger.incidents.get(payload.incident) or Incident(payload.incident, payload.scenario, "enqueued")
     # Re-inserting at the end keeps the mapping in order of the last update.
@@ -107,11 +106,8 @@ def _effective_attempts(
     if incident.has_recovered:
         return (0 if rules.success_resets else incident.attempts), 0
     last_update_at = incident.ended_at if incident.ended_at is not None else incident.started_at
-    if (
-        rules.healthy_seconds is not None
-        and last_update_at is not None
-        and at - last_update_at >= rules.healthy_seconds
-    ):
+    healthy = rules.healthy_seconds
+    if healthy is not None and last_update_at is not None and at - last_update_at >= healthy:
         return 0, 0
     # A position in the list of steps means nothing if the recipe has changed since.
     is_same_recipe = incident.steps == tuple(step.name.value for step in recipe.steps)
@@ -145,13 +141,7 @@ def _apply_event(incident: Incident, payload: RecoveryPayload, at: float) -> Inc
             first = len(incident.steps) - len(remaining)
             return change(incident, state="failed", results=results, first_step=first, last_failure=reason, ended_at=at)
         case RecoveryEscalated(policy=policy, reason=reason, results=results):
-            return change(
-                incident,
-                state="exhausted",
-                policy=policy,
-                escalation=reason,
-                results=results or incident.results,
-                ended_at=at,
-            )
+            latest = results or incident.results
+            return change(incident, state="exhausted", policy=policy, escalation=reason, results=latest, ended_at=at)
         case _:
             return incident

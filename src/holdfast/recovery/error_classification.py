@@ -8,7 +8,7 @@ import msgspec
 from holdfast.errors import ProviderError
 from holdfast.recovery.scenarios import FailureScenario
 
-BreakpointProblem = Literal["lifetimes", "marks"]
+BreakpointProblem = Literal["ttl", "breakpoints"]
 
 REFUSED_STATUSES = (400, 413, 422)
 """HTTP statuses of a request that was rejected before the model read it."""
@@ -26,7 +26,7 @@ _THINKING = re.compile(
 )
 _PAIRS = re.compile(
     r"tool_use.{0,60}(without|not have|corresponding|follow).{0,60}tool_result|unexpected `?tool_use_id"
-    r"|tool result (?:stands behind|comes after)|result .{0,120}answers no call"
+    r"|tool result comes after|result .{0,120}answers no call"
     r"|call .{0,120}(is not answered|has no result)"
     r"|'tool_calls'|role 'tool' must be a response|no tool (call|output) found for function call"
     r"|function (call|response) (turn|parts?)\b",
@@ -65,11 +65,10 @@ def classify_refusal(error: ProviderError) -> FailureScenario | None:
 
 def classify_breakpoint_problem(message: str) -> BreakpointProblem:
     """Whether the provider rejects the breakpoints' TTL, or the breakpoints themselves."""
-    return "lifetimes" if _TTLS.search(message) else "marks"
+    return "ttl" if _TTLS.search(message) else "breakpoints"
 
 
 def parse_reported_window(message: str) -> ReportedWindow | None:
-    """The context window that an overflow message reports."""
     for pattern in _WINDOWS:
         if (match := pattern.search(message)) and int(match["most"]):
             sent = match["sent"]

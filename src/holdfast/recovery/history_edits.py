@@ -31,15 +31,12 @@ def filter_entries(
 def drop_ephemeral(entries: HistoryEntries, sent: int, first: int) -> tuple[HistoryEntries, int]:
     """Drop ephemeral entries from index `first` on, and the thinking that depended on them."""
     later, later_sent = filter_entries(
-        entries[first:],
-        max(0, sent - first),
-        lambda entry: None if entry.ephemeral else drop_thinking(entry),
+        entries[first:], max(0, sent - first), lambda entry: None if entry.ephemeral else drop_thinking(entry)
     )
     return entries[:first] + later, first + later_sent if sent >= first else sent
 
 
 def apply_repair(entries: HistoryEntries, sent: int, repair: ViewRepair) -> RepairedView:
-    """Apply a repair event to the view."""
     replied = count_answered_entries(entries)
     match repair:
         case ContextRepaired(splices=splices):
@@ -62,11 +59,8 @@ def find_last_user_message(entries: Sequence[HistoryEntry]) -> int:
     """The index of the last user message, not counting tool results and injected context; 0 if there is none."""
     for index in range(len(entries) - 1, -1, -1):
         entry = entries[index]
-        if (
-            entry.role == "user"
-            and not entry.is_injected
-            and any(get_result_call_id(block) is None for block in entry.content)
-        ):
+        has_own_content = any(get_result_call_id(block) is None for block in entry.content)
+        if entry.role == "user" and not entry.is_injected and has_own_content:
             return index
     return 0
 

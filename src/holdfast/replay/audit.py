@@ -322,7 +322,7 @@ class Audit:
 
 def has_plannable_cache(row: Model) -> bool:
     """Whether there is something to plan: the model takes breakpoints and offers both TTLs."""
-    return row.cache.kind == "marks" and {"5m", "1h"} <= row.cache.ttls_seconds.keys()
+    return row.cache.kind == "explicit" and {"5m", "1h"} <= row.cache.ttls_seconds.keys()
 
 
 def _around(calls: Sequence[RecordedCall], index: int) -> CallContext:

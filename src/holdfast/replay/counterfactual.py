@@ -169,7 +169,7 @@ def _price_policies(
         row = find_model(calls[-1].model, models)
     except UserError:
         return None, None, ()
-    if row.cache.kind != "marks" or not {"5m", "1h"} <= row.cache.ttls_seconds.keys() or not row.prices:
+    if row.cache.kind != "explicit" or not {"5m", "1h"} <= row.cache.ttls_seconds.keys() or not row.prices:
         return None, None, ()
     # A policy that changes the layout of prompts needs their text, which the log does not have.
     baselines = [policy for name, policy in new_compared_policies().items() if name not in LAYOUTS]

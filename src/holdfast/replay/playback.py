@@ -72,7 +72,7 @@ OnRequest = Callable[[str, float, bytes], None]
 
 
 def make_replay_setting(model: Model, *, ttl_upgrade: bool = True, lookback: str | None = None) -> ReplaySetting:
-    if model.cache.kind != "marks":
+    if model.cache.kind != "explicit":
         raise UserError(
             f"model {model.id!r} takes no cache breakpoints, so there is no plan to compare; choose an Anthropic model"
         )

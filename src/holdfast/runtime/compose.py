@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 
@@ -65,20 +64,8 @@ logger = logging.getLogger(__name__)
 
 # Options that are also settings: an option overrides the environment and the configuration files.
 _SETTINGS = (
-    "model",
-    "layout",
-    "profile",
-    "padding",
-    "diagnostics",
-    "output_tokens_max",
-    "steps_max",
-    "spend_max_usd",
-    "keep_alive",
-    "keep_alive_usd_max",
-    "cache_ttl_seconds",
-    "cache_over_an_hour",
-    "also_skills",
-    "digest_refresh",
+    *("model", "layout", "profile", "padding", "diagnostics", "output_tokens_max", "steps_max", "spend_max_usd"),
+    *("keep_alive", "keep_alive_usd_max", "cache_ttl_seconds", "cache_over_an_hour", "also_skills", "digest_refresh"),
 )
 EXAMPLE_TOKENS = 10_000
 """The prompt size for which the error about an uncached model shows the price."""
@@ -128,7 +115,12 @@ def compose_session(
     """Compose a new session, or a stored one if `state` holds its events."""
     config = load_session_config(options, workspace=state.workspace_path)
     models = load_models(config)
-    model = _checked_model(options, state, find_model(state.model or config.model, models))
+    model = find_model(state.model or config.model, models)
+    if state.model:
+        _check_unchanged(options, state)
+        _check_workspace(options, state)
+    elif not options.get("allow_uncached"):
+        check_caching(model, options.get("clock", system_clock)())
     provider = get_provider(model.provider)
     stable_prompt, volatile_prompt = split_at_boundary(options.get("system_prompt", ""))
     # A stored session continues in its own workspace unless the caller names another one.
@@ -136,18 +128,22 @@ def compose_session(
     workspace, home = Path(folder) if folder else None, Path(config.home)
     skills = load_session_skills(options, config, state, workspace=workspace)
     delegation = session_delegation(options)
-    toolbox = _checked_toolbox(
-        options, state, SessionPaths(state.session_id, workspace, home), skills=skills, delegation=delegation, log=log
-    )
-    scene = LearningScope(model.id, provider_route(options, config, provider), workspace_hash(workspace))
-    learned = load_learned(log, scene, session_id=state.session_id)
+    extra = ((delegation.tool,) if delegation else ()) + ((recall_tool(log),) if options.get("recall_history") else ())
+    toolbox = build_toolbox(options, SessionPaths(state.session_id, workspace, home), skills=skills, extra=extra)
+    _check_tools(state, toolbox)
+    scope = LearningScope(model.id, provider_route(options, config, provider), workspace_hash(workspace))
+    learned = load_learned(log, scope, session_id=state.session_id)
     model = with_learned_floor(model, learned)
-    dimensions = KnowledgeLayers(options, config, workspace)
-    volatile_for = _volatile_for(options, volatile_prompt, state, workspace=workspace, home=home, knowledge=dimensions)
-    wire, owns_wire = _choose_wire(options, config, models, provider)
-    parts = Dependencies(
+    knowledge_layers = KnowledgeLayers(options, config, workspace)
+    name = state.name if state.model else clean_text(options.get("name", ""))
+    volatile_for = partial(
+        volatile_source, options, volatile_prompt, workspace=workspace, home=home, name=name, knowledge=knowledge_layers
+    )
+    keep_alive = KeepAlive(config.keep_alive_usd_max, options.get("sleep", asyncio.sleep))
+    transport, owns_transport = _choose_transport(options, config, models, provider)
+    deps = Dependencies(
         log=log,
-        transport=wire,
+        transport=transport,
         adapter=provider.adapter,
         model=model,
         pricing_version=pricing_version(models),
@@ -161,12 +157,13 @@ def compose_session(
         explicit_cache=ExplicitCacheConfig(
             config.cache_ttl_seconds, always=(state.profile if state.model else config.profile) == "seed"
         ),
-        spend_max_usd=_spend_max(options, config, state),
+        # The caller's limit; else the stored session's; else the configured one.
+        spend_max_usd=state.spend_max_usd if state.model and "spend_max_usd" not in options else config.spend_max_usd,
         learned=learned,
-        learning_scope=scene,
-        keep_alive=_keep_alive(options, config),
+        learning_scope=scope,
+        keep_alive=keep_alive if config.keep_alive else None,
         single_flight=single_flight_of(options),
-        account=account_name(wire),
+        account=account_name(transport),
         diagnoses_misses=config.diagnostics == "auto",
         response_cache=response_cache_of(options),
         simulated=state.simulated if state.model else options.get("simulated", False),
@@ -177,99 +174,55 @@ def compose_session(
     )
     # A stored session keeps the layers that its epoch pinned: rendering them again could change the cached prefix.
     pinned, padding = (
-        ((), None) if state.model else _first_epoch(options, config, parts, stable=stable_prompt, skills=skills)
+        ((), None) if state.model else _first_epoch(options, config, deps, stable=stable_prompt, skills=skills)
     )
     return Composition(
-        parts,
+        deps,
         config,
         pinned,
         padding=padding.reason if padding else None,
         skills=tuple(skill.name for skill in skills.skills),
         preloaded=skills.preloaded_events(padding.skill_names) if padding else (),
         volatile_source_for=volatile_for,
-        owns_transport=owns_wire,
+        owns_transport=owns_transport,
         owns_log=owns_log,
-        knowledge_layers=dimensions,
+        knowledge_layers=knowledge_layers,
         delegation=delegation,
     )
 
 
-def _volatile_for(
-    options: Options,
-    volatile_prompt: str,
-    state: SessionState,
-    *,
-    workspace: Path | None,
-    home: Path,
-    knowledge: KnowledgeLayers,
-) -> Callable[[Model], VolatileSource]:
-    name = state.name if state.model else clean_text(options.get("name", ""))
-    return partial(
-        volatile_source, options, volatile_prompt, workspace=workspace, home=home, name=name, knowledge=knowledge
-    )
-
-
-def _choose_wire(options: Options, config: Config, models: Models, provider: Provider) -> tuple[Transport, bool]:
-    """The wire that requests are sent through, and whether the session has to close it."""
-    wire = options.get("wire")
-    if wire is None:
+def _choose_transport(options: Options, config: Config, models: Models, provider: Provider) -> tuple[Transport, bool]:
+    """The transport that requests are sent through, and whether the session has to close it."""
+    transport = options.get("transport")
+    if transport is None:
         return open_transport(options, config, provider), True
-    return (
-        wire.create_transport(models, provider=provider.adapter.name) if isinstance(wire, TransportProvider) else wire
-    ), False
-
-
-def _checked_toolbox(
-    options: Options,
-    state: SessionState,
-    where: SessionPaths,
-    *,
-    skills: SessionSkills,
-    delegation: Delegation | None,
-    log: EventLog,
-) -> Toolbox:
-    """All tools of a session. Raises UserError if a stored session lacks the function of one of its tools."""
-    extra = ((delegation.tool,) if delegation else ()) + ((recall_tool(log),) if options.get("recall_history") else ())
-    toolbox = build_toolbox(options, where, skills=skills, extra=extra)
-    _check_tools(state, toolbox)
-    return toolbox
-
-
-def _checked_model(options: Options, state: SessionState, model: Model) -> Model:
-    if state.model:
-        _check_unchanged(options, state)
-        _check_workspace(options, state)
-    elif not options.get("allow_uncached"):
-        check_caching(model, options.get("clock", system_clock)())
-    return model
+    if isinstance(transport, TransportProvider):
+        return transport.create_transport(models, provider=provider.adapter.name), False
+    return transport, False
 
 
 def first_events(options: Options, composition: Composition) -> tuple[AnyPayload, ...]:
     """The events with which the log of a new session starts."""
-    config, parts = composition.config, composition.deps
+    config, deps = composition.config, composition.deps
     workspace = options.get("workspace")
     started = SessionStarted(
-        model=parts.model.id,
+        model=deps.model.id,
         workspace_path=str(Path(workspace).resolve()) if workspace else None,
-        workspace_hash=parts.learning_scope.workspace_hash,
+        workspace_hash=deps.learning_scope.workspace_hash,
         name=clean_text(options["name"]) if "name" in options else None,
         profile=config.profile,
         # The seed profile implies the seed layout.
         layout="seed" if config.profile == "seed" else config.layout,
         spend_max_usd=config.spend_max_usd,
-        parameters=parts.parameters,
-        simulated=parts.simulated,
-        user_id=_sendable_name(options.get("user_id")),
-        team_id=_sendable_name(options.get("team_id")),
+        parameters=deps.parameters,
+        simulated=deps.simulated,
+        user_id=clean_text(options["user_id"]) if "user_id" in options else None,
+        team_id=clean_text(options["team_id"]) if "team_id" in options else None,
     )
     opened = EpochOpened(
-        1, composition.pinned, parts.toolbox.specs, skills=composition.skills, padding=composition.padding
+        1, composition.pinned, deps.toolbox.specs, skills=composition.skills, padding=composition.padding
     )
     return started, opened, *composition.preloaded
-
-
-def _sendable_name(name: str | None) -> str | None:
-    return None if name is None else clean_text(name)
 
 
 def workspace_hash(workspace: Path | None) -> str | None:
@@ -369,51 +322,34 @@ def _pinned_layers(
     texts = [
         LayerText("preset", system_prompt),
         LayerText("persona", persona),
-        LayerText("project", "\n\n".join(part for part in project if part)),
+        LayerText("project", "\n\n".join(text for text in project if text)),
         *knowledge_layer(options, config, workspace=workspace),
     ]
     return tuple(LayerText(text.layer, clean_text(text.text)) for text in texts if clean_text(text.text).strip())
 
 
 def _first_epoch(
-    options: Options, config: Config, parts: Dependencies, *, stable: str, skills: SessionSkills
+    options: Options, config: Config, deps: Dependencies, *, stable: str, skills: SessionSkills
 ) -> tuple[tuple[LayerText, ...], PaddingDecision]:
     """The layers that a new session pins for its first epoch, and the padding decision."""
     folder = options.get("workspace")
     pinned = _pinned_layers(options, stable, Path(folder) if folder else None, config)
-    padding = _padding(options, config, parts, pinned=pinned, skills=skills)
-    return pinned + skills.index(padding.skill_names) + padding.layers, padding
-
-
-def _padding(
-    options: Options, config: Config, parts: Dependencies, *, pinned: tuple[LayerText, ...], skills: SessionSkills
-) -> PaddingDecision:
     models = load_models(config)
     other_models = tuple(find_model(name, models) for name in options.get("models", ()))
     # The seed profile places no breakpoint after the stable prefix, so the cached part does not grow.
     growth_tokens = 0 if config.profile == "seed" else GROWTH_TOKENS_EXPECTED
-    occasion = PaddingInputs(
-        models=(parts.model, *(model for model in other_models if model.id != parts.model.id)),
+    inputs = PaddingInputs(
+        models=(deps.model, *(model for model in other_models if model.id != deps.model.id)),
         outlook=PaddingOutlook(options.get("calls_expected", CALLS_EXPECTED), growth_tokens),
-        at=parts.clock(),
+        at=deps.clock(),
     )
-    view = View(tools=parts.toolbox.specs, pinned=pinned + skills.index())
-    return decide_padding(config.effective_padding, view, occasion, adapter=parts.adapter, bodies=skills.bodies)
-
-
-def _keep_alive(options: Options, config: Config) -> KeepAlive | None:
-    if not config.keep_alive:
-        return None
-    return KeepAlive(config.keep_alive_usd_max, options.get("sleep", asyncio.sleep))
-
-
-def _spend_max(options: Options, config: Config, state: SessionState) -> Decimal | None:
-    """The caller's limit; else the stored session's; else the configured one."""
-    return state.spend_max_usd if state.model and "spend_max_usd" not in options else config.spend_max_usd
+    view = View(tools=deps.toolbox.specs, pinned=pinned + skills.index())
+    padding = decide_padding(config.effective_padding, view, inputs, adapter=deps.adapter, bodies=skills.bodies)
+    return pinned + skills.index(padding.skill_names) + padding.layers, padding
 
 
 def open_transport(options: Options, config: Config, provider: Provider) -> Transport:
-    """A wire to the provider, over HTTP or through its command. Raises UserError if there is no API key."""
+    """A transport to the provider, over HTTP or through its command. Raises UserError if there is no API key."""
     name = provider.adapter.name
     requests_max = config.requests_max.get(name, CONCURRENT_REQUESTS_MAX)
     if provider.is_command:

@@ -14,8 +14,7 @@ import msgspec
 
 from holdfast.engine.tools.skill_budget import DEFAULT_LIMITS
 from holdfast.errors import UserError
-from holdfast.knowledge.flags import DIGEST_REFRESHES, DigestRefresh, Setting
-from holdfast.knowledge.flags import SETTINGS as SWITCH_SETTINGS
+from holdfast.knowledge.flags import DIGEST_REFRESHES, SWITCH_SETTINGS, DigestRefresh, Setting
 from holdfast.layers.padding import Padding
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.registry import PROVIDERS
@@ -26,11 +25,11 @@ from holdfast.sources.skills.store import SKILL_RANKINGS, SkillRanking
 from holdfast.types.prompt import Layout
 
 CONFIG_BYTES_MAX = 1_000_000
+# About 1,000 tokens: `[project]` is in the prefix of every session.
 PROJECT_CHARS_MAX = 4_000
 HOUR_SECONDS = 3600
 # A week. An explicit cache is billed by the hour, so a typo in a TTL must not run up months of storage.
 CACHE_TTL_SECONDS_MAX = 7 * 24 * HOUR_SECONDS
-
 
 Diagnostics = Literal["auto", "off"]
 """Whether the provider is asked for the reason of a cache miss, where it supports that."""
@@ -80,47 +79,17 @@ class Config(msgspec.Struct, frozen=True):
         return "always" if self.profile == "seed" and "padding" not in self.origins else self.padding
 
 
+_STRUCTURED_FIELDS = ("home", "base_urls", "requests_max", "models", "project", "origins")
 SETTINGS = {
-    "model": "HOLDFAST_MODEL",
-    "db": "HOLDFAST_DB",
-    "layout": "HOLDFAST_LAYOUT",
-    "profile": "HOLDFAST_PROFILE",
-    "padding": "HOLDFAST_PADDING",
-    "diagnostics": "HOLDFAST_DIAGNOSTICS",
-    "output_tokens_max": "HOLDFAST_OUTPUT_TOKENS_MAX",
-    "steps_max": "HOLDFAST_STEPS_MAX",
-    "spend_max_usd": "HOLDFAST_SPEND_MAX_USD",
-    "keep_alive": "HOLDFAST_KEEP_ALIVE",
-    "keep_alive_usd_max": "HOLDFAST_KEEP_ALIVE_USD_MAX",
-    "cache_ttl_seconds": "HOLDFAST_CACHE_TTL_SECONDS",
-    "cache_over_an_hour": "HOLDFAST_CACHE_OVER_AN_HOUR",
-    "also_skills": "HOLDFAST_ALSO_SKILLS",
-    "skill_ranking": "HOLDFAST_SKILL_RANKING",
-    "retention_days": "HOLDFAST_RETENTION_DAYS",
-    "skill_loads_max": "HOLDFAST_SKILL_LOADS_MAX",
-    "skill_tokens_warn": "HOLDFAST_SKILL_TOKENS_WARN",
-    "skill_tokens_max": "HOLDFAST_SKILL_TOKENS_MAX",
-    "knowledge": "HOLDFAST_KNOWLEDGE",
-    "rag": "HOLDFAST_RAG",
-    "curation": "HOLDFAST_CURATION",
-    "digest_refresh": "HOLDFAST_DIGEST_REFRESH",
-    "claude_code_command": "HOLDFAST_CLAUDE_CODE_COMMAND",
+    **{name: f"HOLDFAST_{name.upper()}" for name in Config.__struct_fields__ if name not in _STRUCTURED_FIELDS},
     **{f"base_urls.{name}": provider.base_url_variable for name, provider in PROVIDERS.items() if provider.base_url},
     **{f"requests_max.{name}": f"HOLDFAST_REQUESTS_MAX_{name.upper().replace('-', '_')}" for name in PROVIDERS},
 }
 """Every setting with a single value, and its environment variable."""
 
 HOME_ONLY_SETTINGS = (
-    *(
-        "db",
-        "spend_max_usd",
-        "keep_alive",
-        "keep_alive_usd_max",
-        "cache_ttl_seconds",
-        "cache_over_an_hour",
-        "retention_days",
-        "claude_code_command",
-    ),
+    *("db", "spend_max_usd", "keep_alive", "keep_alive_usd_max", "cache_ttl_seconds", "cache_over_an_hour"),
+    *("retention_days", "claude_code_command"),
     *(name for name in SETTINGS if name.startswith("base_urls.")),
 )
 """Settings that a workspace's file may not change."""
@@ -178,7 +147,7 @@ def load_config(
     for key, value in (flags or {}).items():
         if value is not None:
             values[key], origins[key] = value, "the caller"
-    checked = {key: _checked(key, value, origins[key]) for key, value in values.items()}
+    checked = {key: _convert_setting(key, value, origins[key]) for key, value in values.items()}
     tables: dict[str, dict[str, object]] = {table: {} for table in _TABLES}
     for key in tuple(checked):
         table, dot, provider = key.partition(".")
@@ -265,7 +234,7 @@ def _check_workspace_settings(settings: Mapping[str, object], file: Path) -> Non
             )
 
 
-def _checked(key: str, value: object, origin: str) -> object:
+def _convert_setting(key: str, value: object, origin: str) -> object:
     """Convert the value to the setting's type. Raises UserError if it does not fit."""
     if key in _CHOICES:
         if value not in _CHOICES[key]:

@@ -1,12 +1,14 @@
-"""Normalises what callers may pass in several forms (a message, a store), and the errors for what is not accepted."""
+"""Turns what a caller passes to a session (a message, a store, an id to resume) into what the engine uses."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.catalog.lookup import apply_model_overrides, shipped_models
+from holdfast.clock import new_ulid, system_clock
+from holdfast.engine.reducer import fold_events
+from holdfast.engine.state import SessionState
 from holdfast.errors import UserError
 from holdfast.events.log import EventLog
-from holdfast.runtime.compose import load_session_config
+from holdfast.runtime.compose import load_models, load_session_config
 from holdfast.runtime.options import Options
 from holdfast.stores.open import open_store
 from holdfast.types.blocks import Base64Source, Block, FileSource, Image, Text, UrlSource
@@ -49,11 +51,21 @@ def not_open_error(closed_id: str | None) -> UserError:
     return UserError(f"the session is not open: it was closed; continue it with `Session.resume({closed_id!r}, ...)`")
 
 
-def unknown_session_error(log: EventLog, session_id: str) -> UserError:
-    """The error for an unknown session id; it names the newest sessions."""
-    newest_ids = [row.id for row in log.sessions(limit=3)]
-    hint = f"; the newest are {', '.join(newest_ids)}" if newest_ids else "; the store holds no session yet"
-    return UserError(f"there is no session {session_id!r}{hint} (`holdfast sessions list` shows all)")
+def load_session_state(log: EventLog, options: Options, resume: str | None) -> SessionState:
+    """The state of the session to resume, or that of a new one. Raises UserError if there is nothing to resume."""
+    if resume is None:
+        at = options.get("clock", system_clock)()
+        return SessionState(session_id=options.get("new_id", new_ulid)(at))
+    state = fold_events(log.read(resume), resume)
+    if not state.model:
+        newest_ids = [row.id for row in log.sessions(limit=3)]
+        hint = f"; the newest are {', '.join(newest_ids)}" if newest_ids else "; the store holds no session yet"
+        raise UserError(f"there is no session {resume!r}{hint} (`holdfast sessions list` shows all)")
+    if not state.epoch:
+        raise UserError(
+            f"session {resume!r} has no prompt to continue: it was recorded from a wrapped client or pruned"
+        )
+    return state
 
 
 def open_session_log(options: Options) -> tuple[EventLog, bool]:
@@ -64,4 +76,4 @@ def open_session_log(options: Options) -> tuple[EventLog, bool]:
         return store, False
     config = load_session_config(options)
     address = config.db_path if store is None else str(store)
-    return open_store(address, models=apply_model_overrides(shipped_models(), config.models)), True
+    return open_store(address, models=load_models(config)), True

@@ -24,11 +24,10 @@ from holdfast.sources.project_files import read_project_file, walk_project
 from holdfast.types.prompt import HistoryEntry, LayerText
 
 logger = logging.getLogger(__name__)
-
 KNOWLEDGE_LAYER = "knowledge"
 # A session without events for a day is assumed to be over, since many clients never record an end.
 IDLE_SECONDS_MIN = 86_400.0
-
+# Files are read whole to hash them, so that notes can follow a renamed file; larger ones are skipped.
 FILE_BYTES_MAX = 4_000_000
 
 
@@ -119,8 +118,8 @@ def knowledge_layer(options: Options, config: Config, *, workspace: Path | None)
     except UserError as error:
         logger.warning("%s", error)
         text = ""
-    switch = resolve_flag(options.get("knowledge"), config.knowledge, present=bool(text))
-    return (LayerText(KNOWLEDGE_LAYER, text),) if switch.is_on and text else ()
+    enabled = resolve_flag(options.get("knowledge"), config.knowledge, present=bool(text))
+    return (LayerText(KNOWLEDGE_LAYER, text),) if enabled and text else ()
 
 
 def knowledge_refresh(

@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 def provider_route(options: Options, config: Config, provider: Provider) -> str:
     """How the provider is reached: directly, through another host, or by a substitute such as a simulator."""
-    wire = options.get("wire")
-    if isinstance(wire, TransportProvider):
+    transport = options.get("transport")
+    if isinstance(transport, TransportProvider):
         return "simulated"
-    if wire is not None:
-        return "given"
+    if transport is not None:
+        return "custom"
     base_url = options.get("base_url") or config.base_urls.get(provider.adapter.name, provider.base_url)
     if base_url == provider.base_url:
         return "direct"
@@ -32,9 +32,9 @@ def provider_route(options: Options, config: Config, provider: Provider) -> str:
         return "elsewhere"
 
 
-def load_learned(log: EventLog, scene: LearningScope, *, session_id: str) -> LearnedParameters:
-    """The parameters that other sessions learned in this scene."""
-    return combine_learned(log.learned_events(limit=LEARNED_RECORDS_MAX), scene, session_id=session_id)
+def load_learned(log: EventLog, scope: LearningScope, *, session_id: str) -> LearnedParameters:
+    """The parameters that other sessions learned in this scope."""
+    return combine_learned(log.learned_events(limit=LEARNED_RECORDS_MAX), scope, session_id=session_id)
 
 
 def with_learned_floor(model: Model, learned: LearnedParameters) -> Model:

@@ -1,10 +1,8 @@
 """Switches an open session to another model: quotes the cost, checks consent, records the switch."""
 
-from typing import TypedDict
-
 import msgspec
 
-from holdfast.catalog.lookup import apply_model_overrides, find_model, shipped_models
+from holdfast.catalog.lookup import find_model
 from holdfast.catalog.schema import Model
 from holdfast.engine.cache.explicit_cache import delete_explicit_cache
 from holdfast.engine.cache.plan import record_learned
@@ -15,7 +13,7 @@ from holdfast.events.payloads.calls import ModelSwitched
 from holdfast.planning.learned import LearningScope
 from holdfast.providers.registry import Provider, get_provider
 from holdfast.providers.wire_request import Transport
-from holdfast.runtime.compose import Composition, open_transport
+from holdfast.runtime.compose import Composition, load_models, open_transport
 from holdfast.runtime.config import Config
 from holdfast.runtime.learned import load_learned, provider_route, with_learned_floor
 from holdfast.runtime.options import Options, TransportProvider
@@ -23,17 +21,9 @@ from holdfast.runtime.shared import account_name
 from holdfast.types.prompt import Parameters
 
 
-class ProviderEndpoint(TypedDict, total=False):
-    """The endpoint of the other provider, if it is not the configured one."""
-
-    wire: Transport | TransportProvider
-    base_url: str
-    api_key: str
-
-
 def find_switch_target(config: Config, model: str) -> tuple[Model, Provider]:
     """The catalog row and the provider of a model to switch to. Raises UserError for an unknown model."""
-    row = find_model(model, apply_model_overrides(shipped_models(), config.models))
+    row = find_model(model, load_models(config))
     return row, get_provider(row.provider)
 
 
@@ -46,7 +36,7 @@ def quote_session_switch(composition: Composition, conversation: Conversation, m
 async def switch_session(
     composition: Composition, conversation: Conversation, model: str, *, options: Options, allow_uncached: bool
 ) -> Composition:
-    """Switch the conversation to the model and return its new composition; a wire no longer needed is closed."""
+    """Switch the conversation to the model and return its new composition; a transport no longer needed is closed."""
     new_model, provider = find_switch_target(composition.config, model)
     quoted = quote_switch(conversation, new_model, provider.adapter)
     if not quoted.supports_prompt_caching and not allow_uncached:
@@ -55,20 +45,20 @@ async def switch_session(
     parameters = _transfer_parameters(before.parameters, composition.config, before.model, new_model)
     # Raises for parameters that the provider does not support now, and not in the middle of a turn.
     provider.adapter.request_head(parameters)
-    wire, owns_wire = _choose_wire(options, composition, provider)
-    route = provider_route(options, composition.config, provider) if wire else before.learning_scope.route
+    transport, owns_transport = _choose_transport(options, composition, provider)
+    route = provider_route(options, composition.config, provider) if transport else before.learning_scope.route
     # What was learned (cache floor, idle times) belongs to a model and route, so it is loaded again.
-    scene = LearningScope(new_model.id, route, before.learning_scope.workspace_hash)
-    learned = load_learned(before.log, scene, session_id=conversation.state.session_id)
-    parts: Dependencies = msgspec.structs.replace(
+    scope = LearningScope(new_model.id, route, before.learning_scope.workspace_hash)
+    learned = load_learned(before.log, scope, session_id=conversation.state.session_id)
+    deps: Dependencies = msgspec.structs.replace(
         before,
         adapter=provider.adapter,
         model=with_learned_floor(new_model, learned),
         learned=learned,
-        learning_scope=scene,
+        learning_scope=scope,
         parameters=parameters,
-        transport=wire or before.transport,
-        account=account_name(wire) if wire else before.account,
+        transport=transport or before.transport,
+        account=account_name(transport) if transport else before.account,
         volatile=composition.volatile_source_for(new_model),
     )
     switched = ModelSwitched(
@@ -86,14 +76,14 @@ async def switch_session(
         await record_learned(conversation)
         await conversation.record("user", switched)
     except BaseException:
-        if wire is not None and owns_wire:
-            await wire.aclose()
+        if transport is not None and owns_transport:
+            await transport.aclose()
         raise
-    conversation.switch_deps(parts)
-    if wire is not None and composition.owns_transport:
+    conversation.switch_deps(deps)
+    if transport is not None and composition.owns_transport:
         await before.transport.aclose()
     return msgspec.structs.replace(
-        composition, deps=parts, owns_transport=owns_wire if wire is not None else composition.owns_transport
+        composition, deps=deps, owns_transport=owns_transport if transport is not None else composition.owns_transport
     )
 
 
@@ -110,20 +100,19 @@ def _transfer_parameters(before: Parameters, config: Config, old: Model, new: Mo
     )
 
 
-def _choose_wire(options: Options, composition: Composition, provider: Provider) -> tuple[Transport | None, bool]:
-    """The wire to the other provider, or None to keep the current one; and whether the session has to close it."""
-    wire = options.get("wire")
-    if isinstance(wire, TransportProvider):
-        models = apply_model_overrides(shipped_models(), composition.config.models)
-        return wire.create_transport(models, provider=provider.adapter.name), True
-    if wire is not None:
-        return wire, False
+def _choose_transport(options: Options, composition: Composition, provider: Provider) -> tuple[Transport | None, bool]:
+    """The transport to the other provider, or None to keep the current one; and whether the session has to close it."""
+    transport = options.get("transport")
+    if isinstance(transport, TransportProvider):
+        return transport.create_transport(load_models(composition.config), provider=provider.adapter.name), True
+    if transport is not None:
+        return transport, False
     has_endpoint = bool(options.get("base_url") or options.get("api_key"))
     if provider.adapter is composition.deps.adapter and not has_endpoint:
         return None, False
     if not composition.owns_transport and not has_endpoint:
         raise UserError(
-            f"this session was created with a wire to {composition.deps.adapter.name}; pass one to "
-            f"{provider.adapter.name} too: switch_model(..., wire=...)"
+            f"this session was created with a transport to {composition.deps.adapter.name}; pass one to "
+            f"{provider.adapter.name} too: switch_model(..., transport=...)"
         )
     return open_transport(options, composition.config, provider), True

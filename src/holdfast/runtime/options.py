@@ -5,7 +5,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Protocol, TypedDict, cast, runtime_checkable
+from typing import Protocol, TypedDict, TypeGuard, cast, runtime_checkable
 
 import msgspec
 
@@ -33,12 +33,10 @@ from holdfast.types.blocks import Json, replace_surrogates
 from holdfast.types.prompt import LayerText, Layout, Parameters
 
 VolatileText = str | Callable[[], str | Awaitable[str]]
-
-
 VolatileLayers = Sequence[LayerText] | Callable[[], Sequence[LayerText] | Awaitable[Sequence[LayerText]]]
 
 
-# Checked by isinstance, because a plain wire is accepted in the same option.
+# Checked by isinstance, because a plain transport is also accepted in the same option.
 @runtime_checkable
 class TransportProvider(Protocol):
     """A substitute for any provider, such as the simulator."""
@@ -47,127 +45,87 @@ class TransportProvider(Protocol):
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of `Session.create` and `Session.resume`; all are optional.
+    """The keyword arguments of `Session.create` and `Session.resume`, which documents them."""
 
-    Prompt: `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and may
-    be a function. `preset_name` and `persona_name` name files `presets/NAME.md` and `personas/NAME.md` below
-    `.holdfast` that replace `system_prompt` and `persona`; they are read when a session is created. `workspace` adds
-    the project's instruction files, its git state and the date; resuming in a different folder needs
-    `another_workspace`.
-
-    Cost and caching: a model without prompt caching needs `allow_uncached`. `padding` says whether a prefix that is
-    too short to be cached is extended, `models` which other models the session may switch to, `calls_expected` how
-    many calls it is likely to make; all three matter only when a session is created. Of sessions that start with the
-    same prefix at the same time, one writes it to the cache and the others wait for it; `gate=False` turns this off, a
-    `Gate` restricts it to the sessions that share it. `prewarm` writes the stable prefix to the cache when the session
-    is entered. `keep_alive` pings the cache of an idle session where that is expected to save money, up to
-    `keep_alive_usd_max`. By default a session asks its provider for the reason of a cache miss, if the model supports
-    that; `diagnostics="off"` turns it off. With `completion_cache`, a request that is byte for byte equal to one of
-    the last `completion_cache_seconds` (30), from any session of this process, gets the same reply without a call.
-
-    Requests: `temperature`, `thinking`, `tool_choice`, `stop_sequences` and `betas` go into every request.
-    `request_fields` are request fields without an option of their own, such as `top_p`, under the provider's names.
-    `wire` replaces the network, for example by a simulated provider. `simulated`, set when a session is created, says
-    that its calls cost nothing; `user_id` and `team_id` say whose account it is billed to. `store` is a path, a URL or
-    a store.
-
-    Tools: `builtin_tools` adds tools for files and commands of the workspace: all of them, or those named.
-    `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace and
-    USER.md of the user, and the tools to edit them. `delegate` adds a tool that runs a task in a child session with
-    the same prefix; a number limits how many run at once, and `delegation_depth_max` how deep they nest. `confirm` is
-    called before a tool runs whose side effects are in `confirm_for`, and has `confirm_seconds_max` to approve it;
-    `allowed` returns the reason why a call may not run at all. `recovery_steps` maps names of recipe steps, such as
-    `rebase_branch`, to functions.
-
-    History: `compaction` configures automatic compaction; False turns it off. `recall_history` adds a tool that shows
-    messages that compaction removed from the prompt.
-
-    Instructions and skills: `instructions` come from `Library.for_session`: a stub and an index in the prompt, and a
-    tool that recalls the rest. `skills` is True for the user's and the workspace's skills, or a list of folders, or a
-    `SkillStore`; they are parsed by the rules of `skills_mode` and searched by `skill_ranking`. `also_skills` names
-    folders of other programs to read as well. With `enforce_allowed_tools`, a loaded skill limits which tools may be
-    used.
-
-    Knowledge: the prompt includes the project's knowledge digest if there is one, unless `knowledge` is False. A newer
-    digest is used from the next epoch on, or with `digest_refresh="next_turn"` from the next turn on. `curation` names
-    the preset of active files, in place of the one chosen for the workspace. `rag` turns retrieved passages of project
-    files on or off; by default they are on if `holdfast rag index` was run.
-    """
-
+    # Prompt.
     model: str
     system_prompt: str
-    system_prompt_volatile: VolatileText
     preset_name: str
     persona: str
     persona_name: str
+    system_prompt_volatile: VolatileText
     volatile: VolatileLayers
-    instructions: SessionInstructions
+    workspace: str | Path
+    another_workspace: bool
+    name: str
+    # Tools.
     tools: Sequence[Tool | ToolFunction]
     builtin_tools: bool | Sequence[str]
+    read_roots: Sequence[str | Path]
     memory: bool
+    delegate: bool | int
+    delegation_depth_max: int
+    allowed: Allowed
+    confirm: Confirm
+    confirm_for: Sequence[SideEffects]
+    confirm_seconds_max: float
+    steps_max: int
+    # Instructions, skills and knowledge.
+    instructions: SessionInstructions
     skills: bool | str | Path | Sequence[str | Path] | SkillStore
     skills_mode: SkillMode
     also_skills: Sequence[str]
     skill_ranking: SkillRanking
     enforce_allowed_tools: bool
     knowledge: bool
-    rag: bool
-    curation: str
     digest_refresh: DigestRefresh
-    delegate: bool | int
-    delegation_depth_max: int
+    curation: str
+    rag: bool
+    # History and recovery.
     compaction: bool | CompactionConfig
     recall_history: bool
-    read_roots: Sequence[str | Path]
-    allowed: Allowed
-    confirm: Confirm
-    confirm_for: Sequence[SideEffects]
-    confirm_seconds_max: float
-    workspace: str | Path
-    another_workspace: bool
-    name: str
+    recovery_steps: Mapping[str, StepFunction]
+    # Cost and caching.
     profile: CacheProfile
     layout: Layout
+    padding: Padding
+    models: Sequence[str]
+    calls_expected: int
     allow_uncached: bool
     spend_max_usd: Decimal | str | float
+    single_flight: SingleFlight | bool
+    prewarm: bool
     keep_alive: bool
     keep_alive_usd_max: Decimal | str | float
     cache_ttl_seconds: int
     cache_over_an_hour: bool
-    padding: Padding
     diagnostics: Diagnostics
-    models: Sequence[str]
-    calls_expected: int
+    completion_cache: bool
+    completion_cache_seconds: float
+    # Requests.
     output_tokens_max: int
-    steps_max: int
     temperature: float
     thinking: Mapping[str, Json]
     tool_choice: Mapping[str, Json]
-    request_fields: Mapping[str, Json]
-    betas: Sequence[str]
     stop_sequences: Sequence[str]
+    betas: Sequence[str]
+    request_fields: Mapping[str, Json]
+    # Connections and storage.
+    transport: Transport | TransportProvider
+    base_url: str
+    api_key: str
     store: EventLog | str | Path
-    wire: Transport | TransportProvider
     simulated: bool
     user_id: str
     team_id: str
-    base_url: str
-    api_key: str
-    gate: SingleFlight | bool
-    completion_cache: bool
-    completion_cache_seconds: float
-    prewarm: bool
+    # For tests.
     clock: Clock
     sleep: Sleep
     new_id: NewId
-    recovery_steps: Mapping[str, StepFunction]
 
 
 CONFIG_ONLY_NAMES = ("requests_max", "base_urls", "claude_code_command", "db")
-
-
 """Names that a caller might try as options, but that are settings of config.toml."""
-
 
 _TEXT_OPTIONS = (
     *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
@@ -175,11 +133,19 @@ _TEXT_OPTIONS = (
     *("profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
 )
 
-
+_SWITCH_OPTIONS = (
+    *("completion_cache", "prewarm", "allow_uncached", "cache_over_an_hour", "keep_alive", "memory", "knowledge"),
+    *("rag", "another_workspace", "simulated", "recall_history", "enforce_allowed_tools"),
+)
 _TEXT_LIST_OPTIONS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")
-
-
 _LIST_OPTIONS = ("tools", "read_roots", *_TEXT_LIST_OPTIONS)
+
+
+def collect_options(arguments: Mapping[str, object]) -> Options:
+    """The options among the local variables of `Session.create` or `Session.resume`; unknown names are kept too."""
+    options = {name: value for name, value in arguments.items() if name not in ("cls", "session_id", "unknown")}
+    options.update(cast("dict[str, object]", arguments.get("unknown", {})))
+    return cast("Options", options)  # Names and types are checked when the session is made.
 
 
 def check_options(options: Options) -> Options:
@@ -217,6 +183,8 @@ def _expected_type(key: str, value: object) -> str | None:
     """A description of the type the option expects, or None if the value fits."""
     if key in _TEXT_OPTIONS:
         return None if isinstance(value, str) else "text"
+    if key in _SWITCH_OPTIONS:
+        return None if isinstance(value, bool) else "True or False"
     if key in _LIST_OPTIONS:
         if isinstance(value, str | bytes) or not isinstance(value, Sequence):
             return "a list"
@@ -232,28 +200,16 @@ def _expected_type(key: str, value: object) -> str | None:
         "thinking": (isinstance(value, Mapping), "a mapping such as {'type': 'adaptive'}"),
         "tool_choice": (isinstance(value, Mapping), "a mapping such as {'type': 'auto'}"),
         "request_fields": (_are_fields(value), "a mapping from names of fields to values, such as {'top_p': 0.9}"),
-        "temperature": (_is_temperature(value), "a number from 0 to 2"),
+        "temperature": (_is_number(value) and 0 <= value <= 2, "a number from 0 to 2"),
         "store": (isinstance(value, str | Path) or hasattr(value, "append"), "a path, a URL or a store"),
-        "wire": (_is_wire(value), "a wire or a simulated provider"),
+        "transport": (_is_transport(value), "a transport or a simulated provider"),
         "calls_expected": (_is_count(value), "a whole number of at least 1"),
-        "gate": (isinstance(value, SingleFlight | bool), "a Gate, True or False"),
-        "completion_cache": (isinstance(value, bool), "True or False"),
+        "single_flight": (isinstance(value, SingleFlight | bool), "a SingleFlight, True or False"),
         "completion_cache_seconds": (_is_duration(value), "a number of seconds above 0"),
-        "prewarm": (isinstance(value, bool), "True or False"),
-        "allow_uncached": (isinstance(value, bool), "True or False"),
-        "cache_over_an_hour": (isinstance(value, bool), "True or False"),
-        "keep_alive": (isinstance(value, bool), "True or False"),
         "builtin_tools": (isinstance(value, bool) or _are_texts(value), "True, False or a list of names"),
-        "memory": (isinstance(value, bool), "True or False"),
-        "knowledge": (isinstance(value, bool), "True or False"),
-        "rag": (isinstance(value, bool), "True or False"),
-        "another_workspace": (isinstance(value, bool), "True or False"),
-        "simulated": (isinstance(value, bool), "True or False"),
         "compaction": (isinstance(value, bool | CompactionConfig), "True, False or a CompactionConfig"),
-        "recall_history": (isinstance(value, bool), "True or False"),
         "skills": (_are_skills(value), "True, False, a folder, a list of folders or a SkillStore"),
         "instructions": (isinstance(value, SessionInstructions), "the result of Library.for_session"),
-        "enforce_allowed_tools": (isinstance(value, bool), "True or False"),
         "delegate": (isinstance(value, bool) or _is_count(value), "True, False or a whole number of at least 1"),
         "delegation_depth_max": (_is_count(value), "a whole number of at least 1"),
         "allowed": (callable(value), "a function that returns the reason why a call may not run"),
@@ -267,7 +223,7 @@ def _expected_type(key: str, value: object) -> str | None:
     return None if fits else expected
 
 
-def _is_wire(value: object) -> bool:
+def _is_transport(value: object) -> bool:
     return not isinstance(value, type) and (hasattr(value, "send") or isinstance(value, TransportProvider))
 
 
@@ -275,12 +231,12 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _is_duration(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-
-
-def _is_temperature(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 2
+    return _is_number(value) and 0 < value < float("inf")
 
 
 def _are_fields(value: object) -> bool:

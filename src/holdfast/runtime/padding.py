@@ -34,11 +34,9 @@ from holdfast.types.request_buffer import RequestBuffer
 
 CALLS_EXPECTED = 20
 
-
 # What a call adds to the conversation, about the mean of recorded agents. It is cached with the prefix, so a natural
 # prefix below the floor reaches the floor by itself after (floor - natural) / 500 calls.
 GROWTH_TOKENS_EXPECTED = 500
-
 
 # The target is 10 % above the floor, because token counts are estimates: a padded prefix that ends up below the floor
 # is not cached, and the padding is billed for nothing.
@@ -62,73 +60,73 @@ class PaddingDecision(msgspec.Struct, frozen=True):
 
 
 def decide_padding(
-    mode: Padding, head: View, occasion: PaddingInputs, *, adapter: Adapter, bodies: Sequence[tuple[str, str]] = ()
+    mode: Padding, prefix: View, inputs: PaddingInputs, *, adapter: Adapter, bodies: Sequence[tuple[str, str]] = ()
 ) -> PaddingDecision:
     """Decide on the padding of a new session's stable prefix."""
     match mode:
         case "never":
             return PaddingDecision("not padded: padding is turned off")
         case "always":
-            return _pad_always(head, bodies)
+            return _pad_always(prefix, bodies)
         case "auto":
-            return _pad_if_worthwhile(head, occasion, adapter, bodies)
+            return _pad_if_worthwhile(prefix, inputs, adapter, bodies)
 
 
-def _pad_always(head: View, bodies: Sequence[tuple[str, str]]) -> PaddingDecision:
-    natural = heuristic_prefix_tokens(head.tools, head.pinned)
+def _pad_always(prefix: View, bodies: Sequence[tuple[str, str]]) -> PaddingDecision:
+    natural = heuristic_prefix_tokens(prefix.tools, prefix.pinned)
     if natural >= MIN_CACHEABLE_PREFIX_TOKENS:
         return PaddingDecision(
             f"not padded: {natural} tokens (characters / 4) reach {MIN_CACHEABLE_PREFIX_TOKENS} already"
         )
-    filling = select_padding(natural, HEURISTIC_BOUNDS, bodies, index_note=PRELOADED_SUFFIX)
-    growth = f"from {natural} to {filling.prefix_tokens} tokens (characters / 4)"
-    return _padded(filling, f"padded {growth}, as always up to {MIN_CACHEABLE_PREFIX_TOKENS}")
+    filler = select_padding(natural, HEURISTIC_BOUNDS, bodies, index_note=PRELOADED_SUFFIX)
+    growth = f"from {natural} to {filler.prefix_tokens} tokens (characters / 4)"
+    return _padded(filler, f"padded {growth}, as always up to {MIN_CACHEABLE_PREFIX_TOKENS}")
 
 
 def _pad_if_worthwhile(
-    head: View, occasion: PaddingInputs, adapter: Adapter, bodies: Sequence[tuple[str, str]]
+    prefix: View, inputs: PaddingInputs, adapter: Adapter, bodies: Sequence[tuple[str, str]]
 ) -> PaddingDecision:
-    caching = [model for model in occasion.models if model_capabilities(model).supports_prompt_caching]
+    caching = [model for model in inputs.models if model_capabilities(model).supports_prompt_caching]
     if not caching:
         return PaddingDecision("not padded: no model of this session caches prompts")
     # The highest floor among the models: a prefix that reaches it is cached by all of them.
     highest = max(caching, key=_target)
-    natural, target = count_prefix_tokens(head, adapter), _target(highest)
+    natural, target = count_prefix_tokens(prefix, adapter), _target(highest)
     floor = f"the floor of {highest.cache.tokens_min} tokens of {highest.id}"
     if natural >= target:
         return PaddingDecision(f"not padded: about {_model_tokens(highest, natural)} tokens reach {floor}")
-    calls = f"{occasion.outlook.calls} calls"
+    calls = f"{inputs.outlook.calls} calls"
     # First for the shortest padding that would do: if that does not pay, no real text will.
-    cost_at_target = _compare_cost(natural, target, caching, occasion)
+    cost_at_target = _compare_cost(natural, target, caching, inputs)
     if not cost_at_target:
         return PaddingDecision(
             f"not padded: to reach {floor} does not pay in {calls}: {_describe_cost(cost_at_target)}"
         )
     # The same proportion of maximum to minimum as the seed's bounds.
     maximum = target * MAX_CACHEABLE_PREFIX_TOKENS // MIN_CACHEABLE_PREFIX_TOKENS
-    filling = select_padding(
+    filler = select_padding(
         natural, PaddingBounds(target, maximum), bodies, count=count_tokens, index_note=PRELOADED_SUFFIX
     )
-    if filling.prefix_tokens < target:
+    if filler.prefix_tokens < target:
         return PaddingDecision(f"not padded: there is not enough padding text to reach {floor}")
     # Whole skill bodies may overshoot the target, so the decision is made again with the real length.
-    cost_as_filled = _compare_cost(natural, filling.prefix_tokens, caching, occasion)
+    cost_as_filled = _compare_cost(natural, filler.prefix_tokens, caching, inputs)
     if not cost_as_filled:
         return PaddingDecision(
             f"not padded: the available padding text does not pay in {calls}: {_describe_cost(cost_as_filled)}"
         )
-    growth = f"from about {_model_tokens(highest, natural)} to {_model_tokens(highest, filling.prefix_tokens)} tokens"
-    return _padded(filling, f"padded {growth}, past {floor}: it pays in {calls}: {_describe_cost(cost_as_filled)}")
+    growth = f"from about {_model_tokens(highest, natural)} to {_model_tokens(highest, filler.prefix_tokens)} tokens"
+    return _padded(filler, f"padded {growth}, past {floor}: it pays in {calls}: {_describe_cost(cost_as_filled)}")
 
 
-def _padded(filling: PaddingText, reason: str) -> PaddingDecision:
-    return PaddingDecision(reason, (LayerText(PADDING_LAYER, filling.text),), filling.skill_names)
+def _padded(filler: PaddingText, reason: str) -> PaddingDecision:
+    return PaddingDecision(reason, (LayerText(PADDING_LAYER, filler.text),), filler.skill_names)
 
 
-def count_prefix_tokens(head: View, adapter: Adapter) -> int:
+def count_prefix_tokens(prefix: View, adapter: Adapter) -> int:
     """Tokens of the encoded stable prefix, before a model's `tokens_factor` is applied."""
     buffer = RequestBuffer(adapter, count_block_tokens)
-    for segment in stable_segments(head):
+    for segment in stable_segments(prefix):
         buffer.extend(adapter.encode_segment(segment))
     return buffer.tokens_total
 
@@ -142,14 +140,14 @@ def _model_tokens(model: Model, tokens: int) -> int:
     return math.ceil(tokens * model.tokens_factor)
 
 
-def _compare_cost(natural: int, padded: int, models: Sequence[Model], occasion: PaddingInputs) -> CostComparison:
+def _compare_cost(natural: int, padded: int, models: Sequence[Model], inputs: PaddingInputs) -> CostComparison:
     """Compare the padded prefix with the natural one, in millionths of a US dollar.
 
     Which of the models will be used is unknown, so each is assumed to be used equally often: their costs are summed.
     """
     first = second = Decimal(0)
     for model in models:
-        price = price_at(model, utc_date(occasion.at), _model_tokens(model, padded))
+        price = price_at(model, utc_date(inputs.at), _model_tokens(model, padded))
         # Padding a free model costs and saves nothing.
         if not price.input:
             continue
@@ -157,7 +155,7 @@ def _compare_cost(natural: int, padded: int, models: Sequence[Model], occasion: 
             _model_tokens(model, natural),
             _model_tokens(model, padded),
             floor_tokens=model.cache.tokens_min,
-            ahead=occasion.outlook,
+            ahead=inputs.outlook,
             read=price.cache_read / price.input,
             write=first_send_rate(model, price) / price.input,
         )
@@ -181,8 +179,8 @@ def explain_padding(request: ParsedRequest, *, at: float) -> str | None:
     padding = detect_padding("\n\n".join(texts))
     adapter = get_adapter(request.recognised.provider)
     natural = _view(request, (padding.before,) if padding else texts)
-    occasion = PaddingInputs((row,), PaddingOutlook(CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED), at)
-    reason = decide_padding("auto", natural, occasion, adapter=adapter).reason
+    inputs = PaddingInputs((row,), PaddingOutlook(CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED), at)
+    reason = decide_padding("auto", natural, inputs, adapter=adapter).reason
     tokens, floor = request.tokens_before(request.buffer.stable_count), row.cache.tokens_min
     relation = f"{'below' if tokens < floor else 'not below'} the floor of {floor}"
     text = f"tools and stable system prompt have about {tokens} tokens, {relation}"

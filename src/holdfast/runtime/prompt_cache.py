@@ -33,9 +33,7 @@ from holdfast.types.usage import Usage
 # Bounds of what one session keeps on disk or in memory: replies are only useful for seconds.
 COMPLETIONS_MAX = 256
 FILE_BYTES_MAX = 16_000_000
-
 STATS_FILE, STATE_FILE, COMPLETIONS_FOLDER = "stats.json", "session-state.json", "completions"
-
 _Decoded = TypeVar("_Decoded")
 
 

@@ -2,60 +2,81 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
+from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Never, Self, Unpack
 
-from holdfast.clock import new_ulid, system_clock
+from holdfast.clock import Clock, NewId, Sleep
 from holdfast.compaction.models import CompactionConfig, CompactionResult
 from holdfast.economics.keep_alive import NextWake
 from holdfast.engine.cache.explicit_cache import delete_explicit_cache
 from holdfast.engine.cache.keep_alive import SessionKeepAlive
 from holdfast.engine.cache.plan import record_learned
 from holdfast.engine.cache.prewarm import PrewarmResult, prewarm
+from holdfast.engine.cache.single_flight import SingleFlight
 from holdfast.engine.compaction.compact import handoff_summary
 from holdfast.engine.compaction.triggers import snapshot_conversation
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.loop import TurnResult, run_turn
 from holdfast.engine.model_switch import SwitchQuote
-from holdfast.engine.recovery.runner import IncidentReport, PlannedRecovery, RecoveryOutcome, RecoveryRunner
-from holdfast.engine.reducer import fold_events
+from holdfast.engine.recovery.runner import (
+    RecoveryRunner,
+    StepFunction,
+)
 from holdfast.engine.state import SessionState
-from holdfast.errors import AbortedError, StoreError, UserError
+from holdfast.engine.tools.definition import Tool, ToolFunction
+from holdfast.engine.tools.permissions import Allowed, Confirm
+from holdfast.errors import StoreError, UserError
 from holdfast.events.log import Event, EventListener, EventLog
-from holdfast.events.payloads.recovery import RecoveryTrigger
 from holdfast.events.payloads.session import SessionEnded
-from holdfast.ledger.cache.prompt_cache import CacheStatsState, PromptCacheStats, TokenStats, fold_cache_stats
-from holdfast.recovery.attempts import Incident
+from holdfast.events.payloads.tools import SideEffects
+from holdfast.knowledge.flags import DigestRefresh
+from holdfast.layers.padding import Padding
+from holdfast.planning.breakpoints import CacheProfile
+from holdfast.providers.wire_request import Transport
 from holdfast.runtime.compaction import compact_conversation
 from holdfast.runtime.compose import Composition, compose_session, first_events, load_models, new_event_bus
+from holdfast.runtime.config import Diagnostics
 from holdfast.runtime.context_report import ContextUse, measure_context
 from holdfast.runtime.inputs import (
     TURN_IN_PROGRESS,
+    load_session_state,
     message_content,
     not_open_error,
     open_session_log,
-    unknown_session_error,
 )
-from holdfast.runtime.model_switch import ProviderEndpoint, quote_session_switch, switch_session
-from holdfast.runtime.next_wake import SessionCacheState, plan_next_wake, session_cache_state
-from holdfast.runtime.options import Options, TransportProvider, check_options
-from holdfast.runtime.recovery import find_scenario, host_steps, session_recoverer
-from holdfast.types.blocks import Block, Message
+from holdfast.runtime.instructions.session_tools import SessionInstructions
+from holdfast.runtime.model_switch import quote_session_switch, switch_session
+from holdfast.runtime.options import (
+    Options,
+    TransportProvider,
+    VolatileLayers,
+    VolatileText,
+    check_options,
+    collect_options,
+)
+from holdfast.runtime.recovery import SessionRecovery, host_steps, recovery_runner
+from holdfast.runtime.session_cache import OpenSessionCache
+from holdfast.sources.skills.skill import SkillMode
+from holdfast.sources.skills.store import SkillRanking, SkillStore
+from holdfast.types.blocks import Block, Json, Message
+from holdfast.types.prompt import Layout
 from holdfast.types.reply import Delta
 from holdfast.types.tool_spec import ToolSpec
 from holdfast.types.transcript import merge_into_messages
 from holdfast.types.usage import Usage
 
 logger = logging.getLogger(__name__)
-
 StreamItem = Delta | Event
 
 
 class Session:
     """One conversation with a model. Use it with `async with`, which closes what the session opened.
+
+    `cache` has the cache's state and statistics, `recovery` the known failures and their recipes.
 
     Every event is stored as it happens. `Session.resume(id)` continues the conversation in another process, at any
     later time, with the same prefix bytes.
@@ -70,18 +91,231 @@ class Session:
         self._conversation: Conversation | None = None
         self._turn: asyncio.Task[TurnResult] | None = None
         self._keeper: SessionKeepAlive | None = None
-        self._tally = CacheStatsState()
-        self._recoverer: RecoveryRunner | None = None
+        self._recovery_runner: RecoveryRunner | None = None
+        self.cache = OpenSessionCache(
+            lambda: self._open_conversation, lambda: load_models(self._open_composition.config)
+        )
+        self.recovery = SessionRecovery(lambda: self._open_runner, lambda: self._current_state, self._cancel_turn)
 
     @classmethod
-    def create(cls, **options: Unpack[Options]) -> Self:
-        """A new session; nothing happens before it is entered. `Options` lists the keyword arguments."""
-        return cls(options)
+    def create(
+        cls,
+        *,
+        # Prompt.
+        model: str | None = None,
+        system_prompt: str | None = None,
+        preset_name: str | None = None,
+        persona: str | None = None,
+        persona_name: str | None = None,
+        system_prompt_volatile: VolatileText | None = None,
+        volatile: VolatileLayers | None = None,
+        workspace: str | Path | None = None,
+        another_workspace: bool | None = None,
+        name: str | None = None,
+        # Tools.
+        tools: Sequence[Tool | ToolFunction] | None = None,
+        builtin_tools: bool | Sequence[str] | None = None,
+        read_roots: Sequence[str | Path] | None = None,
+        memory: bool | None = None,
+        delegate: bool | int | None = None,
+        delegation_depth_max: int | None = None,
+        allowed: Allowed | None = None,
+        confirm: Confirm | None = None,
+        confirm_for: Sequence[SideEffects] | None = None,
+        confirm_seconds_max: float | None = None,
+        steps_max: int | None = None,
+        # Instructions, skills and knowledge.
+        instructions: SessionInstructions | None = None,
+        skills: bool | str | Path | Sequence[str | Path] | SkillStore | None = None,
+        skills_mode: SkillMode | None = None,
+        also_skills: Sequence[str] | None = None,
+        skill_ranking: SkillRanking | None = None,
+        enforce_allowed_tools: bool | None = None,
+        knowledge: bool | None = None,
+        digest_refresh: DigestRefresh | None = None,
+        curation: str | None = None,
+        rag: bool | None = None,
+        # History and recovery.
+        compaction: bool | CompactionConfig | None = None,
+        recall_history: bool | None = None,
+        recovery_steps: Mapping[str, StepFunction] | None = None,
+        # Cost and caching.
+        profile: CacheProfile | None = None,
+        layout: Layout | None = None,
+        padding: Padding | None = None,
+        models: Sequence[str] | None = None,
+        calls_expected: int | None = None,
+        allow_uncached: bool | None = None,
+        spend_max_usd: Decimal | str | float | None = None,
+        single_flight: SingleFlight | bool | None = None,
+        prewarm: bool | None = None,
+        keep_alive: bool | None = None,
+        keep_alive_usd_max: Decimal | str | float | None = None,
+        cache_ttl_seconds: int | None = None,
+        cache_over_an_hour: bool | None = None,
+        diagnostics: Diagnostics | None = None,
+        completion_cache: bool | None = None,
+        completion_cache_seconds: float | None = None,
+        # Requests.
+        output_tokens_max: int | None = None,
+        temperature: float | None = None,
+        thinking: Mapping[str, Json] | None = None,
+        tool_choice: Mapping[str, Json] | None = None,
+        stop_sequences: Sequence[str] | None = None,
+        betas: Sequence[str] | None = None,
+        request_fields: Mapping[str, Json] | None = None,
+        # Connections and storage.
+        transport: Transport | TransportProvider | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        store: EventLog | str | Path | None = None,
+        simulated: bool | None = None,
+        user_id: str | None = None,
+        team_id: str | None = None,
+        # For tests.
+        clock: Clock | None = None,
+        sleep: Sleep | None = None,
+        new_id: NewId | None = None,
+        **unknown: Never,
+    ) -> Self:
+        """A new session; nothing happens before it is entered. All arguments are optional; None means not given.
+
+        Prompt: `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and
+        may be a function. `preset_name` and `persona_name` name files `presets/NAME.md` and `personas/NAME.md` below
+        `.holdfast` that replace `system_prompt` and `persona`; they are read when a session is created. `workspace`
+        adds the project's instruction files, its git state and the date; resuming in a different folder needs
+        `another_workspace`.
+
+        Tools: `builtin_tools` adds tools for files and commands of the workspace: all of them, or those named.
+        `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace
+        and USER.md of the user, and the tools to edit them. `delegate` adds a tool that runs a task in a child session
+        with the same prefix; a number limits how many run at once, and `delegation_depth_max` how deep they nest.
+        `confirm` is called before a tool runs whose side effects are in `confirm_for`, and has `confirm_seconds_max`
+        to approve it; `allowed` returns the reason why a call may not run at all.
+
+        Instructions and skills: `instructions` come from `Library.for_session`: a stub and an index in the prompt, and
+        a tool that recalls the rest. `skills` is True for the user's and the workspace's skills, or a list of folders,
+        or a `SkillStore`; they are parsed by the rules of `skills_mode` and searched by `skill_ranking`. `also_skills`
+        names folders of other programs to read as well. With `enforce_allowed_tools`, a loaded skill limits which
+        tools may be used.
+
+        Knowledge: the prompt includes the project's knowledge digest if there is one, unless `knowledge` is False. A
+        newer digest is used from the next epoch on, or with `digest_refresh="next_turn"` from the next turn on.
+        `curation` names the preset of active files, in place of the one chosen for the workspace. `rag` turns
+        retrieved passages of project files on or off; by default they are on if `holdfast rag index` was run.
+
+        History: `compaction` configures automatic compaction; False turns it off. `recall_history` adds a tool that
+        shows messages that compaction removed from the prompt. `recovery_steps` maps names of recipe steps, such as
+        `rebase_branch`, to functions.
+
+        Cost and caching: a model without prompt caching needs `allow_uncached`. `padding` says whether a prefix that
+        is too short to be cached is extended, `models` which other models the session may switch to, `calls_expected`
+        how many calls it is likely to make; all three matter only when a session is created. Of sessions that start
+        with the same prefix at the same time, one writes it to the cache and the others wait for it;
+        `single_flight=False` turns this off, a `SingleFlight` restricts it to the sessions that share it. `prewarm`
+        writes the stable prefix to the cache when the session is entered. `keep_alive` pings the cache of an idle
+        session where that is expected to save money, up to `keep_alive_usd_max`. By default a session asks its
+        provider for the reason of a cache miss, if the model supports that; `diagnostics="off"` turns it off. With
+        `completion_cache`, a request that is byte for byte equal to one of the last `completion_cache_seconds` (30),
+        from any session of this process, gets the same reply without a call.
+
+        Requests: `temperature`, `thinking`, `tool_choice`, `stop_sequences` and `betas` go into every request.
+        `request_fields` are request fields without an option of their own, such as `top_p`, under the provider's
+        names. `transport` replaces the network, for example by a simulated provider. `store` is a path, a URL or a
+        store. `simulated`, set when a session is created, says that its calls cost nothing; `user_id` and `team_id`
+        say whose account it is billed to.
+
+        Raises UserError for an unknown name or a wrong type.
+        """
+        return cls(collect_options(locals()))
 
     @classmethod
-    def resume(cls, session_id: str, **options: Unpack[Options]) -> Self:
-        """Continue a stored session. The prompt is read from the store; the functions of its tools are passed here."""
-        return cls(options, resume=session_id)
+    def resume(
+        cls,
+        session_id: str,
+        *,
+        # Prompt.
+        model: str | None = None,
+        system_prompt: str | None = None,
+        preset_name: str | None = None,
+        persona: str | None = None,
+        persona_name: str | None = None,
+        system_prompt_volatile: VolatileText | None = None,
+        volatile: VolatileLayers | None = None,
+        workspace: str | Path | None = None,
+        another_workspace: bool | None = None,
+        name: str | None = None,
+        # Tools.
+        tools: Sequence[Tool | ToolFunction] | None = None,
+        builtin_tools: bool | Sequence[str] | None = None,
+        read_roots: Sequence[str | Path] | None = None,
+        memory: bool | None = None,
+        delegate: bool | int | None = None,
+        delegation_depth_max: int | None = None,
+        allowed: Allowed | None = None,
+        confirm: Confirm | None = None,
+        confirm_for: Sequence[SideEffects] | None = None,
+        confirm_seconds_max: float | None = None,
+        steps_max: int | None = None,
+        # Instructions, skills and knowledge.
+        instructions: SessionInstructions | None = None,
+        skills: bool | str | Path | Sequence[str | Path] | SkillStore | None = None,
+        skills_mode: SkillMode | None = None,
+        also_skills: Sequence[str] | None = None,
+        skill_ranking: SkillRanking | None = None,
+        enforce_allowed_tools: bool | None = None,
+        knowledge: bool | None = None,
+        digest_refresh: DigestRefresh | None = None,
+        curation: str | None = None,
+        rag: bool | None = None,
+        # History and recovery.
+        compaction: bool | CompactionConfig | None = None,
+        recall_history: bool | None = None,
+        recovery_steps: Mapping[str, StepFunction] | None = None,
+        # Cost and caching.
+        profile: CacheProfile | None = None,
+        layout: Layout | None = None,
+        padding: Padding | None = None,
+        models: Sequence[str] | None = None,
+        calls_expected: int | None = None,
+        allow_uncached: bool | None = None,
+        spend_max_usd: Decimal | str | float | None = None,
+        single_flight: SingleFlight | bool | None = None,
+        prewarm: bool | None = None,
+        keep_alive: bool | None = None,
+        keep_alive_usd_max: Decimal | str | float | None = None,
+        cache_ttl_seconds: int | None = None,
+        cache_over_an_hour: bool | None = None,
+        diagnostics: Diagnostics | None = None,
+        completion_cache: bool | None = None,
+        completion_cache_seconds: float | None = None,
+        # Requests.
+        output_tokens_max: int | None = None,
+        temperature: float | None = None,
+        thinking: Mapping[str, Json] | None = None,
+        tool_choice: Mapping[str, Json] | None = None,
+        stop_sequences: Sequence[str] | None = None,
+        betas: Sequence[str] | None = None,
+        request_fields: Mapping[str, Json] | None = None,
+        # Connections and storage.
+        transport: Transport | TransportProvider | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        store: EventLog | str | Path | None = None,
+        simulated: bool | None = None,
+        user_id: str | None = None,
+        team_id: str | None = None,
+        # For tests.
+        clock: Clock | None = None,
+        sleep: Sleep | None = None,
+        new_id: NewId | None = None,
+        **unknown: Never,
+    ) -> Self:
+        """Continue a stored session, with the arguments of `create`.
+
+        The prompt is read from the store; the functions of its tools are passed here.
+        """
+        return cls(collect_options(locals()), resume=session_id)
 
     async def __aenter__(self) -> Self:
         if self._conversation is not None:
@@ -90,7 +324,7 @@ class Session:
             raise not_open_error(self._state.session_id)
         log, owns_log = open_session_log(self._options)
         try:
-            state = self._load(log)
+            state = load_session_state(log, self._options, self._resume)
             composition = compose_session(self._options, state, log=log, bus=self._bus, owns_log=owns_log)
             conversation = Conversation(composition.deps, state)
             steps = host_steps(self._options)
@@ -98,7 +332,7 @@ class Session:
                 composition.delegation.set_parent(conversation)
             if self._resume is None:
                 await conversation.record("system", *first_events(self._options, composition))
-            self._recoverer = session_recoverer(conversation, steps, self._options)
+            self._recovery_runner = recovery_runner(conversation, steps, self._options)
         except BaseException:
             if owns_log:
                 log.close()
@@ -178,58 +412,42 @@ class Session:
             raise UserError("a turn is in progress in this session, and it writes the stable prefix itself")
         return await prewarm(self._open_conversation)
 
-    def next_wake(self) -> NextWake:
-        """When an agent that is about to wait should continue: while the cache is warm or after, with both prices."""
-        return plan_next_wake(self._open_conversation)
-
-    def cache_state(self) -> SessionCacheState:
-        """What the provider has cached of this session, by the usage it last reported, pings included."""
-        return session_cache_state(self._open_conversation)
-
     def context_use(self) -> ContextUse:
         """How many tokens each layer would take if a message were sent now, and the model's context window."""
         return measure_context(self._open_conversation)
-
-    def cache_stats(self) -> PromptCacheStats:
-        """Cache statistics of this session so far: requests, hits, breaks, tokens read and written."""
-        return self._update_tally().stats
-
-    def get_token_stats(self) -> dict[str, TokenStats]:
-        """For each provider used: tokens sent, how many of these were read from its cache, and tokens received."""
-        return dict(self._update_tally().tokens)
-
-    def _update_tally(self) -> CacheStatsState:
-        newer = self._open_conversation.deps.log.read(self.id, after=self._tally.last_event_id)
-        self._tally = fold_cache_stats(self._tally, newer, load_models(self._open_composition.config))
-        return self._tally
 
     def quote_switch(self, model: str) -> SwitchQuote:
         """What it would cost to continue with another model; nothing is changed."""
         return quote_session_switch(self._open_composition, self._open_conversation, model)
 
     async def switch_model(
-        self, model: str, *, allow_uncached: bool = False, **endpoint: Unpack[ProviderEndpoint]
+        self,
+        model: str,
+        *,
+        allow_uncached: bool = False,
+        transport: Transport | TransportProvider | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
     ) -> SwitchQuote:
         """Use another model from the next message on; the history is transferred as far as its provider allows.
 
         Raises UserError, which names the price, for a model without prompt caching unless `allow_uncached`. The
-        endpoint of another provider is the configured one, or that of `wire`, `base_url` and `api_key`.
+        endpoint of another provider is the configured one, or that of `transport`, `base_url` and `api_key`.
         """
         conversation = self._open_conversation
         if self._turn is not None and not self._turn.done():
             raise UserError("a turn is in progress in this session; wait for it before you switch the model")
         quoted = self.quote_switch(model)
-        options = check_options({**self._session_endpoint(), **endpoint})
+        # `transport`, `base_url` and `api_key` of the session's options are for its first provider, and must not send
+        # a key to another one. A simulator replaces every provider, so it stays in use.
+        current = self._options.get("transport")
+        if transport is None and isinstance(current, TransportProvider):
+            transport = current
+        options = collect_options({"transport": transport, "base_url": base_url, "api_key": api_key})
         self._composition = await switch_session(
-            self._open_composition, conversation, model, options=options, allow_uncached=allow_uncached
+            self._open_composition, conversation, model, options=check_options(options), allow_uncached=allow_uncached
         )
         return quoted
-
-    def _session_endpoint(self) -> Options:
-        # `wire`, `base_url` and `api_key` of the session's options are for its first provider, and must not send a
-        # key to another one. A simulator stands in for every provider, so it stays in use.
-        wire = self._options.get("wire")
-        return {"wire": wire} if isinstance(wire, TransportProvider) else {}
 
     async def compact(self, config: CompactionConfig | None = None) -> CompactionResult:
         """Replace all but the newest part of the conversation by a summary, from the next message on.
@@ -257,36 +475,6 @@ class Session:
         await record_learned(self._open_conversation)
         ended = SessionEnded("completed", state.turn_count, state.cost_usd, clock() - state.started_at)
         await self._open_conversation.record("system", ended)
-
-    async def report_failure(self, scenario: str, *, incident: str = "", detail: str = "") -> IncidentReport:
-        """Report a known failure: its recovery recipe runs, waits for a person, or aborts the work.
-
-        An abort cancels the turn in progress and raises `AbortedError`.
-        """
-        try:
-            return await self._open_recoverer.report(find_scenario(scenario), incident=incident, detail=detail)
-        except AbortedError:
-            if self._turn is not None:
-                self._turn.cancel()
-            raise
-
-    async def recover(
-        self, scenario: str, *, incident: str = "", detail: str = "", trigger: RecoveryTrigger = "automatic"
-    ) -> RecoveryOutcome:
-        """Run the recipe of a known failure from its first open step, unless its attempts are used up."""
-        failure = find_scenario(scenario)
-        return await self._open_recoverer.attempt(failure, incident=incident, detail=detail, trigger=trigger)
-
-    def plan_recovery(
-        self, scenario: str, *, incident: str = "", trigger: RecoveryTrigger = "automatic"
-    ) -> PlannedRecovery:
-        """What `recover` would do now; a dry run."""
-        return self._open_recoverer.dry_run(find_scenario(scenario), incident=incident, trigger=trigger)
-
-    @property
-    def incidents(self) -> tuple[Incident, ...]:
-        """The failures reported in this session, with their recovery attempts."""
-        return tuple(self._current_state.incidents.incidents.values())
 
     def subscribe(self, listener: EventListener) -> Callable[[], None]:
         """Call `listener` with every event of this session once it is on the log; call the result to unsubscribe."""
@@ -348,10 +536,14 @@ class Session:
         return self._conversation
 
     @property
-    def _open_recoverer(self) -> RecoveryRunner:
+    def _open_runner(self) -> RecoveryRunner:
         self._open_composition  # noqa: B018 - raises where the session is not open.
-        assert self._recoverer is not None
-        return self._recoverer
+        assert self._recovery_runner is not None
+        return self._recovery_runner
+
+    def _cancel_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
 
     def _begin(
         self, message: str | Block | Sequence[Block], emit: Callable[[Delta], None]
@@ -364,23 +556,10 @@ class Session:
         self._turn = asyncio.ensure_future(run_turn(conversation, content, emit))
         return self._turn
 
-    def _load(self, log: EventLog) -> SessionState:
-        if self._resume is None:
-            at = self._options.get("clock", system_clock)()
-            return SessionState(session_id=self._options.get("new_id", new_ulid)(at))
-        state = fold_events(log.read(self._resume), self._resume)
-        if not state.model:
-            raise unknown_session_error(log, self._resume)
-        if not state.epoch:
-            raise UserError(
-                f"session {self._resume!r} has no prompt to continue: it was recorded from a wrapped client or pruned"
-            )
-        return state
-
 
 def next_wake(session: Session) -> NextWake:
-    """The same as `session.next_wake()`."""
-    return session.next_wake()
+    """The same as `session.cache.next_wake()`."""
+    return session.cache.next_wake()
 
 
 async def compact_session(session: Session, config: CompactionConfig) -> CompactionResult:

@@ -1,4 +1,4 @@
-"""State that sessions of one process share: the single-flight gate and the response cache."""
+"""State that sessions of one process share: single flight, the response cache, account names and cache controls."""
 
 import asyncio
 from itertools import count
@@ -14,23 +14,18 @@ from holdfast.providers.wire_request import Transport
 from holdfast.runtime.options import Options
 from holdfast.stores.memory import MemoryStore
 
-_SHARED_GATE = SingleFlight()
-
-
+_SHARED_FLIGHT = SingleFlight()
 _SHARED_RESPONSES = ResponseCache()
-
-
 _account_numbers = count(1)
-
-
+# Weak keys: a name must not keep a closed transport alive.
 _account_names: WeakKeyDictionary[Transport, str] = WeakKeyDictionary()
 
 
 def single_flight_of(options: Options) -> SingleFlight | None:
-    """The gate of the options; by default the one that all sessions of this process share."""
-    setting = options.get("gate", True)
+    """The single flight of the options; by default the one that all sessions of this process share."""
+    setting = options.get("single_flight", True)
     if isinstance(setting, bool):
-        return _SHARED_GATE if setting else None
+        return _SHARED_FLIGHT if setting else None
     return setting
 
 
@@ -41,19 +36,19 @@ def response_cache_of(options: Options) -> ResponseCacheConfig | None:
     return ResponseCacheConfig(_SHARED_RESPONSES, options.get("completion_cache_seconds", STORED_SECONDS))
 
 
-def account_name(wire: Transport) -> str:
-    """A name for the provider account, and so the prompt cache, that requests over this wire use.
+def account_name(transport: Transport) -> str:
+    """A name for the provider account, and so the prompt cache, that requests over this transport use.
 
-    A wire that does not know its account gets a name of its own, shared only by sessions with the same wire object.
+    A transport that does not know its account gets a name of its own, shared by sessions with the same object only.
     """
-    account = getattr(wire, "account", None)
+    account = getattr(transport, "account", None)
     if isinstance(account, str):
         return account
     try:
-        return _account_names.setdefault(wire, f"wire {next(_account_numbers)}")
+        return _account_names.setdefault(transport, f"transport {next(_account_numbers)}")
     except TypeError:
-        # The wire cannot be hashed or weakly referenced, so no other session can be recognised as using it.
-        return f"wire {next(_account_numbers)}"
+        # The transport cannot be hashed or weakly referenced, so no other session can be recognised as using it.
+        return f"transport {next(_account_numbers)}"
 
 
 def controls_reader(log: EventLog) -> LookUpControls | None:

@@ -24,20 +24,15 @@ from holdfast.sources.skills.store import SkillStore
 from holdfast.types.prompt import LayerText
 
 logger = logging.getLogger(__name__)
-
-
 SKILLS_LAYER = "skills"
-
-
 LIBRARIES_MAX = 16
-
 
 # Skill libraries that this process has read. Reloading one reads only the files whose time or size changed.
 _libraries: dict[tuple[tuple[SkillRoot, ...], SkillMode], SkillLibrary] = {}
 
 
 class SessionSkills(msgspec.Struct, frozen=True):
-    """`store` is None if skills are not configured; the skill tools are in the prompt if they are `offered`."""
+    """`store` is None if skills are not configured; the skill tools are in the prompt if `has_tools`."""
 
     store: SkillStore | None = None
     has_tools: bool = False

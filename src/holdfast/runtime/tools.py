@@ -30,16 +30,10 @@ from holdfast.sources.confined_paths import resolve_roots
 from holdfast.sources.memory_files import MemoryFile, user_memory, workspace_memory
 
 READ_ONLY_FOLDERS = (".git", ".holdfast")
-
-
 """Folders of a workspace that built-in tools read but never write."""
 
-
 CLEANUP_INTERVAL_SECONDS = 3_600.0
-
-
 """How often a process deletes old spilled outputs."""
-
 
 _cleaned_at: dict[Path, float] = {}
 
@@ -53,15 +47,15 @@ class SessionPaths(msgspec.Struct, frozen=True):
 
 
 def build_toolbox(
-    options: Options, where: SessionPaths, *, skills: SessionSkills, extra: Sequence[Tool] = ()
+    options: Options, paths: SessionPaths, *, skills: SessionSkills, extra: Sequence[Tool] = ()
 ) -> Toolbox:
     """The caller's tools and the requested built-in ones, under the caller's rules."""
-    workspace, home = where.workspace, where.home
+    workspace, home = paths.workspace, paths.home
     built_in = _selected_builtins(options, workspace)
     rules = _confirmation_rules(options, built_in)
     # A long output is spilled to a file only if the model has a tool to read that file.
     can_read_files = any(builtin.spec.name == "read_file" for builtin in built_in)
-    output_folder = Path(os.path.realpath(home / OUTPUTS_FOLDER / where.session_id)) if can_read_files else None
+    output_folder = Path(os.path.realpath(home / OUTPUTS_FOLDER / paths.session_id)) if can_read_files else None
     if output_folder is not None:
         _clean_outputs(home / OUTPUTS_FOLDER, output_folder, now=time.time())
     readable = [Path(root) for root in options.get("read_roots", ())]
@@ -72,20 +66,20 @@ def build_toolbox(
     # Read only: git hooks run at a commit, and .holdfast configures this agent, so the agent must not write there.
     readable += [workspace / name for name in READ_ONLY_FOLDERS] if workspace else []
     roots = resolve_roots(workspace, [*readable, *([output_folder] if output_folder else [])]) if workspace else None
-    remembering = memory_tools(memory_files(workspace, home)) if options.get("memory") else ()
+    memory = memory_tools(memory_files(workspace, home)) if options.get("memory") else ()
     return Toolbox(
         (
             *options.get("tools", ()),
             *(options["instructions"].tools if "instructions" in options else ()),
             *built_in,
-            *remembering,
+            *memory,
             *(skill_tools(skills.store) if skills.has_tools else ()),
             *extra,
         ),
         clock=options.get("clock", system_clock),
         rules=rules,
         environment=ToolEnvironment(
-            where.session_id,
+            paths.session_id,
             roots,
             output_folder,
             skills=skills.store,
@@ -95,12 +89,12 @@ def build_toolbox(
     )
 
 
-def _clean_outputs(place: Path, folder: Path, *, now: float) -> None:
+def _clean_outputs(outputs: Path, folder: Path, *, now: float) -> None:
     """Mark this session's outputs as used, and delete outputs that other sessions have not used for long."""
     mark_used(folder)
-    if now - _cleaned_at.get(place, 0.0) >= CLEANUP_INTERVAL_SECONDS:
-        _cleaned_at[place] = now
-        delete_old_outputs(place, now=now)
+    if now - _cleaned_at.get(outputs, 0.0) >= CLEANUP_INTERVAL_SECONDS:
+        _cleaned_at[outputs] = now
+        delete_old_outputs(outputs, now=now)
 
 
 def session_delegation(options: Options) -> Delegation | None:
@@ -145,10 +139,10 @@ def _selected_builtins(options: Options, workspace: Path | None) -> tuple[Tool, 
 
 
 def _confirmation_rules(options: Options, built_in: Sequence[Tool]) -> PermissionRules:
-    known = get_args(SideEffects)
+    side_effects = get_args(SideEffects)
     confirm_for = frozenset(options.get("confirm_for", CONFIRM_FOR))
-    if unknown := sorted(confirm_for.difference(known)):
-        raise UserError(f"unknown side effect {unknown[0]!r} in confirm_for; known: {', '.join(known)}")
+    if unknown := sorted(confirm_for.difference(side_effects)):
+        raise UserError(f"unknown side effect {unknown[0]!r} in confirm_for; known: {', '.join(side_effects)}")
     if "confirm" not in options and "confirm_for" not in options:
         # The caller is responsible for their own tools; ours do not write or execute without explicit consent.
         unconfirmed = [builtin.spec.name for builtin in built_in if builtin.side_effects in CONFIRM_FOR]
@@ -168,7 +162,6 @@ def _confirmation_rules(options: Options, built_in: Sequence[Tool]) -> Permissio
 
 
 BUILTIN_TOOL_NAMES = ("edit_file", "grep_files", "list_dir", "read_file", "run_command", "write_file")
-
 
 # The tool's timeout is this much longer than a command's own limit, because a command that runs out of time gets
 # a grace period to end before it is killed.

@@ -5,7 +5,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
 from typing import Protocol, Self
 
 import msgspec
@@ -22,6 +21,7 @@ from holdfast.stores.sql.analytics_queries import RollUpSql
 from holdfast.stores.sql.events import (
     Cell,
     LogQueries,
+    as_int,
     decode_event_row,
     decode_session_row,
     encode_events,
@@ -32,7 +32,7 @@ from holdfast.stores.sql.records import ChangeRunner, DatabaseRecords, RecordQue
 from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, WriterThread
 
 READ_BATCH_EVENTS = 128  # Bounds what a reader of a long session holds in memory.
-SESSIONS_AT_ONCE = 500
+SESSIONS_AT_ONCE = 500  # Ids per page of pending sessions; the next page starts after the last id.
 
 _ROWS_MAX = 2**62  # No limit: more rows than any table has, and within every engine's integers.
 
@@ -49,6 +49,8 @@ class EngineQueries(msgspec.Struct, frozen=True):
 
     log: LogQueries
     tables: RollUpSql
+    records: RecordQueries
+    instructions: InstructionTables
     version: str
     size_bytes: str
 
@@ -79,23 +81,19 @@ class DatabaseEventLog:
         name: str,
         sql: EngineQueries,
         reads: Reader,
+        changes: ChangeRunner,
         writer: WriterThread,
         *,
         event_bytes_max: int,
-        record_queries: RecordQueries,
-        changes: ChangeRunner,
-        instruction_tables: InstructionTables,
     ) -> None:
         self._name = name
         self._sql = sql
         self._queries = sql.log
         self._table_queries = sql.tables
         self._reads = reads
+        self._changes = changes
         self._writer = writer
         self._event_bytes_max = event_bytes_max
-        self._record_queries = record_queries
-        self._changes = changes
-        self._instruction_tables = instruction_tables
         self._pid = os.getpid()
         self._closed = StoreError(f"the store {name} is closed: open it again")
         # Runs at `close`, when the store is garbage-collected, or at exit: queued events are still written then.
@@ -104,21 +102,18 @@ class DatabaseEventLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @property
     def records(self) -> DatabaseRecords:
         """Keys, controls and settings beside the log."""
         # Created on demand: storing it would make a reference cycle, and the store would not be finalized.
-        return DatabaseRecords(self._record_queries, self._fetch, self._changes)
+        return DatabaseRecords(self._sql.records, self._fetch, self._changes)
 
     @property
     def instructions(self) -> InstructionStore:
-        """The instructions of agents."""
-        return InstructionStore(self._instruction_tables, self._fetch, self._changes)
+        return InstructionStore(self._sql.instructions, self._fetch, self._changes)
 
     def append(self, events: Sequence[Event]) -> Future[None]:
         """Blocks only while the queue is full; an append that was queued cannot be cancelled."""
@@ -141,8 +136,7 @@ class DatabaseEventLog:
 
     def _find_seq(self, session_id: str, event_id: str) -> int:
         for (seq,) in self._fetch(self._queries.event_position, (event_id, session_id)):
-            assert isinstance(seq, int)
-            return seq
+            return as_int(seq)
         if self._fetch(self._queries.session, (session_id,)):
             raise UserError(f"session {session_id!a} has no event {event_id!a} to continue after")
         return 0
@@ -150,8 +144,7 @@ class DatabaseEventLog:
     def _read_from(self, session_id: str, seq: int) -> Iterator[Event]:
         while batch := self._fetch(self._queries.events_page, (session_id, seq, READ_BATCH_EVENTS)):
             for row_seq, *columns in batch:
-                assert isinstance(row_seq, int)
-                seq = row_seq
+                seq = as_int(row_seq)
                 yield decode_event_row(columns)
 
     def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:
@@ -177,11 +170,9 @@ class DatabaseEventLog:
 
     def prune(self, session_id: str, kept_types: Sequence[str], *, before: float) -> int:
         """Deletes a session's events of all other types if its last event is older than `before`; returns how many."""
-        return (
-            self._run_job(PruneJob(session_id, tuple(kept_types), before, Future()))
-            if is_storable_text(session_id)
-            else 0
-        )
+        if not is_storable_text(session_id):
+            return 0
+        return self._run_job(PruneJob(session_id, tuple(kept_types), before, Future()))
 
     def list_prunable(self, kept_types: Sequence[str], *, before: float) -> tuple[tuple[str, int], ...]:
         """Sessions whose last event is older than `before`, with the number of events that pruning would delete."""
@@ -195,11 +186,10 @@ class DatabaseEventLog:
         return msgspec.convert((self._name, version, size_bytes, *totals), StoreFacts)
 
     def cost_queries(self) -> CostQueries:
-        """Cost queries over all sessions; sessions missing from the tables are processed first."""
+        """Sessions that are missing from the tables are processed first."""
         return RollUpCostQueries(SqlRollUpSource(self._fetch, self._table_queries, self.roll_up_pending))
 
     def analytics_queries(self) -> AnalyticsQueries:
-        """Analytics queries over the same tables."""
         return SqlAnalyticsQueries(self._fetch, self._table_queries, self.roll_up_pending)
 
     def clear_tables(self) -> None:

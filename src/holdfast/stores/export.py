@@ -17,9 +17,13 @@ from holdfast.instructions.store import OwnedRecord, SupportsInstructions, recor
 from holdfast.stores.instructions.transfer import ImportedOwner, OwnerImporter, decode_record, export_records
 from holdfast.stores.sql.events import EVENT_BYTES_MAX
 
-EXPORT_FORMAT = 1
-LINE_BYTES_MAX = EVENT_BYTES_MAX + 65_536
+EXPORT_FORMAT = 1  # Increase it when an older version could not import the lines.
+LINE_BYTES_MAX = EVENT_BYTES_MAX + 65_536  # A payload of the maximum size, and room for the envelope around it.
 EVENT_TIME_MAX = 253_402_214_400.0  # 9999-12-31T00:00:00Z: `datetime` cannot represent the day after.
+
+_encode = msgspec.json.Encoder().encode
+_decode_event = msgspec.json.Decoder(Event).decode
+_UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError, ArithmeticError)
 
 
 class ExportHeader(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,12 +52,8 @@ class ImportedSession(msgspec.Struct, frozen=True):
     existing: int
 
 
-_encode = msgspec.json.Encoder().encode
 _decode_header = msgspec.json.Decoder(ExportHeader).decode
-_decode_event = msgspec.json.Decoder(Event).decode
 _decode_end = msgspec.json.Decoder(ExportEnd).decode
-
-_UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError, ArithmeticError)
 
 
 def export_lines(
@@ -84,7 +84,7 @@ def strip_content(event: Event) -> Mapping[str, object]:
     if isinstance(payload, SessionStarted):
         exported_payload = msgspec.structs.replace(payload, name=None, workspace_path=None, user_id=None, team_id=None)
     elif sensitivity_of(payload) is Sensitivity.PRIVATE:
-        exported_payload = {"type": event_type_of(payload), "left_out_bytes": len(_encode(payload))}
+        exported_payload = {"type": event_type_of(payload), "omitted_bytes": len(_encode(payload))}
     return {name: getattr(event, name) for name in Event.__struct_fields__} | {"payload": exported_payload}
 
 

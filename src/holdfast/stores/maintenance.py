@@ -1,4 +1,4 @@
-"""Which events outlive the retention period: what was allowed, and what it cost."""
+"""Maintenance of a database: which events outlive the retention period, and whether the tables equal the log."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,6 @@ RETAINED_PAYLOADS: tuple[type[Payload], ...] = (
     DelegationCompleted,
     GatewayForwarded,
 )
-
 
 RETAINED_EVENT_TYPES = tuple(str(kind.__struct_config__.tag) for kind in RETAINED_PAYLOADS)
 

@@ -1,9 +1,8 @@
-"""An in-memory event log, for tests and for sessions that need not be stored."""
+"""An in-memory store, for tests and for sessions that need not be stored."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Lock
-from types import TracebackType
 
 from msgspec.structs import replace
 
@@ -37,9 +36,8 @@ class MemoryStore:
         self._rows: dict[str, SessionRow] = {}
         self._learned: dict[str, Event] = {}
         self._positions: dict[str, tuple[str, int]] = {}  # Session and index of each event, by its id.
-        self._continued: set[tuple[str, str | None]] = (
-            set()
-        )  # Pairs of session and parent event: each event is continued once.
+        # Pairs of session and parent event: each event is continued once.
+        self._continued: set[tuple[str, str | None]] = set()
         self._by_seq: dict[int, Event] = {}  # The events of all sessions, by sequence number.
         self._seq_max = 0
         self.records = MemoryRecords(self._events_by_seq)
@@ -47,9 +45,7 @@ class MemoryStore:
     def __enter__(self) -> "MemoryStore":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def append(self, events: Sequence[Event]) -> Future[None]:
@@ -202,21 +198,19 @@ class MemoryRecords:
         self._settings = settings
 
     def set_caching_enabled(self, session_id: str, *, enabled: bool) -> SessionControl:
-        with self._lock:
-            before = self._controls.get(session_id, SessionControl())
-            self._controls[session_id] = replace(before, caching_enabled=enabled)
-            return self._controls[session_id]
+        return self._change_control(session_id, lambda control: replace(control, caching_enabled=enabled))
 
     def invalidate(self, session_id: str, *, at: float) -> SessionControl:
-        with self._lock:
-            before = self._controls.get(session_id, SessionControl())
-            self._controls[session_id] = replace(before, generation=before.generation + 1, invalidated_at=at)
-            return self._controls[session_id]
+        return self._change_control(
+            session_id, lambda control: replace(control, generation=control.generation + 1, invalidated_at=at)
+        )
 
     def request_refresh(self, session_id: str) -> SessionControl:
+        return self._change_control(session_id, lambda control: replace(control, refreshes=control.refreshes + 1))
+
+    def _change_control(self, session_id: str, change: Callable[[SessionControl], SessionControl]) -> SessionControl:
         with self._lock:
-            before = self._controls.get(session_id, SessionControl())
-            self._controls[session_id] = replace(before, refreshes=before.refreshes + 1)
+            self._controls[session_id] = change(self._controls.get(session_id, SessionControl()))
             return self._controls[session_id]
 
     def delete_controls(self, session_id: str) -> None:
@@ -227,5 +221,5 @@ class MemoryRecords:
         return max(self._events_by_seq(), default=0)
 
     def events_after(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:
-        placed = [PositionedEvent(seq, event) for seq, event in self._events_by_seq().items() if seq > position]
-        return tuple(placed[:limit])
+        events = self._events_by_seq().items()
+        return tuple([PositionedEvent(seq, event) for seq, event in events if seq > position][:limit])

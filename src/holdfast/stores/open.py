@@ -1,4 +1,4 @@
-"""Opens the store that an address names."""
+"""Opens the store that an address names, and shows addresses without passwords."""
 
 import os
 import re
@@ -11,12 +11,14 @@ from holdfast.stores.sqlite.store import SqliteStore
 
 Store = MemoryStore | DatabaseEventLog
 
-
 # A single letter is a Windows drive, not a scheme.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
-
 _ADDRESS_FORMS = "a path (./PATH if it holds a colon), sqlite:///PATH, postgresql://USER@HOST/DATABASE, or memory:"
+
+_URL = re.compile(r"(?P<scheme>postgres(?:ql)?)://(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
+_PLAIN = re.compile(r"(?:[^/?@]*@)?(?P<hosts>[^/?@]*)(?P<database>/[^?@]*)?(?:\?.*)?", re.DOTALL)
+_HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::[0-9]*)?", re.DOTALL)
 
 
 def open_store(address: str | os.PathLike[str], *, models: Models | None = None) -> Store:
@@ -52,15 +54,6 @@ def _open_postgres(url: str, models: Models | None) -> Store:
     except ImportError as error:
         raise UserError("PostgreSQL needs its driver: pip install 'holdfast[postgres]'") from error
     return PostgresStore(url, models=models)
-
-
-_URL = re.compile(r"(?P<scheme>postgres(?:ql)?)://(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
-
-
-_PLAIN = re.compile(r"(?:[^/?@]*@)?(?P<hosts>[^/?@]*)(?P<database>/[^?@]*)?(?:\?.*)?", re.DOTALL)
-
-
-_HOST = re.compile(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::[0-9]*)?", re.DOTALL)
 
 
 def redact_address(address: str) -> str:

@@ -129,7 +129,7 @@ class _Request:
 
     @cached_property
     def assistant_keys(self) -> frozenset[str]:
-        passages = self.sent.wire.prompt.passages
+        passages = self.sent.wire.prompt.entries
         return frozenset(
             key
             for passage in passages

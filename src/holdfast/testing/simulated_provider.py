@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 
-from holdfast.catalog.lookup import Models
+from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import UserError
 from holdfast.providers.registry import PROVIDERS, get_provider
-from holdfast.simulator.provider_api import EMPTY
 from holdfast.simulator.exchange import RequestRing, SimulatedResponse
 from holdfast.simulator.provider import SimulatedProvider
+from holdfast.simulator.provider_api import EMPTY
 from holdfast.simulator.script import Script, parse_script
 from holdfast.testing.server_thread import serve_provider
 from holdfast.testing.spending import ModelCall, collect_model_calls
@@ -25,7 +25,7 @@ ScriptLine = str | Sequence[Mapping[str, object]] | Mapping[str, object]
 
 
 class ServedProvider(SimulatedProvider):
-    """Answers over HTTP at `url`, and as `wire=` of a session; both use the same cache."""
+    """Answers over HTTP at `url`, and as `transport=` of a session; both use the same cache."""
 
     def __init__(self) -> None:
         super().__init__(requests=RequestRing(requests_max=REQUESTS_MAX, bytes_max=REQUESTS_BYTES_MAX))
@@ -50,7 +50,7 @@ class ServedProvider(SimulatedProvider):
 
     @property
     def models(self) -> Models:
-        return self._known()
+        return shipped_models() if self._models is None else self._models
 
     def handle(
         self,

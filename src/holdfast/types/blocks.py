@@ -66,7 +66,6 @@ Role = Literal["user", "assistant", "system"]
 
 THINKING_TYPES = (Thinking, RedactedThinking)
 
-
 # "reasoning" is an item of OpenAI's Responses API; "reasoning_details.*" are OpenRouter's.
 _THINKING_NAMES = ("thinking", "redacted_thinking", "reasoning", "reasoning_details")
 

@@ -72,7 +72,7 @@ class Prompt(msgspec.Struct, frozen=True):
         return tuple(tool for segment in self.segments for tool in segment.tools)
 
     @property
-    def passages(self) -> tuple[HistoryEntry, ...]:
+    def entries(self) -> tuple[HistoryEntry, ...]:
         entries: tuple[HistoryEntry, ...] = ()
         for segment in self.segments:
             if segment.entries:
@@ -82,8 +82,6 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 Ttl = Literal["5m", "1h", "30m", "12h"]
-
-
 """TTLs that a breakpoint can ask for: 5m and 1h at Anthropic and OpenRouter, 30m and 12h at OpenAI."""
 
 
@@ -145,8 +143,6 @@ class Parameters(msgspec.Struct, frozen=True):
 
 
 PrefixChangeCause = Literal["clock", "id", "path", "order", "tool schema", "tool list", "removed", "text", "unknown"]
-
-
 """The likely reason why the bytes changed: `path` is a temporary path, `removed` is history that is missing."""
 
 
@@ -164,8 +160,6 @@ class PrefixChange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Layout = Literal["default", "seed"]
-
-
 """Where volatile text goes: `default` after the history, `seed` at the end of the system prompt."""
 
 

@@ -8,11 +8,7 @@ from holdfast.types.blocks import Block
 from holdfast.types.usage import Usage, clamp_token_count, exclude_usage
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "cancelled", "error"]
-
-
 ReplySource = Literal["provider", "completion-cache", "summary"]
-
-
 DiagnosisOutcome = Literal["hit", "miss", "pending", "not_found", "unavailable"]
 
 
@@ -81,11 +77,7 @@ class ReplyFinished(msgspec.Struct, frozen=True, tag_field="type", tag="message.
 
 
 Delta = ReplyStarted | TextDelta | ThinkingDelta | ToolUseStarted | ToolUseDelta | ReplyFinished
-
-
 REASON_CHARS_MAX = 80
-
-
 """`pending`: the provider had not finished comparing. `not_found`: it no longer has the earlier request."""
 
 

@@ -15,10 +15,7 @@ from holdfast.types.blocks import Block, Message, Opaque, Role, Text, ToolResult
 from holdfast.types.prompt import HistoryEntry
 
 SystemMessages = Literal["refused", "after_user", "anywhere"]
-
-
 """`after_user`: only after a user message, and only an assistant message may follow."""
-
 
 TranscriptRule = Literal[
     "block_of_another_role",
@@ -35,7 +32,6 @@ TranscriptRule = Literal[
     "same_role_twice",
     "system_message",
 ]
-
 
 _ID_SHOWN_CHARS_MAX = 64
 

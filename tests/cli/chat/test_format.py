@@ -26,7 +26,7 @@ from holdfast.economics.keep_alive import plan_wake
 from holdfast.engine.tools.permissions import ConfirmationRequest
 from holdfast.ledger.cache.verdicts import Verdict
 from holdfast.runtime.context_report import ContextUse, LayerUse
-from holdfast.runtime.next_wake import SessionCacheState
+from holdfast.runtime.session_cache import SessionCacheState
 from holdfast.simulator.faults import DeliveryFault
 from holdfast.types.blocks import Message, Text, ToolResult, ToolUse, make_user_message
 from holdfast.types.prompt import Breakpoint, Plan

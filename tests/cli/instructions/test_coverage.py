@@ -140,9 +140,9 @@ def test_the_encoder_in_use_is_told_with_the_manifests_that_fail_with_another(sh
     ]
     assert json.loads(shop.run("encoder", "--json").stdout) == {
         "configured": None,
-        "in_use": "wordllama",
-        "switched": False,
-        "failing": ["main"],
+        "active": "wordllama",
+        "is_switched": False,
+        "failing_agents": ["main"],
     }
     ended = shop.run("encoder", "--accept")
     assert ended.exit_code == 0
@@ -168,7 +168,7 @@ def test_what_failed_is_measured_again_when_asked_or_when_a_manifest_changed(
         measured.append(more["kind"])
         return measure_coverage(*said, **more)
 
-    monkeypatch.setattr(schedule, "run_coverage", watched)
+    monkeypatch.setattr(schedule, "measure_coverage", watched)
     first, second = shop.run("index"), shop.run("index")
     assert (first.output, len(measured)) == (second.output, 1)
     assert MEASURING in shop.run("encoder").stderr

@@ -29,7 +29,7 @@ HIT = CacheDiagnosis("hit")
 
 
 def options_for(provider: SimulatedProvider, store: MemoryStore, model: str = SONNET, **more: Any) -> Options:
-    told: Any = {"model": model, "system_prompt": PROMPT, "store": store, "wire": provider, **more}
+    told: Any = {"model": model, "system_prompt": PROMPT, "store": store, "transport": provider, **more}
     return cast("Options", {"clock": ManualClock(), "new_id": CountingIds("id"), **told})
 
 

@@ -92,7 +92,7 @@ class Play:
             "system_prompt": LONG,
             "tools": [read],
             "store": self.store,
-            "wire": self.provider,
+            "transport": self.provider,
             "clock": self.clock,
             "new_id": CountingIds(),
         }
@@ -279,7 +279,7 @@ async def test_a_cache_is_given_up_with_a_turn_and_not_within_one() -> None:
         system_prompt=LONG,
         tools=[look],
         store=play.store,
-        wire=play.provider,
+        transport=play.provider,
         clock=play.clock,
         new_id=CountingIds(),
     )
@@ -294,7 +294,7 @@ async def test_a_cache_is_given_up_with_a_turn_and_not_within_one() -> None:
 
 async def test_a_resumed_session_has_the_bytes_that_it_had() -> None:
     play = await played("anthropic:claude-sonnet-5-5", invalidate)
-    shared: Options = {"store": play.store, "wire": play.provider, "clock": play.clock, "tools": [read]}
+    shared: Options = {"store": play.store, "transport": play.provider, "clock": play.clock, "tools": [read]}
     shared["diagnostics"] = "off"
     async with Session.resume(play.session.id, **shared) as session:
         await session.send("Three.")
@@ -410,7 +410,7 @@ async def test_what_is_set_for_a_session_holds_for_those_that_share_its_head() -
         system_prompt=LONG,
         delegate=True,
         store=play.store,
-        wire=provider,
+        transport=provider,
         clock=play.clock,
         new_id=CountingIds(),
     ) as session:
@@ -454,7 +454,7 @@ from holdfast import Session, SimulatedProvider
 async def main():
     provider = SimulatedProvider()
     async with Session.create(model="anthropic:claude-sonnet-5-5", system_prompt="Long. " * 3000,
-                              store=sys.argv[1], wire=provider) as session:
+                              store=sys.argv[1], transport=provider) as session:
         print(session.id, flush=True)
         for line in sys.stdin:
             await session.send(line)
@@ -534,7 +534,7 @@ async def test_a_session_on_postgres_heeds_what_another_server_sets(postgres: st
     provider = SimulatedProvider()
     with PostgresStore(postgres) as elsewhere:
         async with Session.create(
-            model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=postgres, wire=provider
+            model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=postgres, transport=provider
         ) as session:
             await session.send("One.")
             elsewhere.records.set_caching_enabled(session.id, enabled=False)

@@ -58,7 +58,7 @@ class Play:
         return Session.resume(id, **self._shared({"tools": [read], **options}))
 
     def _shared(self, options: Options) -> Options:
-        shared: Options = {"store": self.store, "wire": self.provider, "clock": self.clock, "new_id": self.new_id}
+        shared: Options = {"store": self.store, "transport": self.provider, "clock": self.clock, "new_id": self.new_id}
         return {**options, **shared}
 
     async def say(self, session: Session, *, times: int = 1, seconds: float = PAUSE_SECONDS) -> None:

@@ -64,7 +64,7 @@ async def test_the_first_message_of_a_prewarmed_session_reads_the_head() -> None
             base_url=server.url,
             store=store,
             prewarm=True,
-            gate=SingleFlight(),
+            single_flight=SingleFlight(),
         ) as session:
             warmed, spent = session.usage, session.cost
             answer = await session.send("Is the harbour open?")
@@ -75,7 +75,7 @@ async def test_the_first_message_of_a_prewarmed_session_reads_the_head() -> None
     assert answer.usage.cache_read == warmed.cache_write
     assert answer.usage.cache_write < 100
     (pinged,) = (event.payload for event in store.read(session.id) if isinstance(event.payload, CachePinged))
-    assert (pinged.kind, pinged.model, pinged.ttl, pinged.usage) == ("warm", MODEL, "5m", warmed)
+    assert (pinged.kind, pinged.model, pinged.ttl, pinged.usage) == ("prewarm", MODEL, "5m", warmed)
     assert ping_cost_usd(store.read(session.id)) == pinged.cost_usd == spent > 0
     assert session.cost == pinged.cost_usd + answer.cost_usd
 
@@ -89,7 +89,7 @@ async def test_what_is_sent_to_prewarm_is_the_head_of_the_first_request(layout: 
         system_prompt_volatile="It rains.",
         layout=layout,
         tools=[lift],
-        wire=provider,
+        transport=provider,
         store=MemoryStore(),
     ) as session:
         told = await session.prewarm()
@@ -108,7 +108,7 @@ async def test_sessions_that_prewarm_one_head_at_once_send_it_once() -> None:
 
     async def enter() -> tuple[bool, str]:
         async with Session.create(
-            model=MODEL, system_prompt=HEAD, wire=provider, store=MemoryStore(), gate=gate
+            model=MODEL, system_prompt=HEAD, transport=provider, store=MemoryStore(), single_flight=gate
         ) as session:
             told = await session.prewarm()
             return told.is_sent, told.reason
@@ -123,7 +123,7 @@ async def test_sessions_that_prewarm_one_head_at_once_send_it_once() -> None:
 async def test_without_a_gate_nobody_knows_what_is_cached() -> None:
     provider = SimulatedProvider()
     async with Session.create(
-        model=MODEL, system_prompt=HEAD, wire=provider, store=MemoryStore(), gate=False
+        model=MODEL, system_prompt=HEAD, transport=provider, store=MemoryStore(), single_flight=False
     ) as session:
         first, second = await session.prewarm(), await session.prewarm()
     assert (first.usage.cache_write, first.is_sent, second.is_sent) == (second.usage.cache_read, True, True)
@@ -150,7 +150,7 @@ async def test_what_cannot_be_prewarmed_is_told_and_sends_nothing(
     options: dict[str, object], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, wire = MemoryStore(), Foggy(ProviderError("other", "nothing may be sent"))
-    given = {"model": MODEL, "system_prompt": HEAD, "store": store, "wire": wire, "prewarm": True, **options}
+    given = {"model": MODEL, "system_prompt": HEAD, "store": store, "transport": wire, "prewarm": True, **options}
     with caplog.at_level(logging.WARNING):
         async with Session.create(**given) as session:  # type: ignore[arg-type]
             told = await session.prewarm()
@@ -208,7 +208,7 @@ async def test_a_prewarming_that_fails_is_no_failure_of_the_session(
     store = MemoryStore()
     with caplog.at_level(logging.WARNING):
         async with Session.create(
-            model=MODEL, system_prompt=HEAD, store=store, wire=Foggy(outcome), prewarm=True
+            model=MODEL, system_prompt=HEAD, store=store, transport=Foggy(outcome), prewarm=True
         ) as session:
             told = await session.prewarm()
     assert not told.is_sent
@@ -221,7 +221,7 @@ async def test_a_prewarming_that_fails_is_no_failure_of_the_session(
 
 async def test_a_session_that_is_cancelled_while_it_prewarms_closes_what_it_opened() -> None:
     wire, given = Foggy(None), MemoryStore()
-    session = Session.create(model=MODEL, system_prompt=HEAD, store=given, wire=wire, prewarm=True)
+    session = Session.create(model=MODEL, system_prompt=HEAD, store=given, transport=wire, prewarm=True)
     entering = asyncio.ensure_future(session.__aenter__())
     await wire.arrived.wait()
     entering.cancel()
@@ -233,7 +233,7 @@ async def test_a_session_that_is_cancelled_while_it_prewarms_closes_what_it_open
 
 async def test_no_head_is_prewarmed_while_a_turn_is_under_way() -> None:
     wire = Foggy(None)
-    async with Session.create(model=MODEL, system_prompt=HEAD, store=MemoryStore(), wire=wire) as session:
+    async with Session.create(model=MODEL, system_prompt=HEAD, store=MemoryStore(), transport=wire) as session:
         turn = asyncio.ensure_future(session.send("Is the harbour open?"))
         await wire.arrived.wait()
         with pytest.raises(
@@ -247,7 +247,7 @@ async def test_no_head_is_prewarmed_while_a_turn_is_under_way() -> None:
 async def test_the_first_message_waits_for_a_prewarming_that_is_under_way() -> None:
     provider = SimulatedProvider()
     async with Session.create(
-        model=MODEL, system_prompt=HEAD, wire=provider, store=MemoryStore(), gate=SingleFlight()
+        model=MODEL, system_prompt=HEAD, transport=provider, store=MemoryStore(), single_flight=SingleFlight()
     ) as session:
         warming = asyncio.ensure_future(session.prewarm())
         await asyncio.sleep(0)

@@ -51,7 +51,7 @@ class Room:
         given: Options = {
             "model": MODELS[0],
             "store": self.store,
-            "wire": self.provider,
+            "transport": self.provider,
             "clock": self.clock,
             "system_prompt": PROMPT,
             "completion_cache": True,
@@ -70,7 +70,7 @@ async def test_an_equal_request_of_another_session_is_given_the_same_reply_for_n
     async with Session.create(**room.options()) as second:
         answer = await second.send("So?")
         assert second.cost == 0
-        stats = second.cache_stats()
+        stats = second.cache.stats()
     assert (answer.text, answer.usage, answer.cost_usd, answer.llm_calls) == ("First.", Usage(), Decimal(0), 1)
     assert second.history == first.history
     assert (stats.completion_cache_hits, stats.completion_cache_misses, stats.tracked_requests) == (1, 0, 0)
@@ -144,7 +144,7 @@ async def test_another_request_is_another(other: Options) -> None:
 async def test_another_account_is_not_given_what_this_one_was_told() -> None:
     room, other = Room(), Room()
     await room.ask()
-    await room.ask(wire=other.provider)
+    await room.ask(transport=other.provider)
     assert other.asked == 1
 
 
@@ -193,10 +193,10 @@ async def test_what_the_provider_keeps_is_judged_by_what_it_was_sent() -> None:
         room.clock.advance(31)
         await first.send("And?")
         await second.send("So?")
-        before = second.cache_state()
+        before = second.cache.state()
         room.clock.advance(9)
         await second.send("And?")
-        assert second.cache_state() == before
+        assert second.cache.state() == before
         room.clock.advance(90_000)
         await second.send("And now?")
     asked, kept, late = iter_entries(stores[1].read(second.id), shipped_models())
@@ -266,7 +266,7 @@ def reply(stop_reason: StopReason, *content: Text | ToolUse) -> Reply:
 async def test_only_whole_replies_that_say_something_are_kept(answer: Reply, calls: int, agent: MakeAgent) -> None:
     wire = ReplayWire([answer, answer])
     for _ in range(2):
-        one: Agent = agent(wire=wire, completion_cache=True)
+        one: Agent = agent(transport=wire, completion_cache=True)
         async with one.session as session:
             await session.send("So?")
     assert len(wire.bodies) == calls
@@ -274,11 +274,11 @@ async def test_only_whole_replies_that_say_something_are_kept(answer: Reply, cal
 
 async def test_a_reply_that_is_cut_off_is_not_kept(agent: MakeAgent) -> None:
     wire = ReplayWire([Pause(says("Yes, of course."), 3), says("No.")])
-    async with agent(wire=wire, completion_cache=True).session as session:
+    async with agent(transport=wire, completion_cache=True).session as session:
         async for _ in session.stream("So?"):
             if wire.paused.is_set():
                 break
-    async with agent(wire=wire, completion_cache=True).session as session:
+    async with agent(transport=wire, completion_cache=True).session as session:
         assert (await session.send("So?")).text == "No."
 
 
@@ -292,7 +292,7 @@ async def test_a_call_for_tools_is_repeated_and_they_are_run(agent: MakeAgent) -
 
     wire = ReplayWire([says(ToolUse("t1", "look", "{}")), says("Done."), says("Done again.")])
     for said in ("Done.", "Done again."):
-        async with agent(wire=wire, completion_cache=True, tools=[look]).session as session:
+        async with agent(transport=wire, completion_cache=True, tools=[look]).session as session:
             # Its second request is marked otherwise, because nothing of its first was sent.
             assert (await session.send("Look.")).text == said
     assert len(runs) == 2

@@ -102,7 +102,7 @@ async def test_of_eight_sessions_with_one_head_one_writes_it_and_the_others_read
     store = MemoryStore()
     async with (
         served(SimulatedProvider(script=SLOW)) as url,
-        fleet([HEAD] * 8, store, base_url=url, gate=SingleFlight()) as sessions,
+        fleet([HEAD] * 8, store, base_url=url, single_flight=SingleFlight()) as sessions,
     ):
         usages = await ask_all(sessions)
     assert (writers(usages), readers(usages)) == (1, 7)
@@ -113,7 +113,7 @@ async def test_without_the_gate_every_one_of_them_writes_it() -> None:
     store = MemoryStore()
     async with (
         served(SimulatedProvider(script=SLOW)) as url,
-        fleet([HEAD] * 8, store, base_url=url, gate=False) as sessions,
+        fleet([HEAD] * 8, store, base_url=url, single_flight=False) as sessions,
     ):
         usages = await ask_all(sessions)
     assert (writers(usages), readers(usages)) == (8, 0)
@@ -133,8 +133,8 @@ async def test_sessions_share_a_gate_where_they_share_an_account() -> None:
 async def test_wires_to_one_simulator_share_a_gate_and_those_to_two_do_not() -> None:
     one, other = SimulatedProvider(script=SLOW), SimulatedProvider(script=SLOW)
     async with (
-        fleet([HEAD] * 2, MemoryStore(), wire=one) as ones,
-        fleet([HEAD] * 2, MemoryStore(), wire=other) as others,
+        fleet([HEAD] * 2, MemoryStore(), transport=one) as ones,
+        fleet([HEAD] * 2, MemoryStore(), transport=other) as others,
     ):
         usages = await ask_all([*ones, *others])
     assert [writers(usages[:2]), writers(usages[2:])] == [1, 1]
@@ -142,7 +142,7 @@ async def test_wires_to_one_simulator_share_a_gate_and_those_to_two_do_not() -> 
 
 async def test_different_heads_do_not_wait_for_each_other() -> None:
     store, wire = MemoryStore(), Harbour(None)
-    async with fleet([HEAD, f"Otherwise: {HEAD}"], store, wire=wire) as (held, other):
+    async with fleet([HEAD, f"Otherwise: {HEAD}"], store, transport=wire) as (held, other):
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
         await wire.arrived.wait()
         assert (await other.send("And here?")).usage.cache_write > 1_000
@@ -154,9 +154,9 @@ async def test_different_heads_do_not_wait_for_each_other() -> None:
 async def test_parameters_that_the_cache_depends_on_part_the_ways() -> None:
     wire = Harbour(None)
     async with (
-        fleet([HEAD], MemoryStore(), wire=wire) as (held,),
-        fleet([HEAD], MemoryStore(), wire=wire, thinking={"type": "adaptive"}) as (other,),
-        fleet([HEAD], MemoryStore(), wire=wire, output_tokens_max=9, stop_sequences=["."]) as (alike,),
+        fleet([HEAD], MemoryStore(), transport=wire) as (held,),
+        fleet([HEAD], MemoryStore(), transport=wire, thinking={"type": "adaptive"}) as (other,),
+        fleet([HEAD], MemoryStore(), transport=wire, output_tokens_max=9, stop_sequences=["."]) as (alike,),
     ):
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
         await wire.arrived.wait()
@@ -172,7 +172,7 @@ async def test_parameters_that_the_cache_depends_on_part_the_ways() -> None:
 async def test_a_head_below_the_floor_is_never_waited_for() -> None:
     store, wire = MemoryStore(), Harbour(None)
     assert find_model(MODEL_WITH_A_HIGH_FLOOR).cache.tokens_min == 4_096
-    async with fleet([HEAD[:8_000]] * 2, store, wire=wire, padding="never", model=MODEL_WITH_A_HIGH_FLOOR) as (
+    async with fleet([HEAD[:8_000]] * 2, store, transport=wire, padding="never", model=MODEL_WITH_A_HIGH_FLOOR) as (
         held,
         other,
     ):
@@ -187,7 +187,7 @@ async def test_a_head_below_the_floor_is_never_waited_for() -> None:
 
 async def test_where_the_first_one_fails_one_other_takes_its_place() -> None:
     wire = Harbour(ProviderError("auth", "no such key", status=401))
-    async with fleet([HEAD] * 4, MemoryStore(), wire=wire) as sessions:
+    async with fleet([HEAD] * 4, MemoryStore(), transport=wire) as sessions:
         turns = [asyncio.ensure_future(session.send("Is the harbour open?")) for session in sessions]
         await settled()
         assert wire.sent == 1
@@ -200,7 +200,7 @@ async def test_where_the_first_one_fails_one_other_takes_its_place() -> None:
 
 async def test_where_the_first_one_is_cancelled_one_other_takes_its_place() -> None:
     wire = Harbour(None)
-    async with fleet([HEAD] * 3, MemoryStore(), wire=wire) as sessions:
+    async with fleet([HEAD] * 3, MemoryStore(), transport=wire) as sessions:
         first, *others = [asyncio.ensure_future(session.send("Is the harbour open?")) for session in sessions]
         await settled()
         assert wire.sent == 1
@@ -212,7 +212,7 @@ async def test_where_the_first_one_is_cancelled_one_other_takes_its_place() -> N
 
 async def test_one_that_is_cancelled_while_it_waits_leaves_a_closed_turn_and_no_call() -> None:
     store, wire = MemoryStore(), Harbour(None)
-    async with fleet([HEAD] * 3, store, wire=wire) as (held, cancelled, patient):
+    async with fleet([HEAD] * 3, store, transport=wire) as (held, cancelled, patient):
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
         await wire.arrived.wait()
         second, third = (asyncio.ensure_future(one.send("And here?")) for one in (cancelled, patient))
@@ -229,7 +229,10 @@ async def test_one_that_is_cancelled_while_it_waits_leaves_a_closed_turn_and_no_
 
 async def test_nobody_waits_longer_than_the_limit() -> None:
     store, wire = MemoryStore(), Harbour(None)
-    async with fleet([HEAD] * 3, store, wire=wire, gate=SingleFlight(wait_seconds_max=0.05)) as (held, *others):
+    async with fleet([HEAD] * 3, store, transport=wire, single_flight=SingleFlight(wait_seconds_max=0.05)) as (
+        held,
+        *others,
+    ):
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
         await wire.arrived.wait()
         usages = await ask_all(others)
@@ -244,7 +247,7 @@ async def test_nobody_waits_longer_than_the_limit() -> None:
 @pytest.mark.parametrize(("pause_seconds", "sent"), [(299, 3), (301, 2)])
 async def test_what_was_written_within_its_lifetime_is_not_waited_for(pause_seconds: int, sent: int) -> None:
     wire, clock = Harbour(), ManualClock()
-    async with fleet([HEAD] * 3, MemoryStore(), wire=wire, clock=clock) as (early, *late):
+    async with fleet([HEAD] * 3, MemoryStore(), transport=wire, clock=clock) as (early, *late):
         await early.send("Is the harbour open?")
         clock.advance(pause_seconds)
         wire.hold(2)
@@ -258,7 +261,7 @@ async def test_what_was_written_within_its_lifetime_is_not_waited_for(pause_seco
 async def test_a_question_that_several_ask_is_not_waited_for_unless_it_is_long() -> None:
     for question, sent in (("And now?", 3), ("And now? " * 300, 2)):
         wire = Harbour()
-        async with fleet([HEAD] * 3, MemoryStore(), wire=wire) as (early, *late):
+        async with fleet([HEAD] * 3, MemoryStore(), transport=wire) as (early, *late):
             await early.send("Is the harbour open?")
             wire.hold(2)
             turns = [asyncio.ensure_future(session.send(question)) for session in late]
@@ -271,7 +274,7 @@ async def test_a_question_that_several_ask_is_not_waited_for_unless_it_is_long()
 async def test_a_conversation_by_itself_never_waits() -> None:
     store = MemoryStore()
     gate = SingleFlight()
-    async with fleet([HEAD], store, wire=SimulatedProvider(), gate=gate) as (session,):
+    async with fleet([HEAD], store, transport=SimulatedProvider(), single_flight=gate) as (session,):
         for number in range(5):
             await session.send(f"Question {number}?")
     assert waits(store) == [0.0] * 5
@@ -281,10 +284,10 @@ async def test_a_conversation_by_itself_never_waits() -> None:
 async def test_a_session_that_was_given_another_wire_waits_for_those_on_that_one() -> None:
     wire = Harbour(None)
     async with (
-        fleet([HEAD], MemoryStore(), wire=Harbour(), model="anthropic:claude-opus-5-5") as (session,),
-        fleet([HEAD], MemoryStore(), wire=wire) as (held,),
+        fleet([HEAD], MemoryStore(), transport=Harbour(), model="anthropic:claude-opus-5-5") as (session,),
+        fleet([HEAD], MemoryStore(), transport=wire) as (held,),
     ):
-        await session.switch_model(MODEL, wire=wire)
+        await session.switch_model(MODEL, transport=wire)
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
         await wire.arrived.wait()
         second = asyncio.ensure_future(session.send("And here?"))
@@ -299,8 +302,8 @@ async def test_a_session_that_was_given_another_wire_waits_for_those_on_that_one
 async def test_a_session_that_has_switched_waits_for_those_of_its_new_model(switched: str) -> None:
     provider = SimulatedProvider(script=SLOW)
     async with (
-        fleet([HEAD], MemoryStore(), wire=provider) as (session,),
-        fleet([HEAD], MemoryStore(), wire=provider, model=switched) as (other,),
+        fleet([HEAD], MemoryStore(), transport=provider) as (session,),
+        fleet([HEAD], MemoryStore(), transport=provider, model=switched) as (other,),
     ):
         await session.switch_model(switched)
         usages = await ask_all([session, other])

@@ -2,12 +2,11 @@
 
 import msgspec
 
-from holdfast import next_wake
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
 from holdfast.runtime.options import Options
-from holdfast.runtime.session import Session
+from holdfast.runtime.session import Session, next_wake
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 
@@ -27,7 +26,7 @@ class Play:
         provider = SimulatedProvider(clock=self.clock, models=models, script='{"content": "Yes."}\n' * 200)
         self.options: Options = {
             "store": self.store,
-            "wire": provider,
+            "transport": provider,
             "clock": self.clock,
             "new_id": CountingIds(),
         }

@@ -76,7 +76,7 @@ async def test_the_request_for_it_extends_the_last_one_and_reads_the_cache() -> 
 
 async def test_lines_that_hold_are_kept_and_the_others_are_dropped_and_counted() -> None:
     _, event = await compacted(GOOD)
-    assert [part.kind for part in event.segments] == ["record", "prose", "note"]
+    assert [part.kind for part in event.segments] == ["facts", "llm_summary", "note"]
     assert event.segments[1].text == (
         "## Rationale\n- The lexer is slow because it copies.\n\n## Next\n- Look at the next part."
     )
@@ -86,7 +86,7 @@ async def test_lines_that_hold_are_kept_and_the_others_are_dropped_and_counted()
 @pytest.mark.parametrize("reply", ["Sorry.", "## Story\n- Once.", ToolUse("", "read_file", '{"path":"a"}')])
 async def test_what_cannot_be_used_leaves_the_record_that_was_found_by_rule(reply: str | ToolUse) -> None:
     talk, event = await compacted(reply)
-    assert [part.kind for part in event.segments] == ["record", "note"]
+    assert [part.kind for part in event.segments] == ["facts", "note"]
     assert len(event.notes) == 1
     assert event.cost_usd > 0
     (said,) = [it for it in payloads(talk) if isinstance(it, RecoverySucceeded)]
@@ -99,7 +99,7 @@ async def test_what_cannot_be_used_leaves_the_record_that_was_found_by_rule(repl
 
 async def test_a_reminder_may_be_enough() -> None:
     talk, event = await compacted(ToolUse("", "read_file", '{"path":"a"}'), GOOD)
-    assert [part.kind for part in event.segments] == ["record", "prose", "note"]
+    assert [part.kind for part in event.segments] == ["facts", "llm_summary", "note"]
     (said,) = [it for it in payloads(talk) if isinstance(it, RecoverySucceeded)]
     assert [(one.step, one.status) for one in said.results] == [("remind_summariser", "recovered")]
     asked = [msgspec.json.decode(one.body)["messages"] for one in talk.provider.requests[-2:]]
@@ -125,7 +125,7 @@ async def test_what_the_model_was_paid_for_it_is_in_the_list_of_calls_and_in_eve
 
 async def test_a_call_for_it_that_fails_is_on_the_log_too() -> None:
     talk, event = await compacted(BROKEN)
-    assert [part.kind for part in event.segments] == ["record", "note"]
+    assert [part.kind for part in event.segments] == ["facts", "note"]
     (failed,) = [it for it in payloads(talk) if isinstance(it, LlmCallFailed)]
     assert event.notes == (f"the summary request failed: {failed.error_message_redacted}",)
     assert not [it for it in payloads(talk) if isinstance(it, RecoveryAttempted)]

@@ -49,7 +49,7 @@ async def test_the_log_keeps_every_message_and_the_event_says_what_it_covers() -
         await session.compact()
         assert read_logged_messages(talk.store.read(session.id)) == told
     (event,) = compactions(talk.store)
-    assert (event.strategy, event.trigger, event.epoch, event.first) == ("checkpoint", "asked", 2, 1)
+    assert (event.strategy, event.trigger, event.epoch, event.first) == ("checkpoint", "requested", 2, 1)
     assert 1 < event.last < len(told)
     assert event.tokens_after == pytest.approx(
         event.numbers.stable_prefix_tokens + event.numbers.summary_tokens + event.numbers.kept_tokens, rel=0.01
@@ -200,7 +200,7 @@ async def test_a_cold_cache_is_the_moment_for_it() -> None:
         assert compactions(talk.store) == []
         await talk.speak(session, 1, gap_seconds=7_200)
     (event,) = compactions(talk.store)
-    assert event.trigger == "cold"
+    assert event.trigger == "cache_expired"
     assert event.numbers.is_cache_cold
     assert event.numbers.cost_usd < 0
 

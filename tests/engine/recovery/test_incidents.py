@@ -78,7 +78,7 @@ async def test_a_large_prompt_that_is_made_shorter_when_it_is_cold_needs_nobody(
     async with talk.create() as session:
         await talk.speak(session, 8)
         await talk.speak(session, 1, gap_seconds=7_200)
-    assert kept(talk, ContextCompacted)[-1].trigger == "cold"
+    assert kept(talk, ContextCompacted)[-1].trigger == "cache_expired"
     assert kept(talk, RecoveryEnqueued) == []
 
 
@@ -225,8 +225,8 @@ async def test_a_host_that_gives_no_steps_is_told_what_is_largest_all_the_same()
     talk = LongTalk()
     async with talk.create() as session:
         await talk.speak(session, 2)
-        outcome = await session.recover("compaction_ineffective")
-        (incident,) = session.incidents
+        outcome = await session.recovery.run("compaction_ineffective")
+        (incident,) = session.recovery.incidents
     assert isinstance(outcome, Recovered)
     assert "results of read_file" in incident.results[1].detail
 

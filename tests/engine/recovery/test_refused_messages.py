@@ -96,7 +96,7 @@ async def test_what_may_be_taken_later_stays(agent: MakeAgent, kind: str) -> Non
 
 async def test_a_message_over_the_window_does_not_end_the_session() -> None:
     provider = SimulatedProvider(clock=ManualClock())
-    options = {"store": MemoryStore(), "wire": provider}
+    options = {"store": MemoryStore(), "transport": provider}
     async with Session.create(model="openai:gpt-4o", **options) as session:  # type: ignore[arg-type]  # Options
         with pytest.raises(ProviderError) as refused:
             await session.send("word " * 200_000)

@@ -69,7 +69,12 @@ class Played:
         written = "\n".join(json.dumps(line if isinstance(line, dict) else {"content": line}) for line in lines)
         self.provider = SimulatedProvider(clock=ManualClock(), script=written)
         self.store = MemoryStore()
-        self.parts: Options = {"store": self.store, "wire": self.provider, "new_id": CountingIds(), "tools": [look]}
+        self.parts: Options = {
+            "store": self.store,
+            "transport": self.provider,
+            "new_id": CountingIds(),
+            "tools": [look],
+        }
         given: Options = {"model": BINDING, "system_prompt": PROMPT, "clock": ManualClock()}
         created: Options = given | self.parts | options
         self.session = Session.create(**created)
@@ -337,7 +342,7 @@ async def test_a_call_or_a_result_that_was_lost_is_made_up_for(model: str, lost:
         for event in events
         if event_type_of(event.payload).startswith(("recovery", "context."))
     ]
-    assert told == ["recovery.attempted", "context.mended", "recovery.succeeded"]
+    assert told == ["recovery.attempted", "context.repaired", "recovery.succeeded"]
     assert validate_transcript(history) == ()
     assert ("This call was interrupted" in str(history)) == (lost == 2)
     assert "a line of what is seen" not in str(history)
@@ -416,7 +421,7 @@ class Wire:
 async def test_a_reply_that_has_begun_is_not_asked_for_again() -> None:
     fault = {"type": "error", "error": {"type": "invalid_request_error", "message": "cache_control: no"}}
     wire = Wire(b"event: error\ndata: " + json.dumps(fault).encode() + b"\n\n")
-    async with Session.create(model=BINDING, store=MemoryStore(), wire=wire, system_prompt=PROMPT) as session:
+    async with Session.create(model=BINDING, store=MemoryStore(), transport=wire, system_prompt=PROMPT) as session:
         with pytest.raises(ProviderError, match="cache_control"):
             await session.send("hi")
     assert wire.sent == 1
@@ -424,7 +429,7 @@ async def test_a_reply_that_has_begun_is_not_asked_for_again() -> None:
 
 async def test_what_is_no_fault_of_the_provider_is_raised_as_it_is() -> None:
     wire = Wire(MARKS_REFUSED, LookupError("a bug"))
-    async with Session.create(model=BINDING, store=MemoryStore(), wire=wire, system_prompt=PROMPT) as session:
+    async with Session.create(model=BINDING, store=MemoryStore(), transport=wire, system_prompt=PROMPT) as session:
         with pytest.raises(LookupError, match="a bug"):
             await session.send("hi")
 

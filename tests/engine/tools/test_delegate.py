@@ -101,7 +101,7 @@ async def test_a_child_reads_its_parents_head_from_the_cache(model: str) -> None
         system_prompt=HEAD,
         delegate=True,
         store=store,
-        wire=SimulatedProvider(clock=ManualClock(), script=parse_script(SCRIPT)),
+        transport=SimulatedProvider(clock=ManualClock(), script=parse_script(SCRIPT)),
         clock=ManualClock(),
         new_id=CountingIds(),
     ) as session:
@@ -184,7 +184,7 @@ async def test_children_at_once_do_not_promise_the_same_money_twice() -> None:
     store = MemoryStore()
     # Enough for one call that costs the most it can, beside what the parent has spent.
     async with Session.create(
-        delegate=True, store=store, wire=wire, output_tokens_max=1000, spend_max_usd="0.018", gate=False
+        delegate=True, store=store, transport=wire, output_tokens_max=1000, spend_max_usd="0.018", single_flight=False
     ) as session:
         await session.send("a, b")
     parent, children = states(store)
@@ -369,7 +369,7 @@ class Tasks:
 async def test_several_tasks_are_worked_on_side_by_side() -> None:
     wire = Tasks({"a": "A.", "b": "B.", "c": "C."}, wait_for=3)
     store = MemoryStore()
-    async with Session.create(delegate=True, store=store, wire=wire) as session:
+    async with Session.create(delegate=True, store=store, transport=wire) as session:
         await session.send("a, b, c")
     parent, children = states(store)
     assert [words for words, _ in told(parent)] == ["A.", "B.", "C."]
@@ -380,7 +380,7 @@ async def test_several_tasks_are_worked_on_side_by_side() -> None:
 
 async def test_no_more_children_work_at_once_than_were_allowed() -> None:
     wire = Tasks({"a": "A.", "b": "B.", "c": "C.", "d": "D."}, wait_for=2)
-    async with Session.create(delegate=2, store=MemoryStore(), wire=wire) as session:
+    async with Session.create(delegate=2, store=MemoryStore(), transport=wire) as session:
         await session.send("a, b, c, d")
     assert wire.working_max == 2
 
@@ -401,7 +401,7 @@ async def test_what_a_child_cost_when_the_process_ended_is_counted_by_the_next(a
         cut.append(events[:last]).result()
     assert fold_events(cut.read(session.id), session.id).cost_usd == Decimal(2)
     wire = ReplayWire([says("Go on.")])
-    given = one.options | Options(store=cut, wire=wire, new_id=new_ulid)
+    given = one.options | Options(store=cut, transport=wire, new_id=new_ulid)
     async with Session.resume(session.id, **given) as again:
         await again.send("Where were we?")
         assert Decimal(4) < again.cost < Decimal("4.01")
@@ -411,7 +411,7 @@ async def test_what_a_child_cost_when_the_process_ended_is_counted_by_the_next(a
 
 async def test_a_child_can_be_resumed_and_stays_on_its_parents_cache() -> None:
     store, provider = MemoryStore(), SimulatedProvider(script=SCRIPT)
-    options: Options = {"model": "openai:gpt-6.1-sol", "store": store, "wire": provider, "delegate": True}
+    options: Options = {"model": "openai:gpt-6.1-sol", "store": store, "transport": provider, "delegate": True}
     async with Session.create(**(options | Options(system_prompt=HEAD))) as session:
         await session.send("How many?")
     _, (child,) = states(store)
@@ -426,7 +426,7 @@ async def test_without_delegate_there_is_no_such_tool_and_a_stored_session_says_
     one = agent(says(asks()), says("Seven."), says("Done."), delegate=True)
     async with one.session as session:
         await session.send("How many?")
-    resumed = Session.resume(session.id, store=one.store, wire=one.wire)
+    resumed = Session.resume(session.id, store=one.store, transport=one.wire)
     with pytest.raises(UserError, match="delegate; pass them as delegate=True"):
         await resumed.__aenter__()
     plain = agent(says("No."), delegate=False)
@@ -445,7 +445,7 @@ async def test_the_commands_show_who_works_for_whom(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     with SqliteStore(path) as store:
         wire = Tasks({"a": "A.", "b": "B."})
-        async with Session.create(delegate=True, store=store, wire=wire, system_prompt="Be brief.") as session:
+        async with Session.create(delegate=True, store=store, transport=wire, system_prompt="Be brief.") as session:
             await session.send("a, b")
         _, children = states(store)
         cost = session.cost
@@ -464,13 +464,13 @@ async def test_the_commands_show_who_works_for_whom(tmp_path: Path) -> None:
 async def test_what_works_for_a_simulated_session_is_simulated_too_also_once_it_was_resumed() -> None:
     log = MemoryStore()
     script = [says(asks()), says("Seven."), says("ok"), says(asks(id="t2")), says("Eight."), says("ok")]
-    options: Options = {"store": log, "wire": ReplayWire(script), "delegate": True}
+    options: Options = {"store": log, "transport": ReplayWire(script), "delegate": True}
     new: Options = {**options, "simulated": True}
     async with Session.create(**new) as session:
         await session.send("Count.")
     async with Session.resume(session.id, **options) as again:
         await again.send("Count again.")
     assert [is_simulated(log, row.id) for row in log.sessions()] == [True] * 3
-    async with Session.create(store=log, wire=ReplayWire([])) as other:
+    async with Session.create(store=log, transport=ReplayWire([])) as other:
         pass
     assert not is_simulated(log, other.id)

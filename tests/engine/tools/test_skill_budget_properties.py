@@ -6,7 +6,6 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import SkillStore
 from holdfast.engine.tools.builtin.skills import skill_tools
 from holdfast.engine.tools.definition import ToolEnvironment
 from holdfast.engine.tools.dispatch import Toolbox
@@ -28,6 +27,7 @@ from holdfast.layers.padding import (
 )
 from holdfast.sources.skills.index import PRELOADED_SUFFIX, render_skill_index
 from holdfast.sources.skills.skill import Skill
+from holdfast.sources.skills.store import SkillStore
 from holdfast.types.blocks import Text, ToolResult, ToolUse
 
 SIZES = {"a": 1, "b": 10, "c": 25, "d": 40, "e": 99, "f": 100}

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.support.toolboxes import Told
 
-from holdfast import ConfirmationRequest, SkillStore
+from holdfast import ConfirmationRequest
 from holdfast.engine.tools.builtin.skills import skill_load, skill_search, skill_tools
 from holdfast.engine.tools.definition import ToolContext, ToolEnvironment, ToolError
 from holdfast.engine.tools.dispatch import Toolbox
@@ -30,6 +30,7 @@ from holdfast.events.payloads.session import SkillLoaded
 from holdfast.events.payloads.tools import ToolFailed
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.sources.skills.skill import Skill, SkillSource
+from holdfast.sources.skills.store import SkillStore
 from holdfast.types.blocks import Json, Text, ToolUse
 
 FOLDER = Path("/skills")

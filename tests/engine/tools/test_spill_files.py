@@ -93,7 +93,7 @@ async def test_a_session_that_is_resumed_keeps_its_outputs_and_lets_old_ones_go(
     place = tmp_path / "home" / "outputs"
     options: Options = {
         "store": MemoryStore(),
-        "wire": ReplayWire([says("ok")]),
+        "transport": ReplayWire([says("ok")]),
         "workspace": tmp_path,
         "builtin_tools": ["read_file"],
     }

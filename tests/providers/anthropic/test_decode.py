@@ -32,7 +32,7 @@ def request(*, headers: Mapping[str, str] | None = None, content: object = "Hi",
 
 
 def block_read(**members: object) -> Block:
-    return request(content=[members]).prompt.passages[0].content[0]
+    return request(content=[members]).prompt.entries[0].content[0]
 
 
 def refusal(body: bytes) -> str:
@@ -80,7 +80,7 @@ def test_a_mark_inside_a_tool_result_counts_for_the_result() -> None:
     ]
     read = request(content=[{"type": "tool_result", "tool_use_id": "t", "content": parts}])
     assert read.plan == Plan((Breakpoint(0, "5m"),))
-    assert read.prompt.passages[0].content == (
+    assert read.prompt.entries[0].content == (
         ToolResult(
             "t",
             (
@@ -157,7 +157,7 @@ def test_a_block_with_something_unknown_is_kept_as_it_is(members: dict[str, obje
 
 def test_a_system_message_in_the_conversation_is_a_passage() -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]
-    assert request(messages=messages).prompt.passages == (
+    assert request(messages=messages).prompt.entries == (
         HistoryEntry("user", (Text("a"),)),
         HistoryEntry("system", (Text("b"),)),
     )

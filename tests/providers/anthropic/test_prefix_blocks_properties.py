@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import cache_prefix_blocks
+from holdfast.providers.anthropic.encode import cache_prefix_blocks
 
 
 @given(st.text(max_size=60), st.lists(st.integers(-5, 70), max_size=6))

@@ -34,7 +34,7 @@ def body_with(*blocks: bytes) -> bytes:
 def test_a_block_unknown_to_us_keeps_every_byte(block: dict[str, object], space: str) -> None:
     raw = spaced({**block, "type": "not_yet_invented"}, space)
     read = anthropic.decode_request(body_with(raw))
-    assert read.prompt.passages[0].content == (Opaque("not_yet_invented", raw),)
+    assert read.prompt.entries[0].content == (Opaque("not_yet_invented", raw),)
     assert anthropic.encode_request(read.prompt, read.plan, read.parameters) == body_with(raw)
 
 
@@ -45,7 +45,7 @@ def test_a_mark_is_taken_off_an_unknown_block_and_nothing_else_is(
     kept = {"type": "not_yet_invented", **block}
     mark = {"type": "ephemeral", "ttl": ttl}
     read = anthropic.decode_request(body_with(spaced({**kept, "cache_control": mark}, space)))
-    (opaque,) = read.prompt.passages[0].content
+    (opaque,) = read.prompt.entries[0].content
     assert isinstance(opaque, Opaque)
     assert json.loads(opaque.raw) == kept
     assert split_object(opaque.raw) == split_object(spaced(kept, space))

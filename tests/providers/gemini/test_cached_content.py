@@ -64,7 +64,7 @@ def test_a_cache_is_created_of_the_bytes_that_a_request_would_have(
 ) -> None:
     scroll = scroll_of(*head, HISTORY)
     cacheable = head_of(scroll)
-    endpoint, body = cached_content.encode_create_cache(Parameters(MODEL, 1), cacheable, 300)
+    endpoint, body = cached_content.encode_create_cache(Parameters(MODEL, 1), cacheable, ttl_seconds=300)
     assert endpoint == Endpoint("/v1/cachedContents", JSON_HEADERS)
     assert json.loads(body) == {"model": f"models/{MODEL}", "ttl": "300s", **expected}
     assert cacheable in body
@@ -79,7 +79,9 @@ def test_a_cache_is_created_of_the_bytes_that_a_request_would_have(
     ],
 )
 def test_a_cache_has_the_tool_choice_that_its_requests_cannot_have(parameters: Parameters) -> None:
-    _, body = cached_content.encode_create_cache(parameters, head_of(scroll_of(TOOLS)), 60, display_name="head")
+    _, body = cached_content.encode_create_cache(
+        parameters, head_of(scroll_of(TOOLS)), ttl_seconds=60, display_name="head"
+    )
     assert body.startswith(
         b'{"model":"models/gemini-3.8-flash","ttl":"60s","displayName":"head",'
         b'"toolConfig":{"functionCallingConfig":{"mode":"ANY"}},"tools":['
@@ -91,13 +93,13 @@ def test_a_cache_has_the_tool_choice_that_its_requests_cannot_have(parameters: P
 
 def test_an_empty_head_cannot_be_kept() -> None:
     with pytest.raises(UserError, match="nothing to cache"):
-        cached_content.encode_create_cache(Parameters(MODEL, 1), head_of(scroll_of(HISTORY)), 60)
+        cached_content.encode_create_cache(Parameters(MODEL, 1), head_of(scroll_of(HISTORY)), ttl_seconds=60)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, cached_content.TTL_SECONDS_MAX + 1])
 def test_a_lifetime_that_cannot_be_is_refused(seconds: int) -> None:
     with pytest.raises(UserError, match="the TTL of a cache must be 1 to"):
-        cached_content.encode_extend_cache(NAME, seconds)
+        cached_content.encode_extend_cache(NAME, ttl_seconds=seconds)
 
 
 def test_a_request_to_a_cache_says_only_what_the_cache_does_not() -> None:
@@ -130,8 +132,8 @@ def test_a_tool_choice_beside_a_cache_is_refused() -> None:
 
 
 def test_a_cache_is_extended_and_deleted_by_its_name() -> None:
-    assert cached_content.encode_delete_cache(NAME) == Endpoint(f"/v1/{NAME}", (), "DELETE")
-    assert cached_content.encode_extend_cache(NAME, 90) == (
+    assert cached_content.encode_delete_cache(NAME) == (Endpoint(f"/v1/{NAME}", (), "DELETE"), b"")
+    assert cached_content.encode_extend_cache(NAME, ttl_seconds=90) == (
         Endpoint(f"/v1/{NAME}", JSON_HEADERS, "PATCH"),
         b'{"ttl":"90s"}',
     )

@@ -31,7 +31,7 @@ def request(**members: object) -> WireRequest:
 
 
 def passages(*contents: object) -> tuple[HistoryEntry, ...]:
-    return request(contents=list(contents)).prompt.passages
+    return request(contents=list(contents)).prompt.entries
 
 
 def blocks(*parts: object) -> tuple[Block, ...]:

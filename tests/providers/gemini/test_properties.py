@@ -33,7 +33,7 @@ def body_with(part: bytes) -> bytes:
 def test_a_part_unknown_to_us_keeps_every_byte(members: dict[str, object]) -> None:
     raw = json.dumps(members).encode()
     read = gemini.decode_request(body_with(raw), AT)
-    assert read.prompt.passages[0].content == (Opaque(next(iter(members)), raw),)
+    assert read.prompt.entries[0].content == (Opaque(next(iter(members)), raw),)
     assert gemini.encode_request(read.prompt, read.plan, read.parameters) == body_with(raw)
 
 
@@ -59,7 +59,7 @@ def test_the_buckets_add_up_to_what_the_provider_counted(
 def test_a_result_comes_back_with_its_name(result: ToolResult) -> None:
     prompt = Prompt((Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (result,)),)),))
     body = gemini.encode_request(prompt, Plan(), Parameters("m", 1))
-    assert gemini.decode_request(body, AT).prompt.passages[0].content == (result,)
+    assert gemini.decode_request(body, AT).prompt.entries[0].content == (result,)
 
 
 @given(VALUES.replies)
@@ -142,7 +142,7 @@ def test_nothing_of_a_head_stands_beside_a_reference_to_a_cache(
     assert body["cachedContent"] == "cachedContents/a"
     assert not body.keys() & {"tools", "systemInstruction", "toolConfig"}
     head = scroll.cacheable_bytes()[: scroll.stable_prefix_length]
-    created = json.loads(cached_content.encode_create_cache(parameters, head, 60)[1])
+    created = json.loads(cached_content.encode_create_cache(parameters, head, ttl_seconds=60)[1])
     assert [*created.get("contents", ()), *body["contents"]] == json.loads(
         scroll.render(gemini.request_head(parameters))
     )["contents"]

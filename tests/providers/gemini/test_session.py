@@ -33,7 +33,7 @@ async def test_a_tool_loop_sends_back_what_gemini_needs(agent: MakeAgent) -> Non
     wire = ReplayWire(STEPS, gemini)
     made = agent(
         model="gemini:gemini-3.8-flash",
-        wire=wire,
+        transport=wire,
         tools=[add, broken],
         system_prompt="Be brief.",
         system_prompt_volatile="It is Monday.",

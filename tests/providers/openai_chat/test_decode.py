@@ -19,7 +19,7 @@ def read(*messages: object, **fields: object) -> WireRequest:
 
 
 def content(*messages: object) -> list[tuple[str, tuple[Block, ...]]]:
-    return [(passage.role, passage.content) for passage in read(*messages).prompt.passages]
+    return [(passage.role, passage.content) for passage in read(*messages).prompt.entries]
 
 
 def parameters(**fields: object) -> Parameters:
@@ -48,7 +48,7 @@ def test_plain_texts_and_nulls_are_what_most_clients_send() -> None:
         {"role": "system", "content": "Hurry."},
     )
     assert [segment.system for segment in request.prompt.segments if segment.system] == [(Text("Be kind."),)]
-    assert [(passage.role, passage.content) for passage in request.prompt.passages] == [
+    assert [(passage.role, passage.content) for passage in request.prompt.entries] == [
         ("user", (Text("hi"),)),
         ("assistant", (ToolUse("c", "ls", "{}"),)),
         ("user", (ToolResult("c", (Text(""),)),)),
@@ -68,7 +68,7 @@ def test_what_a_message_says_beyond_what_we_know_is_kept_and_sent_back() -> None
         {"role": "assistant", "reasoning_details": [], "content": "x"},
     )
     kinds = [
-        [block.kind for block in passage.content if isinstance(block, Opaque)] for passage in request.prompt.passages
+        [block.kind for block in passage.content if isinstance(block, Opaque)] for passage in request.prompt.entries
     ]
     assert kinds == [
         ["message.name"],
@@ -132,7 +132,7 @@ def test_a_mark_is_read_wherever_it_stands(mark: object, ttl: str | None) -> Non
     assert [(mark.block_index, mark.ttl) for mark in request.plan.breakpoints] == (
         [(1, ttl), (2, ttl), (3, ttl)] if ttl else []
     )
-    assert request.prompt.passages[0].content == (Text("a"),)
+    assert request.prompt.entries[0].content == (Text("a"),)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_marked_part_that_we_do_not_know_loses_its_mark_and_nothing_else() -> 
     part = {"type": "input_audio", "prompt_cache_breakpoint": {"mode": "explicit"}, "input_audio": {"data": "x"}}
     request = read({"role": "user", "content": [part]})
     del part["prompt_cache_breakpoint"]
-    ((block,),) = [passage.content for passage in request.prompt.passages]
+    ((block,),) = [passage.content for passage in request.prompt.entries]
     assert isinstance(block, Opaque)
     assert json.loads(block.raw) == part
     assert request.plan.breakpoints == (Breakpoint(0, "30m"),)

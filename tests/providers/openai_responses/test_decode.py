@@ -34,7 +34,7 @@ def read(**given: Any) -> WireRequest:
 def messages_of(*items: Any) -> list[tuple[Role, tuple[Block, ...]]]:
     # Behind an opening word, so that no item is the first, which may be the system prompt.
     first = {"role": "user", "content": "first"}
-    return [(passage.role, passage.content) for passage in read(input=[first, *items]).prompt.passages[1:]]
+    return [(passage.role, passage.content) for passage in read(input=[first, *items]).prompt.entries[1:]]
 
 
 def rewritten(request: WireRequest) -> bytes:
@@ -53,7 +53,7 @@ def refusal_of(body: bytes) -> str:
 
 def test_a_text_alone_is_what_the_user_says() -> None:
     request = read(input="Hello.")
-    assert [(passage.role, passage.content) for passage in request.prompt.passages] == [("user", (Text("Hello."),))]
+    assert [(passage.role, passage.content) for passage in request.prompt.entries] == [("user", (Text("Hello."),))]
 
 
 def test_the_short_forms_of_clients_are_read() -> None:
@@ -175,7 +175,7 @@ def system_of(**given: Any) -> list[str]:
 def test_instructions_come_before_the_first_message_to_the_developer() -> None:
     first = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "b"}]}
     assert system_of(instructions="a", input=[first, first]) == ["a", "b"]
-    assert len(read(instructions="a", input=[first, first]).prompt.passages) == 1
+    assert len(read(instructions="a", input=[first, first]).prompt.entries) == 1
     assert system_of(instructions="a", input="hi") == ["a"]
     assert system_of(instructions="", input=[first]) == ["b"]
 
@@ -187,7 +187,7 @@ def test_a_client_may_speak_to_the_system_instead() -> None:
 def test_a_first_message_that_is_not_just_text_is_no_system_prompt() -> None:
     first = {"role": "developer", "content": [{"type": "input_image", "file_id": "f"}]}
     request = read(input=[first])
-    assert [passage.role for passage in request.prompt.passages] == ["system"]
+    assert [passage.role for passage in request.prompt.entries] == ["system"]
 
 
 # Marks
@@ -221,7 +221,7 @@ def test_marks_are_found_where_they_stand() -> None:
 def test_a_mark_is_taken_off_a_part_that_is_kept() -> None:
     part = {"type": "input_file", "file_id": "f", "prompt_cache_breakpoint": {"mode": "explicit"}}
     request = read(input=[{"role": "user", "content": [part]}])
-    (kept,) = request.prompt.passages[0].content
+    (kept,) = request.prompt.entries[0].content
     assert isinstance(kept, Opaque)
     assert json.loads(kept.raw) == {"type": "input_file", "file_id": "f"}
     assert request.plan.breakpoints == (Breakpoint(0, "30m"),)

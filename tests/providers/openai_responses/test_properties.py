@@ -37,7 +37,7 @@ def test_an_item_unknown_to_us_keeps_every_byte(item: dict[str, object], space: 
     raw = spaced({**item, "type": "not_yet_invented"}, space)
     body = b'{"model":"m","store":false,"include":["reasoning.encrypted_content"],"input":[' + raw + b"]}"
     read = openai_responses.decode_request(body)
-    assert read.prompt.passages == (HistoryEntry("assistant", (Opaque("not_yet_invented", raw),)),)
+    assert read.prompt.entries == (HistoryEntry("assistant", (Opaque("not_yet_invented", raw),)),)
     assert openai_responses.encode_request(read.prompt, read.plan, read.parameters) == body
 
 

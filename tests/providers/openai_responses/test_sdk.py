@@ -91,7 +91,7 @@ async def test_what_the_client_sends_of_a_reply_is_read_as_that_reply() -> None:
         read = openai_responses.decode_request(server.bodies[1])
         assert server.requests[1].path == openai_responses.endpoint(Parameters("m", 1)).path
         assert server.requests[1].headers["authorization"] == openai_responses.credentials("any")["authorization"]
-    blocks = [block for passage in read.prompt.passages for block in passage.content]
+    blocks = [block for passage in read.prompt.entries for block in passage.content]
     assert [block for block in blocks if not isinstance(block, Opaque)] == [
         block for block in CONTENT if not isinstance(block, Opaque)
     ]

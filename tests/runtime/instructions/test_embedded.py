@@ -388,7 +388,7 @@ def test_turns_in_shadow_are_judged_and_the_command_ends_with_one_until_they_pas
     )
     assert "not yet: turns that would have regressed: 1\n" in failed.output
     told = json.loads(shop.run("shadow", "--json").output)
-    assert (told["passed"], told["report"]["told"]) == (False, 11)
+    assert (told["passed"], told["report"]["reported_turns"]) == (False, 11)
     shop.clock.advance(3 * DAY)
     assert json.loads(shop.run("shadow", "--days", "2", "--json").output)["report"]["turns"] == 0
 

@@ -59,7 +59,7 @@ def test_an_approval_of_what_is_older_than_what_is_told_brings_nothing_back(at: 
     older = at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v2"})
     assert (older.status, older.json["activated"]) == (200, [])
     assert told(at) == "v3"
-    assert at.ask("GET", f"/api/instructions/{AGENT}").json["waiting"] == []
+    assert at.ask("GET", f"/api/instructions/{AGENT}").json["pending"] == []
 
 
 @pytest.mark.parametrize("approval", [APPROVAL, {**APPROVAL, "version": "v2"}], ids=["plain", "of the version"])

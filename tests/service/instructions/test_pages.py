@@ -21,7 +21,7 @@ def test_agents_are_listed_by_pages_with_what_fails_and_what_waits(furnished: Pl
     assert (told["enabled"], told["more"]) == (True, True)
     first = told["agents"][0]
     assert (first["agent_id"], first["manifest_version"], first["units"]) == (AGENT, "v1", len(UNITS))
-    assert (first["failing"], first["waiting"], first["role"]) == (0, 0, "")
+    assert (first["failing"], first["pending"], first["role"]) == (0, 0, "")
     rest = furnished.ask("GET", "/api/instructions?limit=2&skip=2").json
     assert [one["agent_id"] for one in (*told["agents"], *rest["agents"])] == [AGENT, "a", "b"]
     assert (rest["more"], rest["agents"][0]["manifest_version"]) == (False, None)
@@ -32,7 +32,7 @@ def test_units_are_told_with_their_coverage_and_who_took_the_place(furnished: Pl
     run = furnished.library.records.coverage(AGENT)
     assert run is not None
     assert [(one["name"], one["coverage_pct"], one["failures"]) for one in told["units"]] == [
-        (one.unit, one.coverage_pct, [{"query": it.query, "taken_by": it.taken_by} for it in one.failures])
+        (one.unit, one.coverage_pct, [{"query": it.query, "found_instead": it.found_instead} for it in one.failures])
         for one in run.units
     ]
     assert {one["version"] for one in told["units"]} == {"v1"}
@@ -53,29 +53,29 @@ def test_a_version_waits_until_all_that_it_needs_is_approved(at: Place) -> None:
     entries = [entry(name, guarantee_load=name == "security-posture") for name in UNITS]
     at.furnish(entries, approvals=[approval])
     assert at.write("security-posture", "v2", "Never print keys.").json["status"] == "pending"
-    (line,) = at.ask("GET", f"/api/instructions/{AGENT}").json["waiting"]
+    (line,) = at.ask("GET", f"/api/instructions/{AGENT}").json["pending"]
     assert (line["unit"], line["version"], line["needs"]) == ("security-posture", "v2", ["guarantee_load"])
     assert line["content"] == "Never print keys."
-    assert at.ask("GET", "/api/instructions").json["agents"][0]["waiting"] == 1
+    assert at.ask("GET", "/api/instructions").json["agents"][0]["pending"] == 1
     assert at.of_agent("POST", "/approvals", {**approval, "version": "v2"}).json["activated"]
-    assert at.ask("GET", f"/api/instructions/{AGENT}").json["waiting"] == []
+    assert at.ask("GET", f"/api/instructions/{AGENT}").json["pending"] == []
 
 
 def test_what_nobody_known_has_signed_waits_for_a_signature(furnished: Place) -> None:
     assert furnished.write("code-review", "v2", "Other.", signature="AAAA").json["status"] == "quarantined"
-    (line,) = furnished.ask("GET", f"/api/instructions/{AGENT}").json["waiting"]
+    (line,) = furnished.ask("GET", f"/api/instructions/{AGENT}").json["pending"]
     assert (line["status"], line["needs"]) == ("quarantined", [])
 
 
 def test_what_is_explored_is_what_a_recall_loads_and_is_not_on_record(furnished: Place) -> None:
     told = furnished.ask("GET", f"/api/instructions/{AGENT}/recall?intent=claim+a+ticket").json
     assert furnished.records() == []
-    loaded = sorted((one for one in told["units"] if one["place"]), key=lambda one: one["place"])
+    loaded = sorted((one for one in told["units"] if one["rank"]), key=lambda one: one["rank"])
     recalled = furnished.recall("claim a ticket", explain=True).json
     assert [one["name"] for one in loaded] == [one["name"] for one in recalled["chunks"]]
     assert [one["stages"] for one in loaded] == [one["why"]["stages"] for one in recalled["chunks"]]
     assert told["total_tokens"] == recalled["total_tokens"]
-    left_out = {one["name"]: one["outcome"] for one in told["units"] if not one["place"]}
+    left_out = {one["name"]: one["outcome"] for one in told["units"] if not one["rank"]}
     assert left_out == {one["name"]: one["reason"] for one in recalled["dropped"]}
     assert {one["name"] for one in told["units"]} == UNITS.keys()
     below = {one["name"] for one in told["units"] if one["relevance"] < told["floor"]}
@@ -90,7 +90,7 @@ def test_days_add_up_to_the_measures_of_the_whole(furnished: Place) -> None:
         furnished.clock.advance(86_400)
     told = furnished.ask("GET", f"/api/instructions/{AGENT}/days?days=5").json
     whole = furnished.of_agent("GET", "/instruction-measures?days=5").json
-    assert told["whole"] == whole
+    assert told["total"] == whole
     assert len(told["days"]) == 5
     assert [(one["used"], one["missed"]) for one in told["days"]] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 0)]
     assert [one["miss_rate"] for one in told["days"]] == [None, 0.0, 1.0, 0.5, None]
@@ -135,9 +135,9 @@ def test_the_sample_is_written_once_and_has_something_of_everything(tmp_path: Pa
         told = at.ask("GET", f"/api/instructions/{SAMPLE}").json
         assert [one["version"] for one in told["versions"]] == ["v2", "v1"]
         assert told["versions"][0]["cosigned_by"] == ["sample:user/ann", "sample:user/ben"]
-        assert [(one["unit"], one["needs"]) for one in told["waiting"]] == [(GUARANTEED, ["guarantee_load"])]
+        assert [(one["unit"], one["needs"]) for one in told["pending"]] == [(GUARANTEED, ["guarantee_load"])]
         assert told["agent"]["failing"] == 1
-        assert any(failure["taken_by"] for one in told["units"] for failure in one["failures"])
+        assert any(failure["found_instead"] for one in told["units"] for failure in one["failures"])
         days = at.ask("GET", f"/api/instructions/{SAMPLE}/days").json
         assert sum(one["recalls"] > 0 for one in days["days"]) >= 7
         assert sum(one["missed"] for one in days["days"]) > 0

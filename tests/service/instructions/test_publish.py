@@ -159,7 +159,7 @@ def test_a_unit_that_its_own_intents_do_not_find_fails_the_gate_and_nothing_is_p
     (unit,) = answered.json["error"]["details"]["units"]
     assert unit["unit"] == "code-review"
     assert unit["coverage_pct"] < 0.8
-    assert {one["taken_by"] for one in unit["failures"]} <= set(UNITS)
+    assert {one["found_instead"] for one in unit["failures"]} <= set(UNITS)
     assert all(one["query"] for one in unit["failures"])
     assert at.of_agent("GET", "/instruction-manifest").json["manifest_version"] == "v1"
 

@@ -54,7 +54,7 @@ def test_a_signing_key_counts_as_long_as_its_holder_is_an_admin(at: Place, fate:
     written = at.write("release-notes", signature=sign("release-notes"))
     assert written.json["status"] == ("active" if counts else "quarantined")
     (line,) = at.ask("GET", SIGNER).json["signers"]
-    assert (line["entity"], line["public_key"], line["counts"]) == (BEN, BENS.public_key, counts)
+    assert (line["entity"], line["public_key"], line["is_accepted"]) == (BEN, BENS.public_key, counts)
 
 
 def test_an_admin_withdraws_a_signing_key(at: Place) -> None:

@@ -20,8 +20,8 @@ from holdfast.stores.instructions.store import InstructionStore
 
 CLAIM = "claim a ticket"
 DAY_SECONDS = 86_400
-USES_IT = [{"type": "said", "text": "I keep to the checkout-procedure unit."}]
-NAMES_ANOTHER = [{"type": "said", "text": f"I would need {uri('budget-rules')}."}]
+USES_IT = [{"type": "text", "text": "I keep to the checkout-procedure unit."}]
+NAMES_ANOTHER = [{"type": "text", "text": f"I would need {uri('budget-rules')}."}]
 
 
 def tell(at: Place, token: object, *, key: str | None = None, **more: object) -> tuple[int, str | None]:
@@ -87,13 +87,13 @@ def test_a_trace_is_for_the_owner_of_a_record_that_is_young_or_closed(furnished:
         ("x", "invalid_body"),
         (None, "invalid_body"),
         ([{"type": "thought", "text": "x"}], "invalid_body"),
-        ([{"type": "said"}], "invalid_body"),
-        ([{"type": "said", "text": "x", "more": 1}], "invalid_body"),
-        ([{"type": "called", "tool": "x", "arguments": [1]}], "invalid_body"),
-        ([{"type": "called", "tool": "x" * 401}], "invalid_body"),
-        ([{"type": "said", "text": ""}] * (TRACE_STEPS_MAX + 1), "invalid_body"),
-        ([{"type": "said", "text": "x" * (TRACE_BYTES_MAX // 2)}] * 2, "trace_too_large"),
-        ([{"type": "called", "tool": "x", "arguments": {"x": "y" * TRACE_BYTES_MAX}}], "trace_too_large"),
+        ([{"type": "text"}], "invalid_body"),
+        ([{"type": "text", "text": "x", "more": 1}], "invalid_body"),
+        ([{"type": "tool_call", "tool": "x", "arguments": [1]}], "invalid_body"),
+        ([{"type": "tool_call", "tool": "x" * 401}], "invalid_body"),
+        ([{"type": "text", "text": ""}] * (TRACE_STEPS_MAX + 1), "invalid_body"),
+        ([{"type": "text", "text": "x" * (TRACE_BYTES_MAX // 2)}] * 2, "trace_too_large"),
+        ([{"type": "tool_call", "tool": "x", "arguments": {"x": "y" * TRACE_BYTES_MAX}}], "trace_too_large"),
     ],
 )
 def test_a_trace_that_does_not_fit_changes_nothing(furnished: Place, trace: object, code: str) -> None:
@@ -105,9 +105,9 @@ def test_a_trace_that_does_not_fit_changes_nothing(furnished: Place, trace: obje
 
 def test_what_was_done_before_the_recall_and_what_the_recall_answered_shows_nothing(furnished: Place) -> None:
     token, text = token_of(furnished), UNITS["checkout-procedure"][2]
-    said = {"type": "said", "text": "Per code-review/v1."}
-    answer = {"type": "shown", "text": f"{text} {token}", "tool": "bash"}
-    phrase = {"type": "said", "text": "Set the issue to in progress, then create a branch. Good."}
+    said = {"type": "text", "text": "Per code-review/v1."}
+    answer = {"type": "tool_result", "text": f"{text} {token}", "tool": "bash"}
+    phrase = {"type": "text", "text": "Set the issue to in progress, then create a branch. Good."}
     assert tell(furnished, token, trace=[said, answer, phrase]) == (204, None)
     record = record_of(furnished, token)
     assert (record["detected_used"], record["detected_missed"]) == (["checkout-procedure"], [])
@@ -119,7 +119,7 @@ def test_texts_are_those_of_then(furnished: Place) -> None:
     furnished.clock.advance(60)
     furnished.write("checkout-procedure", "v2", "PLAN-7: something else entirely, on gardens.")
     later = token_of(furnished, manifest_hint=["checkout-procedure"])
-    trace = [{"type": "said", "text": "Done by PLAN-7, instruction:local/x/checkout-procedure/v2."}]
+    trace = [{"type": "text", "text": "Done by PLAN-7, instruction:local/x/checkout-procedure/v2."}]
     for one in (token, later):
         assert tell(furnished, one, trace=trace) == (204, None)
     assert record_of(furnished, token)["detected"] == []
@@ -136,7 +136,7 @@ def test_what_another_recall_of_the_run_has_loaded_was_not_missed(furnished: Pla
 
 def test_in_shadow_every_unit_is_there_to_be_used(furnished: Place) -> None:
     token = token_of(furnished, shadow=True)
-    trace = [{"type": "said", "text": "Purchases above 500 dollars need an approval by finance."}]
+    trace = [{"type": "text", "text": "Purchases above 500 dollars need an approval by finance."}]
     assert tell(furnished, token, trace=trace) == (204, None)
     assert record_of(furnished, token)["detected_missed"] == ["budget-rules"]
 
@@ -171,7 +171,7 @@ def test_measures_are_told_by_both_and_an_untraced_recall_counts_in_one(furnishe
     assert (told["recalls"], told["closed"], told["miss_rate"], told["hit_at_k"]) == (4, 2, 0.0, 1.0)
     assert told["detected"] == {"traced": 2, "recall_at_k": 1.0, "hit_at_k": 1.0, "miss_rate": 0.5}
     days = furnished.ask("GET", f"/api/instructions/{AGENT}/days").json
-    assert days["days"][-1]["detected"] == days["whole"]["detected"] == told["detected"]
+    assert days["days"][-1]["detected"] == days["total"]["detected"] == told["detected"]
     assert days["days"][0]["detected"] == {"traced": 0, "recall_at_k": None, "hit_at_k": None, "miss_rate": None}
 
 
@@ -242,7 +242,7 @@ def test_a_heartbeat_of_the_client_shows_what_was_done_after_each_recall(furnish
 def test_what_the_index_says_of_a_unit_anyway_is_no_sign_that_it_was_loaded(at: Place) -> None:
     text = UNITS["code-review"][2]
     at.furnish([{**entry("code-review"), "description": f"About this: {text}"}, entry("checkout-procedure")])
-    trace = [{"type": "said", "text": text}]
+    trace = [{"type": "text", "text": text}]
     lazy, shadow = (token_of(at, "review a pull request", shadow=is_shadow) for is_shadow in (False, True))
     for token in (lazy, shadow):
         assert tell(at, token, trace=trace) == (204, None)

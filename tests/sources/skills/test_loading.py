@@ -8,8 +8,18 @@ import msgspec
 import pytest
 from tests.support.skill_folders import DESCRIPTION, library_of, names_in, rules_of, write_raw, write_skill
 
-from holdfast import Skill, SkillStore, SkillValidationError, UserError, default_skills_dir, load_skills
-from holdfast.sources.skills.library import check_skill, load_skill, read_skill_library, skill_roots
+from holdfast import UserError
+from holdfast.errors import SkillValidationError
+from holdfast.sources.skills.library import (
+    check_skill,
+    default_skills_dir,
+    load_skill,
+    load_skills,
+    read_skill_library,
+    skill_roots,
+)
+from holdfast.sources.skills.skill import Skill
+from holdfast.sources.skills.store import SkillStore
 from holdfast.sources.skills.validation import split_tools
 
 

@@ -22,7 +22,7 @@ import asyncio, json, sys
 from holdfast import Session, SimulatedProvider
 
 async def main(id, store):
-    async with Session.resume(id, store=store, wire=SimulatedProvider()) as session:
+    async with Session.resume(id, store=store, transport=SimulatedProvider()) as session:
         before = len(session.history)
         await session.send("Go on.")
         print(json.dumps([before, len(session.history)]))
@@ -39,7 +39,7 @@ def run(*arguments: str) -> str:
 
 async def test_a_session_is_resumed_by_another_process_with_the_same_bytes_in_front(postgres: str) -> None:
     prompt = "You are a patient tutor. " * 300
-    async with Session.create(system_prompt=prompt, store=postgres, wire=SimulatedProvider()) as session:
+    async with Session.create(system_prompt=prompt, store=postgres, transport=SimulatedProvider()) as session:
         await session.send("What is a prefix?")
         length = len(session.history)
     program = [sys.executable, "-c", GO_ON, session.id, postgres]

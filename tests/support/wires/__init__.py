@@ -19,6 +19,6 @@ class WireValues(msgspec.Struct, frozen=True):
 
 
 def wire_of(adapter: Adapter) -> WireValues:
-    found = importlib.import_module(f"wires.{adapter.name.replace('-', '_')}").VALUES
+    found = importlib.import_module(f"tests.support.wires.{adapter.name.replace('-', '_')}").VALUES
     assert isinstance(found, WireValues)
     return found

@@ -1,4 +1,4 @@
-"""What OpenAI's chat completions can spell; the strategies are those of every flavour of them."""
+"""What OpenAI's chat completions can spell; the strategies are those of every variant of them."""
 
 from hypothesis import strategies as st
 from tests.support import wire_values as values

@@ -97,6 +97,8 @@ def identifiers_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
                 yield node.lineno, name
+            case _:
+                pass
 
 
 def long_functions(root: Path) -> list[str]:

@@ -94,7 +94,7 @@ def _open_room(
     if wishes.simulate:
         from holdfast.simulator.provider import SimulatedProvider
 
-        options["wire"] = SimulatedProvider(models=setting.models, script=simulate_chat_reply)
+        options["transport"] = SimulatedProvider(models=setting.models, script=simulate_chat_reply)
     session = Session.resume(stored.session_id, **options) if stored else Session.create(**options)
     warnings = WarningNoticeHandler(talk.notices)
     logger = logging.getLogger("holdfast")

@@ -13,7 +13,7 @@ from holdfast.ledger.cache.verdicts import Verdict
 from holdfast.ledger.calls import TurnCost, sum_turn_costs
 from holdfast.ledger.requests.format import strip_control_characters
 from holdfast.runtime.context_report import ContextUse
-from holdfast.runtime.next_wake import SessionCacheState
+from holdfast.runtime.session_cache import SessionCacheState
 from holdfast.types.prompt import Plan
 from holdfast.types.usage import Usage
 

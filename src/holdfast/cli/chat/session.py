@@ -86,7 +86,7 @@ class ChatSession:
         # The session's counters are cumulative: the turn is the difference between two readings.
         cost, usage = self.session.cost - cost_before, subtract_usage(usage_before, self.session.usage)
         if usage.tokens_sent or cost:
-            cached = self.session.cache_state()
+            cached = self.session.cache.state()
             warm = cached.expires_at - system_clock() if cached.tokens else 0.0
             total = self.session.cost
             self.screen.show_note(

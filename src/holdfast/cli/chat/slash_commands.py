@@ -106,7 +106,7 @@ def _cache(room: ChatSession, argument: str) -> None:
     for entry in iter_entries(room.log.read(session.id), room.settings.models):
         verdict = entry.verdict or verdict
     room.screen.show_lines(
-        *format_cache_lines(session.cache_state(), session.next_wake(), room.plan, verdict, at=system_clock())
+        *format_cache_lines(session.cache.state(), session.cache.next_wake(), room.plan, verdict, at=system_clock())
     )
 
 

@@ -110,7 +110,7 @@ async def _play(
         events = list(log.read(session.id))
     finally:
         log.close()
-    total = compute_bill(iter_calls(events), model, keeping_usd=explicit_cache_cost_usd(events))
+    total = compute_bill(iter_calls(events), model, explicit_cache_usd=explicit_cache_cost_usd(events))
     _conclude(tuple(iter_calls(events)), total, show, as_json=as_json, stored_id=session.id if keep else None)
     if not model.supports_prompt_caching:
         show(f'Caching is off for this route. To turn it on: [models."{model.id}"] supports_prompt_caching = true')

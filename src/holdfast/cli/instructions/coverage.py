@@ -105,7 +105,7 @@ def _show_diff(diff: "CoverageDiff") -> None:
 
 def _show_failures(line: str, failures: "Sequence[FailedProbe]") -> None:
     for failure in failures:
-        click.echo(line.format(query=repr(failure.query), found=failure.taken_by or "nothing"))
+        click.echo(line.format(query=repr(failure.query), found=failure.found_instead or "nothing"))
 
 
 def _percent(share: float | None) -> str:

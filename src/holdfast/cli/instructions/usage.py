@@ -88,7 +88,7 @@ def usage(
 
     With --trace or --session, usage is detected from what the agent did after the recall and shown beside its own
     report; without a token, for every recall of the agent whose result is in the trace. A trace is JSON lines of steps
-    ({"type": "said", "text"}, {"type": "called", "tool", "arguments"}, {"type": "shown", "text", "tool"}),
+    ({"type": "text", "text"}, {"type": "tool_call", "tool", "arguments"}, {"type": "tool_result", "text", "tool"}),
     recorded conversations, or a Claude Code transcript.
     """
     from holdfast.errors import UserError

@@ -134,7 +134,7 @@ def list_knowledge(category: str | None, workspace: str, as_json: bool) -> None:
 
     items = [item for item in list_knowledge_items(_folder(workspace)[0]) if category in (None, item.category)]
     if as_json:
-        _print_json([{**msgspec.to_builtins(item), "held_back": item.exclusion_reason} for item in items])
+        _print_json([{**msgspec.to_builtins(item), "exclusion_reason": item.exclusion_reason} for item in items])
         return
     for item in items:
         reason = f"  [{item.exclusion_reason}]" if item.exclusion_reason else ""

@@ -48,7 +48,7 @@ def command(
     )
     with open_configured_store(db) as log:
         snapshot = load_compaction_snapshot(log, resolve_session_id(log, session_id))
-        proposal = propose_compaction(snapshot, config, "asked")
+        proposal = propose_compaction(snapshot, config, "requested")
         if not dry_run and not isinstance(proposal, NoCompaction):
             _append(log, snapshot, proposal)
     if as_json:

@@ -161,7 +161,7 @@ def _expired_cache_steps(log: "EventLog", stored: "StoredConversation") -> "Step
     async def tidy(context: StepContext) -> str:
         del context
         proposal = propose_compaction(
-            load_compaction_snapshot(log, stored.state.session_id), CompactionConfig(), "cold"
+            load_compaction_snapshot(log, stored.state.session_id), CompactionConfig(), "cache_expired"
         )
         if isinstance(proposal, NoCompaction):
             return proposal.reason

@@ -9,7 +9,7 @@ from holdfast.cli.chat.format import FILLS, divide_bar_cells
 from holdfast.cli.format import CommandGroup, format_count
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.ledger.accounting import LedgerEntry
-from holdfast.ledger.layers import LayerRun
+from holdfast.ledger.layers import LayerSize
 from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ LABEL_CHARACTERS = 32
 """Room beside a bar for the call's number and verdict."""
 
 
-LayerSizesByRequest = Mapping[str, Sequence[LayerRun]]
+LayerSizesByRequest = Mapping[str, Sequence[LayerSize]]
 
 
 def draw_calls(entries: Sequence[LedgerEntry], strata: LayerSizesByRequest, width: int) -> list[str]:
@@ -309,7 +309,7 @@ def draw_calls(entries: Sequence[LedgerEntry], strata: LayerSizesByRequest, widt
 
 
 def _line(
-    entry: LedgerEntry, parts: Sequence[LayerRun], fills: Mapping[str, str], cells_max: int, *, longest: int
+    entry: LedgerEntry, parts: Sequence[LayerSize], fills: Mapping[str, str], cells_max: int, *, longest: int
 ) -> str:
     tokens_sent = entry.record.usage.tokens_sent
     cells = max(1, round(cells_max * tokens_sent / longest)) if longest else 1

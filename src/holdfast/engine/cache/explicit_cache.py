@@ -9,8 +9,7 @@ import msgspec
 from holdfast.economics.cost import storage_usd
 from holdfast.engine.conversation import Conversation
 from holdfast.errors import ProviderError
-from holdfast.events.payloads.cache import ExplicitCacheChanged
-from holdfast.events.payloads.session import ExplicitCacheAction
+from holdfast.events.payloads.cache import ExplicitCacheAction, ExplicitCacheChanged
 from holdfast.planning.explicit_cache import (
     CreateCache,
     ExplicitCacheConfig,

@@ -15,10 +15,10 @@ from holdfast.engine.reducer import open_tool_calls
 from holdfast.engine.request_draft import build_sent_view
 from holdfast.errors import HoldfastError
 from holdfast.events.log import Event
-from holdfast.events.payloads.cache import CachePinged
+from holdfast.events.payloads.cache import CachePinged, PingKind
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallStarted, ModelSwitched
 from holdfast.events.payloads.compaction import ContextCompacted
-from holdfast.events.payloads.session import PingKind, SessionEnded, TurnStarted
+from holdfast.events.payloads.session import SessionEnded, TurnStarted
 from holdfast.layers.assemble import assemble_prompt
 from holdfast.planning.adaptive_policy import plan_session_ping
 from holdfast.planning.breakpoints import can_carry_breakpoint

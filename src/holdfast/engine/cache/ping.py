@@ -12,8 +12,7 @@ from holdfast.catalog.schema import Model
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.conversation import Conversation
 from holdfast.errors import ProviderError
-from holdfast.events.payloads.cache import CachePinged
-from holdfast.events.payloads.session import PingKind
+from holdfast.events.payloads.cache import CachePinged, PingKind
 from holdfast.providers.adapter import PingAdapter, model_capabilities
 from holdfast.providers.registry import get_adapter
 from holdfast.providers.wire_request import OnRetry, read_whole_response
@@ -48,9 +47,9 @@ def build_ping_parameters(parameters: Parameters, model: Model) -> Parameters | 
             return f"{model.id} is not known to cache"
         case "prefix":
             return f"{model.id} caches automatically, and takes no breakpoints"
-        case "marks" if not isinstance(adapter, PingAdapter):
+        case "breakpoints" if not isinstance(adapter, PingAdapter):
             return f"pings are not supported for {model.provider}"
-        case "marks":
+        case "breakpoints":
             emptied = adapter.ping_parameters(parameters)
             conflict = adapter.find_ping_conflict(emptied)
             return f"{model.provider} refuses a ping with {conflict}" if conflict else emptied
@@ -118,7 +117,7 @@ async def send_ping(conversation: Conversation, body: bytes, ping: PingSpec) -> 
 
 def _no_late_retry(ping: PingSpec) -> OnRetry | None:
     """Refresh pings are not retried: by then the cache may have expired, and the retry would pay for a full write."""
-    return None if ping.kind == "warm" else _raise_failure
+    return None if ping.kind == "prewarm" else _raise_failure
 
 
 def _raise_failure(attempt: int, error: ProviderError) -> None:

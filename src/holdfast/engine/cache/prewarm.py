@@ -50,7 +50,7 @@ async def prewarm(conversation: Conversation) -> PrewarmResult:
         )
     body = buffer.render(deps.adapter.request_head(parameters), breakpoints)
     ping_request = PingSpec(
-        "warm",
+        "prewarm",
         breakpoints[-1].ttl,
         conversation.state.calibration.correct_estimate(buffer.tokens_total),
         "the caller asked for it",

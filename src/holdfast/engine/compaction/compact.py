@@ -125,10 +125,10 @@ def propose_compaction(
     """
     if snapshot.state.profile == "seed":
         # The automatic trigger has already checked the prompt's size, so the limit for explicit requests is lifted.
-        seed = config if trigger == "asked" else msgspec.structs.replace(config, max_estimated_tokens=0)
+        seed = config if trigger == "requested" else msgspec.structs.replace(config, max_estimated_tokens=0)
         return propose_seed_summary(snapshot, seed, trigger)
     checkpoint = _checkpoint(snapshot, config, trigger, tail_tokens_max)
-    if trigger in ("asked", "overflow") or not config.clear:
+    if trigger in ("requested", "overflow") or not config.clear:
         return checkpoint
     clearing = propose_clearing(snapshot, config, trigger)
     if isinstance(clearing, NoCompaction) or _saved_usd(clearing) <= 0:
@@ -191,7 +191,7 @@ def propose_seed_summary(
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
         numbers=_unchanged_numbers(outlook),
-        segments=(SummarySegment("record", join_text_blocks(summary.messages[0].content)),),
+        segments=(SummarySegment("facts", join_text_blocks(summary.messages[0].content)),),
         role=summary_role(snapshot),
         thinking_dropped=snapshot.model.cache.binds_thinking,
     )
@@ -228,7 +228,7 @@ def _checkpoint(
         tokens_after=0,
         numbers=_unchanged_numbers(outlook),
         segments=(
-            SummarySegment("record", render_summary(summary, recall=_has_recall_tool(state))),
+            SummarySegment("facts", render_summary(summary, recall=_has_recall_tool(state))),
             SummarySegment("note", render_resume_note(recent=cut.stop < len(state.entries))),
         ),
         role=summary_role(snapshot),
@@ -317,8 +317,8 @@ def _measure(snapshot: CompactionSnapshot, draft: RequestDraft, after: SessionSt
     summary_tokens = sum(size for size, entry in changed if is_summary(entry))
     return compute_compaction_numbers(
         compaction_outlook(snapshot),
-        head_tokens=round((draft.prefix_tokens + sum(sizes[:unchanged])) * factor),
-        record_tokens=round(summary_tokens * factor),
+        stable_prefix_tokens=round((draft.prefix_tokens + sum(sizes[:unchanged])) * factor),
+        summary_tokens=round(summary_tokens * factor),
         kept_tokens=round((sum(size for size, _ in changed) - summary_tokens) * factor),
     )
 
@@ -326,7 +326,7 @@ def _measure(snapshot: CompactionSnapshot, draft: RequestDraft, after: SessionSt
 def _unchanged_numbers(outlook: CompactionOutlook) -> CompactionNumbers:
     messages = max(0, outlook.prompt_tokens - outlook.stable_prefix_tokens)
     return compute_compaction_numbers(
-        outlook, head_tokens=outlook.stable_prefix_tokens, record_tokens=0, kept_tokens=messages
+        outlook, stable_prefix_tokens=outlook.stable_prefix_tokens, summary_tokens=0, kept_tokens=messages
     )
 
 

@@ -48,7 +48,7 @@ async def add_llm_summary(
     dropped = (f"{llm_summary.dropped} lines of the model's summary were dropped",) if llm_summary.dropped else ()
     event = msgspec.structs.replace(
         proposal.event,
-        segments=(summary_segment, SummarySegment("prose", llm_summary.text), note_segment)
+        segments=(summary_segment, SummarySegment("llm_summary", llm_summary.text), note_segment)
         if llm_summary.text
         else (summary_segment, note_segment),
         usage=summary.usage,

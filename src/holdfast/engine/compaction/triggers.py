@@ -53,7 +53,9 @@ async def compact_on_request(
     """Compact on the user's request, if it helps; with `seed` by the rules of seed 002."""
     snapshot = snapshot_conversation(conversation)
     # This reads the whole conversation, so it runs in a thread and does not block the event loop.
-    proposal = await asyncio.to_thread(propose_seed_summary if seed else propose_compaction, snapshot, config, "asked")
+    proposal = await asyncio.to_thread(
+        propose_seed_summary if seed else propose_compaction, snapshot, config, "requested"
+    )
     await report_changed_messages(conversation)
     if isinstance(proposal, CompactionProposal):
         proposal = await _with_llm_summary(conversation, snapshot, proposal, config)

@@ -59,7 +59,7 @@ def _takes_breakpoint(request: ClientRequest) -> bool:
     if isinstance(options, dict) and options.get("mode") == "explicit":
         return False
     rules = request.model.cache
-    return rules.kind == "breakpoints" and len(request.wire_request.plan.breakpoints) + 1 < rules.breakpoints_max
+    return rules.kind == "hybrid" and len(request.wire_request.plan.breakpoints) + 1 < rules.breakpoints_max
 
 
 def _with_breakpoint(value: object, part_type: str) -> object:

@@ -78,7 +78,7 @@ class ContextRecoverySteps:
     async def _disable(self, context: StepContext) -> str:
         numbers = measure_conversation(self._conversation.state)
         await self._conversation.record(
-            "system", CompactionSkipped("asked", f"switched off by {context.incident}", numbers, is_final=True)
+            "system", CompactionSkipped("requested", f"switched off by {context.incident}", numbers, is_final=True)
         )
         return "automatic compaction is off until the next user message"
 

@@ -149,7 +149,7 @@ class _Recovery:
         if not breakpoints:
             raise UserError("the request had no breakpoints")
         short = shortest_ttl(self._conversation.deps.model.cache)
-        if classify_breakpoint_problem(str(self.refused)) == "lifetimes" and any(
+        if classify_breakpoint_problem(str(self.refused)) == "ttl" and any(
             breakpoint.ttl != short for breakpoint in breakpoints
         ):
             limit = ProviderLimited(context.scenario.value, shortest_ttl_only=True)

@@ -1,1 +1,1 @@
-"""TODO"""
+"""The payload of every event type, by subject, and their union."""

@@ -1,15 +1,18 @@
-"""Events for cache controls that users set while a session runs."""
+"""Cache events: controls that users set, explicit caches, pings, and what was learned about the provider."""
 
 from decimal import Decimal
+from typing import Literal
 
 from holdfast.events.cache_controls import TtlSetting
 from holdfast.events.payloads.base import Payload
-from holdfast.events.payloads.session import ExplicitCacheAction, PingKind
 from holdfast.types.prompt import Ttl
 from holdfast.types.usage import Usage
 
+ExplicitCacheAction = Literal["created", "extended", "deleted", "lost", "refused"]
+PingKind = Literal["refresh", "upgrade", "prewarm"]
 
-class CacheControlsApplied(Payload, frozen=True, tag="cache.controlled"):
+
+class CacheControlsApplied(Payload, frozen=True, tag="cache.controls_applied"):
     """The cache controls that apply to the following requests.
 
     After a cache invalidation, `nonce` precedes the stable system prompt and `cache_key` replaces the session id.
@@ -28,7 +31,7 @@ class CacheControlsApplied(Payload, frozen=True, tag="cache.controlled"):
     refreshes: int = 0
 
 
-class ExplicitCacheChanged(Payload, frozen=True, tag="cache.kept"):
+class ExplicitCacheChanged(Payload, frozen=True, tag="cache.explicit_cache"):
     """A change of an explicit cache at the provider.
 
     Storage is paid in advance at creation and extension. Deleting early is recorded as a negative storage cost, so that

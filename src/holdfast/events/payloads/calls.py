@@ -1,4 +1,4 @@
-"""Events for requests of other clients that pass through the gateway."""
+"""Events of model calls: the request as prepared or forwarded, its result, and the choice of the model."""
 
 from decimal import Decimal
 

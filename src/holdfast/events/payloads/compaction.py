@@ -13,7 +13,7 @@ from holdfast.types.usage import Usage
 # seed's rules.
 CompactionStrategy = Literal["clear", "checkpoint", "seed"]
 
-CompactionTrigger = Literal["asked", "cold", "money", "soft", "hard", "overflow"]
+CompactionTrigger = Literal["requested", "cache_expired", "money", "soft", "hard", "overflow"]
 
 
 class CompactionNumbers(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class CompactionNumbers(msgspec.Struct, frozen=True):
 class SummarySegment(msgspec.Struct, frozen=True):
     """A part of the summary: facts extracted by rule, the LLM summary, or a note on how to continue."""
 
-    kind: Literal["record", "prose", "note"]
+    kind: Literal["facts", "llm_summary", "note"]
     text: str
 
 
@@ -78,7 +78,7 @@ class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
     notes: tuple[str, ...] = ()
 
 
-class CompactionSkipped(Payload, frozen=True, tag="context.compaction_refused"):
+class CompactionSkipped(Payload, frozen=True, tag="context.compaction_skipped"):
     """A compaction was due but would not help.
 
     It is tried again after some calls, or if `is_final` after the next user message.

@@ -85,7 +85,7 @@ class ViewRepair(Payload, frozen=True):
     reason: str
 
 
-class ContextRepaired(ViewRepair, frozen=True, tag="context.mended"):
+class ContextRepaired(ViewRepair, frozen=True, tag="context.repaired"):
     """Splices are in ascending order."""
 
     splices: tuple[Splice, ...]

@@ -1,7 +1,4 @@
-"""All event payloads as one closed union: every fold must handle a new case.
-
-Usage is in disjoint buckets. External text is redacted before it enters an error message.
-"""
+"""Events of a session and its turns: messages, injected context, delegation, skills and memory files."""
 
 from decimal import Decimal
 from typing import Literal
@@ -109,12 +106,6 @@ class ContextInjected(Payload, frozen=True, tag="context.injected"):
     text: str
     ephemeral: bool = False
     section: Literal["messages", "system"] = "messages"
-
-
-ExplicitCacheAction = Literal["created", "extended", "deleted", "lost", "refused"]
-
-
-PingKind = Literal["refresh", "upgrade", "warm"]
 
 
 class DelegationStarted(Payload, frozen=True, tag="delegation.started"):

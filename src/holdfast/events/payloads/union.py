@@ -31,12 +31,14 @@ from holdfast.events.payloads.session import (
     TurnCompleted,
     TurnStarted,
 )
-from holdfast.events.payloads.tools import ToolCalled as ToolCalled
-from holdfast.events.payloads.tools import ToolCompleted as ToolCompleted
-from holdfast.events.payloads.tools import ToolConfirmationRequested as ToolConfirmationRequested
-from holdfast.events.payloads.tools import ToolConfirmationResolved as ToolConfirmationResolved
-from holdfast.events.payloads.tools import ToolFailed as ToolFailed
-from holdfast.events.payloads.tools import ToolInputInvalid as ToolInputInvalid
+from holdfast.events.payloads.tools import (
+    ToolCalled,
+    ToolCompleted,
+    ToolConfirmationRequested,
+    ToolConfirmationResolved,
+    ToolFailed,
+    ToolInputInvalid,
+)
 
 AnyPayload = (
     SessionStarted

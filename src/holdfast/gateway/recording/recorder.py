@@ -331,7 +331,7 @@ def _head_digest(wire: WireRequest) -> str:
 
 
 def _block_digests(wire: WireRequest) -> tuple[str, ...]:
-    entries = wire.prompt.passages
+    entries = wire.prompt.entries
     return tuple(
         _short_digest(msgspec.json.encode((entry.role, block))) for entry in entries for block in entry.content
     )

@@ -144,7 +144,7 @@ def _rewrite_openai(body: JsonObject, row: Model, edits: RequestEdits, adapter: 
         body[prompt_member] = append_message(
             convert_text_to_parts(body[prompt_member], part_type, RESPONSES_ROLES),
             {"role": role, "content": edits.moved_text},
-            breakpoint_in=part_type if row.cache.kind == "breakpoints" and has_free_breakpoint else None,
+            breakpoint_in=part_type if row.cache.kind == "hybrid" and has_free_breakpoint else None,
         )
     return body
 
@@ -155,7 +155,7 @@ def _rewrite_openrouter(body: JsonObject, row: Model, edits: RequestEdits, adapt
     else:
         sort_request_tools(body, edits)
     body["messages"] = convert_text_to_parts(body["messages"], "text", openrouter.BREAKPOINT_ROLES)
-    if row.cache.kind == "marks":
+    if row.cache.kind == "explicit":
         if edits.should_fix(TTLS_UNORDERED) and order_ttls(body):
             edits.record_change(TTLS_UNORDERED, "breakpoints")
         if edits.should_fix(BREAKPOINTS_MISSING):
@@ -230,7 +230,7 @@ def _merge_extra_body(rewritten: RewrittenRequest) -> JsonObject:
 
 def _previous_end(wire: WireRequest, draft: RequestDraft) -> int | None:
     """Index of the last block of the previous request: the one before the newest assistant message."""
-    entries = wire.prompt.passages
+    entries = wire.prompt.entries
     newest = next((index for index in range(len(entries) - 1, -1, -1) if entries[index].role == "assistant"), 0)
     blocks_before = len(draft.buffer.blocks) - sum(len(draft.encode_entry(entry)) for entry in entries[newest:])
     return blocks_before - 1 if newest and blocks_before > 0 else None
@@ -313,7 +313,7 @@ def _check_same_content(before: WireRequest, after: WireRequest, moved: str) -> 
 
 
 def _content_blocks(wire: WireRequest) -> list[tuple[Role, Block]]:
-    return [(entry.role, block) for entry in wire.prompt.passages for block in entry.content]
+    return [(entry.role, block) for entry in wire.prompt.entries for block in entry.content]
 
 
 def _comparable_parameters(wire: WireRequest) -> Parameters:

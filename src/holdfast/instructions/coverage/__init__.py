@@ -1,1 +1,1 @@
-"""TODO"""
+"""Coverage: whether intents and their paraphrases find the units of a manifest."""

@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.instructions.context import InstructionContext, manifest_not_found_error
-from holdfast.instructions.coverage.measure import gate_queries, measure_all_units
+from holdfast.instructions.context import InstructionContext
+from holdfast.instructions.coverage.measure import gate_queries, measure_unit
 from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.models import FailedProbe, UnitCoverage
 from holdfast.instructions.recall.ranking import InstructionSet
@@ -32,8 +32,8 @@ class MeasuredUnit(msgspec.Struct, frozen=True):
 class UnitChange(msgspec.Struct, frozen=True, kw_only=True):
     """`before` and `after` are shares of queries; the verdict is unknown if one version has no intents.
 
-    `found` and `lost` are queries of both versions whose result changed; `failing` are queries of the later version
-    only that do not find the unit.
+    `newly_found` and `newly_missed` are queries of both versions whose result changed; `failing` are queries of the
+    later version only that do not find the unit.
     """
 
     unit: str
@@ -63,20 +63,14 @@ def compare_coverage(earlier: Sequence[MeasuredUnit], later: Sequence[MeasuredUn
     before = {unit.coverage.unit: unit for unit in earlier}
     after = {unit.coverage.unit: unit for unit in later}
     changed = (_compare_unit(name, before.get(name), unit) for name, unit in after.items())
-    gone = (
-        UnitChange(unit=name, verdict="gone", before=unit.coverage.coverage_pct)
-        for name, unit in before.items()
-        if name not in after
-    )
+    removed = [(name, unit.coverage.coverage_pct) for name, unit in before.items() if name not in after]
+    gone = (UnitChange(unit=name, verdict="gone", before=share) for name, share in removed)
     return (*changed, *gone)
 
 
 def compare_manifest_versions(context: InstructionContext, agent_name: str, version: str) -> CoverageDiff:
     """Compare the current manifest with an earlier version. Files are read as they are now. Raises InstructionError."""
-    agent = context.records.agent(agent_name)
-    manifest = context.records.manifest(agent.id) if agent else None
-    if agent is None or manifest is None:
-        raise manifest_not_found_error(agent_name)
+    agent, manifest = context.require_manifest(agent_name)
     old = context.records.find_manifest_version(agent.id, version)
     if old is None:
         raise InstructionError("manifest_not_found", f"agent {agent_name[:80]!a} never had a manifest {version[:80]!a}")
@@ -87,13 +81,8 @@ def compare_manifest_versions(context: InstructionContext, agent_name: str, vers
 
 
 def measure_units(instruction_set: InstructionSet, settings: InstructionSettings) -> tuple[MeasuredUnit, ...]:
-    units = measure_all_units(
-        instruction_set, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor
-    )
-    return tuple(
-        MeasuredUnit(unit, gate_queries(entry))
-        for unit, entry in zip(units, instruction_set.manifest.body, strict=True)
-    )
+    entries = instruction_set.manifest.body
+    return tuple(MeasuredUnit(measure_unit(instruction_set, entry, settings), gate_queries(entry)) for entry in entries)
 
 
 def _compare_unit(name: str, earlier: MeasuredUnit | None, later: MeasuredUnit) -> UnitChange:

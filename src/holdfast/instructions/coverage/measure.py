@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.instructions.models import CoverageRun, FailedProbe, ManifestEntry, Probe, UnitCoverage
 from holdfast.instructions.recall.ranking import InstructionSet
+from holdfast.instructions.settings import InstructionSettings
 from holdfast.retrieval.paraphrases import generate_paraphrases, generate_probes
 
 # Seed 003, sections 21.5.4 and 21.5.5: the gate asks for at least 80 % of the paraphrases within the first 3; daily
@@ -31,19 +32,14 @@ def scale_k(units: int) -> int:
     return min(GATE_K, max(1, units // 3))
 
 
-def measure_unit(
-    instruction_set: InstructionSet, entry: ManifestEntry, *, scaled_is_binding: bool = False, use_floor: bool = True
-) -> UnitCoverage:
+def measure_unit(instruction_set: InstructionSet, entry: ManifestEntry, settings: InstructionSettings) -> UnitCoverage:
     """Measure one unit by its intents. Guarantee, hints and lifts are left out, because they would always pass."""
+    use_floor = settings.use_floor
     rankings = [(query, rank_unit_names(instruction_set, query, use_floor=use_floor)) for query in gate_queries(entry)]
     units = len(instruction_set.manifest.body)
     # A random ranking has the unit among the first k with probability k / n.
     chance = min(1.0, GATE_K / units)
-    queries = generate_probes(entry.load_triggers.intents, entry.description, count=PROBES_PER_UNIT)
-    hits = sum(
-        entry.name in rank_unit_names(instruction_set, query, use_floor=use_floor)[:PROBE_K] for query in queries
-    )
-    hit_at_10 = hits / len(queries) if queries else None
+    hit_at_10, probe_count = measure_hit_share(instruction_set, entry, use_floor=use_floor)
     if not rankings:
         return UnitCoverage(
             unit=entry.name,
@@ -51,7 +47,7 @@ def measure_unit(
             passed=True,
             chance=chance,
             hit_at_10=hit_at_10,
-            probe_count=len(queries),
+            probe_count=probe_count,
             status="no_probes",
         )
     share = _share(rankings, entry.name, GATE_K)
@@ -65,35 +61,35 @@ def measure_unit(
     return UnitCoverage(
         unit=entry.name,
         coverage_pct=share,
-        passed=(scaled if scaled_is_binding else share) >= GATE_SHARE_MIN,
+        passed=(scaled if settings.scaled_is_binding else share) >= GATE_SHARE_MIN,
         scaled_pct=scaled,
         chance=chance,
         hit_at_10=hit_at_10,
-        probe_count=len(queries),
+        probe_count=probe_count,
         failures=tuple(failed_probes),
     )
 
 
 def gate_queries(entry: ManifestEntry) -> tuple[str, ...]:
-    """The queries that the gate measures a unit with."""
-    return tuple(
-        query
-        for intent in entry.load_triggers.intents
-        for query in generate_paraphrases(intent, PARAPHRASES_PER_INTENT)
-    )
+    intents = entry.load_triggers.intents
+    return tuple(query for intent in intents for query in generate_paraphrases(intent, PARAPHRASES_PER_INTENT))
 
 
-def measure_all_units(
-    instruction_set: InstructionSet, *, scaled_is_binding: bool = False, use_floor: bool = True
-) -> tuple[UnitCoverage, ...]:
-    return tuple(
-        measure_unit(instruction_set, entry, scaled_is_binding=scaled_is_binding, use_floor=use_floor)
-        for entry in instruction_set.manifest.body
-    )
+def measure_hit_share(
+    instruction_set: InstructionSet, entry: ManifestEntry, *, use_floor: bool
+) -> tuple[float | None, int]:
+    """The share of a unit's probes that find it in the first PROBE_K, None without probes, and their number."""
+    queries = generate_probes(entry.load_triggers.intents, entry.description, count=PROBES_PER_UNIT)
+    hits = sum(entry.name in rank_unit_names(instruction_set, query, use_floor=use_floor) for query in queries)
+    return (hits / len(queries) if queries else None), len(queries)
+
+
+def measure_all_units(instruction_set: InstructionSet, settings: InstructionSettings) -> tuple[UnitCoverage, ...]:
+    return tuple(measure_unit(instruction_set, entry, settings) for entry in instruction_set.manifest.body)
 
 
 def run_probes(
-    instruction_set: InstructionSet, curated: Iterable[Probe], *, use_floor: bool = True
+    instruction_set: InstructionSet, curated: Iterable[Probe], *, use_floor: bool
 ) -> tuple[ProbeResult, ...]:
     results = []
     for probe in curated:
@@ -116,9 +112,10 @@ def classify_coverage(unit: UnitCoverage) -> str:
 
 
 def rank_unit_names(instruction_set: InstructionSet, query: str, *, use_floor: bool) -> tuple[str, ...]:
+    """The first PROBE_K units, best first; with `use_floor` only relevant ones."""
     floor = instruction_set.index.floor if use_floor else 0.0
-    places = instruction_set.rank(query).units
-    return tuple(place.id for place in places if place.relevance >= floor)[:PROBE_K]
+    ranked_units = instruction_set.rank(query).units
+    return tuple(unit.id for unit in ranked_units if unit.relevance >= floor)[:PROBE_K]
 
 
 def _share(rankings: Sequence[tuple[str, tuple[str, ...]]], name: str, k: int) -> float:

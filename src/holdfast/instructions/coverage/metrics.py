@@ -51,9 +51,10 @@ def compute_recall_metrics(
 ) -> RecallMetrics:
     recalls = [record for record in records if record.event_type == "recall"]
     closed = [record for record in recalls if record.audit_closed is not None]
-    recall_at_k, hit_at_k, miss_rate = _rates(
-        [_Use(_first(record, k), record.used_chunks, record.missed_chunks) for record in closed]
-    )
+    reported = [_Use(_first(record, k), record.used_chunks, record.missed_chunks) for record in closed]
+    recall_at_k, hit_at_k, miss_rate = _rates(reported)
+    analysed = [record for record in recalls if record.detected is not None]
+    traced = [_Use(_first(record, k), record.detected_used, record.detected_missed) for record in analysed]
     relevance = _relevance(closed, entries)
     return RecallMetrics(
         k,
@@ -70,15 +71,7 @@ def compute_recall_metrics(
             for name, share in relevance.items()
             if share < GUARANTEED_RELEVANCE_MIN
         ),
-        _by_traces(recalls, k),
-    )
-
-
-def _by_traces(recalls: Sequence[AuditRecord], k: int) -> TraceMetrics:
-    traced = [record for record in recalls if record.detected is not None]
-    return TraceMetrics(
-        len(traced),
-        *_rates([_Use(_first(record, k), record.detected_used, record.detected_missed) for record in traced]),
+        TraceMetrics(len(traced), *_rates(traced)),
     )
 
 

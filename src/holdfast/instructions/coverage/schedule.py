@@ -1,4 +1,7 @@
-"""Schedule coverage runs: daily, after a skipped gate, and before a new encoder is activated."""
+"""Schedule coverage runs: daily, after a skipped gate, and before a new encoder is activated.
+
+Also turns a weekly sample of real intents into probes, with personal text removed. Work yields between two agents.
+"""
 
 import hashlib
 import re
@@ -13,6 +16,7 @@ from holdfast.instructions.coverage.measure import measure_all_units
 from holdfast.instructions.coverage.metrics import METRICS_WINDOW_MS
 from holdfast.instructions.models import Agent, AuditRecord, CoverageRun, Manifest, Probe
 from holdfast.instructions.recall.answer import write_audit_record
+from holdfast.instructions.recall.ranking import InstructionSet
 from holdfast.retrieval.bm25 import extract_terms
 from holdfast.retrieval.encoders.registry import (
     configured_name,
@@ -25,43 +29,59 @@ from holdfast.types.redaction import redact_secrets
 
 DAY_MS = 86_400_000
 
-
 # A skipped gate must be made up for within 7 days; the run is due from one day after the publication.
 RECERT_LEAD_MS = 6 * DAY_MS
-
-
 NO_ENCODER = "none"
 
+# Seed 003, section 21.5.5: one in ten of a week's recalls.
+SAMPLE_ONE_IN = 10
+SAMPLES_MAX = 100
+PROBE_TERMS_MIN = 2
+PROBE_CHARACTERS_MAX = 400
+INTENT_CHARACTERS_READ = 2_000
+SAMPLED_PROBE_PREFIX = "real-"
+CALIBRATION_LEASE_PREFIX = "calibrate:"
 
-def measure_coverage(
-    context: InstructionContext,
-    agent: Agent,
-    manifest: Manifest,
-    *,
-    kind: Literal["daily", "recert"],
-) -> CoverageRun:
-    """Measure the active texts with the encoder in use; a re-certification owed after a skipped gate stays owed."""
-    last = context.records.coverage(agent.id)
-    started = context.now()
-    instruction_set = context.instruction_sets.build(agent, manifest)
-    settings = context.settings
-    units = measure_all_units(
-        instruction_set, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor
-    )
-    return CoverageRun(
-        id=context.new_id("coverage"),
-        agent_id=agent.id,
-        manifest_version=manifest.version,
-        model_id=instruction_set.index.embedding_model_version,
-        kind=kind,
-        started_at=started,
-        finished_at=context.now(),
-        recert_due=last.recert_due if last is not None and last.manifest_version == manifest.version else None,
-        units=units,
-    )
-
+_PERSONAL = (
+    (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "[email]"),
+    (re.compile(r"\b[a-z][a-z0-9+.-]*://\S+|\bwww\.\S+", re.I), "[link]"),
+    (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{12,}\b", re.I), "[id]"),
+    (re.compile(r"(?<!\w)@[\w.-]+"), "[name]"),
+    (re.compile(r"(?<!\w)(?:~|[A-Za-z]:\\|/)[^\s,;]*[/\\][^\s,;]*"), "[path]"),
+    (re.compile(r"\b(?:[A-Z]{2}\d{2}(?: ?\w{4}){3,7})\b"), "[number]"),
+    (re.compile(r"(?<!\w)[+#]?\d[\d\s().:/-]{2,}\d\b|\b\d{3,}\b"), "[number]"),
+    (re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof)\.? [A-Z][\w'-]+"), "[name]"),
+    # Two capitalised words in a row are usually a person's name; losing a product name does no harm.
+    (re.compile(r"(?<=[a-z,] )[A-Z][a-z'-]+(?: [A-Z][\w'-]+)+"), "[name]"),
+    (re.compile(r"\b(for|from|with|to|by|of) [A-Z][a-z'-]+\b"), r"\1 [name]"),
+    (re.compile(r"\"[^\"\n]{1,400}\"|“[^”\n]{1,400}”"), "[quote]"),
+)
 
 YieldControl = Callable[[], bool]
+"""Called between two units of work; False means stop."""
+
+
+class EncoderRefusal(msgspec.Struct, frozen=True):
+    """An encoder, a digest of the manifests it was tried with, and the agents whose manifests failed."""
+
+    encoder: str
+    manifests_digest: str
+    failed_agents: tuple[str, ...]
+
+
+class TimeSharing:
+    """Leave half of the time to foreground requests. `pause` sleeps for some seconds and returns whether to stop."""
+
+    def __init__(self, pause: Callable[[float], bool], clock: Callable[[], float]) -> None:
+        self._pause = pause
+        self._clock = clock
+        self._started = clock()
+
+    def yield_control(self) -> bool:
+        # Resting exactly as long as the work took leaves half of the time to requests.
+        is_stopped = self._pause(self._clock() - self._started)
+        self._started = self._clock()
+        return not is_stopped
 
 
 def never_yield() -> bool:
@@ -81,20 +101,48 @@ def run_due_coverage(context: InstructionContext, *, rest: YieldControl = never_
         # The daily run keeps recert_due, so that a passing daily measurement does not replace the re-certification.
         is_recert_due = last is not None and last.recert_due is not None and last.recert_due - RECERT_LEAD_MS <= now
         if is_old or is_recert_due:
-            context.records.add_coverage(
-                recertify(context, agent, manifest)
-                if is_recert_due
-                else measure_coverage(context, agent, manifest, kind="daily")
-            )
+            if is_recert_due:
+                run = recertify(context, agent, manifest)
+            else:
+                run = measure_coverage(context, agent, manifest, kind="daily")
+            context.records.add_coverage(run)
             measured.append(agent.id)
             if not rest():
                 break
     return tuple(measured)
 
 
+def measure_coverage(
+    context: InstructionContext, agent: Agent, manifest: Manifest, *, kind: Literal["daily", "recert"]
+) -> CoverageRun:
+    """Measure the active texts with the encoder in use; a re-certification owed after a skipped gate stays owed."""
+    last = context.records.coverage(agent.id)
+    run = run_coverage(context, context.instruction_sets.build(agent, manifest), kind=kind)
+    owed = last.recert_due if last is not None and last.manifest_version == manifest.version else None
+    return msgspec.structs.replace(run, recert_due=owed)
+
+
+def run_coverage(
+    context: InstructionContext, instruction_set: InstructionSet, *, kind: Literal["gate", "daily", "recert"]
+) -> CoverageRun:
+    started = context.now()
+    units = measure_all_units(instruction_set, context.settings)
+    return CoverageRun(
+        id=context.new_id("coverage"),
+        agent_id=instruction_set.manifest.agent_id,
+        manifest_version=instruction_set.manifest.version,
+        model_id=instruction_set.index.embedding_model_version,
+        kind=kind,
+        started_at=started,
+        finished_at=context.now(),
+        units=units,
+    )
+
+
 def recertify(context: InstructionContext, agent: Agent, manifest: Manifest) -> CoverageRun:
     """Run the gate that was skipped, and record the failing units in the audit log."""
     run = msgspec.structs.replace(measure_coverage(context, agent, manifest, kind="recert"), recert_due=None)
+    failing = [{"unit": unit.unit, "coverage_pct": unit.coverage_pct} for unit in run.units if not unit.passed]
     write_audit_record(
         context,
         AuditRecord(
@@ -107,22 +155,10 @@ def recertify(context: InstructionContext, agent: Agent, manifest: Manifest) -> 
             audit_token=context.new_id("audi"),
             created_at=run.started_at,
             event_type="recert",
-            detail={
-                "units": [
-                    {"unit": unit.unit, "coverage_pct": unit.coverage_pct} for unit in run.units if not unit.passed
-                ]
-            },
+            detail={"units": failing},
         ),
     )
     return run
-
-
-class EncoderRefusal(msgspec.Struct, frozen=True):
-    """An encoder, a digest of the manifests it was tried with, and the agents whose manifests failed."""
-
-    encoder: str
-    manifests_digest: str
-    failed_agents: tuple[str, ...]
 
 
 def activate_encoder(context: InstructionContext) -> tuple[str, ...]:
@@ -202,52 +238,12 @@ def _known_refusal(
 ) -> EncoderRefusal | None:
     stored = context.records.refused_encoder()
     last = msgspec.json.decode(stored, type=EncoderRefusal) if stored else None
-    return (
-        last
-        if last is not None and (last.encoder, last.manifests_digest) == (name, _manifests_digest(manifests))
-        else None
-    )
+    is_same = last is not None and (last.encoder, last.manifests_digest) == (name, _manifests_digest(manifests))
+    return last if is_same else None
 
 
 def _manifests_digest(manifests: Sequence[tuple[Agent, Manifest]]) -> str:
     return hashlib.sha256(" ".join(sorted(manifest.id for _, manifest in manifests)).encode()).hexdigest()
-
-
-SAMPLE_ONE_IN = 10
-
-
-SAMPLES_MAX = 100
-
-
-PROBE_TERMS_MIN = 2
-
-
-PROBE_CHARACTERS_MAX = 400
-
-
-INTENT_CHARACTERS_READ = 2_000
-
-
-SAMPLED_PROBE_PREFIX = "real-"
-
-
-CALIBRATION_LEASE_PREFIX = "calibrate:"
-
-
-_PERSONAL = (
-    (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "[email]"),
-    (re.compile(r"\b[a-z][a-z0-9+.-]*://\S+|\bwww\.\S+", re.I), "[link]"),
-    (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{12,}\b", re.I), "[id]"),
-    (re.compile(r"(?<!\w)@[\w.-]+"), "[name]"),
-    (re.compile(r"(?<!\w)(?:~|[A-Za-z]:\\|/)[^\s,;]*[/\\][^\s,;]*"), "[path]"),
-    (re.compile(r"\b(?:[A-Z]{2}\d{2}(?: ?\w{4}){3,7})\b"), "[number]"),
-    (re.compile(r"(?<!\w)[+#]?\d[\d\s().:/-]{2,}\d\b|\b\d{3,}\b"), "[number]"),
-    (re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof)\.? [A-Z][\w'-]+"), "[name]"),
-    # Two capitalised words in a row are usually a person's name; losing a product name does no harm.
-    (re.compile(r"(?<=[a-z,] )[A-Z][a-z'-]+(?: [A-Z][\w'-]+)+"), "[name]"),
-    (re.compile(r"\b(for|from|with|to|by|of) [A-Z][a-z'-]+\b"), r"\1 [name]"),
-    (re.compile(r"\"[^\"\n]{1,400}\"|“[^”\n]{1,400}”"), "[quote]"),
-)
 
 
 def redact_personal_text(intent: str) -> str:
@@ -298,21 +294,3 @@ def _is_sampled(record: AuditRecord) -> bool:
         return False
     # By digest of the id and not at random, so that every replica samples the same records.
     return int.from_bytes(hashlib.sha256(record.id.encode()).digest()[:4]) % SAMPLE_ONE_IN == 0
-
-
-"""Called between two units of work; False means stop."""
-
-
-class TimeSharing:
-    """Leave half of the time to foreground requests. `pause` sleeps for some seconds and returns whether to stop."""
-
-    def __init__(self, pause: Callable[[float], bool], clock: Callable[[], float]) -> None:
-        self._pause = pause
-        self._clock = clock
-        self._started = clock()
-
-    def yield_control(self) -> bool:
-        # Resting exactly as long as the work took leaves half of the time to requests.
-        is_stopped = self._pause(self._clock() - self._started)
-        self._started = self._clock()
-        return not is_stopped

@@ -13,9 +13,10 @@ ATTEMPTS_MAX = 3
 
 
 class PendingUnit(msgspec.Struct, frozen=True):
-    """`over` is the URI of the version that is active meanwhile; `lacks` are this agent's missing approvals.
+    """`replaces_uri` is the URI of the version that is active meanwhile; `missing_approvals` are this agent's.
 
-    `others_lack` are the ids of other agents whose approval is missing; `judged` are the ids of their manifests.
+    `agents_missing_approval` are the ids of other agents whose approval is missing; `judged_manifest_ids` are the ids
+    of their manifests.
     """
 
     entry: ManifestEntry
@@ -66,7 +67,6 @@ def missing_approvals(
 
 
 def find_active_version(versions: Sequence[UnitVersion]) -> UnitVersion | None:
-    """The active version of a unit."""
     active = [unit for unit in versions if unit.status == "active" and unit.valid_until is None]
     return next(iter(select_newest_units(active).values()), None)
 
@@ -79,14 +79,18 @@ def list_pending_units(
     judged = _other_manifest_ids(context, agent, owner, name)
     versions = context.records.list_unit_versions(owner, name) if owner else ()
     active = find_active_version(versions)
-    pending = []
-    for unit in versions:
-        if unit.status != "pending" or (active is not None and not may_replace(unit, active)):
-            continue
-        lacks = missing_approvals(entry, unit, approvals)
-        over, others_lack = (active.uri if active else None), _agents_missing_approval(context, agent, unit)
-        pending.append(PendingUnit(entry, unit, over, judged, lacks, others_lack))
-    return tuple(pending)
+    return tuple(
+        PendingUnit(
+            entry,
+            unit,
+            active.uri if active else None,
+            judged,
+            missing_approvals(entry, unit, approvals),
+            _agents_missing_approval(context, agent, unit),
+        )
+        for unit in versions
+        if unit.status == "pending" and (active is None or may_replace(unit, active))
+    )
 
 
 def find_releasable_unit(
@@ -110,10 +114,8 @@ def record_approvals(
     for _ in range(ATTEMPTS_MAX):
         listing, entries = _entries_for(context, agent, unit)
         recorded = context.records.approvals(agent.id)
-        pending_units = [
-            pending for entry in entries for pending in list_pending_units(context, agent, entry, recorded)
-        ]
-        requested = [pending for pending in pending_units if pending.unit.version == version]
+        pending_by_entry = (list_pending_units(context, agent, entry, recorded) for entry in entries)
+        requested = [pending for units in pending_by_entry for pending in units if pending.unit.version == version]
         if not requested or not all(pending.is_ready for pending in requested):
             return ()
         ready = requested[0]
@@ -135,9 +137,8 @@ def _entries_for(context: InstructionContext, agent: Agent, unit: str | None) ->
     entry = next((listed for listed in manifest.body if listed.name == unit), None) if manifest else None
     if manifest is None or entry is None:
         return "", ()
-    same = (
-        listed for listed in manifest.body if listed is not entry and unit_key(listed, agent) == unit_key(entry, agent)
-    )
+    key = unit_key(entry, agent)
+    same = (listed for listed in manifest.body if listed is not entry and unit_key(listed, agent) == key)
     return manifest.id, (entry, *same)
 
 
@@ -161,16 +162,14 @@ def list_unit_entries(
     """Entries that point at the unit: its own agent's, or those of all agents if the unit is shared."""
     if is_shared_owner(unit.agent_id):
         manifests = context.records.manifests_listing(unit.agent_id, unit.name)
-        listing = [
-            (context.records.agent(manifest_listing.agent_id), manifest_listing) for manifest_listing in manifests
-        ]
+        listing = [(context.records.agent(listed.agent_id), listed) for listed in manifests]
     else:
         listing = [(agent, manifest)] if manifest is not None else []
     return tuple(
         (other, entry)
-        for other, manifest_listing in listing
+        for other, listed in listing
         if other is not None
-        for entry in manifest_listing.body
+        for entry in listed.body
         if unit_key(entry, other) == (unit.agent_id, unit.name)
     )
 

@@ -7,26 +7,15 @@ import msgspec
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.coverage.measure import measure_all_units
 from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.manifest import validate
 from holdfast.instructions.manifest.lint import LintFlaw, lint_manifest
-from holdfast.instructions.manifest.validate import (
-    ManifestDraft,
-    SubmittedApproval,
-    check_approvals,
-    check_entries,
-    check_guaranteed_cap,
-    check_manifest_size,
-    check_pointers,
-    check_task_types,
-    check_unique_names,
-    infer_migration_mode,
-)
+from holdfast.instructions.manifest.validate import ManifestDraft, SubmittedApproval
 from holdfast.instructions.models import Agent, Approval, Manifest, Provenance, UnitCoverage
 from holdfast.instructions.recall.boot_stub import check_stub_size
 from holdfast.instructions.recall.ranking import InstructionSet, make_content
 from holdfast.instructions.settings import InstructionSettings
-from holdfast.retrieval.encoders.registry import SemanticStage, create_semantic_stage
 
-DRAFT_ID = "tried"
+DRAFT_ID = "draft"
 
 
 class CheckFailure(msgspec.Struct, frozen=True):
@@ -56,65 +45,36 @@ def check_draft(
     approvals: Sequence[Approval] = (),
 ) -> DraftCheck:
     """Does not read files at entry paths and does not compare the version with published ones."""
-    manifest = draft_manifest(draft, agent)
-    names = (agent.id, agent.shortname) if agent.shortname else (agent.id,)
+    uri = validate.manifest_address(agent.deployment, agent.id, draft.version).uri
+    mode = validate.infer_migration_mode(draft.entries)
+    manifest = Manifest(DRAFT_ID, agent.id, draft.version, uri, 0, draft.entries, 0, mode, Provenance(DRAFT_ID))
     checks: tuple[Callable[[], object], ...] = (
-        lambda: check_entries(draft),
-        lambda: check_unique_names(draft),
-        lambda: check_pointers(draft, deployment=settings.deployment, agent_names=names),
-        lambda: check_task_types(draft, settings.wake_reasons),
-        lambda: check_approvals(draft, approvals, {}),
-        lambda: check_guaranteed_cap(draft),
-        lambda: check_manifest_size(draft),
+        lambda: validate.check_entries(draft),
+        lambda: validate.check_unique_names(draft),
+        lambda: validate.check_pointers(draft, deployment=settings.deployment, agent_names=agent.names),
+        lambda: validate.check_task_types(draft, settings.wake_reasons),
+        lambda: validate.check_approvals(draft, approvals, {}),
+        lambda: validate.check_guaranteed_cap(draft),
+        lambda: validate.check_manifest_size(draft),
         lambda: check_stub_size(agent, manifest),
     )
     failures = [failure for check in checks for failure in _failures_of(check)]
-    invalid_entries = {"manifest_entry_invalid"} & {failure.code for failure in failures}
-    instruction_set = None if invalid_entries else draft_instruction_set(manifest, texts, settings)
-    coverage = (
-        measure_all_units(instruction_set, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor)
-        if instruction_set
-        else ()
-    )
+    coverage: tuple[UnitCoverage, ...] = ()
+    flaws: tuple[LintFlaw, ...] = ()
+    # Ranking and linting assume valid entries.
+    if not any(failure.code == "manifest_entry_invalid" for failure in failures):
+        contents = {name: make_content(text, "stigmem") for name, text in texts.items()}
+        coverage = measure_all_units(InstructionSet(manifest, contents, encoder=settings.encoder), settings)
+        flaws = lint_manifest(draft.entries, texts)
     failures += [_coverage_failure(unit) for unit in coverage if not unit.passed]
-    flaws = () if invalid_entries else lint_manifest(draft.entries, texts)
     return DraftCheck(tuple(failures), flaws, coverage, draft.token_count)
-
-
-def draft_manifest(draft: ManifestDraft, agent: Agent) -> Manifest:
-    uri = f"instruction:{agent.deployment}/{agent.id}/manifest/{draft.version}"
-    mode = infer_migration_mode(draft.entries)
-    return Manifest(DRAFT_ID, agent.id, draft.version, uri, 0, draft.entries, 0, mode, Provenance(DRAFT_ID))
-
-
-def draft_instruction_set(
-    manifest: Manifest, texts: Mapping[str, str], settings: InstructionSettings
-) -> InstructionSet:
-    contents = {name: make_content(text, "stigmem") for name, text in texts.items()}
-    return InstructionSet(manifest, contents, meaning=lambda: _meaning_stage(settings))
 
 
 def assume_submitted(
     submitted: Sequence[SubmittedApproval], agent: Agent, caller: InstructionCaller, *, at: int
 ) -> tuple[Approval, ...]:
     """Approvals from a folder as if the caller had submitted them; signatures are verified at publication."""
-    return tuple(
-        Approval(
-            id=DRAFT_ID,
-            agent_id=agent.id,
-            kind=approval.kind,
-            unit=approval.unit,
-            version=approval.version,
-            authored_by=approval.authored_by or caller.author,
-            authored_at=at,
-            reason=approval.reason,
-        )
-        for approval in submitted
-    )
-
-
-def _meaning_stage(settings: InstructionSettings) -> SemanticStage | None:
-    return create_semantic_stage(settings.encoder) if settings.encoder else None
+    return tuple(approval.as_approval(DRAFT_ID, agent.id, sender=caller.author, at=at) for approval in submitted)
 
 
 def _failures_of(check: Callable[[], object]) -> Iterator[CheckFailure]:
@@ -125,7 +85,7 @@ def _failures_of(check: Callable[[], object]) -> Iterator[CheckFailure]:
 
 
 def _coverage_failure(unit: UnitCoverage) -> CheckFailure:
-    rivals = sorted({probe.taken_by for probe in unit.failures if probe.taken_by})
+    rivals = sorted({probe.found_instead for probe in unit.failures if probe.found_instead})
     instead = f"; found instead: {', '.join(rivals[:3])}" if rivals else ""
     share = 0.0 if unit.coverage_pct is None else unit.coverage_pct
     return CheckFailure("manifest_coverage_failure", f"{unit.unit}: {share:.0%} of its paraphrases find it{instead}")

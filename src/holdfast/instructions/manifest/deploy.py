@@ -1,4 +1,4 @@
-"""Deploy an instruction folder: check it, publish it, promote it from files to units, roll it back, approve units."""
+"""Deploy an instruction folder: check, publish, promote from files to units, archive the files, roll back, approve."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.errors import UserError
 from holdfast.instructions.access import InstructionCaller
-from holdfast.instructions.context import InstructionContext, make_agent, manifest_not_found_error
+from holdfast.instructions.context import InstructionContext, make_agent
 from holdfast.instructions.coverage.metrics import METRICS_WINDOW_MS, PROMOTE_MISS_RATE, compute_recall_metrics
 from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest.approvals import (
@@ -33,29 +33,21 @@ from holdfast.instructions.migration.folder import InstructionFolder
 from holdfast.instructions.migration.proposal import MigrationProposal
 from holdfast.instructions.models import Agent, ApprovalKind, Manifest, ManifestEntry, UnitVersion
 from holdfast.instructions.recall.snapshot import select_newest_units, unit_key
+from holdfast.instructions.units.files import write_entry_file
 from holdfast.instructions.units.write import SubmittedUnit, write_unit
 from holdfast.instructions.uri import UnitAddress, is_newer, parse_unit_uri, parse_version_numbers
-from holdfast.sources.confined_paths import (
-    EscapeError,
-    PathError,
-    locate_path,
-    open_parent,
-    resolve_roots,
-    write_atomically,
-)
 from holdfast.sources.files import describe_read_error
 
 # Seed 003, section 21.6: recall quality must be seen over at least 5 heartbeats before files are given up.
 RECALLS_MIN = 5
-
-
+ARCHIVE_FOLDER = Path("docs", "legacy-instructions")
 UnitDeployment = Literal["create", "update", "noop", "tombstone"]
 
 
 class DeploymentResult(msgspec.Struct, frozen=True):
     """`changes` are by unit; `published` is None if the current manifest already lists the same entries.
 
-    `waiting` has one line for each unit whose newest version is pending, with the approvals it needs.
+    `pending` has one line for each unit whose newest version is pending, with the approvals it needs.
     """
 
     version: str
@@ -65,7 +57,7 @@ class DeploymentResult(msgspec.Struct, frozen=True):
 
 
 class ApprovalResult(msgspec.Struct, frozen=True):
-    """`activated` is False if another agent that preloads the unit must approve it too."""
+    """`is_activated` is False if another agent that preloads the unit must approve it too."""
 
     fact_uri: str
     kinds: tuple[ApprovalKind, ...]
@@ -76,10 +68,8 @@ def check_instruction_folder(
     context: InstructionContext, folder: InstructionFolder, caller: InstructionCaller
 ) -> DraftCheck:
     agent = _folder_agent(context, folder)
-    approvals = (
-        *context.records.approvals(agent.id),
-        *assume_submitted(folder.manifest.approvals, agent, caller, at=context.now()),
-    )
+    submitted = assume_submitted(folder.manifest.approvals, agent, caller, at=context.now())
+    approvals = (*context.records.approvals(agent.id), *submitted)
     current = context.records.manifest(agent.id)
     versions = {
         entry.name: _possible_versions(context, agent, entry, text=folder.texts.get(entry.name), current=current)
@@ -103,12 +93,10 @@ def _possible_versions(
     versions = context.records.list_unit_versions(owner, name)
     newest, active = select_newest_units(versions).get((owner, name)), find_active_version(versions)
     if text is None or newest is None or _has_text(newest, text):
-        return tuple(
-            {unit.version for unit in (newest, active) if unit is not None} or {parse_unit_uri(entry.fact_uri).version}
-        )
-    needs_approval = any(
-        listed.name == entry.name and required_approvals(listed) for listed in (current.body if current else ())
-    )
+        existing = {unit.version for unit in (newest, active) if unit is not None}
+        return tuple(existing or {parse_unit_uri(entry.fact_uri).version})
+    listed = current.body if current else ()
+    needs_approval = any(other.name == entry.name and required_approvals(other) for other in listed)
     coming_version = _version_for(entry, newest)
     return (coming_version, active.version) if needs_approval and active is not None else (coming_version,)
 
@@ -129,11 +117,9 @@ def publish_instruction_folder(
 ) -> DeploymentResult:
     """Check everything before writing anything; a changed text becomes a new version. Raises InstructionError."""
     failures = check_instruction_folder(context, folder, caller).failures
-    failing = [
-        failure for failure in failures if not (skip_coverage_gate and failure.code == "manifest_coverage_failure")
-    ]
-    if failing:
-        raise InstructionError(failing[0].code, failing[0].message)
+    for failure in failures:
+        if not (skip_coverage_gate and failure.code == "manifest_coverage_failure"):
+            raise InstructionError(failure.code, failure.message)
     agent, began = _folder_agent(context, folder), context.now()
     current = context.records.manifest(agent.id)
     deployment = _Deployment(context, agent, caller)
@@ -142,18 +128,14 @@ def publish_instruction_folder(
     if not context.records.put_agent(agent):
         raise InstructionError("shortname_taken", "another agent has this name")
     if current is not None and current.body == entries:
-        return DeploymentResult(
-            current.version, deployment.changes, None, describe_pending_units(context, agent, entries)
-        )
+        pending = describe_pending_units(context, agent, entries)
+        return DeploymentResult(current.version, deployment.changes, None, pending)
     wanted = folder.manifest.version
     version = wanted if current is None or is_newer(wanted, current.version) else next_version(current.version)
     draft = ManifestDraft(version, entries, folder.manifest.migration_mode)
+    approvals = folder.manifest.approvals
     publication = PublicationRequest(
-        agent_id=agent.id,
-        draft=draft,
-        skip_coverage_gate=skip_coverage_gate,
-        approvals=folder.manifest.approvals,
-        began_at=began,
+        agent_id=agent.id, draft=draft, skip_coverage_gate=skip_coverage_gate, approvals=approvals, began_at=began
     )
     published = publish_manifest(context, publication, caller)
     return DeploymentResult(version, deployment.changes, published, describe_pending_units(context, agent, entries))
@@ -174,11 +156,10 @@ def promote_manifest(
     context: InstructionContext, agent_name: str, caller: InstructionCaller, *, force: bool = False
 ) -> PublicationResult:
     """Switch from files and units to units alone, once a week of recalls has shown a low miss rate."""
-    agent, manifest = _require_published(context, agent_name)
+    agent, manifest = context.require_manifest(agent_name)
     if manifest.migration_mode != "coexistence":
-        raise InstructionError(
-            "promotion_refused", f"the manifest has migration_mode {manifest.migration_mode}, not coexistence"
-        )
+        message = f"the manifest has migration_mode {manifest.migration_mode}, not coexistence"
+        raise InstructionError("promotion_refused", message)
     reason = _promotion_blocker(context, manifest)
     if reason is not None and (agent.sensitive or not force):
         suffix = "; the agent is flagged sensitive, so this cannot be overridden" if agent.sensitive and force else ""
@@ -195,7 +176,7 @@ def roll_back_manifest(
     context: InstructionContext, agent_name: str, version: str, caller: InstructionCaller
 ) -> DeploymentResult:
     """Publish an older manifest as a new version, with the texts that were active when it was replaced."""
-    agent, current = _require_published(context, agent_name)
+    agent, current = context.require_manifest(agent_name)
     old = context.records.find_manifest_version(agent.id, version)
     if old is None or old.id == current.id:
         raise InstructionError("manifest_not_found", f"there is no older manifest {version[:80]!a} to roll back to")
@@ -213,23 +194,21 @@ def roll_back_manifest(
     )
     publication = PublicationRequest(agent_id=agent.id, draft=draft, approvals=approvals, began_at=began)
     published = publish_manifest(context, publication, caller)
-    return DeploymentResult(
-        draft.version, deployment.changes, published, describe_pending_units(context, agent, entries)
-    )
+    pending = describe_pending_units(context, agent, entries)
+    return DeploymentResult(draft.version, deployment.changes, published, pending)
 
 
 def _text_at(context: InstructionContext, agent: Agent, entry: ManifestEntry, *, at: int) -> str | None:
     """The text of an entry at a time; None for a shared unit, whose active text is kept because others use it too."""
     owner, name = unit_key(entry, agent)
     former = select_newest_units(context.records.units_at((owner,), at)).get((owner, name)) if owner else None
-    if former is None or owner == agent.id:
-        return former.content if former is not None else None
+    if former is None:
+        return None
+    if owner == agent.id:
+        return former.content
     active = select_newest_units(context.records.units_at((owner,), None)).get((owner, name))
-    if (
-        active is not None
-        and active.uri != former.uri
-        and missing_approvals(entry, active, context.records.approvals(agent.id))
-    ):
+    approvals = context.records.approvals(agent.id)
+    if active is not None and active.uri != former.uri and missing_approvals(entry, active, approvals):
         raise InstructionError(
             "guarantee_approval_required",
             f"{entry.name[:80]!a} is shared and its active version is now {active.version}: approve that version first",
@@ -241,7 +220,7 @@ def approve_unit(
     context: InstructionContext, agent_name: str, unit_name: str, caller: InstructionCaller, *, reason: str = ""
 ) -> ApprovalResult:
     """Record every approval that the newest pending version of a unit needs. Raises InstructionError."""
-    agent, manifest = _require_published(context, agent_name)
+    agent, manifest = context.require_manifest(agent_name)
     entry = next((listed for listed in manifest.body if listed.name == unit_name), None)
     if entry is None:
         raise InstructionError("approval_invalid", f"the manifest lists no unit {unit_name[:80]!a}")
@@ -250,17 +229,14 @@ def approve_unit(
         raise InstructionError("approval_invalid", f"no version of {unit_name[:80]!a} is pending approval")
     pending = pending_units[-1]
     if "force_prepend" in pending.missing_approvals and not reason.strip():
-        raise InstructionError(
-            "prepend_approval_required", "the unit is prepended: give the result of its content review as the reason"
-        )
+        message = "the unit is prepended: give the result of its content review as the reason"
+        raise InstructionError("prepend_approval_required", message)
     version = pending.unit.version
-    submitted = tuple(
-        SubmittedApproval(kind=kind, unit=unit_name, version=version, reason=reason)
-        for kind in pending.missing_approvals
-    )
+    kinds = pending.missing_approvals
+    submitted = [SubmittedApproval(kind=kind, unit=unit_name, version=version, reason=reason) for kind in kinds]
     approvals = select_valid_approvals(context, agent, submitted, caller)
     activated = pending.unit.uri in record_approvals(context, agent, approvals, unit=unit_name, version=version)
-    return ApprovalResult(pending.unit.uri, pending.missing_approvals, activated)
+    return ApprovalResult(pending.unit.uri, kinds, activated)
 
 
 def _last_moment(context: InstructionContext, manifest: Manifest) -> int:
@@ -275,9 +251,8 @@ def next_version(version: str) -> str:
     """The next major version. Raises InstructionError for a version without a number."""
     numbers = parse_version_numbers(version)
     if numbers is None:
-        raise InstructionError(
-            "manifest_version_conflict", f"version {version[:80]!a} has no number: give the next version explicitly"
-        )
+        message = f"version {version[:80]!a} has no number: give the next version explicitly"
+        raise InstructionError("manifest_version_conflict", message)
     return f"v{numbers[0] + 1}"
 
 
@@ -286,14 +261,6 @@ def _folder_agent(context: InstructionContext, folder: InstructionFolder) -> Age
     agent = context.records.agent(agent_id) or make_agent(context, agent_id)
     rules = folder.manifest.always_rules
     return agent if rules is None else msgspec.structs.replace(agent, always_rules=rules)
-
-
-def _require_published(context: InstructionContext, agent_name: str) -> tuple[Agent, Manifest]:
-    agent = context.records.agent(agent_name)
-    manifest = context.records.manifest(agent.id) if agent else None
-    if agent is None or manifest is None:
-        raise manifest_not_found_error(agent_name)
-    return agent, manifest
 
 
 def _promotion_blocker(context: InstructionContext, manifest: Manifest) -> str | None:
@@ -316,7 +283,7 @@ class _Deployment:
 
     def __init__(self, context: InstructionContext, agent: Agent, caller: InstructionCaller) -> None:
         self._context = context
-        self._folder_agent = agent
+        self._agent = agent
         self._caller = caller
         self.changes: dict[str, UnitDeployment] = {}
 
@@ -326,11 +293,11 @@ class _Deployment:
         if text is None:
             return entry
         if entry.path is not None:
-            _write_file(self._context.settings.root, self._folder_agent.id, entry, text)
+            write_entry_file(self._context.settings.root, self._agent.id, entry, text)
         if entry.fact_uri is None:
             return entry
         address = parse_unit_uri(entry.fact_uri)
-        owner, name = unit_key(entry, self._folder_agent)
+        owner, name = unit_key(entry, self._agent)
         newest = select_newest_units(self._context.records.list_unit_versions(owner, name)).get((owner, name))
         if newest is not None and _has_text(newest, text):
             return msgspec.structs.replace(entry, fact_uri=newest.uri)
@@ -351,24 +318,6 @@ def _has_text(version: UnitVersion, text: str) -> bool:
     return version.status != "quarantined" and version.content_sha256 == hashlib.sha256(text.encode()).hexdigest()
 
 
-def _write_file(root: Path | None, agent_id: str, entry: ManifestEntry, text: str) -> None:
-    """Keep the file at the entry's path in step with the unit while both coexist."""
-    if root is None or entry.path is None:
-        raise InstructionError(
-            "manifest_entry_invalid", "path entries require an instruction root, and none is configured"
-        )
-    try:
-        (root / agent_id).mkdir(parents=True, exist_ok=True)
-        location = locate_path(resolve_roots(root / agent_id), entry.path, writing=True)
-        with open_parent(location, make_folders=True) as (folder, name):
-            write_atomically(folder, name, f"{text}\n".encode())
-    except (EscapeError, PathError, OSError) as error:
-        raise InstructionError("manifest_entry_invalid", f"the file of {entry.name!a} cannot be written") from error
-
-
-ARCHIVE_FOLDER = Path("docs", "legacy-instructions")
-
-
 class ArchiveResult(msgspec.Struct, frozen=True):
     """Pairs of old and new path, relative to the root."""
 
@@ -377,14 +326,10 @@ class ArchiveResult(msgspec.Struct, frozen=True):
 
 def archive_files(context: InstructionContext, agent_name: str, files: Sequence[Path], *, root: Path) -> ArchiveResult:
     """Move files to the archive once the manifest has no path entries; never overwrites. Raises UserError."""
-    agent = context.records.agent(agent_name)
-    manifest = context.records.manifest(agent.id) if agent else None
-    if manifest is None:
-        raise manifest_not_found_error(agent_name)
+    _, manifest = context.require_manifest(agent_name)
     if manifest.migration_mode != "stigmem":
-        raise InstructionError(
-            "archive_refused", f"the manifest has migration_mode {manifest.migration_mode}: promote it first"
-        )
+        message = f"the manifest has migration_mode {manifest.migration_mode}: promote it first"
+        raise InstructionError("archive_refused", message)
     base = Path(os.path.realpath(root))
     moves = [(_relative_path(file, base), base / ARCHIVE_FOLDER / _relative_path(file, base)) for file in files]
     existing = next((new for _, new in moves if new.exists()), None)

@@ -1,4 +1,4 @@
-"""Lint a manifest for likely mistakes that do not prevent publication: triggers, duplicates, costs."""
+"""Lint a manifest for likely mistakes that do not prevent publication: triggers, duplicates, costs, credentials."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,19 +14,11 @@ from holdfast.retrieval.bm25 import extract_terms
 from holdfast.types.redaction import redact_secrets
 
 COSTLY_TOKENS = 120
-
-
 SAME_TEXT_SHARE = 0.85
-
-
 LintRule = Literal["no-trigger", "content-trigger", "same-trigger", "same-text", "when-finishing", "costly-entry"]
-
-
 _FINISHING = re.compile(
     r"wrap.?up|finish|checklist|definition of done|hand.?over|before (?:you )?(?:submit|push)", re.I
 )
-
-
 _FINISHING_TRIGGER = re.compile(r"wrap|finish|done|complete|submit|hand", re.I)
 
 
@@ -53,12 +45,8 @@ def _entry_flaws(entry: ManifestEntry) -> Iterator[LintFlaw]:
         # The check knows English only.
         if intent.isascii() and not is_situation(intent):
             message = f"{intent[:80]!a} describes the unit's content"
-            yield LintFlaw(
-                entry.name,
-                "content-trigger",
-                message,
-                f"describe what the agent is about to do: {describe_situation(intent)!a}",
-            )
+            fix = f"describe what the agent is about to do: {describe_situation(intent)!a}"
+            yield LintFlaw(entry.name, "content-trigger", message, fix)
     about = f"{entry.name} {entry.description}"
     if triggers.intents and _FINISHING.search(about) and not any(map(_FINISHING_TRIGGER.search, triggers.intents)):
         message = "it is needed at the end of a task, but no intent says so"
@@ -77,15 +65,13 @@ def _pair_flaws(entries: Sequence[ManifestEntry], texts: Mapping[str, str]) -> I
             if other != entry.name:
                 message = f"{intent[:80]!a} is also an intent of {other[:80]!a}"
                 yield LintFlaw(entry.name, "same-trigger", message, "make the intents distinct")
-    terms_by_name = [
-        (entry.name, frozenset(extract_terms(texts[entry.name]))) for entry in entries if entry.name in texts
-    ]
+    with_text = (entry.name for entry in entries if entry.name in texts)
+    terms_by_name = [(name, frozenset(extract_terms(texts[name]))) for name in with_text]
     for (first, first_terms), (other, other_terms) in combinations(terms_by_name, 2):
         # Jaccard similarity of the terms.
         if first_terms and len(first_terms & other_terms) / len(first_terms | other_terms) >= SAME_TEXT_SHARE:
-            yield LintFlaw(
-                other, "same-text", f"its text is nearly the same as that of {first[:80]!a}", "keep one of them"
-            )
+            message = f"its text is nearly the same as that of {first[:80]!a}"
+            yield LintFlaw(other, "same-text", message, "keep one of them")
 
 
 def credential_warnings(entries: Sequence[ManifestEntry], contents: Mapping[str, str]) -> tuple[str, ...]:
@@ -93,11 +79,12 @@ def credential_warnings(entries: Sequence[ManifestEntry], contents: Mapping[str,
 
     A prompt injection can make the agent repeat such a text, so nothing confidential belongs in it.
     """
+    preloaded = (entry.name for entry in entries if entry.guarantee_load or entry.required_by_task_types)
     return tuple(
-        f"{entry.name}: it is loaded without being recalled and contains what looks like a credential; "
+        f"{name}: it is loaded without being recalled and contains what looks like a credential; "
         "a prompt injection can make the agent repeat it"
-        for entry in entries
-        if (entry.guarantee_load or entry.required_by_task_types) and _is_secret(contents.get(entry.name, ""))
+        for name in preloaded
+        if redact_secrets(text := contents.get(name, "")) != text
     )
 
 
@@ -106,7 +93,3 @@ def guarantee_warnings(entries: Sequence[ManifestEntry], guaranteed_count: int, 
     if guaranteed_count <= soft_max or not any(entry.guarantee_load for entry in entries):
         return ()
     return (f"{guaranteed_count} units across all agents have guarantee_load; more than {soft_max} is not recommended",)
-
-
-def _is_secret(text: str) -> bool:
-    return redact_secrets(text) != text

@@ -6,8 +6,10 @@ import msgspec
 
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.context import InstructionContext, make_agent
-from holdfast.instructions.coverage.measure import GATE_K, measure_all_units, scale_k
+from holdfast.instructions.coverage.measure import GATE_K, scale_k
+from holdfast.instructions.coverage.schedule import run_coverage
 from holdfast.instructions.errors import InstructionError
+from holdfast.instructions.manifest import validate
 from holdfast.instructions.manifest.approvals import (
     PendingUnit,
     date_after_version,
@@ -17,26 +19,11 @@ from holdfast.instructions.manifest.approvals import (
     required_approvals,
 )
 from holdfast.instructions.manifest.lint import credential_warnings, guarantee_warnings
-from holdfast.instructions.manifest.validate import (
-    ManifestDraft,
-    SubmittedApproval,
-    check_approvals,
-    check_entries,
-    check_gate_skip,
-    check_guaranteed_cap,
-    check_manifest_size,
-    check_manifest_version,
-    check_pointers,
-    check_task_types,
-    check_unique_names,
-    infer_migration_mode,
-    manifest_address,
-)
+from holdfast.instructions.manifest.validate import ManifestDraft, SubmittedApproval
 from holdfast.instructions.models import (
     Agent,
     Approval,
     AuditRecord,
-    CoverageRun,
     Manifest,
     ManifestEntry,
     Provenance,
@@ -77,23 +64,22 @@ def publish_manifest(
     draft = publication.draft
     registered = context.records.agent(publication.agent_id)
     agent = registered or make_agent(context, publication.agent_id)
-    check_entries(draft)
-    check_unique_names(draft)
-    check_pointers(draft, deployment=context.settings.deployment, agent_names=_agent_names(agent))
+    validate.check_entries(draft)
+    validate.check_unique_names(draft)
+    validate.check_pointers(draft, deployment=context.settings.deployment, agent_names=agent.names)
     for entry in draft.entries:
         if entry.path is not None:
             check_entry_path(context.settings.root, agent.id, entry)
-    check_task_types(draft, context.settings.wake_reasons)
-    added = _bind_approvals(
-        context, agent, draft, select_valid_approvals(context, agent, publication.approvals, caller)
-    )
+    validate.check_task_types(draft, context.settings.wake_reasons)
+    valid = select_valid_approvals(context, agent, publication.approvals, caller)
+    added = _bind_approvals(context, agent, draft, valid)
     served = _served_units(context, agent, draft, _released_units(context, agent, draft, added))
     approvals = _applicable_approvals(context, agent, draft, served=served, added=added)
     cosigners = _cosigners(draft, approvals, caller)
     if publication.skip_coverage_gate:
-        check_gate_skip(draft, cosigners)
-    check_guaranteed_cap(draft)
-    check_manifest_size(draft)
+        validate.check_gate_skip(draft, cosigners)
+    validate.check_guaranteed_cap(draft)
+    validate.check_manifest_size(draft)
     provenance = Provenance(
         caller.author,
         tuple(approval.id for approval in approvals),
@@ -105,9 +91,8 @@ def publish_manifest(
         published = _attempt(context, publication, agent, added=added, provenance=provenance)
         if published is not None:
             return published
-    raise InstructionError(
-        "manifest_version_conflict", "other publications for this agent kept winning the race; try again"
-    )
+    message = "other publications for this agent kept winning the race; try again"
+    raise InstructionError("manifest_version_conflict", message)
 
 
 def _attempt(
@@ -121,42 +106,27 @@ def _attempt(
     """Return None if another manifest was published meanwhile, or if another version of a unit became active."""
     draft, skip = publication.draft, publication.skip_coverage_gate
     current = context.records.manifest(agent.id)
-    check_manifest_version(
-        draft.version,
-        current.version if current else None,
-        earlier=context.records.manifest_versions(agent.id),
-    )
-    now = context.now()
+    current_version = current.version if current else None
+    validate.check_manifest_version(draft.version, current_version, earlier=context.records.manifest_versions(agent.id))
     manifest = _build_manifest(context, draft, agent, current=current, provenance=provenance)
     check_stub_size(agent, manifest)
     released = _released_units(context, agent, draft, added)
     served = _served_units(context, agent, draft, released)
     # Checked again per attempt: a text written since the last attempt has no approval yet.
     _applicable_approvals(context, agent, draft, served=served, added=added)
-    instruction_set = context.instruction_sets.build(
-        agent, manifest, instead={pending.entry.name: pending.unit for pending in released}
-    )
-    settings = context.settings
-    units = measure_all_units(
-        instruction_set, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor
-    )
-    failing_units = tuple(unit for unit in units if not unit.passed)
+    instead = {pending.entry.name: pending.unit for pending in released}
+    instruction_set = context.instruction_sets.build(agent, manifest, instead=instead)
+    run = run_coverage(context, instruction_set, kind="gate")
+    failing_units = tuple(unit for unit in run.units if not unit.passed)
     if failing_units and not skip:
         raise coverage_failure_error(failing_units)
-    run = CoverageRun(
-        id=context.new_id("coverage"),
-        agent_id=agent.id,
-        manifest_version=draft.version,
-        model_id=instruction_set.index.embedding_model_version,
-        kind="gate",
-        started_at=now,
-        finished_at=context.now(),
-        skipped=skip,
-        recert_due=now + RECERT_MS if skip else None,
-        units=units,
-    )
+    if skip:
+        run = msgspec.structs.replace(run, skipped=True, recert_due=run.started_at + RECERT_MS)
     # A skipped gate is still measured, and the real numbers are stored and audited.
     events = (_bypass_record(context, manifest, failing_units, provenance),) if skip else ()
+    activates = {
+        pending.unit.uri: (pending.unit, pending.replaces_uri, pending.judged_manifest_ids) for pending in released
+    }
     # Everything that the checks relied on is passed along: the store commits only if it is all still true.
     is_committed = context.records.publish(
         manifest,
@@ -165,21 +135,19 @@ def _attempt(
         run=run,
         approvals=added,
         events=events,
-        activates=[
-            *{
-                pending.unit.uri: (pending.unit, pending.replaces_uri, pending.judged_manifest_ids)
-                for pending in released
-            }.values()
-        ],
+        activates=tuple(activates.values()),
         holds=_pinned_uris(draft, served, released),
     )
+    if not is_committed:
+        return None
+    soft_max = context.settings.guaranteed_units_soft_max
     warnings = (
-        *_warnings(manifest, units, tuple(instruction_set.contents)),
+        *_warnings(manifest, run.units, tuple(instruction_set.contents)),
         *describe_pending_units(context, agent, draft.entries),
         *credential_warnings(draft.entries, {name: content.text for name, content in instruction_set.contents.items()}),
-        *guarantee_warnings(draft.entries, context.records.guaranteed_count(), settings.guaranteed_units_soft_max),
+        *guarantee_warnings(draft.entries, context.records.guaranteed_count(), soft_max),
     )
-    return PublicationResult(manifest, units, skip, warnings) if is_committed else None
+    return PublicationResult(manifest, run.units, skip, warnings)
 
 
 def _build_manifest(
@@ -190,12 +158,12 @@ def _build_manifest(
         context.new_id("manifest"),
         agent.id,
         draft.version,
-        manifest_address(agent.deployment, agent.id, draft.version).uri,
+        validate.manifest_address(agent.deployment, agent.id, draft.version).uri,
         draft.token_count,
         draft.entries,
         # Two manifests within one millisecond still need distinct start times, so that a lookup by time finds one.
         max(now, current.created_at + 1) if current else now,
-        infer_migration_mode(draft.entries),
+        validate.infer_migration_mode(draft.entries),
         provenance,
     )
 
@@ -224,9 +192,8 @@ def _released_units(
         for approval in added
     )
     approvals = (*context.records.approvals(agent.id), *versioned)
-    candidates = [
-        (unit_key(entry, agent), find_releasable_unit(context, agent, entry, approvals)) for entry in draft.entries
-    ]
+    entries = draft.entries
+    candidates = [(unit_key(entry, agent), find_releasable_unit(context, agent, entry, approvals)) for entry in entries]
     # If two entries point at one unit, it is released for both or for neither.
     return tuple(
         pending
@@ -242,17 +209,8 @@ def select_valid_approvals(
     """The approvals that are valid: the caller's own, and those signed by their authors."""
     valid = []
     for submission in submitted:
-        approval = Approval(
-            id=context.new_id("approval"),
-            agent_id=agent.id,
-            kind=submission.kind,
-            unit=submission.unit,
-            version=submission.version,
-            authored_by=submission.authored_by or caller.author,
-            authored_at=context.now(),
-            reason=submission.reason,
-            signature=submission.signature,
-        )
+        approval_id = context.new_id("approval")
+        approval = submission.as_approval(approval_id, agent.id, sender=caller.author, at=context.now())
         is_own = approval.authored_by == caller.author
         if is_own or is_signed_by_author(approval, context.records.signers(at=context.now())):
             valid.append(approval)
@@ -265,7 +223,7 @@ def coverage_failure_error(failing: Sequence[UnitCoverage]) -> InstructionError:
             "unit": unit.unit,
             "coverage_pct": unit.coverage_pct,
             "scaled_pct": unit.scaled_pct,
-            "failures": [{"query": probe.query, "taken_by": probe.taken_by} for probe in unit.failures],
+            "failures": [{"query": probe.query, "found_instead": probe.found_instead} for probe in unit.failures],
         }
         for unit in failing
     ]
@@ -277,18 +235,13 @@ def coverage_failure_error(failing: Sequence[UnitCoverage]) -> InstructionError:
     )
 
 
-def _agent_names(agent: Agent) -> tuple[str, ...]:
-    return (agent.id, agent.shortname) if agent.shortname else (agent.id,)
-
-
 def _served_units(
     context: InstructionContext, agent: Agent, draft: ManifestDraft, ready: Sequence[PendingUnit]
 ) -> dict[str, UnitVersion]:
     """By entry name, the version that recalls will serve: the newest released one, whatever the manifest names."""
     pointers = {entry.name: unit_key(entry, agent) for entry in draft.entries}
-    newest = select_newest_units(
-        context.records.units_at(sorted({owner for owner, _ in pointers.values() if owner}), None)
-    )
+    owners = sorted({owner for owner, _ in pointers.values() if owner})
+    newest = select_newest_units(context.records.units_at(owners, None))
     active = {name: unit for name, address in pointers.items() if (unit := newest.get(address)) is not None}
     return active | {pending.entry.name: pending.unit for pending in ready}
 
@@ -306,20 +259,14 @@ def _applicable_approvals(
     current = context.records.manifest(agent.id)
     # A recorded approval without a version is for the version that was listed when it was recorded.
     before = named | (_versions(current.body) if current else {})
-    recorded = (
+    candidates = [(approval, before) for approval in context.records.approvals(agent.id)]
+    candidates += [(approval, named) for approval in added]
+    approvals = tuple(
         approval
-        for approval in context.records.approvals(agent.id)
-        if _applies(approval, draft, default_versions=before, served_versions=versions)
+        for approval, defaults in candidates
+        if _applies(approval, draft, default_versions=defaults, served_versions=versions)
     )
-    approvals = (
-        *recorded,
-        *(
-            approval
-            for approval in added
-            if _applies(approval, draft, default_versions=named, served_versions=versions)
-        ),
-    )
-    check_approvals(draft, approvals, versions)
+    validate.check_approvals(draft, approvals, versions)
     return approvals
 
 
@@ -343,9 +290,8 @@ def _bind_approvals(
     for approval in added:
         unit = approval.unit or ""
         # The version is part of the signed message: filling it in would invalidate the signature.
-        version = approval.version or (
-            named.get(unit) if approval.signature is None and approval.kind != "skip_gate" else None
-        )
+        may_bind = approval.signature is None and approval.kind != "skip_gate"
+        version = approval.version or (named.get(unit) if may_bind else None)
         text = find_unit_version(context, agent, entries.get(unit), version)
         resolved.append(date_after_version(msgspec.structs.replace(approval, version=version), text))
     return tuple(resolved)
@@ -366,12 +312,8 @@ def _versions(entries: Sequence[ManifestEntry]) -> dict[str, str]:
 
 def _cosigners(draft: ManifestDraft, approvals: Sequence[Approval], caller: InstructionCaller) -> tuple[str, ...]:
     """Distinct people by entity URI, because two keys of one person count once."""
-    authors = {
-        approval.authored_by
-        for approval in approvals
-        if approval.kind == "skip_gate" and approval.version == draft.version
-    }
-    authors |= {caller.entity} if caller.entity else set()
+    skips = (approval for approval in approvals if approval.kind == "skip_gate" and approval.version == draft.version)
+    authors = {approval.authored_by for approval in skips} | ({caller.entity} if caller.entity else set())
     return tuple(sorted(author for author in authors if not author.startswith("key:")))
 
 

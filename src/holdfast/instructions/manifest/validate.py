@@ -9,14 +9,7 @@ import msgspec
 from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.models import Approval, ApprovalKind, ManifestEntry, MigrationMode
 from holdfast.instructions.tokens import count_cl100k_tokens
-from holdfast.instructions.uri import (
-    RESERVED_OWNERS,
-    UnitAddress,
-    check_version,
-    is_newer_than_all,
-    is_shared_owner,
-    parse_unit_uri,
-)
+from holdfast.instructions.uri import UnitAddress, check_version, is_newer_than_all, is_shared_owner, parse_unit_uri
 
 # Limits of seed 003: description length, guaranteed units per agent (S4), task types without an approval, and the
 # manifest's size in cl100k tokens. The others bound what a request can make the service do.
@@ -45,6 +38,20 @@ class SubmittedApproval(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     reason: Annotated[str, msgspec.Meta(max_length=4000)] = ""
     signature: Annotated[str, msgspec.Meta(max_length=100)] | None = None
 
+    def as_approval(self, approval_id: str, agent_id: str, *, sender: str, at: int) -> Approval:
+        """The approval as recorded; without an author it is the sender's."""
+        return Approval(
+            id=approval_id,
+            agent_id=agent_id,
+            kind=self.kind,
+            unit=self.unit,
+            version=self.version,
+            authored_by=self.authored_by or sender,
+            authored_at=at,
+            reason=self.reason,
+            signature=self.signature,
+        )
+
 
 class ManifestDraft(msgspec.Struct, frozen=True, omit_defaults=True):
     """A manifest to publish. Its tokens are counted on compact JSON without nulls and defaults."""
@@ -70,9 +77,8 @@ def check_entries(draft: ManifestDraft) -> None:
         if len(entry.description.splitlines()) > 1:
             raise _invalid(entry, "a description is one line")
         # A path is a line of the boot stub when the agent has files.
-        if entry.path is not None and (
-            entry.path.splitlines() != [entry.path] or _CONTROL_CHARACTERS.search(entry.path)
-        ):
+        path = entry.path or ""
+        if entry.path is not None and (path.splitlines() != [path] or _CONTROL_CHARACTERS.search(path)):
             raise _invalid(entry, "a path is one line without control characters")
         if entry.token_estimate is not None and not 0 <= entry.token_estimate <= 10**9:
             raise _invalid(entry, "token_estimate is a count")
@@ -147,10 +153,8 @@ def check_approvals(draft: ManifestDraft, approvals: Sequence[Approval], served_
     """`served_versions` are by entry name; the error names them because an approval is for one version's text."""
     submitted = {(approval.kind, approval.unit) for approval in approvals}
     for entry in draft.entries:
-        if (
-            len(set(entry.required_by_task_types)) > UNAPPROVED_TASK_TYPES_MAX
-            and ("task_types", entry.name) not in submitted
-        ):
+        has_many_types = len(set(entry.required_by_task_types)) > UNAPPROVED_TASK_TYPES_MAX
+        if has_many_types and ("task_types", entry.name) not in submitted:
             raise _unapproved("task_types_approval_required", entry, "task_types", served_versions)
         if entry.guarantee_load and ("guarantee_load", entry.name) not in submitted:
             raise _unapproved("guarantee_approval_required", entry, "guarantee_load", served_versions)
@@ -175,9 +179,8 @@ def check_gate_skip(draft: ManifestDraft, approvers: Collection[str]) -> None:
 def check_guaranteed_cap(draft: ManifestDraft) -> None:
     guaranteed = sum(entry.guarantee_load for entry in draft.entries)
     if guaranteed > GUARANTEED_MAX:
-        raise InstructionError(
-            "guarantee_cap_exceeded", f"{guaranteed} units have guarantee_load, at most {GUARANTEED_MAX} are allowed"
-        )
+        message = f"{guaranteed} units have guarantee_load, at most {GUARANTEED_MAX} are allowed"
+        raise InstructionError("guarantee_cap_exceeded", message)
 
 
 def check_manifest_size(draft: ManifestDraft) -> int:
@@ -201,7 +204,7 @@ def check_manifest_size(draft: ManifestDraft) -> int:
 
 
 def check_manifest_version(version: str, current: str | None, *, earlier: Sequence[str]) -> None:
-    """Versions increase and are never reused; `before` are all earlier ones."""
+    """Versions increase and are never reused; `earlier` are all before."""
     try:
         check_version(version)
     except InstructionError as error:
@@ -218,22 +221,13 @@ def manifest_address(deployment: str, agent_id: str, version: str) -> UnitAddres
     return UnitAddress(deployment, agent_id, "manifest", version)
 
 
-def is_reserved_agent_id(agent_id: str) -> bool:
-    return agent_id in RESERVED_OWNERS
-
-
 def _invalid(entry: ManifestEntry, reason: str) -> InstructionError:
-    return InstructionError(
-        "manifest_entry_invalid", f"entry {entry.name[:80]!a}: {reason}", details={"unit": entry.name[:200]}
-    )
+    details = {"unit": entry.name[:200]}
+    return InstructionError("manifest_entry_invalid", f"entry {entry.name[:80]!a}: {reason}", details=details)
 
 
 def _unapproved(code: str, entry: ManifestEntry, kind: str, served_versions: Mapping[str, str]) -> InstructionError:
-    version_part = (
-        f"of version {served_versions[entry.name]}, the one that is served, " if entry.name in served_versions else ""
-    )
-    return InstructionError(
-        code,
-        f"entry {entry.name[:80]!a} needs an approval {version_part}of kind {kind}",
-        details={"unit": entry.name[:200]},
-    )
+    version = served_versions.get(entry.name)
+    of_version = f"of version {version}, the one that is served, " if version is not None else ""
+    message = f"entry {entry.name[:80]!a} needs an approval {of_version}of kind {kind}"
+    return InstructionError(code, message, details={"unit": entry.name[:200]})

@@ -1,4 +1,7 @@
-"""Classify a section: always in the prompt, preloaded for a task type, or loaded on demand."""
+"""Classify sections (always in the prompt, preloaded for a task type, loaded on demand), and group them to fit.
+
+Grouping joins neighbouring sections, related and small ones first, when a manifest has no room for all.
+"""
 
 import heapq
 import re
@@ -9,16 +12,9 @@ from holdfast.instructions.migration.sections import LARGE_TOKENS, Section
 from holdfast.instructions.migration.situations import strip_title
 
 SectionKind = Literal["always", "task_type", "lazy"]
-
-
 ALWAYS_TOKENS_MAX = 150
-
-
 PRELOAD_TOKENS_MAX = 400
-
-
 ORDERS_SHARE_MIN = 0.75
-
 
 _ALWAYS_TITLE = re.compile(
     r"(?:things? )?(?:you )?(?:must )?(?:never|always|do not|don'?ts?|must|must not|not allowed|forbidden|prohibited)"
@@ -28,17 +24,11 @@ _ALWAYS_TITLE = re.compile(
     re.I,
 )
 
-
 _ALWAYS_LINE = re.compile(
     r"^\s*(?:(?:[-*+]|\d+[.)])\s+)?[*_`]*(?:never|always|do not|don'?t|must|under no circumstances)\b", re.I
 )
-
-
 _LIST_LINE = re.compile(r"^\s*(?:[-*+]|\d+[.)])\s+")
-
-
 _FENCE_LINE = re.compile(r"^\s*(?:```|~~~)", re.M)
-
 
 _TASK_TITLES: tuple[tuple[str, str], ...] = (
     (r"heartbeat|routine|scheduled|recurring|\bcron\b", "routine_fired"),
@@ -91,12 +81,9 @@ def group_sections(sections: Sequence[Section], count: int) -> tuple[tuple[Secti
     while group_count > count and heap:
         cost, i, j = heapq.heappop(heap)
         first, second = groups[i], groups[j]
-        if (
-            first is None
-            or second is None
-            or after[i] != j
-            or cost != _cost(first[-1], second[0], tokens[i] + tokens[j])
-        ):
+        if first is None or second is None or after[i] != j:
+            continue
+        if cost != _cost(first[-1], second[0], tokens[i] + tokens[j]):
             continue
         first += second
         groups[j] = None

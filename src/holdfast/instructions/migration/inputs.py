@@ -87,12 +87,8 @@ class _FileReader:
             elif not resolved.is_file():
                 self._warn(imported_by, import_path, "there is no such file", is_file=looks_like_file)
             elif depth >= IMPORT_DEPTH_MAX:
-                self._warn(
-                    imported_by,
-                    import_path,
-                    f"imports are followed at most {IMPORT_DEPTH_MAX} levels deep",
-                    is_file=True,
-                )
+                reason = f"imports are followed at most {IMPORT_DEPTH_MAX} levels deep"
+                self._warn(imported_by, import_path, reason, is_file=True)
             else:
                 self._take(resolved, root, imported_by=imported_by, depth=depth + 1)
         except (OSError, ValueError, PathError, EscapeError):
@@ -106,9 +102,5 @@ class _FileReader:
 def _rule_files(folder: Path) -> Iterator[Path]:
     for where, folders, names in os.walk(folder):
         # In place: os.walk then skips the removed folders.
-        folders[:] = sorted(
-            name_of_folder
-            for name_of_folder in folders
-            if not name_of_folder.startswith(".git") and name_of_folder != "node_modules"
-        )
+        folders[:] = sorted(name for name in folders if not name.startswith(".git") and name != "node_modules")
         yield from (Path(where, name) for name in names if name.endswith(RULE_SUFFIXES))

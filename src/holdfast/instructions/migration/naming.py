@@ -36,9 +36,8 @@ def name_sections(sections: Sequence[Section]) -> tuple[str, ...]:
     """Unique names; equal titles get the parent title or file as a prefix, and as a last resort a number."""
     slugs = [make_slug(section_title(section)) for section in sections]
     counts = Counter(slugs)
-    candidates = [
-        _with_prefix(section, name) if counts[name] > 1 else name for section, name in zip(sections, slugs, strict=True)
-    ]
+    titled = zip(sections, slugs, strict=True)
+    candidates = [_with_prefix(section, name) if counts[name] > 1 else name for section, name in titled]
     taken: set[str] = set()
     duplicates: Counter[str] = Counter()
     names: list[str] = []
@@ -80,11 +79,9 @@ def _file_title(section: Section) -> str:
 def _with_prefix(section: Section, name: str) -> str:
     parent_title = next((title for title in reversed(section.parents) if strip_title(title)), None)
     path = PurePosixPath(section.spans[0].path)
-    prefix = (
-        make_slug(parent_title)
-        if parent_title is not None and make_slug(parent_title) != name
-        else make_slug(path.parent.name or path.stem)
-    )
+    prefix = make_slug(parent_title) if parent_title is not None else name
+    if prefix == name:
+        prefix = make_slug(path.parent.name or path.stem)
     return f"{prefix}-{name}" if prefix != name else name
 
 

@@ -33,8 +33,6 @@ TEXT_CHARACTERS_MAX = 1_500_000
 
 
 class MigrationTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """Agent, deployment, version and mode of the proposed manifest."""
-
     agent_id: str = "main"
     deployment: str = "local"
     version: str = "v1"
@@ -230,16 +228,14 @@ def _entries(
 def _warnings(units: Sequence[ProposedUnit], without_intents: Sequence[str], *, joined: int) -> tuple[str, ...]:
     warnings = []
     if joined > 0:
-        warnings.append(
-            f"{joined} sections were joined with others: a manifest has at most {MANIFEST_TOKENS_MAX} tokens"
-        )
+        limit = f"a manifest has at most {MANIFEST_TOKENS_MAX} tokens"
+        warnings.append(f"{joined} sections were joined with others: {limit}")
     long = [unit.name for unit in units if unit.tokens > DEFAULT_TOKEN_BUDGET]
     if long:
         warnings.append(
             f"{len(long)} units are longer than a recall loads by default ({DEFAULT_TOKEN_BUDGET} tokens), such as "
             f"{long[0]}: split the files between several agents"
         )
-    warnings += [
-        f"{name}: no intent was found that distinguishes it from the other units; write one" for name in without_intents
-    ]
+    for name in without_intents:
+        warnings.append(f"{name}: no intent was found that distinguishes it from the other units; write one")
     return tuple(warnings)

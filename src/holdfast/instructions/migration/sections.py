@@ -1,4 +1,7 @@
-"""Split a text into sections: at headings, small ones joined, large ones split again. Every line is kept once."""
+"""Split a Markdown text into sections: at headings, small ones joined, large ones split again between blocks.
+
+Every line is kept once, and no cut breaks a fence, table, quote or list item.
+"""
 
 import re
 from bisect import bisect_left
@@ -20,12 +23,15 @@ from holdfast.sources.skills.frontmatter import (
 
 # Sections are joined below the first size, split above the second, and start at headings up to the third.
 SMALL_TOKENS = 20
-
-
 LARGE_TOKENS = 600
-
-
 HEADING_LEVEL_MAX = 3
+NESTING_MAX = 30
+TITLE_CHARACTERS_MAX = 1_000
+
+# As in `see @docs/style.md`; not after a letter, as in an e-mail address.
+_IMPORT = re.compile(r"(?<![^\s(\[])@([^\s@`'\"<>()\[\]{}|,;]+)")
+_CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
+_INLINE = re.compile(r"!?\[([^\[\]]{0,300})\]\([^()]{0,500}\)|[*`]{1,3}|<!--.{0,300}?-->")
 
 
 class SourceFile(msgspec.Struct, frozen=True):
@@ -83,7 +89,6 @@ def split_sections(
 
 
 def join_sections(sections: Sequence[Section]) -> Section:
-    """One section from neighbouring ones."""
     first = sections[0]
     return Section(
         spans=tuple(_join_spans(span for section in sections for span in section.spans)),
@@ -190,8 +195,8 @@ def _section(path: str, markdown: ParsedMarkdown, start: MarkdownCut, end: int, 
 
 def _cuts_between(markdown: ParsedMarkdown, first: int, end: int) -> tuple[MarkdownCut, ...]:
     """The cuts in a range of lines, by bisection because a file may have very many."""
-    places = (bisect_left(markdown.cuts, line, key=lambda cut: cut.line) for line in (first, end))
-    return markdown.cuts[slice(*places)]
+    bounds = (bisect_left(markdown.cuts, line, key=lambda cut: cut.line) for line in (first, end))
+    return markdown.cuts[slice(*bounds)]
 
 
 def _join_small(sections: Sequence[Section], stands_apart: Callable[[Section], bool]) -> tuple[Section, ...]:
@@ -229,22 +234,6 @@ def _join_spans(spans: Iterable[LineSpan]) -> Iterator[LineSpan]:
         merged = span
     if merged is not None:
         yield merged
-
-
-NESTING_MAX = 30
-
-
-TITLE_CHARACTERS_MAX = 1_000
-
-
-# As in `see @docs/style.md`; not after a letter, as in an e-mail address.
-_IMPORT = re.compile(r"(?<![^\s(\[])@([^\s@`'\"<>()\[\]{}|,;]+)")
-
-
-_CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
-
-
-_INLINE = re.compile(r"!?\[([^\[\]]{0,300})\]\([^()]{0,500}\)|[*`]{1,3}|<!--.{0,300}?-->")
 
 
 def parse_markdown(text: str) -> ParsedMarkdown:
@@ -290,7 +279,6 @@ def _parser() -> MarkdownIt:
 
 
 def _heading_text(inline: Token) -> str:
-    """The text of a heading without inline markup."""
     return " ".join(_INLINE.sub(lambda match: match[1] or "", inline.content[:TITLE_CHARACTERS_MAX]).split())
 
 

@@ -36,14 +36,14 @@ def propose_intents(section: Section, *, count: int) -> tuple[str, ...]:
     """Candidate intents from the headings and from usual topics, best first; may be more than `count`."""
     titles = [title for title in section.titles if strip_title(title)] or [section_title(section)]
     globs = section.fields.get("globs") or section.fields.get("applyTo") or section.fields.get("paths")
-    scope = (f"work on files such as {_one_line(globs)}",) if globs else ()
+    patterns = ", ".join(map(str, globs)) if isinstance(globs, list) else str(globs)
+    scope = (f"work on files such as {' '.join(patterns.split())[:80]}",) if globs else ()
     situations = [describe_situation(title) for title in titles[:count]]
     topics = find_topics(titles[0])[:1]
     # People describe an action and not a heading, so the usual topic comes first unless the heading is an action.
     is_action = not situations[0].startswith(("work on ", "follow the ")) and not situations[0].endswith(" something")
-    intents = dict.fromkeys(
-        intent for intent in (*scope, *((*situations, *topics) if is_action else (*topics, *situations))) if intent
-    )
+    ordered = (*scope, *situations, *topics) if is_action else (*scope, *topics, *situations)
+    intents = dict.fromkeys(intent for intent in ordered if intent)
     return tuple(intent[:200] for intent in intents)
 
 
@@ -62,28 +62,23 @@ def select_working_intents(
     candidates: Sequence[TriggerCandidate], meaning: MakeMeaningStage
 ) -> tuple[tuple[TriggerCandidate, ...], tuple[str, ...]]:
     """Keep the intents that find their unit, try another if none does; also returns the names of units without any."""
-    current = tuple(
-        candidate if candidate.intents else _with_other_intent(candidate, candidates, 0) for candidate in candidates
-    )
+    current = _fill_intents(candidates, candidates, 0)
     for attempt in range(ROUNDS_MAX):
-        index = _index(current, meaning)
+        units = (SearchUnit(unit.name, unit.name, unit.description, unit.intents, unit.text) for unit in current)
+        index = SearchIndex(units, meaning=meaning())
         tested = tuple(_keep_found_intents(candidate, index) for candidate in current)
         if tested == current:
             break
         # A new intent of one unit can displace another unit, so that all are tested again in the next round.
         if attempt < ROUNDS_MAX - 1:
-            tested = tuple(
-                candidate if candidate.intents else _with_other_intent(candidate, current, attempt)
-                for candidate in tested
-            )
+            tested = _fill_intents(tested, current, attempt)
         current = tested
     return current, tuple(candidate.name for candidate in current if not candidate.intents)
 
 
 def _keep_found_intents(candidate: TriggerCandidate, index: SearchIndex) -> TriggerCandidate:
-    intents = tuple(
-        intent for intent in candidate.intents if _hit_share(candidate.name, intent, index) >= GATE_SHARE_MIN
-    )
+    name = candidate.name
+    intents = tuple(intent for intent in candidate.intents if _hit_share(name, intent, index) >= GATE_SHARE_MIN)
     return msgspec.structs.replace(candidate, intents=intents)
 
 
@@ -91,6 +86,12 @@ def _hit_share(name: str, intent: str, index: SearchIndex) -> float:
     queries = generate_paraphrases(intent, PARAPHRASES_PER_INTENT)
     hits = sum(name in [hit.id for hit in index.search(query, limit=GATE_K).hits] for query in queries)
     return hits / len(queries) if queries else 0.0
+
+
+def _fill_intents(
+    units: Sequence[TriggerCandidate], among: Sequence[TriggerCandidate], attempt: int
+) -> tuple[TriggerCandidate, ...]:
+    return tuple(unit if unit.intents else _with_other_intent(unit, among, attempt) for unit in units)
 
 
 def _with_other_intent(
@@ -105,16 +106,3 @@ def _with_other_intent(
     )
     situation = describe_situation(candidate.title) if attempt == 0 else "work on"
     return msgspec.structs.replace(candidate, intents=(" ".join((situation, *rare[:RARE_WORDS])),))
-
-
-def _index(candidates: Sequence[TriggerCandidate], meaning: MakeMeaningStage) -> SearchIndex:
-    units = (
-        SearchUnit(candidate.name, candidate.name, candidate.description, candidate.intents, candidate.text)
-        for candidate in candidates
-    )
-    return SearchIndex(units, meaning=meaning())
-
-
-def _one_line(value: object) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return " ".join(text.split())[:80]

@@ -1,4 +1,4 @@
-"""Answer a recall and write its audit record; close, look up and replay audit records."""
+"""Answer a recall and write its audit record, render its texts, and close, look up and replay audit records."""
 
 import hashlib
 
@@ -8,16 +8,10 @@ from holdfast.errors import StoreError
 from holdfast.instructions.access import InstructionCaller, is_same_agent
 from holdfast.instructions.context import InstructionContext, manifest_not_found_error
 from holdfast.instructions.errors import InstructionError
-from holdfast.instructions.models import Agent, AuditRecord, ChunkSource, LoadedUnit, Manifest
+from holdfast.instructions.models import Agent, AuditRecord, LoadedUnit, Manifest
 from holdfast.instructions.recall.boot_stub import render_stub_body
 from holdfast.instructions.recall.index_text import render_prompt_index
-from holdfast.instructions.recall.ranking import (
-    InstructionSet,
-    RecallQuery,
-    RecallSelection,
-    SelectedChunk,
-    chunk_names,
-)
+from holdfast.instructions.recall.ranking import InstructionSet, RecallQuery, RecallSelection
 from holdfast.instructions.usage.shadow import measure_prompt_tokens
 from holdfast.retrieval.index import QUERY_CHARACTERS_MAX
 
@@ -32,7 +26,7 @@ class RecallAnswer(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return chunk_names(self.result.chunks)
+        return tuple(chunk.name for chunk in self.result.chunks)
 
 
 class RecallReplay(msgspec.Struct, frozen=True):
@@ -64,9 +58,8 @@ def answer_recall(
     if heartbeat is not None and start is not None:
         question = msgspec.structs.replace(question, task_type=heartbeat.wake_reason)
         # All recalls of a heartbeat use the state at its start, so that they are consistent and can be replayed.
-        instruction_set = instruction_set_at(
-            context, agent, start, lifted=tuple(instruction_set.lifted), otherwise=instruction_set
-        )
+        lifted = tuple(instruction_set.lifted)
+        instruction_set = instruction_set_at(context, agent, start, lifted=lifted, otherwise=instruction_set)
     recalled = instruction_set.recall(question)
     # Another replica's clock may be ahead, so a version can be active before it starts by our clock.
     as_of = start if start is not None else max(now, instruction_set.active_since)
@@ -79,7 +72,11 @@ def answer_recall(
         heartbeat_id=heartbeat_id or context.new_id("run"),
         session_start=start if start is not None else now,
         intent=intent,
-        loaded_chunks=loaded_units(recalled.chunks),
+        loaded_chunks=tuple(
+            LoadedUnit(chunk.name, content.version, content.source, rank, chunk.score, content.tokens)
+            for rank, chunk in enumerate(recalled.chunks, start=1)
+            for content in (chunk.content,)
+        ),
         audit_token=audit_token,
         created_at=now,
         event_type="shadow" if shadow else "recall",
@@ -95,9 +92,8 @@ def answer_recall(
         },
     )
     write_audit_record(context, record)
-    return RecallAnswer(
-        recalled, audit_token, instruction_set.snapshot_id, instruction_set.index.embedding_model_version
-    )
+    encoder_version = instruction_set.index.embedding_model_version
+    return RecallAnswer(recalled, audit_token, instruction_set.snapshot_id, encoder_version)
 
 
 def write_audit_record(context: InstructionContext, record: AuditRecord) -> None:
@@ -117,18 +113,9 @@ def instruction_set_at(
         return otherwise
     instruction_set = context.instruction_sets.build(agent, manifest, at=at, lifted=lifted)
     # Prefer the cached set if it is equal: its index is already built.
-    return (
-        otherwise if otherwise is not None and otherwise.snapshot_id == instruction_set.snapshot_id else instruction_set
-    )
-
-
-def loaded_units(chunks: tuple[SelectedChunk, ...], source: ChunkSource | None = None) -> tuple[LoadedUnit, ...]:
-    return tuple(
-        LoadedUnit(
-            chunk.name, chunk.content.version, source or chunk.content.source, rank, chunk.score, chunk.content.tokens
-        )
-        for rank, chunk in enumerate(chunks, start=1)
-    )
+    if otherwise is not None and otherwise.snapshot_id == instruction_set.snapshot_id:
+        return otherwise
+    return instruction_set
 
 
 def close_audit_record(
@@ -174,14 +161,10 @@ def replay_recall(context: InstructionContext, agent: Agent, record: AuditRecord
     question = msgspec.convert(encoded_question, RecallQuery)
     names = tuple(str(name) for name in lifted_names) if isinstance(lifted_names, list | tuple) else ()
     instruction_set = instruction_set_at(context, agent, as_of, lifted=names, otherwise=None)
-    loaded_now = chunk_names(instruction_set.recall(question).chunks)
+    loaded_now = tuple(chunk.name for chunk in instruction_set.recall(question).chunks)
     loaded_then = tuple(chunk.name for chunk in record.loaded_chunks)
-    return RecallReplay(
-        loaded_then,
-        loaded_now,
-        loaded_then == loaded_now,
-        instruction_set.snapshot_id == record.detail.get("snapshot_id"),
-    )
+    same_snapshot = instruction_set.snapshot_id == record.detail.get("snapshot_id")
+    return RecallReplay(loaded_then, loaded_now, loaded_then == loaded_now, same_snapshot)
 
 
 def render_recall(answered: RecallAnswer) -> str:

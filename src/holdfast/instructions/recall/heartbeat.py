@@ -1,21 +1,13 @@
 """Start a heartbeat: verify the wake token, then return the boot stub and the units that the wake reason requires."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.context import InstructionContext, manifest_not_found_error
 from holdfast.instructions.errors import InstructionError
-from holdfast.instructions.models import (
-    WAKE_INTENT_PREFIX,
-    Agent,
-    AuditRecord,
-    BootStub,
-    EventType,
-    LoadedUnit,
-    Manifest,
-)
+from holdfast.instructions.models import WAKE_INTENT_PREFIX, Agent, AuditRecord, BootStub, LoadedUnit, Manifest
 from holdfast.instructions.recall.answer import write_audit_record
 from holdfast.instructions.recall.boot_stub import normalize_profile, render_stub, stub_cache_key
 from holdfast.instructions.recall.ranking import UnitContent
@@ -91,24 +83,22 @@ def start_heartbeat(
     preloads, warnings = _preloads(instruction_set.manifest, instruction_set.contents, claims.wake_reason)
     total = stub.token_count + sum(preload.content.tokens for preload in preloads)
     if total > BUDGET_TOKENS_WARN:
-        warnings.append(
-            PreloadWarning(
-                "preload_budget_warning", f"stub and preloads have {total} tokens, over {BUDGET_TOKENS_WARN}"
-            )
-        )
-    fatal = _first_missing_guaranteed(instruction_set.manifest, warnings)
+        message = f"stub and preloads have {total} tokens, over {BUDGET_TOKENS_WARN}"
+        warnings.append(PreloadWarning("preload_budget_warning", message))
+    guaranteed = {entry.name for entry in instruction_set.manifest.body if entry.guarantee_load}
+    fatal = next((warning.unit for warning in warnings if warning.unit in guaranteed), None)
     audit_token = context.new_id("audi")
-    event_type: EventType = "preload_error" if fatal else "preload"
-    record = _audit_record(
-        context,
-        agent,
-        claims,
-        caller,
-        preloads=preloads,
-        warnings=warnings,
-        event_type=event_type,
+    record = AuditRecord(
+        id=context.new_id("audevent"),
+        agent_id=agent.id,
+        heartbeat_id=claims.heartbeat_id,
+        session_start=now,
+        intent=f"{WAKE_INTENT_PREFIX}{claims.wake_reason}",
+        loaded_chunks=_loaded_units(preloads),
         audit_token=audit_token,
-        at=now,
+        created_at=now,
+        event_type="preload_error" if fatal else "preload",
+        detail={"principal": caller.scope, "jti": claims.jti, "warnings": list(map(msgspec.structs.asdict, warnings))},
     )
     write_audit_record(context, record)
     if fatal is not None:
@@ -151,49 +141,10 @@ def _preloads(
     return preloads, warnings
 
 
-def _first_missing_guaranteed(manifest: Manifest, warnings: list[PreloadWarning]) -> str | None:
-    guaranteed = {entry.name for entry in manifest.body if entry.guarantee_load}
-    return next((warning.unit for warning in warnings if warning.unit in guaranteed), None)
-
-
-def _audit_record(
-    context: InstructionContext,
-    agent: Agent,
-    claims: WakeClaims,
-    caller: InstructionCaller,
-    *,
-    preloads: list[PreloadedUnit],
-    warnings: list[PreloadWarning],
-    event_type: EventType,
-    audit_token: str,
-    at: int,
-) -> AuditRecord:
-    loaded = tuple(
-        LoadedUnit(
-            preload.name,
-            preload.content.version,
-            "task_type_preload" if preload.content.source == "stigmem" else preload.content.source,
-            rank,
-            1.0,
-            preload.content.tokens,
-        )
-        for rank, preload in enumerate(preloads, start=1)
-    )
-    return AuditRecord(
-        id=context.new_id("audevent"),
-        agent_id=agent.id,
-        heartbeat_id=claims.heartbeat_id,
-        session_start=at,
-        intent=f"{WAKE_INTENT_PREFIX}{claims.wake_reason}",
-        loaded_chunks=loaded,
-        audit_token=audit_token,
-        created_at=at,
-        event_type=event_type,
-        detail={
-            "principal": caller.scope,
-            "jti": claims.jti,
-            "warnings": [
-                {"code": warning.code, "unit": warning.unit, "message": warning.message} for warning in warnings
-            ],
-        },
-    )
+def _loaded_units(preloads: Sequence[PreloadedUnit]) -> tuple[LoadedUnit, ...]:
+    loaded = []
+    for rank, preload in enumerate(preloads, start=1):
+        content = preload.content
+        source = "task_type_preload" if content.source == "stigmem" else content.source
+        loaded.append(LoadedUnit(preload.name, content.version, source, rank, 1.0, content.tokens))
+    return tuple(loaded)

@@ -38,6 +38,5 @@ def render_prompt_index(entries: Sequence[ManifestEntry]) -> str:
 
 def measure_entry_cost(entry: ManifestEntry) -> EntryCost:
     entry_json = msgspec.json.encode(entry).decode()
-    return EntryCost(
-        entry.name, count_cl100k_tokens(f"{instruction_index_line(entry)}\n"), count_cl100k_tokens(entry_json)
-    )
+    index_line = f"{instruction_index_line(entry)}\n"
+    return EntryCost(entry.name, count_cl100k_tokens(index_line), count_cl100k_tokens(entry_json))

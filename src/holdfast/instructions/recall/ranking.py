@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -11,9 +11,9 @@ import msgspec
 
 from holdfast.errors import UserError
 from holdfast.instructions.errors import InstructionError
-from holdfast.instructions.models import ChunkSource, Manifest, ManifestEntry
+from holdfast.instructions.models import ChunkSource, Manifest
 from holdfast.instructions.tokens import count_cl100k_tokens
-from holdfast.retrieval.encoders.registry import SemanticStage
+from holdfast.retrieval.encoders.registry import create_semantic_stage
 from holdfast.retrieval.index import DECIMALS, RankedUnit, Ranking, SearchIndex, StageContribution, StageWeights
 from holdfast.retrieval.units import SearchUnit
 
@@ -25,8 +25,6 @@ UNAVAILABLE = "recall_backend_unavailable"
 
 
 class UnitContent(msgspec.Struct, frozen=True):
-    """The text of an entry and its source."""
-
     text: str
     tokens: int
     source: ChunkSource
@@ -83,14 +81,14 @@ class RecallSelection(msgspec.Struct, frozen=True):
 
 
 class InstructionSet:
-    """A manifest with its texts, ready for recall; `since` is when the newest of them became active."""
+    """A manifest with its texts, ready for recall; `active_since` is when the newest of them became active."""
 
     def __init__(
         self,
         manifest: Manifest,
         contents: Mapping[str, UnitContent],
         *,
-        meaning: Callable[[], SemanticStage | None] = lambda: None,
+        encoder: str | None = None,
         lifted: Collection[str] = (),
         since: int = 0,
     ) -> None:
@@ -98,14 +96,18 @@ class InstructionSet:
         self.manifest = manifest
         self.contents = contents
         self.lifted = frozenset(lifted)
-        self._meaning = meaning
+        self._encoder = encoder
 
     @cached_property
     def index(self) -> SearchIndex:
         """Built on first use: reading only the manifest must not wait for an encoder."""
-        units = (make_index_unit(entry, self.contents.get(entry.name)) for entry in self.manifest.body)
+        units = []
+        for entry in self.manifest.body:
+            triggers = (*entry.load_triggers.intents, *entry.load_triggers.keywords)
+            text = self.contents[entry.name].text if entry.name in self.contents else ""
+            units.append(SearchUnit(entry.name, entry.name, entry.description, triggers, text))
         with _or_unavailable():
-            return SearchIndex(units, meaning=self._meaning())
+            return SearchIndex(units, meaning=create_semantic_stage(self._encoder) if self._encoder else None)
 
     @cached_property
     def snapshot_id(self) -> str:
@@ -125,8 +127,8 @@ class InstructionSet:
         lifts = Counter((*self.lifted, *self.units_for_task_type(question)))
         if not lifts:
             return ranking
-        lifted = (_lift(place, lifts[place.id]) for place in ranking.units)
-        return Ranking(tuple(sorted(lifted, key=lambda place: (-place.score, place.id))), ranking.explain)
+        lifted = (_lift(unit, lifts[unit.id]) for unit in ranking.units)
+        return Ranking(tuple(sorted(lifted, key=lambda unit: (-unit.score, unit.id))), ranking.explain)
 
     def units_for_task_type(self, question: RecallQuery) -> frozenset[str]:
         """Units that list this task type in their triggers; this counts as much as one lift."""
@@ -148,10 +150,10 @@ def _or_unavailable() -> Iterator[None]:
         raise InstructionError(UNAVAILABLE, "recall cannot be used now; try again") from error
 
 
-def _lift(place: RankedUnit, lifts: int) -> RankedUnit:
-    score = place.score + lifts * SCORE_LIFT
+def _lift(unit: RankedUnit, lifts: int) -> RankedUnit:
+    score = unit.score + lifts * SCORE_LIFT
     # Rounded, so that ties are decided by name and not by the last bit of a float: recall must be deterministic.
-    return msgspec.structs.replace(place, score=round(min(1.0, score), DECIMALS)) if lifts else place
+    return msgspec.structs.replace(unit, score=round(min(1.0, score), DECIMALS)) if lifts else unit
 
 
 class _ChunkPacker:
@@ -160,46 +162,33 @@ class _ChunkPacker:
         self._question = question
         self._ranking = instruction_set.rank_with_lifts(question)
         self._fitting = instruction_set.units_for_task_type(question)
-        self._places = {place.id: place for place in self._ranking.units}
+        self._ranked = {unit.id: unit for unit in self._ranking.units}
         self._dropped: list[DroppedChunk] = []
         self._is_truncated = False
+        self._contents = contents = instruction_set.contents
         entries = instruction_set.manifest.body
-        self._guaranteed = [
-            entry for entry in entries if entry.guarantee_load and entry.name in instruction_set.contents
-        ]
+        self._guaranteed = [entry for entry in entries if entry.guarantee_load and entry.name in contents]
         # Guaranteed units reserve their tokens first and may exceed the budget; hints and ranked units get the rest.
-        self._tokens_left = question.token_budget - sum(
-            instruction_set.contents[entry.name].tokens for entry in self._guaranteed
-        )
+        self._tokens_left = question.token_budget - sum(contents[entry.name].tokens for entry in self._guaranteed)
         self._taken: list[SelectedChunk] = []
 
     def pack(self) -> RecallSelection:
         missed, dropped_hints = self._take_hints()
         self._take_ranked()
-        prepended = [self._picked(entry.name, "guaranteed") for entry in self._guaranteed if entry.force_position]
-        appended = [self._picked(entry.name, "guaranteed") for entry in self._guaranteed if not entry.force_position]
+        prepended = [self._select(entry.name, "guaranteed") for entry in self._guaranteed if entry.force_position]
+        appended = [self._select(entry.name, "guaranteed") for entry in self._guaranteed if not entry.force_position]
         chunks = (*prepended, *self._taken, *appended)
         total = sum(chunk.content.tokens for chunk in chunks)
-        unavailable = tuple(
-            entry.name
-            for entry in self._instruction_set.manifest.body
-            if entry.name not in self._instruction_set.contents
-        )
-        return RecallSelection(
-            chunks,
-            tuple(self._dropped),
-            total,
-            self._is_truncated or total > self._question.token_budget,
-            missed,
-            dropped_hints,
-            unavailable,
-        )
+        entries = self._instruction_set.manifest.body
+        unavailable = tuple(entry.name for entry in entries if entry.name not in self._contents)
+        is_truncated = self._is_truncated or total > self._question.token_budget
+        return RecallSelection(chunks, tuple(self._dropped), total, is_truncated, missed, dropped_hints, unavailable)
 
     def _take_hints(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         unknown, dropped = [], []
         always = {entry.name for entry in self._guaranteed}
         for name in dict.fromkeys(self._question.manifest_hint):
-            if name not in self._instruction_set.contents or name not in self._places:
+            if name not in self._contents or name not in self._ranked:
                 unknown.append(name)
             elif name not in always and not self._take(name, "hint"):
                 dropped.append(name)
@@ -210,52 +199,37 @@ class _ChunkPacker:
         done = {entry.name for entry in self._guaranteed} | {chunk.name for chunk in self._taken}
         done |= {chunk.name for chunk in self._dropped}
         floor = self._instruction_set.index.floor if self._question.use_floor else 0.0
-        for place in self._ranking.units:
-            if place.id in done:
+        for unit in self._ranking.units:
+            if unit.id in done:
                 continue
-            if place.id not in self._instruction_set.contents:
-                self._drop(place.id, "unavailable")
-            elif place.relevance < floor:
-                self._drop(place.id, "below_floor")
+            if unit.id not in self._contents:
+                self._drop(unit.id, "unavailable")
+            elif unit.relevance < floor:
+                self._drop(unit.id, "below_floor")
             elif len(self._taken) >= self._question.max_chunks:
-                self._drop(place.id, "over_max_chunks")
-            elif not self._take(place.id, "ranked"):
+                self._drop(unit.id, "over_max_chunks")
+            elif not self._take(unit.id, "ranked"):
                 self._is_truncated = True
 
     def _take(self, name: str, kind: str) -> bool:
-        tokens = self._instruction_set.contents[name].tokens
-        if len(self._taken) >= self._question.max_chunks or tokens > self._tokens_left:
-            full = len(self._taken) >= self._question.max_chunks
-            self._drop(name, "over_max_chunks" if full else "over_budget")
+        tokens = self._contents[name].tokens
+        is_full = len(self._taken) >= self._question.max_chunks
+        if is_full or tokens > self._tokens_left:
+            self._drop(name, "over_max_chunks" if is_full else "over_budget")
             return False
         self._tokens_left -= tokens
-        self._taken.append(self._picked(name, kind))
+        self._taken.append(self._select(name, kind))
         return True
 
     def _drop(self, name: str, reason: str) -> None:
-        self._dropped.append(DroppedChunk(name, reason, self._places[name].score))
+        self._dropped.append(DroppedChunk(name, reason, self._ranked[name].score))
 
-    def _picked(self, name: str, kind: str) -> SelectedChunk:
-        explanation = self._ranking.explain(name)
-        why = RankExplanation(
-            explanation.relevance,
-            explanation.stages,
-            explanation.matched_terms,
-            explanation.links,
-            name in self._instruction_set.lifted,
-            name in self._fitting,
-        )
-        return SelectedChunk(name, self._instruction_set.contents[name], self._places[name].score, kind, why)
-
-
-def make_index_unit(entry: ManifestEntry, content: UnitContent | None) -> SearchUnit:
-    triggers = (*entry.load_triggers.intents, *entry.load_triggers.keywords)
-    return SearchUnit(entry.name, entry.name, entry.description, triggers, content.text if content else "")
+    def _select(self, name: str, kind: str) -> SelectedChunk:
+        rank = self._ranking.explain(name)
+        is_lifted, fits = name in self._instruction_set.lifted, name in self._fitting
+        why = RankExplanation(rank.relevance, rank.stages, rank.matched_terms, rank.links, is_lifted, fits)
+        return SelectedChunk(name, self._contents[name], self._ranked[name].score, kind, why)
 
 
 def make_content(text: str, source: ChunkSource) -> UnitContent:
     return UnitContent(text, count_cl100k_tokens(text), source)
-
-
-def chunk_names(chunks: Sequence[SelectedChunk]) -> tuple[str, ...]:
-    return tuple(chunk.name for chunk in chunks)

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from functools import partial
 from threading import Lock
 
 import msgspec
@@ -14,7 +13,7 @@ from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.store import InstructionRecords
 from holdfast.instructions.units.files import read_entry_file
 from holdfast.instructions.uri import parse_unit_uri, parse_version_numbers
-from holdfast.retrieval.encoders.registry import SemanticStage, create_semantic_stage
+from holdfast.retrieval.encoders.registry import create_semantic_stage
 
 CACHED_SETS_MAX = 2_000
 
@@ -79,29 +78,27 @@ class InstructionSetCache:
         for entry in manifest.body:
             unit = (instead or {}).get(entry.name) or newest.get(pointers[entry.name])
             if unit is not None:
-                contents[entry.name] = content_of_unit(unit)
+                contents[entry.name] = UnitContent(
+                    unit.content, unit.token_count, "stigmem", unit.uri, unit.version, unit.valid_until
+                )
                 since = max(since, unit.created_at)
             # fact_uri wins over path in coexistence (seed 003, 21.6.1); the file is the fallback.
             elif entry.path is not None and (text := self._read(agent, entry.path)) is not None:
                 contents[entry.name] = make_content(text, "fallback_path")
-        return InstructionSet(
-            manifest, contents, meaning=partial(_meaning_stage, self.encoder), lifted=lifted, since=since
-        )
+        return InstructionSet(manifest, contents, encoder=self.encoder, lifted=lifted, since=since)
 
     def load_encoder(self) -> None:
         """Load now rather than at the first recall: reading the weights takes longer than many recalls."""
-        _meaning_stage(self.encoder)
+        if self.encoder:
+            create_semantic_stage(self.encoder)
 
     def clear(self) -> None:
         with self._lock:
             self._cached.clear()
 
     def _files(self, agent: Agent, instruction_set: InstructionSet) -> dict[str, str | None]:
-        return {
-            entry.name: self._read(agent, entry.path)
-            for entry in instruction_set.manifest.body
-            if entry.path is not None
-        }
+        entries = instruction_set.manifest.body
+        return {entry.name: self._read(agent, entry.path) for entry in entries if entry.path is not None}
 
     def _read(self, agent: Agent, path: str) -> str | None:
         return read_entry_file(self._settings.root, agent.id, path)
@@ -112,8 +109,7 @@ def unit_key(entry: ManifestEntry, agent: Agent) -> tuple[str, str]:
     if entry.fact_uri is None:
         return "", ""
     address = parse_unit_uri(entry.fact_uri)
-    own = address.owner in (agent.id, agent.shortname)
-    return (agent.id if own else address.owner), address.name
+    return (agent.id if address.owner in agent.names else address.owner), address.name
 
 
 def select_newest_units(units: Sequence[UnitVersion]) -> dict[tuple[str, str], UnitVersion]:
@@ -129,11 +125,3 @@ def _newest(units: Sequence[UnitVersion]) -> UnitVersion:
     if len(numbered) == len(units):
         return max(numbered, key=lambda numbered_unit: numbered_unit[0])[1]
     return max(units, key=lambda unit: (unit.created_at, unit.uri))
-
-
-def content_of_unit(unit: UnitVersion) -> UnitContent:
-    return UnitContent(unit.content, unit.token_count, "stigmem", unit.uri, unit.version, unit.valid_until)
-
-
-def _meaning_stage(encoder: str | None) -> SemanticStage | None:
-    return create_semantic_stage(encoder) if encoder else None

@@ -48,11 +48,8 @@ def verify_wake_token(token: str, trust: WakeIssuer, *, now: float) -> WakeClaim
     Raises InstructionError `wake_token_invalid`.
     """
     parts = token.split(".")
-    raw = (
-        [decode_base64url(part) for part in parts]
-        if len(token) <= WAKE_TOKEN_CHARACTERS_MAX and token.isascii()
-        else []
-    )
+    is_readable = len(token) <= WAKE_TOKEN_CHARACTERS_MAX and token.isascii()
+    raw = [decode_base64url(part) for part in parts] if is_readable else []
     if len(raw) != 3 or any(part is None for part in raw):
         raise _refused("it is not a JWT")
     header, claims, signature = (part or b"" for part in raw)

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Instruction units: their texts, files, signatures, and import from another store."""

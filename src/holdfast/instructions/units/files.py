@@ -1,4 +1,4 @@
-"""Check and read the files of path entries, confined to the agent's own folder."""
+"""Check, read and write the files of path entries, confined to the agent's own folder."""
 
 import os
 from pathlib import Path
@@ -13,6 +13,7 @@ from holdfast.sources.confined_paths import (
     open_parent,
     read_regular_at,
     resolve_roots,
+    write_atomically,
 )
 
 FILE_BYTES_MAX = 200_000
@@ -27,9 +28,7 @@ def check_entry_path(root: Path | None, agent_id: str, entry: ManifestEntry) -> 
         details={"unit": entry.name[:200]},
     )
     if root is None:
-        raise InstructionError(
-            "manifest_entry_invalid", "path entries require an instruction root, and none is configured"
-        )
+        raise _missing_root_error()
     if not entry.path or os.path.isabs(entry.path):
         raise outside
     try:
@@ -52,3 +51,22 @@ def read_entry_file(root: Path | None, agent_id: str, path: str) -> str | None:
         return raw.decode("utf-8") if len(raw) <= FILE_BYTES_MAX else None
     except UnicodeDecodeError:
         return None
+
+
+def write_entry_file(root: Path | None, agent_id: str, entry: ManifestEntry, text: str) -> None:
+    """Keep the file at the entry's path in step with the unit while both coexist. Raises InstructionError."""
+    if root is None or entry.path is None:
+        raise _missing_root_error()
+    try:
+        (root / agent_id).mkdir(parents=True, exist_ok=True)
+        location = locate_path(resolve_roots(root / agent_id), entry.path, writing=True)
+        with open_parent(location, make_folders=True) as (folder, name):
+            write_atomically(folder, name, f"{text}\n".encode())
+    except (EscapeError, PathError, OSError) as error:
+        raise InstructionError("manifest_entry_invalid", f"the file of {entry.name!a} cannot be written") from error
+
+
+def _missing_root_error() -> InstructionError:
+    return InstructionError(
+        "manifest_entry_invalid", "path entries require an instruction root, and none is configured"
+    )

@@ -14,7 +14,6 @@ from holdfast.errors import UserError
 from holdfast.instructions.models import Approval, Signer
 
 KEY_BYTES = 32
-SIGNATURE_CHARACTERS_MAX = 100
 
 
 class DeploymentKey(msgspec.Struct, frozen=True):
@@ -78,9 +77,8 @@ def find_unit_signer(uris: Iterable[str], content_sha256: str, signature: str, s
 
 def is_signed_by_author(approval: Approval, signers: Iterable[Signer]) -> bool:
     own = [signer for signer in signers if signer.entity == approval.authored_by]
-    return (
-        approval.signature is not None and find_signer(approval_message(approval), approval.signature, own) is not None
-    )
+    signature = approval.signature
+    return signature is not None and find_signer(approval_message(approval), signature, own) is not None
 
 
 def is_valid_signature(public_key: bytes, signature: bytes, message: bytes) -> bool:

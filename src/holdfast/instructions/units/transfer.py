@@ -6,15 +6,8 @@ import msgspec
 
 from holdfast.instructions.context import DEPLOYMENT_SIGNER, InstructionContext, make_agent
 from holdfast.instructions.errors import InstructionError
-from holdfast.instructions.manifest.validate import (
-    ManifestDraft,
-    check_entries,
-    check_guaranteed_cap,
-    check_manifest_size,
-    check_pointers,
-    check_unique_names,
-    manifest_address,
-)
+from holdfast.instructions.manifest import validate
+from holdfast.instructions.manifest.validate import ManifestDraft
 from holdfast.instructions.models import Agent, Approval, AuditRecord, CoverageRun, Manifest, Probe, Signer, UnitVersion
 from holdfast.instructions.recall.boot_stub import check_stub_size
 from holdfast.instructions.store import OwnedRecord, record_owner
@@ -41,7 +34,7 @@ def validate_imported_records(
     owner = record_owner(first)
     if agent is None and not is_shared_owner(owner):
         raise _invalid_record(f"the records of {owner[:80]!a} do not start with the agent")
-    names = (owner, agent.shortname) if agent and agent.shortname else (owner,)
+    names = agent.names if agent else (owner,)
     signers, trusted_signers = context.records.signers(at=context.now()), context.signers()
     active_names: set[str] = set()
     for record in records:
@@ -73,9 +66,8 @@ def validate_imported_records(
 def _check_agent(context: InstructionContext, agent: Agent) -> Agent:
     if agent.deployment != context.settings.deployment:
         raise _other_deployment(context)
-    for name in (agent.id, agent.shortname):
-        if name is not None:
-            make_agent(context, name)
+    for name in agent.names:
+        make_agent(context, name)
     return agent
 
 
@@ -114,16 +106,16 @@ def _uri_forms(address: UnitAddress, names: Sequence[str]) -> tuple[str, ...]:
 def _check_manifest(context: InstructionContext, manifest: Manifest, agent: Agent, names: Sequence[str]) -> Manifest:
     """Check a manifest; a superseded one only for its pointers, because a rollback runs all checks again."""
     deployment = context.settings.deployment
-    if manifest.fact_uri != manifest_address(deployment, manifest.agent_id, manifest.version).uri:
+    if manifest.fact_uri != validate.manifest_address(deployment, manifest.agent_id, manifest.version).uri:
         raise _invalid_record("the URI of a manifest does not match its agent and version")
     parse_unit_uri(manifest.fact_uri)
     draft = ManifestDraft(manifest.version, manifest.body, manifest.migration_mode)
-    check_pointers(draft, deployment=deployment, agent_names=names)
+    validate.check_pointers(draft, deployment=deployment, agent_names=names)
     if manifest.superseded_at is None:
-        check_entries(draft)
-        check_unique_names(draft)
-        check_guaranteed_cap(draft)
-        check_manifest_size(draft)
+        validate.check_entries(draft)
+        validate.check_unique_names(draft)
+        validate.check_guaranteed_cap(draft)
+        validate.check_manifest_size(draft)
         check_stub_size(agent, manifest)
     return manifest
 

@@ -26,7 +26,7 @@ from holdfast.instructions.uri import UnitAddress, is_newer_than_all, is_shared_
 CONTENT_CHARACTERS_MAX = 200_000
 LISTINGS_MEASURED_MAX = 10
 # How far the recorded author is trusted: signed by the author, sent by an admin with an entity URI, sent by a key
-# without one, or only claimed by somebody else.
+# without one, or only claimed by the sender.
 TRUST_SIGNED = 1.0
 TRUST_ENTITY = 0.9
 TRUST_KEY_ONLY = 0.7
@@ -44,8 +44,8 @@ class SubmittedUnit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WrittenUnit(msgspec.Struct, frozen=True):
     """`coverage` is the gate's result for the unit with its new text, if a manifest lists it.
 
-    A shared unit is measured for the first few agents that list it, in `measured_for`, worst first; `coverage` is
-    the worst result.
+    A shared unit is measured for the first few agents that list it, `measured_agents`, worst first; `coverage` is the
+    worst result.
     """
 
     fact_uri: str
@@ -61,9 +61,8 @@ def write_unit(context: InstructionContext, submitted: SubmittedUnit, caller: In
     """Write a version once; an existing version at the same URI is never changed. Raises InstructionError."""
     address = parse_unit_uri(submitted.fact_uri)
     if address.deployment != context.settings.deployment:
-        raise InstructionError(
-            "uri_invalid", f"the URI names another deployment; this one is {context.settings.deployment!a}"
-        )
+        message = f"the URI names another deployment; this one is {context.settings.deployment!a}"
+        raise InstructionError("uri_invalid", message)
     digest = check_unit_text(address, submitted.content, submitted.authored_by)
     for _ in range(ATTEMPTS_MAX):
         written = _attempt(context, submitted, caller, address=address, digest=digest)
@@ -101,13 +100,13 @@ def _attempt(
     owner = agent.id if agent else address.owner
     versions = context.records.list_unit_versions(owner, address.name)
     # The lookup is by owner and not by URI: id and shortname of an agent address the same unit.
-    existing = next((unit_version for unit_version in versions if unit_version.version == address.version), None)
+    existing = next((version for version in versions if version.version == address.version), None)
     if existing is not None and existing.content_sha256 != digest:
         raise _conflict("this version was written with other content; a version is written once")
     if existing is not None and existing.status != "quarantined":
         return _unchanged(existing)
     # A quarantined version must not block a signed one with the same or a lower number.
-    trusted_versions = [unit_version for unit_version in versions if unit_version.status != "quarantined"]
+    trusted_versions = [version for version in versions if version.status != "quarantined"]
     newest = select_newest_units(trusted_versions).get((owner, address.name))
     if existing is not None:
         unit = _recheck_quarantined(context, submitted, caller, existing=existing, newest=newest)
@@ -115,14 +114,12 @@ def _attempt(
             return _unchanged(existing)
     else:
         unit = _build_unit(context, submitted, caller, owner=owner, digest=digest, newest=newest)
-        if newest is not None and not is_newer_than_all(
-            unit.version, (unit_version.version for unit_version in trusted_versions)
-        ):
+        earlier = [version.version for version in trusted_versions]
+        if newest is not None and not is_newer_than_all(unit.version, earlier):
             raise _conflict(f"version {unit.version} is not newer than {newest.version} and all versions before it")
     manifest = context.records.manifest(agent.id) if agent else None
-    listing_manifests = (
-        context.records.manifests_listing(owner, address.name) if shared else (manifest,) if manifest else ()
-    )
+    own = (manifest,) if manifest else ()
+    listing_manifests = context.records.manifests_listing(owner, address.name) if shared else own
     listed = list_unit_entries(context, agent, manifest, unit)
     if unit.status == "active" and _needs_approval(context, unit, listed, is_new=existing is None):
         unit = msgspec.structs.replace(unit, status="pending")
@@ -130,11 +127,10 @@ def _attempt(
     # The store refuses the write if the active version or a listing manifest has changed since it was read here.
     active = find_active_version(versions)
     over, ids = (active.uri if active else None), [listing.id for listing in listing_manifests]
-    is_stored = (
-        context.records.release_unit(unit, over=over, judged=ids)
-        if existing is not None
-        else context.records.add_unit(unit, registers, over=over, judged=ids)
-    )
+    if existing is not None:
+        is_stored = context.records.release_unit(unit, over=over, judged=ids)
+    else:
+        is_stored = context.records.add_unit(unit, registers, over=over, judged=ids)
     if not is_stored:
         return None
     return WrittenUnit(
@@ -236,22 +232,17 @@ def _measure_listings(
     """The gate's results for the unit where it is listed, worst first, for at most LISTINGS_MEASURED_MAX agents."""
     if unit.status == "quarantined":
         return ()
-    settings = context.settings
     results = []
     for agent, entry in listed[:LISTINGS_MEASURED_MAX]:
         manifest = context.records.manifest(agent.id)
         if manifest is not None:
             instruction_set = context.instruction_sets.build(agent, manifest, instead={entry.name: unit})
-            coverage = measure_unit(
-                instruction_set, entry, scaled_is_binding=settings.scaled_is_binding, use_floor=settings.use_floor
-            )
-            results.append((agent, coverage))
+            results.append((agent, measure_unit(instruction_set, entry, context.settings)))
     # False sorts before True, so that failing results come first.
-    return tuple(sorted(results, key=lambda result: (result[1].passed, _coverage_share(result[1]))))
-
-
-def _coverage_share(coverage: UnitCoverage) -> float:
-    return 1.0 if coverage.coverage_pct is None else coverage.coverage_pct
+    results.sort(
+        key=lambda result: (result[1].passed, 1.0 if result[1].coverage_pct is None else result[1].coverage_pct)
+    )
+    return tuple(results)
 
 
 def _conflict(message: str) -> InstructionError:

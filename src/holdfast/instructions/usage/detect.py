@@ -18,7 +18,8 @@ unit's whole text delivers the unit, so it does not count as having shown it bef
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -59,7 +60,7 @@ _BETWEEN_COMMANDS = re.compile(r"&&|\|\||[;|&()\n]")
 _ASSIGNMENT = re.compile(r"\w+=\S*")
 # Programs that run another one: `uv run pytest` counts as `pytest`.
 _WRAPPERS = tuple(
-    tuple(words.split())
+    words.split()
     for words in (
         *("sudo", "time", "env", "nohup", "exec", "command", "npx", "uv run", "poetry run", "pipenv run"),
         *("bash -c", "bash -lc", "sh -c", "sh -lc", "python -m", "python3 -m"),
@@ -73,6 +74,14 @@ _Key = tuple[EvidenceKind, str | tuple[str, ...]]
 class _Match(msgspec.Struct, frozen=True):
     key: _Key
     fingerprint: Fingerprint
+
+
+_Words = TypeVar("_Words", str, tuple[str, ...])
+
+
+def _look_up(kind: EvidenceKind, words: _Words, fingerprints: Mapping[_Words, Fingerprint]) -> Iterator[_Match]:
+    if words in fingerprints:
+        yield _Match((kind, words), fingerprints[words])
 
 
 def detect_usage(
@@ -99,22 +108,16 @@ def detect_usage(
         if isinstance(step, ObservationStep):
             delivered = _delivered_units(units, step)
             if not is_instruction_tool(step.tool):
-                shown.update(
-                    match.key
-                    for match in _matches_shown(fingerprints, step.text)
-                    if match.fingerprint.unit_index not in delivered
-                )
+                matches = _matches_shown(fingerprints, step.text)
+                shown.update(match.key for match in matches if match.fingerprint.unit_index not in delivered)
             continue
         for match in _matches_in_step(fingerprints, step):
-            kind = match.key[0]
+            kind, fingerprint = match.key[0], match.fingerprint
             if match.key not in shown:
-                evidence_by_unit.setdefault(match.fingerprint.unit_index, {}).setdefault(
-                    kind, UsageEvidence(kind, number, match.fingerprint.line)
-                )
-    return tuple(
-        DetectedUnit(units[index].name, tuple(evidence.values()))
-        for index, evidence in sorted(evidence_by_unit.items())
-    )
+                evidence = evidence_by_unit.setdefault(fingerprint.unit_index, {})
+                evidence.setdefault(kind, UsageEvidence(kind, number, fingerprint.line))
+    detected = sorted(evidence_by_unit.items())
+    return tuple(DetectedUnit(units[index].name, tuple(evidence.values())) for index, evidence in detected)
 
 
 def _matches_in_step(fingerprints: FingerprintIndex, step: AgentTextStep | ToolCallStep) -> Iterator[_Match]:
@@ -124,8 +127,7 @@ def _matches_in_step(fingerprints: FingerprintIndex, step: AgentTextStep | ToolC
     elif not is_instruction_tool(step.tool):
         # MCP tools are offered as mcp__server__tool, while a unit names the bare tool.
         for name in {step.tool, step.tool.rpartition("__")[2]}:
-            if name in fingerprints.tools:
-                yield _Match(("tool", name), fingerprints.tools[name])
+            yield from _look_up("tool", name, fingerprints.tools)
         for member, text in find_argument_texts(step.arguments):
             yield from _references(fingerprints, text, names=False)
             yield from _phrases(fingerprints, text)
@@ -137,18 +139,13 @@ def _matches_shown(fingerprints: FingerprintIndex, text: str) -> Iterator[_Match
     """Every fingerprint that an agent could copy from a text, except URIs, which always refer to their unit."""
     yield from _phrases(fingerprints, text)
     for token, _, _ in _tokens(text):
-        if token in fingerprints.names:
-            yield _Match(("name", token), fingerprints.names[token])
-        if token in fingerprints.rules:
-            yield _Match(("rule", token), fingerprints.rules[token])
-        if token in fingerprints.tools:
-            yield _Match(("tool", token), fingerprints.tools[token])
+        yield from _look_up("name", token, fingerprints.names)
+        yield from _look_up("rule", token, fingerprints.rules)
+        yield from _look_up("tool", token, fingerprints.tools)
     words = [word.strip(_AROUND_WORDS) for word in text.split()]
     for index, word in enumerate(words):
         for size in fingerprints.command_sizes.get(word, ()):
-            command = tuple(words[index : index + size])
-            if command in fingerprints.commands:
-                yield _Match(("command", command), fingerprints.commands[command])
+            yield from _look_up("command", tuple(words[index : index + size]), fingerprints.commands)
 
 
 def _delivered_units(units: Sequence[UnitText], step: ObservationStep) -> frozenset[int]:
@@ -188,8 +185,8 @@ def _plain_address(token: str) -> str:
 def _names_unit(name: str, text: str, start: int, end: int) -> bool:
     if _BARE_NAME.search(name):
         return True
-    is_quoted = text[max(0, start - 1) : start] in _OPENING and text[end : end + 1] in _CLOSING
-    is_quoted = is_quoted and start > 0 and end < len(text)
+    is_inside = start > 0 and end < len(text)
+    is_quoted = is_inside and text[start - 1] in _OPENING and text[end] in _CLOSING
     before, after = text[max(0, start - _CONTEXT_CHARACTERS) : start], text[end : end + _CONTEXT_CHARACTERS]
     is_beside = bool(_BESIDE_BEFORE.search(before) or _BESIDE_AFTER.match(after))
     return (is_quoted or is_beside) if re.search(r"[-.]", name) else (is_quoted and is_beside)
@@ -208,9 +205,7 @@ def _phrases(fingerprints: FingerprintIndex, text: str) -> Iterator[_Match]:
         return
     words = [word.casefold() for word in WORD.findall(text)]
     for index in range(len(words) - PHRASE_WORDS + 1):
-        phrase = tuple(words[index : index + PHRASE_WORDS])
-        if phrase in fingerprints.phrases:
-            yield _Match(("phrase", phrase), fingerprints.phrases[phrase])
+        yield from _look_up("phrase", tuple(words[index : index + PHRASE_WORDS]), fingerprints.phrases)
 
 
 def _commands_run(fingerprints: FingerprintIndex, text: str) -> Iterator[_Match]:
@@ -218,27 +213,15 @@ def _commands_run(fingerprints: FingerprintIndex, text: str) -> Iterator[_Match]
     for part in _BETWEEN_COMMANDS.split(text.partition("<<")[0]):
         words = _strip_wrappers([word.strip("'\"") for word in part.split()])
         for size in fingerprints.command_sizes.get(words[0], ()) if words else ():
-            command = tuple(words[:size])
-            if command in fingerprints.commands:
-                yield _Match(("command", command), fingerprints.commands[command])
+            yield from _look_up("command", tuple(words[:size]), fingerprints.commands)
 
 
 def _strip_wrappers(words: list[str]) -> list[str]:
     """Strip leading assignments and programs that only run another program."""
     start = 0
     while start < len(words):
-        wrapper = next(
-            (
-                words_of_wrapper
-                for words_of_wrapper in _WRAPPERS
-                if tuple(words[start : start + len(words_of_wrapper)]) == words_of_wrapper
-            ),
-            None,
-        )
-        if wrapper is not None:
-            start += len(wrapper)
-        elif _ASSIGNMENT.fullmatch(words[start]):
-            start += 1
-        else:
+        wrapper = next((prefix for prefix in _WRAPPERS if words[start : start + len(prefix)] == prefix), None)
+        if wrapper is None and not _ASSIGNMENT.fullmatch(words[start]):
             break
+        start += len(wrapper) if wrapper else 1
     return words[start : start + COMMAND_WORDS_MAX]

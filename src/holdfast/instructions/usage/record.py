@@ -107,7 +107,6 @@ def _unit(entry: ManifestEntry, instruction_set: InstructionSet) -> UnitText:
 
 
 def _index_texts(instruction_set: InstructionSet) -> tuple[str, ...]:
-    """The index texts of the units."""
     return tuple(
         text
         for entry in instruction_set.manifest.body

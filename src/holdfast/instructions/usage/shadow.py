@@ -29,7 +29,7 @@ class PromptTokens(msgspec.Struct, frozen=True):
 
 
 class ShadowTurn(msgspec.Struct, frozen=True):
-    """`needed` is None if the record was not closed; `went_without` are units that the agent reported as missed."""
+    """`needed_units` is None if the record was not closed; the agent reported `missed_units` as missed."""
 
     audit_token: str
     intent: str
@@ -73,10 +73,10 @@ class ShadowReport(msgspec.Struct, frozen=True):
 
 def measure_prompt_tokens(agent: Agent, instruction_set: InstructionSet) -> PromptTokens:
     rules = sum(map(count_cl100k_tokens, agent.always_rules))
-    standing = f"{render_stub_body(agent, instruction_set.manifest, GENERIC_PROFILE)}\n{render_index(instruction_set.manifest.body)}"
-    return PromptTokens(
-        rules + sum(content.tokens for content in instruction_set.contents.values()), count_cl100k_tokens(standing)
-    )
+    texts = sum(content.tokens for content in instruction_set.contents.values())
+    manifest = instruction_set.manifest
+    standing = f"{render_stub_body(agent, manifest, GENERIC_PROFILE)}\n{render_index(manifest.body)}"
+    return PromptTokens(rules + texts, count_cl100k_tokens(standing))
 
 
 def token_share_max(eager_tokens: float) -> float:
@@ -100,9 +100,7 @@ def make_shadow_report(records: Sequence[AuditRecord], manifest: Manifest) -> Sh
         # A report of a missing unit counts even if others were there; otherwise one needed unit is enough.
         if turn.missed_units - turn.loaded_units or (names and not names & turn.loaded_units)
     )
-    eager, lazy = (
-        sum(sizes) for sizes in ([turn.eager_tokens for turn in turns], [turn.lazy_tokens for turn in turns])
-    )
+    eager, lazy = sum(turn.eager_tokens for turn in turns), sum(turn.lazy_tokens for turn in turns)
     report = ShadowReport(
         manifest.version,
         len(turns),
@@ -134,17 +132,15 @@ def _turns(records: Sequence[AuditRecord], manifest: Manifest) -> Iterator[Shado
         if not is_turn:
             continue
         try:
-            weights = msgspec.convert(record.detail, PromptTokens)
+            sizes = msgspec.convert(record.detail, PromptTokens)
         except msgspec.ValidationError as error:
             raise StoreError("the audit record of a shadow turn is damaged") from error
-        turn = ShadowTurn(
-            record.audit_token, record.intent, loaded, weights.eager_tokens, weights.standing_tokens + tokens
-        )
-        if record.audit_closed is not None:
-            without = frozenset(record.missed_chunks) & listed
-            needed = frozenset(record.used_chunks) & listed | without
-            turn = msgspec.structs.replace(turn, needed_units=needed, missed_units=without)
-        yield turn
+        missed = frozenset(record.missed_chunks) & listed
+        needed = frozenset(record.used_chunks) & listed | missed
+        lazy_tokens = sizes.standing_tokens + tokens
+        turn = ShadowTurn(record.audit_token, record.intent, loaded, sizes.eager_tokens, lazy_tokens, needed, missed)
+        is_closed = record.audit_closed is not None
+        yield turn if is_closed else msgspec.structs.replace(turn, needed_units=None, missed_units=frozenset())
 
 
 def _shortfalls(report: ShadowReport) -> Iterator[str]:

@@ -22,20 +22,18 @@ _Text = Annotated[str, msgspec.Meta(max_length=TRACE_BYTES_MAX)]
 _Tool = Annotated[str, msgspec.Meta(max_length=400)]
 
 
-class AgentTextStep(msgspec.Struct, frozen=True, tag_field="type", tag="said", forbid_unknown_fields=True):
-    """Text that the agent wrote."""
-
+class AgentTextStep(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
     text: _Text
 
 
-class ToolCallStep(msgspec.Struct, frozen=True, tag_field="type", tag="called", forbid_unknown_fields=True):
+class ToolCallStep(msgspec.Struct, frozen=True, tag_field="type", tag="tool_call", forbid_unknown_fields=True):
     """A tool call by the agent; arguments are an object, or its JSON text."""
 
     tool: _Tool
     arguments: _Text | dict[str, object] = ""
 
 
-class ObservationStep(msgspec.Struct, frozen=True, tag_field="type", tag="shown", forbid_unknown_fields=True):
+class ObservationStep(msgspec.Struct, frozen=True, tag_field="type", tag="tool_result", forbid_unknown_fields=True):
     """Text that the agent received: a result of the named tool, or without one a user message."""
 
     text: _Text
@@ -46,7 +44,7 @@ TraceStep = AgentTextStep | ToolCallStep | ObservationStep
 
 Trace = tuple[TraceStep, ...]
 
-STEP_KINDS = ("said", "called", "shown")
+STEP_KINDS = ("text", "tool_call", "tool_result")
 _TOKEN = re.compile(r"\baudi_\w{1,100}")
 
 _decode = msgspec.json.Decoder(TraceStep).decode
@@ -90,9 +88,8 @@ def decode_steps(lines: Iterable[bytes]) -> Trace:
         try:
             steps.append(_decode(line))
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise UserError(
-                f"line {number} of the trace is not a step; a step is a JSON object of type said, called or shown"
-            ) from error
+            step_form = f"a step is a JSON object of type {', '.join(STEP_KINDS)}"
+            raise UserError(f"line {number} of the trace is not a step; {step_form}") from error
     return tuple(steps)
 
 
@@ -103,7 +100,7 @@ def trace_from_token(trace: Sequence[TraceStep], token: str) -> Trace:
 
 
 def trace_after_token(trace: Sequence[TraceStep], token: str) -> Trace:
-    """As `from_token`, without that step itself, which contains the recalled units."""
+    """As `trace_from_token`, without that step itself, which contains the recalled units."""
     rest = trace_from_token(trace, token)
     return rest[1:] if rest and _shows_token(rest[0], token) else rest
 
@@ -124,9 +121,8 @@ def check_trace_size(trace: Sequence[TraceStep]) -> None:
     """Raises InstructionError `trace_too_large`."""
     sizes = [encoded_step_size(step) for step in trace[: TRACE_STEPS_MAX + 1]]
     if len(sizes) > TRACE_STEPS_MAX or None in sizes or sum(size or 0 for size in sizes) > TRACE_BYTES_MAX:
-        raise InstructionError(
-            "trace_too_large", f"a trace has {TRACE_STEPS_MAX} steps and {TRACE_BYTES_MAX} bytes at most"
-        )
+        message = f"a trace has {TRACE_STEPS_MAX} steps and {TRACE_BYTES_MAX} bytes at most"
+        raise InstructionError("trace_too_large", message)
 
 
 def truncate_trace(trace: Iterable[TraceStep]) -> Trace:

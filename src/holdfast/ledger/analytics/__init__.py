@@ -1,1 +1,1 @@
-"""TODO"""
+"""Cost and analytics queries over all sessions."""

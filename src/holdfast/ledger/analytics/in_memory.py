@@ -1,13 +1,15 @@
-"""Analytics queries for a log without roll-up tables: every result is folded from the events."""
+"""Cost and analytics queries for a log without roll-up tables: every result is folded from the events."""
 
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
+
+import msgspec
 
 from holdfast.catalog.lookup import Models
 from holdfast.events.log import Event, EventLog, SessionRow
 from holdfast.events.payloads.session import SessionStarted, SkillLoaded, TurnCancelled, TurnCompleted, TurnStarted
-from holdfast.ledger.accounting import LedgerEntry
 from holdfast.ledger.analytics.queries import (
+    HOUR_SECONDS,
+    NO_FILTER,
     CacheBreakCall,
     CostQueries,
     Group,
@@ -20,16 +22,12 @@ from holdfast.ledger.analytics.queries import (
     SizedUsage,
     SkillLoad,
     format_group_name,
-    get_group_key,
-    matches_filter,
 )
 from holdfast.ledger.analytics.results import FULL_SCOPE, RollUpCostQueries, RollUpRows, build_amounts
 from holdfast.ledger.cache.verdicts import VerdictKind
-from holdfast.ledger.money import AT_MAX, to_dollars
+from holdfast.ledger.money import to_dollars
 from holdfast.ledger.postings import Posting, RollUp, RollUpTotals, Sums, component_key, iter_postings
 from holdfast.types.usage import Usage
-
-NO_FILTER = GroupFilter()
 
 
 class EventAnalyticsQueries:
@@ -42,8 +40,8 @@ class EventAnalyticsQueries:
     ) -> tuple[Group, ...]:
         sums_by_key: dict[str | int, Sums] = {0: Sums()} if group_by == "none" else {}
         for row, posting in self._postings(scope):
-            if posting.sums.entries and matches_filter(narrowed, row, posting):
-                key = get_group_key(group_by, row, posting)
+            if posting.sums.entries and _matches_filter(narrowed, row, posting):
+                key = _group_key(group_by, row, posting)
                 sums_by_key[key] = sums_by_key.get(key, Sums()) + posting.sums
         return tuple(Group(format_group_name(group_by, key), build_amounts(sums)) for key, sums in sums_by_key.items())
 
@@ -90,10 +88,11 @@ class EventAnalyticsQueries:
                 continue
             if kind in (None, verdict.kind) and component in (None, component_key(verdict.component)):
                 rank = -posting.sums.lost, row.id, entry.record.number, entry.event_id
-                ranked_calls.append((rank, _build_broken_call(row, entry)))
-        return tuple(
-            call for _, call in sorted(ranked_calls, key=lambda ranked_call: ranked_call[0])[skip : skip + limit]
-        )
+                call = entry.record
+                broken = CacheBreakCall(row.id, row.name, call.number, call.at, call.model, verdict)
+                ranked_calls.append((rank, broken))
+        ranked_calls.sort(key=lambda ranked_call: ranked_call[0])
+        return tuple(call for _, call in ranked_calls[skip : skip + limit])
 
     def skill_loads(self, scope: LedgerScope = FULL_SCOPE) -> tuple[SkillLoad, ...]:
         return tuple(
@@ -117,9 +116,7 @@ class EventAnalyticsQueries:
         started = next((event.payload for event in events if isinstance(event.payload, SessionStarted)), None)
         return SessionCost(
             row=row,
-            spent_usd=to_dollars(sum(posting.sums.spent for posting in session_postings))
-            if session_postings
-            else Decimal(0),
+            spent_usd=to_dollars(sum(posting.sums.spent for posting in session_postings)),
             model=models[-1] if models else row.model,
             turns=sum(isinstance(event.payload, TurnCompleted | TurnCancelled) for event in events),
             workspace_path=started.workspace_path if started else None,
@@ -133,11 +130,7 @@ class EventAnalyticsQueries:
         return ()
 
     def _postings(self, scope: LedgerScope) -> Iterator[tuple[SessionRow, Posting]]:
-        for row in self._log.sessions():
-            for posting in iter_postings(self._log.read(row.id), self._models):
-                is_in_scope = scope.since <= min(posting.at, AT_MAX) < scope.until
-                if is_in_scope and (scope.simulated or not posting.is_simulated):
-                    yield row, posting
+        return _iter_scope(self._log, self._models, msgspec.structs.replace(scope, session_id=None))
 
     def _sessions(self, *, simulated: bool) -> Iterator[tuple[SessionRow, list[Event]]]:
         for row in self._log.sessions():
@@ -149,10 +142,34 @@ class EventAnalyticsQueries:
                 yield row, events
 
 
-def _build_broken_call(row: SessionRow, entry: LedgerEntry) -> CacheBreakCall:
-    assert entry.verdict is not None
-    call = entry.record
-    return CacheBreakCall(row.id, row.name, call.number, call.at, call.model, entry.verdict)
+def _group_key(group_by: GroupBy, row: SessionRow, posting: Posting) -> str | int:
+    keys: dict[GroupBy, str | int] = {
+        "model": posting.model,
+        "provider": posting.provider,
+        "session": row.id,
+        "day": posting.day,
+        "hour": int(posting.at) // HOUR_SECONDS,
+        "gateway_key": posting.payer.key_id,
+        "user": posting.payer.user_id,
+        "team": posting.payer.team_id,
+        "parent_session": row.id if row.parent_session_id is None else row.parent_session_id,
+        "is_worker": int(row.parent_session_id is not None),
+        "none": 0,
+    }
+    return keys[group_by]
+
+
+def _matches_filter(narrowed: GroupFilter, row: SessionRow, posting: Posting) -> bool:
+    payer = posting.payer
+    return (
+        narrowed.model in (None, posting.model)
+        and narrowed.provider in (None, posting.provider)
+        and narrowed.session in (None, row.id)
+        and narrowed.gateway_key in (None, payer.key_id)
+        and narrowed.user in (None, payer.user_id)
+        and narrowed.team in (None, payer.team_id)
+        and (narrowed.workers or row.parent_session_id is None)
+    )
 
 
 def build_event_cost_queries(log: EventLog, models: Models) -> CostQueries:
@@ -177,10 +194,8 @@ class _EventSource:
     ) -> Sequence[tuple[SessionRow, Sums]]:
         sums_by_session: dict[str, tuple[SessionRow, Sums]] = {}
         for row, posting in self._postings(scope):
-            sums_by_session[row.id] = (
-                row,
-                sums_by_session[row.id][1] + posting.sums if row.id in sums_by_session else posting.sums,
-            )
+            _, sums = sums_by_session.get(row.id, (row, Sums()))
+            sums_by_session[row.id] = row, sums + posting.sums
         spenders = [(row, sums) for row, sums in sums_by_session.values() if sums.calls or sums.spent]
         return _sort_sessions(spenders, order)[offset : offset + limit]
 
@@ -193,11 +208,15 @@ class _EventSource:
         return {id: kind for id, (_, kind) in largest_losses.items() if id in session_ids}
 
     def _postings(self, scope: LedgerScope) -> Iterator[tuple[SessionRow, Posting]]:
-        for row in self._log.sessions():
-            if scope.session_id in (None, row.id):
-                for posting in iter_postings(self._log.read(row.id), self._models):
-                    if scope.since <= posting.at < scope.until and (scope.simulated or not posting.is_simulated):
-                        yield row, posting
+        return _iter_scope(self._log, self._models, scope)
+
+
+def _iter_scope(log: EventLog, models: Models, scope: LedgerScope) -> Iterator[tuple[SessionRow, Posting]]:
+    for row in log.sessions():
+        if scope.session_id in (None, row.id):
+            for posting in iter_postings(log.read(row.id), models):
+                if scope.since <= posting.at < scope.until and (scope.simulated or not posting.is_simulated):
+                    yield row, posting
 
 
 def _sort_sessions(sessions: list[tuple[SessionRow, Sums]], order: SessionOrder) -> list[tuple[SessionRow, Sums]]:

@@ -1,4 +1,4 @@
-"""Cost queries over all sessions: the protocol, and the values it returns."""
+"""Cost and analytics queries over all sessions: the protocols, and the values they return."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -10,21 +10,24 @@ import msgspec
 from holdfast.catalog.schema import Model
 from holdfast.events.log import Event, SessionRow
 from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
-from holdfast.ledger.postings import Posting
 from holdfast.types.usage import Usage
 
 # Sessions per page.
 PAGE_MAX = 500
 
-
 # Later than any event; a float that every store can compare with.
 END_OF_TIME = 1e300
 
-
+HOUR_SECONDS = 3_600
 SessionOrder = Literal["lost", "spent", "newest"]
-
-
+SessionCostOrder = Literal["cost", "recency"]
 _NOTHING = Decimal(0)
+
+GroupName = str | bool | None
+
+GroupBy = Literal[
+    "model", "provider", "session", "day", "hour", "gateway_key", "user", "team", "parent_session", "is_worker", "none"
+]
 
 
 class LedgerScope(msgspec.Struct, frozen=True):
@@ -143,9 +146,6 @@ class HasCostQueries(Protocol):
     def cost_queries(self) -> CostQueries: ...
 
 
-SessionCostOrder = Literal["cost", "recency"]
-
-
 class SkillLoad(msgspec.Struct, frozen=True):
     """A skill body that was loaded into a session, and why."""
 
@@ -184,29 +184,11 @@ class SizedUsage(msgspec.Struct, frozen=True):
     usage: Usage
 
 
-GroupName = str | bool | None
-
-
 class Group(msgspec.Struct, frozen=True):
     """`name` is None for calls without a key, user or team, and for the single group of `none`."""
 
     name: GroupName
     amounts: Amounts
-
-
-GroupBy = Literal[
-    "model",
-    "provider",
-    "session",
-    "day",
-    "hour",
-    "gateway_key",
-    "user",
-    "team",
-    "parent_session",
-    "is_worker",
-    "none",
-]
 
 
 class GroupFilter(msgspec.Struct, frozen=True):
@@ -225,6 +207,9 @@ class GroupFilter(msgspec.Struct, frozen=True):
         """The names of the fields that filter."""
         fields = ("model", "provider", "session", "gateway_key", "user", "team")
         return frozenset(name for name in fields if getattr(self, name) is not None)
+
+
+NO_FILTER = GroupFilter()
 
 
 class AnalyticsQueries(Protocol):
@@ -274,9 +259,6 @@ def list_size_limits(models: Mapping[str, Model]) -> tuple[int, ...]:
     return tuple(sorted({price.prompt_tokens_over for row in models.values() for price in row.prices} - {0}))
 
 
-HOUR_SECONDS = 3_600
-
-
 def format_group_name(group_by: GroupBy, cell: object) -> GroupName:
     """The name of a group, from its key in the rows."""
     match group_by:
@@ -291,43 +273,3 @@ def format_group_name(group_by: GroupBy, cell: object) -> GroupName:
             return start.strftime("%Y-%m-%dT%H")
         case _:
             return str(cell)
-
-
-def get_group_key(group_by: GroupBy, row: SessionRow, posting: Posting) -> str | int:
-    """The key of the group that a posting belongs to."""
-    match group_by:
-        case "model":
-            return posting.model
-        case "provider":
-            return posting.provider
-        case "session":
-            return row.id
-        case "day":
-            return posting.day
-        case "hour":
-            return int(posting.at) // HOUR_SECONDS
-        case "gateway_key":
-            return posting.payer.key_id
-        case "user":
-            return posting.payer.user_id
-        case "team":
-            return posting.payer.team_id
-        case "parent_session":
-            return row.id if row.parent_session_id is None else row.parent_session_id
-        case "is_worker":
-            return int(row.parent_session_id is not None)
-        case "none":
-            return 0
-
-
-def matches_filter(narrowed: GroupFilter, row: SessionRow, posting: Posting) -> bool:
-    payer = posting.payer
-    return (
-        narrowed.model in (None, posting.model)
-        and narrowed.provider in (None, posting.provider)
-        and narrowed.session in (None, row.id)
-        and narrowed.gateway_key in (None, payer.key_id)
-        and narrowed.user in (None, payer.user_id)
-        and narrowed.team in (None, payer.team_id)
-        and (narrowed.workers or row.parent_session_id is None)
-    )

@@ -76,16 +76,7 @@ class RollUpCostQueries:
             ModelAmounts(str(provider), str(model), build_amounts(Sums(*sums)))
             for (provider, model), sums in sums_by_model.items()
         ]
-        return tuple(
-            sorted(
-                models,
-                key=lambda model_amounts: (
-                    -model_amounts.amounts.spent_usd,
-                    model_amounts.provider,
-                    model_amounts.model,
-                ),
-            )
-        )
+        return tuple(sorted(models, key=lambda row: (-row.amounts.spent_usd, row.provider, row.model)))
 
     def causes(self, scope: LedgerScope = FULL_SCOPE) -> tuple[MissCause, ...]:
         return tuple(cause for cause in self.verdicts(scope) if cause.calls)
@@ -93,17 +84,9 @@ class RollUpCostQueries:
     def verdicts(self, scope: LedgerScope = FULL_SCOPE) -> tuple[MissCause, ...]:
         causes = []
         for (kind, component), sums in self._sum_by_key(VERDICT_DAYS, ("kind", "component"), scope).items():
-            verdict_sums, component_name = VerdictSums(*sums), str(component) or None
-            causes.append(
-                MissCause(
-                    VERDICT_KINDS[kind],
-                    component_name,
-                    verdict_sums.losses,
-                    verdict_sums.tokens,
-                    to_dollars(verdict_sums.lost),
-                    verdict_sums.calls,
-                )
-            )
+            total = VerdictSums(*sums)
+            amounts = (total.losses, total.tokens, to_dollars(total.lost), total.calls)
+            causes.append(MissCause(VERDICT_KINDS[kind], str(component) or None, *amounts))
         return tuple(sorted(causes, key=lambda cause: (-cause.lost_usd, cause.kind, cause.component or "")))
 
     def session_amounts(
@@ -122,10 +105,8 @@ class RollUpCostQueries:
         keys = ("provider", "model", "outcome", "latency_bits")
         for (*key, bits), sums in sorted(self._sum_by_key(OUTCOME_DAYS, keys, scope).items()):
             rows_by_key.setdefault(tuple(key), []).append((int(bits), OutcomeSums(*sums)))
-        outcomes = [_build_outcome(key, parts) for key, parts in rows_by_key.items()]
-        return tuple(
-            sorted(outcomes, key=lambda outcome: (-outcome.calls, outcome.provider, outcome.model, outcome.outcome))
-        )
+        outcomes = [_build_outcome(key, rows) for key, rows in rows_by_key.items()]
+        return tuple(sorted(outcomes, key=lambda row: (-row.calls, row.provider, row.model, row.outcome)))
 
     def _sum_by_key(self, table: RollUp, keys: tuple[str, ...], scope: LedgerScope) -> dict[Key, tuple[int, ...]]:
         totals: dict[Key, tuple[int, ...]] = {}
@@ -153,28 +134,25 @@ def _check_page_range(limit: int, offset: int) -> None:
         raise UserError(f"limit must be 1 to {PAGE_MAX} and offset 0 or more, not limit {limit} and offset {offset}")
 
 
-def _build_outcome(key: Key, parts: list[tuple[int, OutcomeSums]]) -> CallOutcome:
-    """`parts` are sorted by the number of bits of their latency."""
+def _build_outcome(key: Key, rows: list[tuple[int, OutcomeSums]]) -> CallOutcome:
+    """`rows` are sorted by the number of bits of their latency."""
     provider, model, outcome = map(str, key)
-    calls = sum(sums.calls for _, sums in parts)
+    calls = sum(sums.calls for _, sums in rows)
     return CallOutcome(
         provider=provider,
         model=model,
         outcome=outcome,
         calls=calls,
-        retries=sum(sums.retries for _, sums in parts),
-        latency_ms_mean=sum(sums.latency_ms for _, sums in parts) / calls,
-        # Ranks, counted from 1: the median is call ceil(n / 2), the 95th percentile is call ceil(0.95 * n) = ceil(19n /
-        # 20).
-        latency_ms_median_under=_latency_bound_ms(parts, (calls + 1) // 2),
-        latency_ms_p95_under=_latency_bound_ms(parts, -(-calls * 19 // 20)),
+        retries=sum(sums.retries for _, sums in rows),
+        latency_ms_mean=sum(sums.latency_ms for _, sums in rows) / calls,
+        # Ranks from 1: the median is call ceil(n / 2), the 95th percentile is call ceil(0.95 n) = ceil(19 n / 20).
+        latency_ms_median_under=_latency_bound_ms(rows, (calls + 1) // 2),
+        latency_ms_p95_under=_latency_bound_ms(rows, -(-calls * 19 // 20)),
     )
 
 
-def _latency_bound_ms(parts: list[tuple[int, OutcomeSums]], rank: int) -> int:
+def _latency_bound_ms(rows: list[tuple[int, OutcomeSums]], rank: int) -> int:
     """The smallest power of two, in milliseconds, under which the fastest `rank` calls stay."""
     # The roll-up keeps only the number of bits b of a latency, which is then in [2**(b - 1), 2**b) ms.
-    cumulative_calls = accumulate(sums.calls for _, sums in parts)
-    return int(
-        2 ** next(bits for (bits, _), calls_so_far in zip(parts, cumulative_calls, strict=True) if calls_so_far >= rank)
-    )
+    calls_upto = accumulate(sums.calls for _, sums in rows)
+    return int(2 ** next(bits for (bits, _), calls in zip(rows, calls_upto, strict=True) if calls >= rank))

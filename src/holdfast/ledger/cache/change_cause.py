@@ -1,4 +1,4 @@
-"""Finds the likely cause of a prefix change by comparing the first differing block before and after."""
+"""Finds the likely cause of a prefix change, and strings early in a prompt that are likely to change next."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -21,20 +21,43 @@ from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, common_pre
 # Longer blocks are compared by their bytes only, without decoding or diffing: this runs before every changed request.
 COMPARED_BYTES_MAX = 256 * 1024
 
-
 _CLOCK = frozenset({"a date and time", "a date", "a time of day", "words for now", "seconds since the epoch"})
-
-
 _IDS = frozenset({"a UUID", "a git hash", "a hexadecimal id", "an object's address"})
-
-
 _DIGIT = re.compile(r"\d")
-
-
 _UPPER = re.compile(r"[A-ZÀ-ÖØ-Þ]")
-
-
 _LETTER = re.compile(r"[^\W\dX_]")
+
+# A block with more of them (a log, say) needs no complete list to be recognised as volatile.
+MATCHES_PER_BLOCK_MAX = 5
+
+# Patterns are searched this far into a block, and this far around a changed byte, so that huge prompts stay cheap.
+SEARCHED_BYTES_MAX = 1024 * 1024
+AROUND_BYTES_MAX = 256
+EXCERPT_CHARS_MAX = 60  # One line of a terminal, with the path beside it.
+
+# Order matters: the first alternative that matches names the string, so longer forms come first.
+_PATTERNS = {
+    "a date and time": rb"\b20\d\d-[01]\d-[0-3]\d[T ][0-2]\d:[0-5]\d(?::[0-5]\d)?(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?",
+    "a date": rb"\b20\d\d-[01]\d-[0-3]\d\b",
+    "a time of day": rb"\b[0-2]\d:[0-5]\d(?::[0-5]\d)?\b",
+    "words for now": rb"(?i)\b(?:today is|today's date|current (?:date|time|datetime)|the time is|as of now)\b",
+    "a UUID": rb"(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b",
+    # 1.6e9 to 2.0e9 seconds, September 2020 to May 2033, optionally with milliseconds.
+    "seconds since the epoch": rb"(?<![\w.])1[6-9]\d{8}(?:\d{3})?(?:\.\d+)?(?!\w|\.\d)",
+    "a git hash": rb"(?i)\b(?:[0-9a-f]{40}|(?<=commit )[0-9a-f]{7,12}|(?<=HEAD )[0-9a-f]{7,12})\b",
+    "a hexadecimal id": rb"(?i)\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{16,64}\b",
+    "an object's address": rb"\bat 0x[0-9a-f]{6,}\b",
+    "a path of a temporary folder": rb"(?:/private)?/(?:tmp|var/folders|var/tmp)/[\w./-]+",
+}
+
+_VOLATILE = re.compile(
+    b"|".join(
+        b"(?P<p%d>%b)" % (index, pattern.removeprefix(b"(?i)")) for index, pattern in enumerate(_PATTERNS.values())
+    ),
+    re.IGNORECASE,
+)
+_NAMES = tuple(_PATTERNS)
+_OPAQUE = re.compile(rb'"(?:data|signature|encrypted_content|thoughtSignature)":"[^"]*"')
 
 
 def find_prefix_change(before: Sequence[EncodedBlock], after: Sequence[EncodedBlock], at: PrefixDigest) -> PrefixChange:
@@ -148,49 +171,6 @@ def _decode_json(data: bytes) -> object:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-
-
-MATCHES_PER_BLOCK_MAX = 5
-
-
-# Patterns are searched this far into a block, and this far around a changed byte, so that huge prompts stay cheap.
-SEARCHED_BYTES_MAX = 1024 * 1024
-
-
-EXCERPT_CHARS_MAX = 60
-
-
-AROUND_BYTES_MAX = 256
-
-
-# Order matters: the first alternative that matches names the string, so longer forms come first.
-_PATTERNS = {
-    "a date and time": rb"\b20\d\d-[01]\d-[0-3]\d[T ][0-2]\d:[0-5]\d(?::[0-5]\d)?(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?",
-    "a date": rb"\b20\d\d-[01]\d-[0-3]\d\b",
-    "a time of day": rb"\b[0-2]\d:[0-5]\d(?::[0-5]\d)?\b",
-    "words for now": rb"(?i)\b(?:today is|today's date|current (?:date|time|datetime)|the time is|as of now)\b",
-    "a UUID": rb"(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b",
-    # 1.6e9 to 2.0e9 seconds, September 2020 to May 2033, optionally with milliseconds.
-    "seconds since the epoch": rb"(?<![\w.])1[6-9]\d{8}(?:\d{3})?(?:\.\d+)?(?!\w|\.\d)",
-    "a git hash": rb"(?i)\b(?:[0-9a-f]{40}|(?<=commit )[0-9a-f]{7,12}|(?<=HEAD )[0-9a-f]{7,12})\b",
-    "a hexadecimal id": rb"(?i)\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{16,64}\b",
-    "an object's address": rb"\bat 0x[0-9a-f]{6,}\b",
-    "a path of a temporary folder": rb"(?:/private)?/(?:tmp|var/folders|var/tmp)/[\w./-]+",
-}
-
-
-_VOLATILE = re.compile(
-    b"|".join(
-        b"(?P<p%d>%b)" % (index, pattern.removeprefix(b"(?i)")) for index, pattern in enumerate(_PATTERNS.values())
-    ),
-    re.IGNORECASE,
-)
-
-
-_NAMES = tuple(_PATTERNS)
-
-
-_OPAQUE = re.compile(rb'"(?:data|signature|encrypted_content|thoughtSignature)":"[^"]*"')
 
 
 class VolatileString(msgspec.Struct, frozen=True):

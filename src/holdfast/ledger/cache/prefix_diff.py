@@ -22,9 +22,10 @@ from holdfast.ledger.requests.parse import (
 from holdfast.types.prompt import PromptSection
 from holdfast.types.request_buffer import EncodedBlock, common_prefix_length, count_shared_blocks
 
-DIFF_LINES_MAX = 16
-CHARS_BEFORE = 100  # Enough context around the first difference to recognise the place in a terminal.
+# Enough of both texts around the first difference to recognise the place, on less than one screen of a terminal.
+CHARS_BEFORE = 100
 CHARS_AFTER = 300
+DIFF_LINES_MAX = 16
 LINE_CHARS_MAX = 160
 
 
@@ -96,16 +97,14 @@ def compare_requests(before: ParsedRequest, after: ParsedRequest, price: Price |
     unaffected = count_unaffected_blocks(before, shared) if difference else shared
     # A changed parameter invalidates everything from its first lost section on, whatever the bytes say.
     unaffected = min([unaffected, *(find_section_start(before, changed.first_lost_section) for changed in parameters)])
-    readable_before, readable_after = (
-        count_readable_tokens(before, len(before.buffer.blocks)),
-        count_readable_tokens(before, unaffected),
-    )
+    readable_before = count_readable_tokens(before, len(before.buffer.blocks))
+    readable_after = count_readable_tokens(before, unaffected)
     return RequestComparison(
         model=before.model,
         is_prefix_unchanged=difference is None and not parameters,
         difference=difference,
         parameters=parameters,
-        sections=tuple(_tiers(before, unaffected)),
+        sections=tuple(_compare_sections(before, unaffected)),
         tokens_before=readable_before,
         tokens_read=readable_after,
         lost_usd=None if price is None else rewrite_cost_usd(before, readable_before - readable_after, price),
@@ -113,28 +112,27 @@ def compare_requests(before: ParsedRequest, after: ParsedRequest, price: Price |
     )
 
 
-def _tiers(request: ParsedRequest, unaffected: int) -> list[SectionComparison]:
-    tiers = []
+def _compare_sections(request: ParsedRequest, unaffected: int) -> list[SectionComparison]:
+    comparisons = []
     for section in PROMPT_SECTIONS:
         first = find_section_start(request, section)
         block_count = sum(block.section == section for block in request.buffer.blocks)
         if block_count:
-            tiers.append(SectionComparison(section, block_count, min(max(unaffected - first, 0), block_count)))
-    return tiers
+            comparisons.append(SectionComparison(section, block_count, min(max(unaffected - first, 0), block_count)))
+    return comparisons
 
 
 def _notes(request: ParsedRequest, readable: int) -> list[str]:
     if request.row is None:
-        return [
-            f"the catalog does not know {request.model[:120]}: no price is known, and every token is assumed cached"
-        ]
+        model = request.model[:120]
+        return [f"the catalog does not know {model}: no price is known, and every token is assumed cached"]
     rules = request.row.cache
     if rules.kind == "none" or not request.row.supports_prompt_caching:
         return ["this model has no prompt cache that we know of: nothing is cached, so nothing is lost"]
     if not readable:
         total = request.buffer.tokens_total
         return [f"{total} tokens (estimated) are below the floor of {rules.tokens_min}: nothing is cached"]
-    if rules.kind == "marks" and not request.breakpoints:
+    if rules.kind == "explicit" and not request.breakpoints:
         return ["the first request has no breakpoint, so nothing of it is cached; the figures assume our breakpoints"]
     return []
 
@@ -147,9 +145,8 @@ def _changed_parameters(before: ParsedRequest, after: ParsedRequest) -> tuple[Ch
         for name in old
         if old[name] != new.get(name) and (lost := _first_lost(name, rules)) is not None
     )
-    return tuple(
-        sorted(parameters, key=lambda changed: (PROMPT_SECTIONS.index(changed.first_lost_section), changed.name))
-    )
+    by_section = sorted(parameters, key=lambda each: (PROMPT_SECTIONS.index(each.first_lost_section), each.name))
+    return tuple(by_section)
 
 
 def _first_lost(name: str, rules: CacheRules | None) -> PromptSection | None:
@@ -173,18 +170,15 @@ def _find_difference(before: ParsedRequest, after: ParsedRequest, block: int) ->
     old_block = before.buffer.blocks[block]
     new_block = after.buffer.blocks[block] if is_present else None
     change = _classify_change(old_block, new_block)
+    old_text = "" if change == "added" else format_block(old_block)
+    new_text = format_block(new_block) if new_block and change != "removed" else ""
     return PrefixDifference(
         path=before.paths[block],
         path_after=after.paths[block] if is_present else None,
         section=new_block.section if new_block and change == "added" else old_block.section,
         block=block,
         byte=byte,
-        diff=tuple(
-            diff_texts(
-                "" if change == "added" else format_block(old_block),
-                format_block(new_block) if new_block and change != "removed" else "",
-            )
-        ),
+        diff=tuple(diff_texts(old_text, new_text)),
         change=change,
     )
 

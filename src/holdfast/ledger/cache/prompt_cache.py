@@ -1,4 +1,4 @@
-"""Detects prompt cache breaks from requests and reported usage alone, by the seed's rules or by ours.
+"""Detects prompt cache breaks from requests and reported usage alone, by the seed's rules or by ours, and counts them.
 
 The seed compares hashes of whole parts, so in a conversation, whose messages always grow, every break looks expected.
 Ours compares chained digests of blocks: the previous request has to be a prefix of the current one.
@@ -23,24 +23,18 @@ from holdfast.types.json_encoding import JSON_ENCODING_VERSION, encode_json, sha
 from holdfast.types.request_buffer import PrefixDigest, count_shared_blocks
 from holdfast.types.usage import Usage
 
+# Version, length and hash function are those of specification 002: offset basis and prime of 64-bit FNV-1a.
 FINGERPRINT_VERSION = 1
-
-
 FOLDER_NAME_CHARS_MAX = 80
-
-
-# Offset basis and prime of 64-bit FNV-1a, which specification 002 uses for its fingerprints.
 _FNV_OFFSET = 0xCBF29CE484222325
-
-
 _FNV_PRIME = 0x100000001B3
-
-
 _64_BITS = 0xFFFFFFFFFFFFFFFF
-
 
 # A request body as a mapping of its JSON members.
 RequestMembers = Mapping[str, Json]
+
+# Drops of a smaller share of the cached tokens rank after larger ones; they are counted all the same.
+RANK_SHARE_MIN = 0.05
 
 
 class PromptCacheConfig(msgspec.Struct, frozen=True):
@@ -109,13 +103,13 @@ def compute_request_key(request: RequestMembers, profile: CacheProfile = "defaul
 def track_prompt(request: RequestMembers, usage: Usage, at: float, profile: CacheProfile = "default") -> TrackedPrompt:
     """What to remember of an answered request. Raises `UserError` for one that cannot be decoded."""
     if profile == "seed":
-        parts = (_encode_json(request.get(part)) for part in ("model", "system", "tools", "messages"))
-        model, system, tools, messages = (f"{fnv1a_64(part):016x}" for part in parts)
+        values = (_encode_json(request.get(name)) for name in ("model", "system", "tools", "messages"))
+        model, system, tools, messages = (f"{fnv1a_64(value):016x}" for value in values)
         return HashedPrompt(at, model, system, tools, messages, usage.cache_read)
     sent = parse_request(_encode_json(request))
     settings = cache_settings(sent.recognised.provider, sent.row.cache, sent.wire.parameters) if sent.row else ()
-    kept_tokens = usage.cache_read + usage.cache_write
-    return ChainedPrompt(at, sent.model, tuple(sent.buffer.digests), settings, usage.cache_read, kept_tokens)
+    cached_tokens = usage.cache_read + usage.cache_write
+    return ChainedPrompt(at, sent.model, tuple(sent.buffer.digests), settings, usage.cache_read, cached_tokens)
 
 
 class CacheBreakEvent(msgspec.Struct, frozen=True):
@@ -157,13 +151,13 @@ def _compare_hashes(config: PromptCacheConfig, previous: HashedPrompt, current: 
         return _build_event(before, current, reason, unexpected=False)
     if max(0, before - current.cache_read_input_tokens) < config.cache_break_min_drop:
         return None
-    parts = {
+    hashes = {
         "model changed": (previous.model_hash, current.model_hash),
         "system prompt changed": (previous.system_hash, current.system_hash),
         "tool definitions changed": (previous.tools_hash, current.tools_hash),
         "message payload changed": (previous.messages_hash, current.messages_hash),
     }
-    if changed := [name for name, (old, new) in parts.items() if old != new]:
+    if changed := [name for name, (old, new) in hashes.items() if old != new]:
         return _build_event(before, current, ", ".join(changed), unexpected=False)
     elapsed = current.observed_at - previous.observed_at
     if elapsed > config.prompt_ttl.total_seconds():
@@ -209,10 +203,6 @@ def _encode_json(value: Json | RequestMembers) -> bytes:
             return encode_json(value)
     except (ProviderError, TypeError) as error:
         raise UserError(f"the request cannot be encoded as JSON: {type(error).__name__}") from None
-
-
-# Drops of a smaller share of the cached tokens rank after larger ones; they are counted all the same.
-RANK_SHARE_MIN = 0.05
 
 
 class PromptCacheStats(msgspec.Struct, frozen=True):
@@ -351,9 +341,9 @@ class CacheStatsState(msgspec.Struct, frozen=True):
     tokens: dict[str, TokenStats] = {}
 
 
-def fold_cache_stats(tally: CacheStatsState, events: Iterable[Event], models: Models) -> CacheStatsState:
+def fold_cache_stats(state: CacheStatsState, events: Iterable[Event], models: Models) -> CacheStatsState:
     """The counters after more events; events already counted are not read again."""
-    accounting, stats, tokens, last_event_id = tally.accounting, tally.stats, tally.tokens, tally.last_event_id
+    accounting, stats, tokens, last_event_id = state.accounting, state.stats, state.tokens, state.last_event_id
     for event in events:
         last_event_id = event.id
         if not isinstance(event.payload, ACCOUNTED_PAYLOADS):

@@ -6,9 +6,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.cachemodel.values import cached_tokens_after
-from holdfast.catalog.lookup import Models, find_model
-from holdfast.catalog.schema import Model
-from holdfast.errors import UserError
+from holdfast.catalog.lookup import Models, find_model_or_none
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged, ExplicitCacheChanged
 from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, ModelSwitched, RequestPrepared
@@ -17,7 +15,7 @@ from holdfast.types.usage import Usage
 
 # Which cache controls a session applies: one of ours applies all, a wrapped client only the on/off switch, and a client
 # behind the gateway none.
-Controllable = Literal["all", "switch", "nothing"]
+Controllable = Literal["all", "caching_only", "none"]
 
 
 class CacheState(msgspec.Struct, frozen=True):
@@ -41,7 +39,7 @@ class CacheState(msgspec.Struct, frozen=True):
     sent_at: float = 0.0
     explicit_expires_at: float | None = None
     prefix_session_id: str | None = None
-    controllable: Controllable = "switch"
+    controllable: Controllable = "caching_only"
 
     @property
     def prefix_owner_id(self) -> str:
@@ -70,7 +68,7 @@ def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
         case EpochOpened():
             return change(state, controllable="all")
         case GatewayForwarded():
-            return change(state, controllable="nothing")
+            return change(state, controllable="none")
         case ModelSwitched(after=after):
             return change(_clear_cache(state), model=after)  # Caches are per model.
         case CacheControlsApplied(reason=reason) if reason:
@@ -95,7 +93,7 @@ def _apply(state: CacheState, event: Event, models: Models) -> CacheState:
 
 
 def _apply_usage(state: CacheState, usage: Usage, at: float, models: Models) -> CacheState:
-    row = _find_row(state.model, models)
+    row = find_model_or_none(state.model, models)
     if row is None or not row.supports_prompt_caching:
         return _clear_cache(state)
     # While an explicit cache exists its own expiry counts, not the TTL of the implicit one.
@@ -104,25 +102,19 @@ def _apply_usage(state: CacheState, usage: Usage, at: float, models: Models) -> 
     tokens = cached_tokens_after(usage, row.cache)
     if not tokens:
         return _clear_cache(state)
-    ttl_seconds = row.cache.ttls_seconds.get(state.ttl or "") or min(row.cache.ttls_seconds.values(), default=0)
     # The expiry is known only where we requested a TTL; implicit caches evict whenever the provider likes.
-    ttl_seconds_known = ttl_seconds if state.ttl is not None and row.cache.kind != "implicit" else 0
+    ttl_seconds = 0
+    if state.ttl is not None and row.cache.kind != "implicit":
+        ttl_seconds = row.cache.ttls_seconds.get(state.ttl) or min(row.cache.ttls_seconds.values(), default=0)
     # A read proves that the entry survived since the last use; a write without a read starts a new period.
     cached_at = state.cached_at if usage.cache_read and state.cached_at is not None else at
     return msgspec.structs.replace(
         state,
         tokens_cached=tokens,
         cached_at=cached_at,
-        expires_at=at + ttl_seconds_known if ttl_seconds_known else None,
+        expires_at=at + ttl_seconds if ttl_seconds else None,
         explicit_expires_at=None,
     )
-
-
-def _find_row(name: str, models: Models) -> Model | None:
-    try:
-        return find_model(name, models)
-    except UserError:
-        return None
 
 
 def _apply_explicit_cache(state: CacheState, event: ExplicitCacheChanged, at: float) -> CacheState:
@@ -170,10 +162,8 @@ def _summarize(provider: str, states: list[CacheState], at: float) -> ProviderCa
     tokens_sent = sum(state.usage.tokens_sent for state in states)
     tokens_read = sum(state.usage.cache_read for state in states)
     calls = sum(state.calls for state in states)
-    remaining_seconds = [
-        state.expires_at - at for state in states if state.expires_at is not None and state.is_cached(at)
-    ]
-    has_expiry = any(state.expires_at is not None for state in states)
+    expiring = [(state, state.expires_at) for state in states if state.expires_at is not None]
+    remaining_seconds = [expires_at - at for state, expires_at in expiring if state.is_cached(at)]
     return ProviderCacheSummary(
         provider=provider,
         sessions=len(states),
@@ -182,6 +172,6 @@ def _summarize(provider: str, states: list[CacheState], at: float) -> ProviderCa
         # Share of tokens, not of calls: calls differ in size by orders of magnitude.
         hit_share=tokens_read / tokens_sent if tokens_sent else None,
         # How long something is still cached without another call.
-        ttl_seconds=max(remaining_seconds, default=0.0) if has_expiry else None,
+        ttl_seconds=max(remaining_seconds, default=0.0) if expiring else None,
         hit_coverage=sum(state.hit_count for state in states) / calls if calls else None,
     )

@@ -42,14 +42,27 @@ UNEXPECTED_KINDS: tuple[VerdictKind, ...] = ("prefix_changed", "lookback_miss", 
 _MILLION = Decimal(1_000_000)  # Prices are US dollars per million tokens.
 
 
+UsageEvidence = Literal["read", "partly read", "nothing cached"]
+
+# Which section of the prompt a provider's miss reason refers to; `model` and `planned` are no sections.
+_SECTION_BY_DIAGNOSIS: dict[str, str] = {
+    "model_changed": "model",
+    "tools_changed": "tools",
+    "system_changed": "system",
+    "messages_changed": "messages",
+    "input_changed": "messages",
+    "context_compacted": "planned",
+}
+
+
 class VerdictEvidence(msgspec.Struct, frozen=True):
     """What each of the three sources says on its own: our bytes, the reported usage, the provider's diagnosis.
 
     `usage` tells whether the tokens expected in the cache were read; there may have been none.
     """
 
-    bytes: Literal["the same", "moved", "settings changed"]
-    usage: Literal["read", "read short", "nothing was there"]
+    bytes: Literal["unchanged", "changed", "parameters changed"]
+    usage: UsageEvidence
     diagnosis: CacheDiagnosis | None = None
 
 
@@ -162,38 +175,33 @@ def judge_call(
     # A call should read everything that the call before it had read or written.
     expected = cached.tokens if cached is not None else 0
     changed_parameter = _find_changed_parameter(cached, request, row) if cached is not None else None
-    sources = VerdictEvidence(
-        bytes="moved" if request.is_prefix_changed else "settings changed" if changed_parameter else "the same",
+    evidence = VerdictEvidence(
+        bytes="changed" if request.is_prefix_changed else "parameters changed" if changed_parameter else "unchanged",
         usage=_compare_usage(expected, usage, drop_tokens_min),
         diagnosis=diagnosis,
     )
-    if sources.usage == "read":
+    if evidence.usage == "read":
         verdict, lost_usd = Verdict("held"), Decimal(0)
     else:
-        verdict = (
-            changed_parameter
-            if changed_parameter and not request.planned_change
-            else _find_cause(cached, request, usage, row.cache)
-        )
+        by_parameter = changed_parameter if not request.planned_change else None
+        verdict = by_parameter or _find_cause(cached, request, usage, row.cache)
         lost_usd = _lost_usd(request, usage, row, max(0, expected - usage.cache_read))
     return msgspec.structs.replace(
         verdict,
         expected_tokens=expected,
         read_tokens=usage.cache_read,
         lost_usd=lost_usd,
-        evidence=sources,
-        disagreement=_disagreement(verdict, sources, request),
+        evidence=evidence,
+        disagreement=_disagreement(verdict, evidence, request),
         # The cached prefix was longer than the whole prompt: at least the difference was not sent.
         unsent_tokens=max(0, expected - usage.tokens_sent),
     )
 
 
-def _compare_usage(
-    expected: int, usage: Usage, drop_tokens_min: int
-) -> Literal["read", "read short", "nothing was there"]:
+def _compare_usage(expected: int, usage: Usage, drop_tokens_min: int) -> UsageEvidence:
     if not expected:
-        return "nothing was there"
-    return "read" if expected - usage.cache_read < drop_tokens_min else "read short"
+        return "nothing cached"
+    return "read" if expected - usage.cache_read < drop_tokens_min else "partly read"
 
 
 def _lost_usd(request: PreparedRequest, usage: Usage, row: Model, tokens: int) -> Decimal:
@@ -216,32 +224,21 @@ def _lost_usd(request: PreparedRequest, usage: Usage, row: Model, tokens: int) -
     return lost / _MILLION if lost else Decimal(0)
 
 
-# Which section of the prompt a provider's miss reason refers to; `model` and `planned` are no sections.
-_SECTION_BY_DIAGNOSIS: dict[str, str] = {
-    "model_changed": "model",
-    "tools_changed": "tools",
-    "system_changed": "system",
-    "messages_changed": "messages",
-    "input_changed": "messages",
-    "context_compacted": "planned",
-}
-
-
-def _disagreement(verdict: Verdict, sources: VerdictEvidence, request: PreparedRequest) -> str:
+def _disagreement(verdict: Verdict, evidence: VerdictEvidence, request: PreparedRequest) -> str:
     """Describes where the provider's diagnosis contradicts the bytes or the usage; empty if it does not."""
-    diagnosis = sources.diagnosis
+    diagnosis = evidence.diagnosis
     if diagnosis is None or diagnosis.outcome not in ("hit", "miss") or verdict.kind == "planned":
         return ""
     if diagnosis.outcome == "hit":
-        return "the provider sees no change, but our bytes changed" if sources.bytes == "moved" else ""
-    if sources.usage == "read":
+        return "the provider sees no change, but our bytes changed" if evidence.bytes == "changed" else ""
+    if evidence.usage == "read":
         return f"the provider reports a miss ({diagnosis.reason}), but the cached tokens were read"
-    if sources.bytes == "the same" and verdict.kind not in ("first_use", "below_floor"):
+    if evidence.bytes == "unchanged" and verdict.kind not in ("first_use", "below_floor"):
         return f"the provider reports {diagnosis.reason}, but the bytes that we sent were the same"
     blamed_section = _SECTION_BY_DIAGNOSIS.get(diagnosis.reason)
     changed_section = request.prefix_change.section if request.prefix_change is not None else None
     if (
-        sources.bytes == "moved"
+        evidence.bytes == "changed"
         and changed_section is not None
         and blamed_section in ("tools", "system", "messages")
         and blamed_section != changed_section
@@ -270,19 +267,18 @@ def _find_cause(cached: CachedPrefix | None, request: PreparedRequest, usage: Us
     if ttl_seconds_min and idle_seconds >= ttl_seconds_min and not request.plan.expected_read_tokens:
         # The last breakpoint had the longer TTL, but a shorter one before it expired and was not upgraded, so the chain
         # from the first byte was broken. A plan that expected a read had reason to believe in the upgrade.
-        return Verdict(
-            "ttl_expired", detail=f"idle for {idle_seconds:.0f} s, and a part had a TTL of only {ttl_seconds_min} s"
-        )
+        detail = f"idle for {idle_seconds:.0f} s, and a part had a TTL of only {ttl_seconds_min} s"
+        return Verdict("ttl_expired", detail=detail)
+    # Anthropic looks back at most this many blocks from each breakpoint for an existing cache entry.
+    last_block, looked_up = cached.breakpoint_block, request.plan.breakpoints
     if (
-        rules.kind == "marks"
-        and cached.breakpoint_block is not None
-        and not _is_within_lookback(cached.breakpoint_block, request.plan.breakpoints, rules)
+        rules.kind == "explicit"
+        and last_block is not None
+        and not any(0 <= later.block_index - last_block < rules.lookback_positions for later in looked_up)
     ):
-        return Verdict(
-            "lookback_miss",
-            component="history",
-            detail=f"the last breakpoint was at block {cached.breakpoint_block}, more than {rules.lookback_positions} blocks back",
-        )
+        distance = f"more than {rules.lookback_positions} blocks back"
+        detail = f"the last breakpoint was at block {last_block}, {distance}"
+        return Verdict("lookback_miss", component="history", detail=detail)
     return Verdict("provider_side", detail="the same bytes, sent in time, but not read")
 
 
@@ -319,8 +315,3 @@ def _find_changed_parameter(cached: CachedPrefix, request: PreparedRequest, row:
         return None
     rank, name = invalidating[0]
     return Verdict("parameter_changed", component=name, first_lost_section=sections[rank], detail=f"{name} changed")
-
-
-def _is_within_lookback(last_block: int, breakpoints: tuple[Breakpoint, ...], rules: CacheRules) -> bool:
-    # Anthropic looks back at most this many blocks from each breakpoint for an existing cache entry.
-    return any(0 <= breakpoint_.block_index - last_block < rules.lookback_positions for breakpoint_ in breakpoints)

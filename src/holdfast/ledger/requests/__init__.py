@@ -1,1 +1,1 @@
-"""TODO"""
+"""Single requests from files: parsed, explained and compared."""

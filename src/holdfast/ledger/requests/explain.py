@@ -88,22 +88,19 @@ class RequestExplanation(msgspec.Struct, frozen=True):
 def explain_request(request: ParsedRequest, price: Price | None, *, padding: str | None = None) -> RequestExplanation:
     model = request.row
     planned = _plan_first_call(request, price)
-    own_blocks = {breakpoint_.block_index for breakpoint_ in request.breakpoints}
-    parts = tuple(_explain_blocks(request, price))
+    planned_breakpoints = _explain_breakpoints(request, planned.breakpoints, price)
+    own_blocks = {own.block_index for own in request.breakpoints}
+    blocks = tuple(_explain_blocks(request, price))
     return RequestExplanation(
         model=request.model,
         detected_by=request.recognised.reason,
         cache=model.cache.kind if model else "unknown",
         tokens=request.buffer.tokens_total,
         floor_tokens=model.cache.tokens_min if model else None,
-        layers=tuple(_group_layers(parts)),
-        blocks=parts,
+        layers=tuple(_group_layers(blocks)),
+        blocks=blocks,
         breakpoints=tuple(_explain_breakpoints(request, tuple(map(_label_own, request.breakpoints)), price)),
-        planned_breakpoints=tuple(
-            breakpoint_
-            for breakpoint_ in _explain_breakpoints(request, planned.breakpoints, price)
-            if breakpoint_.block not in own_blocks
-        ),
+        planned_breakpoints=tuple(planned for planned in planned_breakpoints if planned.block not in own_blocks),
         padding=padding,
         notes=(*_notes(request), *planned.notes),
     )
@@ -118,22 +115,20 @@ def _plan_first_call(request: ParsedRequest, price: Price | None) -> Plan:
     return plan_cache(PlanningMoment(request.buffer, request.row.cache, price, at=0.0), CacheMemory(), keep_small=True)
 
 
-def _label_own(breakpoint_: Breakpoint) -> Breakpoint:
-    return msgspec.structs.replace(
-        breakpoint_, reason=f"yours, {breakpoint_.reason}" if breakpoint_.reason else "yours"
-    )
+def _label_own(own: Breakpoint) -> Breakpoint:
+    return msgspec.structs.replace(own, reason=f"yours, {own.reason}" if own.reason else "yours")
 
 
-def _group_layers(parts: tuple[ExplainedBlock, ...]) -> Iterator[ExplainedLayer]:
-    for name in dict.fromkeys(part.layer for part in parts):
-        blocks = [part for part in parts if part.layer == name]
+def _group_layers(blocks: tuple[ExplainedBlock, ...]) -> Iterator[ExplainedLayer]:
+    for name in dict.fromkeys(block.layer for block in blocks):
+        in_layer = [block for block in blocks if block.layer == name]
         yield ExplainedLayer(
             name=name,
-            stability=blocks[0].stability,
-            blocks=len(blocks),
-            tokens=sum(part.tokens for part in blocks),
-            rewritten_tokens=blocks[0].rewritten_tokens,
-            rewritten_usd=blocks[0].rewritten_usd,
+            stability=in_layer[0].stability,
+            blocks=len(in_layer),
+            tokens=sum(block.tokens for block in in_layer),
+            rewritten_tokens=in_layer[0].rewritten_tokens,
+            rewritten_usd=in_layer[0].rewritten_usd,
         )
 
 
@@ -159,31 +154,21 @@ def _explain_breakpoints(
     request: ParsedRequest, breakpoints: tuple[Breakpoint, ...], price: Price | None
 ) -> Iterator[ExplainedBreakpoint]:
     floor = request.row.cache.tokens_min if request.row else 0
-    tokens_by_block = {
-        breakpoint_.block_index: request.tokens_before(breakpoint_.block_index + 1) for breakpoint_ in breakpoints
-    }
-    cacheable = _expect_savings(
-        request,
-        tuple(breakpoint_ for breakpoint_ in breakpoints if tokens_by_block[breakpoint_.block_index] >= floor),
-        price,
-    )
-    expected_savings = {breakpoint_.block_index: breakpoint_.saving_usd for breakpoint_ in cacheable}
+    tokens = {each.block_index: request.tokens_before(each.block_index + 1) for each in breakpoints}
+    cacheable = tuple(each for each in breakpoints if tokens[each.block_index] >= floor)
+    expected = {each.block_index: each.saving_usd for each in _expect_savings(request, cacheable, price)}
     for breakpoint_ in breakpoints:
-        prefix_tokens, below_floor = (
-            tokens_by_block[breakpoint_.block_index],
-            tokens_by_block[breakpoint_.block_index] < floor,
-        )
+        block = breakpoint_.block_index
+        below_floor = tokens[block] < floor
         yield ExplainedBreakpoint(
-            block=breakpoint_.block_index,
-            path=request.paths[breakpoint_.block_index],
+            block=block,
+            path=request.paths[block],
             ttl=breakpoint_.ttl,
             reason=breakpoint_.reason,
-            prefix_tokens=prefix_tokens,
+            prefix_tokens=tokens[block],
             is_below_floor=below_floor,
-            saving_usd=None if price is None else Decimal(0) if below_floor else read_saving_usd(prefix_tokens, price),
-            expected_usd=None
-            if price is None or request.row is None
-            else expected_savings.get(breakpoint_.block_index, Decimal(0)),
+            saving_usd=None if price is None else Decimal(0) if below_floor else read_saving_usd(tokens[block], price),
+            expected_usd=None if price is None or request.row is None else expected.get(block, Decimal(0)),
         )
 
 

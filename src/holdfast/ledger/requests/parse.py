@@ -7,7 +7,7 @@ from itertools import accumulate
 import msgspec
 
 from holdfast.cachemodel.tiers import CacheParameters
-from holdfast.catalog.lookup import Models, find_model
+from holdfast.catalog.lookup import Models, find_model_or_none, shipped_models
 from holdfast.catalog.schema import Model, Price
 from holdfast.catalog.token_count import count_block_tokens
 from holdfast.errors import HoldfastError, ProviderError, UserError
@@ -29,10 +29,7 @@ from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
 from holdfast.types.tool_spec import ToolSpec
 
 PROMPT_SECTIONS: tuple[PromptSection, ...] = ("tools", "system", "messages")
-
-
 _MILLION = 1_000_000  # Prices are US dollars per million tokens.
-
 
 # Gemini accepts these members in snake_case too; the adapter decodes camelCase only.
 _IN_CAMEL_CASE = {
@@ -41,6 +38,13 @@ _IN_CAMEL_CASE = {
     "tool_config": "toolConfig",
     "cached_content": "cachedContent",
 }
+
+RequestJson = Mapping[str, object]
+
+_NON_BLOCK_MEMBERS = frozenset(
+    {"role", "content", "parts", "tool_calls", "reasoning_details", "tool_call_id", "call_id", "name"}
+    | {"type", "id", "status", "output", "arguments", "summary", "encrypted_content"}
+)
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
@@ -65,7 +69,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     def blocks(self) -> tuple[Block | ToolSpec, ...]:
         prompt = self.wire.prompt
         system = (text for segment in prompt.segments for text in segment.system)
-        messages = (block for entry in prompt.passages for block in entry.content)
+        messages = (block for entry in prompt.entries for block in entry.content)
         return (*prompt.tools, *system, *messages)
 
     @property
@@ -105,32 +109,24 @@ def _parse(raw: bytes, model: str | None, models: Models | None) -> ParsedReques
         body.setdefault("max_tokens", 1)
     with decoding_errors("invalid_request", "the request"):
         wire = decode_body(adapter, body, model=recognised.model)
-        row = _find_row(model or f"{recognised.provider}:{recognised.model}", models)
+        catalog = shipped_models() if models is None else models
+        row = find_model_or_none(model or f"{recognised.provider}:{recognised.model}", catalog)
         factor = row.tokens_factor if row else 1.0
         buffer = RequestBuffer(adapter, lambda encoded: count_block_tokens(encoded, factor))
         for segment in wire.prompt.segments:
             buffer.extend(adapter.encode_segment(segment))
         paths = find_block_paths(adapter, body, buffer.blocks, model=recognised.model)
-    breakpoints = tuple(
-        breakpoint_ for breakpoint_ in wire.plan.breakpoints if breakpoint_.block_index < len(buffer.blocks)
-    )
+    breakpoints = tuple(own for own in wire.plan.breakpoints if own.block_index < len(buffer.blocks))
     if row is not None:
         breakpoints += automatic_breakpoint(wire.parameters, buffer.blocks, breakpoints, row.cache)
     return ParsedRequest(recognised, row, wire, buffer, paths, breakpoints, tuple(accumulate(buffer.tokens)))
-
-
-def _find_row(id: str, models: Models | None) -> Model | None:
-    try:
-        return find_model(id, models)
-    except UserError:
-        return None
 
 
 def get_tier_parameters(request: ParsedRequest) -> CacheParameters:
     parameters = request.wire.parameters
     if request.recognised.provider == "gemini":
         return gemini_cache_inputs(parameters, {})
-    if request.recognised.provider == "anthropic" or (request.row and request.row.cache.kind == "marks"):
+    if request.recognised.provider == "anthropic" or (request.row and request.row.cache.kind == "explicit"):
         return anthropic_cache_inputs(request.blocks, parameters)
     return openai_cache_inputs(parameters)
 
@@ -141,14 +137,11 @@ def count_readable_blocks(request: ParsedRequest, shared: int) -> int:
         return shared
     rules = request.row.cache
     match rules.kind:
-        case "marks":
+        case "explicit":
             # Entries end at breakpoints only.
-            ends = [
-                breakpoint_.block_index + 1
-                for breakpoint_ in request.effective_breakpoints
-                if breakpoint_.block_index < shared
-            ]
-        case "implicit" | "breakpoints":
+            blocks = [breakpoint_.block_index for breakpoint_ in request.effective_breakpoints]
+            ends = [block + 1 for block in blocks if block < shared]
+        case "implicit" | "hybrid":
             # The provider finds the longest common prefix by itself.
             ends = [shared]
         case "none":
@@ -182,7 +175,7 @@ def rewrite_cost_usd(request: ParsedRequest, tokens: int, price: Price) -> Decim
     """What rewriting these tokens costs above reading them."""
     breakpoints = request.effective_breakpoints
     write_price = price.input
-    if request.row is not None and request.row.cache.kind in ("marks", "breakpoints"):
+    if request.row is not None and request.row.cache.kind in ("explicit", "hybrid"):
         match breakpoints[-1].ttl if breakpoints else "5m":
             case "5m":
                 write_price = price.cache_write_5m
@@ -201,15 +194,6 @@ def read_saving_usd(tokens: int, price: Price) -> Decimal:
     """What a call saves by reading these tokens instead of sending them uncached."""
     # Each token costs the read price instead of the input price.
     return tokens * (price.input - price.cache_read) / _MILLION
-
-
-RequestJson = Mapping[str, object]
-
-
-_NON_BLOCK_MEMBERS = frozenset(
-    {"role", "content", "parts", "tool_calls", "reasoning_details", "tool_call_id", "call_id", "name"}
-    | {"type", "id", "status", "output", "arguments", "summary", "encrypted_content"}
-)
 
 
 def find_block_paths(
@@ -245,29 +229,16 @@ class _BlockCounter:
     def count(self, member: str, element: object, *, follows: bool = False) -> int:
         """With `follows`, the element does not come first: some APIs accept the system prompt as first message."""
         prompt_member = self.prompt_name
-        preceding: list[object] = [self._placeholder_message()] if follows or member != prompt_member else []
+        content = {"parts": [{"text": "?"}]} if self._adapter.name == "gemini" else {"content": "?"}
+        preceding: list[object] = [{"role": "user", **content}] if follows or member != prompt_member else []
         body: dict[str, object] = {"model": self._model, "max_tokens": 1, prompt_member: preceding}
-        if member == prompt_member:
-            body[prompt_member] = [*preceding, element]
-        else:
-            body[member] = [element]
+        body[member] = [*preceding, element] if member == prompt_member else [element]
         request = decode_body(self._adapter, body, model=self._model)
         return sum(len(self._adapter.encode_segment(segment)) for segment in request.prompt.segments) - len(preceding)
 
     @property
     def prompt_name(self) -> str:
-        match self._adapter.name:
-            case "gemini":
-                return "contents"
-            case "openai":
-                return "input"
-            case _:
-                return "messages"
-
-    def _placeholder_message(self) -> object:
-        if self._adapter.name == "gemini":
-            return {"role": "user", "parts": [{"text": "?"}]}
-        return {"role": "user", "content": "?"}
+        return {"gemini": "contents", "openai": "input"}.get(self._adapter.name, "messages")
 
 
 def _tool_paths(counter: _BlockCounter, body: RequestJson) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Cache policies that the adaptive one is compared with."""

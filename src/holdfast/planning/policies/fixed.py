@@ -10,20 +10,21 @@ from holdfast.types.prompt import Breakpoint, PromptSection, Ttl
 from holdfast.types.request_buffer import RequestBuffer
 from holdfast.types.usage import Usage
 
+# 15 seconds before a 5-minute entry expires, the margin that our own pings keep.
 UPGRADE_AFTER_SECONDS = 285.0
-"""15 seconds before a 5-minute entry expires, the margin that our own pings keep."""
 
+# The spacing that docs/decisions/0017 compares with the adaptive policy.
 ANCHOR_EVERY_CALLS = 3
-"""The spacing that docs/decisions/0017 compares with the adaptive policy."""
 
 TEXT_BLOCK_START = b'{"type":"text"'
 
+# Blocks to put a breakpoint on, most important first; None where there is no such block.
 BreakpointCandidates = Iterable[tuple[int | None, Ttl]]
-"""Blocks to put a breakpoint on, most important first; None where there is no such block."""
 
+# Places the breakpoints of a request, given how many calls the session made before it.
 PlacementRule = Callable[[PlanningMoment, int], BreakpointCandidates]
-"""Places the breakpoints of a request, given how many calls the session made before it."""
 
+BlockFinder = Callable[[RequestBuffer], int | None]
 PingRule = Callable[[PlanningMoment, int], Ping | None]
 
 
@@ -70,50 +71,22 @@ def legal_breakpoints(candidates: BreakpointCandidates, rules: CacheRules) -> tu
     return tuple(reversed(breakpoints))
 
 
-def last_stable_block(buffer: RequestBuffer, place: PromptSection) -> int | None:
+def last_stable_block(buffer: RequestBuffer, section: PromptSection) -> int | None:
     """The last block of the stable tools or system prompt that can carry a breakpoint."""
-    return last_breakpoint_block(buffer.blocks, 0, buffer.stable_count, place=place)
+    return last_breakpoint_block(buffer.blocks, 0, buffer.stable_count, section=section)
+
+
+def last_system_block(buffer: RequestBuffer) -> int | None:
+    return last_stable_block(buffer, "system")
+
+
+def last_tool_block(buffer: RequestBuffer) -> int | None:
+    return last_stable_block(buffer, "tools")
 
 
 def last_message_block(buffer: RequestBuffer) -> int | None:
     """The last block of the conversation that can carry a breakpoint."""
-    return last_breakpoint_block(buffer.blocks, 0, len(buffer.blocks), place="messages")
-
-
-def prefix_and_tail_rule(head: Ttl, tail: Ttl) -> PlacementRule:
-    def placing(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
-        buffer = moment.buffer
-        return (
-            (last_message_block(buffer), tail),
-            (last_stable_block(buffer, "system"), head),
-            (last_stable_block(buffer, "tools"), head),
-        )
-
-    return placing
-
-
-def place_sparse_anchors(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
-    """One hour on the end of every third call, from the second call on: its prefix is what the first call wrote."""
-    anchored = calls % ANCHOR_EVERY_CALLS == 1
-    yield last_message_block(moment.buffer), "1h" if anchored else "5m"
-    if not anchored:
-        yield last_stable_block(moment.buffer, "system"), "5m"
-
-
-def ping_upgrade_once(moment: PlanningMoment, pings_so_far: int) -> Ping | None:
-    if pings_so_far:
-        return None
-    return Ping(UPGRADE_AFTER_SECONDS, "1h", "idle for nearly five minutes")
-
-
-def place_on_user_text(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
-    """Breakpoints that stay on the last user message, however many tool calls have followed."""
-    buffer = moment.buffer
-    return (
-        (last_user_text(buffer), "5m"),
-        (last_stable_block(buffer, "system"), "5m"),
-        (last_stable_block(buffer, "tools"), "5m"),
-    )
+    return last_breakpoint_block(buffer.blocks, 0, len(buffer.blocks), section="messages")
 
 
 def last_user_text(buffer: RequestBuffer) -> int | None:
@@ -126,6 +99,33 @@ def last_user_text(buffer: RequestBuffer) -> int | None:
         if block.role == "user" and block.accepts_breakpoint and block.data.startswith(TEXT_BLOCK_START):
             return index
     return None
+
+
+def fixed_rule(*finders: tuple[BlockFinder, Ttl]) -> PlacementRule:
+    """A breakpoint on each block that is found, most important first."""
+    return lambda moment, calls: tuple((find(moment.buffer), ttl) for find, ttl in finders)
+
+
+def prefix_and_tail_rule(head: Ttl, tail: Ttl) -> PlacementRule:
+    return fixed_rule((last_message_block, tail), (last_system_block, head), (last_tool_block, head))
+
+
+# Breakpoints that stay on the last user message, however many tool calls have followed.
+place_on_user_text = fixed_rule((last_user_text, "5m"), (last_system_block, "5m"), (last_tool_block, "5m"))
+
+
+def place_sparse_anchors(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+    """One hour on the end of every third call, from the second call on: its prefix is what the first call wrote."""
+    anchored = calls % ANCHOR_EVERY_CALLS == 1
+    yield last_message_block(moment.buffer), "1h" if anchored else "5m"
+    if not anchored:
+        yield last_system_block(moment.buffer), "5m"
+
+
+def ping_upgrade_once(moment: PlanningMoment, pings_so_far: int) -> Ping | None:
+    if pings_so_far:
+        return None
+    return Ping(UPGRADE_AFTER_SECONDS, "1h", "idle for nearly five minutes")
 
 
 def new_fixed_policies() -> tuple[FixedPolicy, ...]:

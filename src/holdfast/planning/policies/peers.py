@@ -11,8 +11,11 @@ from holdfast.planning.policies.fixed import (
     BreakpointCandidates,
     FixedPolicy,
     PlacementRule,
+    fixed_rule,
     last_message_block,
     last_stable_block,
+    last_system_block,
+    last_tool_block,
     last_user_text,
     new_fixed_policies,
     prefix_and_tail_rule,
@@ -25,19 +28,30 @@ from holdfast.types.request_buffer import RequestBuffer
 GURU_ANCHOR_EVERY_MESSAGES = 19
 AUTOCACHE_BREAKPOINTS_MAX = 3
 
-
-def place_nothing(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
-    return ()
+place_like_opencode = fixed_rule((last_tool_block, "5m"), (last_system_block, "5m"), (last_user_text, "5m"))
 
 
-def place_tail_only(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
-    return ((last_message_block(moment.buffer), "5m"),)
+def _second_to_last_block(buffer: RequestBuffer) -> int | None:
+    tail = last_message_block(buffer)
+    return None if tail is None else last_breakpoint_block(buffer.blocks, 0, tail, section="messages")
+
+
+def _before_exchange(buffer: RequestBuffer) -> int | None:
+    """The end of the history before the current exchange."""
+    person_text = last_user_text(buffer)
+    return None if person_text is None else last_breakpoint_block(buffer.blocks, 0, person_text, section="messages")
+
+
+place_like_inspect_ai = fixed_rule(
+    (last_tool_block, "5m"), (last_system_block, "5m"), (_second_to_last_block, "5m"), (last_message_block, "5m")
+)
+place_like_aider = fixed_rule((last_system_block, "5m"), (_before_exchange, "5m"))
 
 
 def place_like_litellm(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """Every system block in order, then the last message, until no breakpoint is left."""
     return (
-        *((block, "5m") for block in _marked_in(moment.buffer, "system")),
+        *((block, "5m") for block in _breakpoint_blocks(moment.buffer, "system")),
         (last_message_block(moment.buffer), "5m"),
     )
 
@@ -45,50 +59,17 @@ def place_like_litellm(moment: PlanningMoment, calls: int) -> BreakpointCandidat
 def place_like_litellm_recipe(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """The system prompt for an hour, the last two messages for five minutes."""
     buffer = moment.buffer
-    yield last_stable_block(buffer, "system"), "1h"
+    yield last_system_block(buffer), "1h"
     for start, stop in _messages_backwards(buffer, 2):
-        yield last_breakpoint_block(buffer.blocks, start, stop, place="messages"), "5m"
-
-
-def place_like_inspect_ai(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
-    """Tools, system, the last block and the one before it."""
-    buffer = moment.buffer
-    tail = last_message_block(buffer)
-    second = None if tail is None else last_breakpoint_block(buffer.blocks, 0, tail, place="messages")
-    return (
-        (last_stable_block(buffer, "tools"), "5m"),
-        (last_stable_block(buffer, "system"), "5m"),
-        (second, "5m"),
-        (tail, "5m"),
-    )
+        yield last_breakpoint_block(buffer.blocks, start, stop, section="messages"), "5m"
 
 
 def place_like_goose(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """Tools, system, the last two user messages."""
-    yield last_stable_block(moment.buffer, "tools"), "5m"
-    yield last_stable_block(moment.buffer, "system"), "5m"
+    yield last_tool_block(moment.buffer), "5m"
+    yield last_system_block(moment.buffer), "5m"
     for block in _user_tails(moment.buffer):
         yield block, "5m"
-
-
-def place_like_opencode(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
-    """Tools, system, the last text block that a person wrote."""
-    buffer = moment.buffer
-    return (
-        (last_stable_block(buffer, "tools"), "5m"),
-        (last_stable_block(buffer, "system"), "5m"),
-        (last_user_text(buffer), "5m"),
-    )
-
-
-def place_like_aider(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
-    """System, and the end of the history before the current exchange, which itself never gets a breakpoint."""
-    buffer = moment.buffer
-    person_text = last_user_text(buffer)
-    before_exchange = (
-        None if person_text is None else last_breakpoint_block(buffer.blocks, 0, person_text, place="messages")
-    )
-    return ((last_stable_block(buffer, "system"), "5m"), (before_exchange, "5m"))
 
 
 def claude_code_rule(ttl: Ttl) -> PlacementRule:
@@ -97,7 +78,7 @@ def claude_code_rule(ttl: Ttl) -> PlacementRule:
     def placing(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
         for block in _user_tails(moment.buffer):
             yield block, ttl
-        for block in reversed(_marked_in(moment.buffer, "system")):
+        for block in reversed(_breakpoint_blocks(moment.buffer, "system")):
             yield block, ttl
 
     return placing
@@ -109,10 +90,8 @@ def place_like_autocache(moment: PlanningMoment, calls: int) -> BreakpointCandid
     candidates: list[tuple[int | None, Ttl]] = []
     sections: tuple[PromptSection, ...] = ("system", "tools")
     for section in sections:
-        tokens = sum(
-            buffer.tokens[index] for index in range(buffer.stable_count) if buffer.blocks[index].section == section
-        )
-        if tokens >= tokens_min:
+        indexes = [index for index in range(buffer.stable_count) if buffer.blocks[index].section == section]
+        if sum(buffer.tokens[index] for index in indexes) >= tokens_min:
             candidates.append((last_stable_block(buffer, section), "1h"))
     for index in range(buffer.stable_count, len(buffer.blocks)):
         if len(candidates) >= AUTOCACHE_BREAKPOINTS_MAX:
@@ -140,19 +119,17 @@ class ContextGuruPolicy(FixedPolicy):
             and buffer.digests[previous[0]].digest == previous[1]
         )
         self._sent = None if tail is None else (tail, buffer.digests[tail].digest)
-        candidates: list[tuple[int | None, Ttl]] = [
-            (tail, "5m"),
-            (previous[0] if previous and unchanged else None, "5m"),
-        ]
+        yield tail, "5m"
+        yield previous[0] if previous and unchanged else None, "5m"
         ends = list(_message_ends(buffer))
         for end in ends[GURU_ANCHOR_EVERY_MESSAGES::GURU_ANCHOR_EVERY_MESSAGES][:2]:
-            candidates.append((last_breakpoint_block(buffer.blocks, 0, end, place="messages"), "5m"))
-        return candidates
+            yield last_breakpoint_block(buffer.blocks, 0, end, section="messages"), "5m"
 
 
+# By name; `metis` and `langchain-clearing` also lay the prompt out differently, which `replay.layouts` does.
 RIVAL_POLICIES: Mapping[str, Callable[[str], CachePolicy]] = {
-    "none": lambda name: FixedPolicy(name, place_nothing),
-    "automatic": lambda name: FixedPolicy(name, place_tail_only),
+    "none": lambda name: FixedPolicy(name, fixed_rule()),
+    "automatic": lambda name: FixedPolicy(name, fixed_rule((last_message_block, "5m"))),
     "langchain": lambda name: FixedPolicy(name, prefix_and_tail_rule("5m", "5m")),
     "litellm": lambda name: FixedPolicy(name, place_like_litellm),
     "litellm-1h-5m": lambda name: FixedPolicy(name, place_like_litellm_recipe),
@@ -167,7 +144,6 @@ RIVAL_POLICIES: Mapping[str, Callable[[str], CachePolicy]] = {
     "context-guru": ContextGuruPolicy,
     "langchain-clearing": lambda name: FixedPolicy(name, prefix_and_tail_rule("5m", "5m")),
 }
-"""By name; `metis` and `langchain-clearing` also lay the prompt out differently, which `replay.layouts` does."""
 
 
 def new_rival_policies() -> tuple[CachePolicy, ...]:
@@ -180,13 +156,9 @@ def new_compared_policies() -> dict[str, CachePolicy]:
     return {policy.name: policy for policy in (*new_fixed_policies(), *new_rival_policies())}
 
 
-def _marked_in(buffer: RequestBuffer, section: PromptSection) -> list[int]:
-    blocks = buffer.blocks
-    return [
-        index
-        for index in range(buffer.stable_count)
-        if blocks[index].section == section and blocks[index].accepts_breakpoint
-    ]
+def _breakpoint_blocks(buffer: RequestBuffer, section: PromptSection) -> list[int]:
+    stable = enumerate(buffer.blocks[: buffer.stable_count])
+    return [index for index, block in stable if block.section == section and block.accepts_breakpoint]
 
 
 def _messages_backwards(buffer: RequestBuffer, count: int) -> Iterator[tuple[int, int]]:
@@ -206,7 +178,7 @@ def _user_tails(buffer: RequestBuffer) -> Iterator[int]:
     """The last blocks of the last two user messages."""
     for start, stop in _messages_backwards(buffer, 4):
         if buffer.blocks[start].role == "user":
-            block = last_breakpoint_block(buffer.blocks, start, stop, place="messages")
+            block = last_breakpoint_block(buffer.blocks, start, stop, section="messages")
             if block is not None:
                 yield block
 

@@ -6,6 +6,7 @@ A block with anything we do not know is carried as its bytes, without its cache 
 import msgspec
 
 from holdfast.providers.json_splice import (
+    decode_or_none,
     encode_json_text,
     encode_string,
     get_string_member,
@@ -140,20 +141,14 @@ def accepts_anthropic_breakpoint(block: Block) -> bool:
         case Thinking() | RedactedThinking():
             return False
         case Opaque(kind="text", raw=raw):
-            return _has_text(raw)
+            decoded = decode_or_none(_decode_text, raw)
+            return decoded is not None and not is_blank_text(decoded.text)
         case Opaque(kind=kind):
             return kind in _CACHEABLE_KINDS
 
 
 def is_blank_text(text: str) -> bool:
     return not text.strip()
-
-
-def _has_text(raw: bytes) -> bool:
-    try:
-        return not is_blank_text(_decode_text(raw).text)
-    except (msgspec.MsgspecError, UnicodeError):
-        return False
 
 
 def decode_anthropic_block(raw: bytes) -> tuple[Block, Ttl | None]:

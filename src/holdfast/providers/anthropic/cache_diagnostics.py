@@ -6,9 +6,8 @@ A public beta since 2026-05-13 (Anthropic, "Cache diagnostics").
 import msgspec
 
 from holdfast.errors import ProviderError
-from holdfast.providers.adapter import decode_or_none
 from holdfast.providers.errors import sanitize_message
-from holdfast.providers.json_splice import encode_string, extra_field, nested_field
+from holdfast.providers.json_splice import decode_or_none, encode_string, extra_field, nested_field
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import Parameters
 from holdfast.types.reply import CacheDiagnosis, DiagnosisOutcome, make_miss_diagnosis

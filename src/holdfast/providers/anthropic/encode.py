@@ -19,35 +19,28 @@ from holdfast.providers.json_splice import (
     nested_field,
 )
 from holdfast.providers.tool_call_ids import fit_call_ids
-from holdfast.providers.wire_request import check_section_order
+from holdfast.providers.wire_request import (
+    check_section_order,
+    encode_stable_blocks,
+    encode_tool_spec,
+    make_message_block,
+)
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import HistoryEntry, Parameters, Segment, Ttl
 from holdfast.types.request_buffer import EncodedBlock
-from holdfast.types.tool_spec import ToolSpec
 
 # The version that Anthropic's SDK sends from 2.0.0 on; older SDKs send 2023-06-01.
 API_VERSION = "2026-10-21"
-
-
 PATH = "/v1/messages"
-
-
 BETA_HEADER = "anthropic-beta"
-
 
 PARAMETER_NAMES = frozenset(
     {"model", "max_tokens", "stream", "temperature", "stop_sequences", "thinking", "tool_choice"}
 )
 
-
 PROMPT_NAMES = frozenset({"tools", "system", "messages"})
-
-
 CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
-
-
 _BETA = re.compile(r"[A-Za-z0-9._:-]+")
-
 
 # 5m is the API's default and needs no `ttl`.
 _BREAKPOINTS: dict[Ttl, bytes] = {
@@ -63,48 +56,19 @@ def lower_anthropic_entry(entry: HistoryEntry) -> HistoryEntry:
 
 def encode_anthropic_segment(segment: Segment) -> tuple[EncodedBlock, ...]:
     """One encoded block per tool, system text or message block, each a JSON object without a breakpoint."""
-    tools = (
-        EncodedBlock(segment.name, "tools", segment.stability, encode_anthropic_tool(tool), accepts_breakpoint=True)
-        for tool in segment.tools
+    stable = encode_stable_blocks(
+        segment,
+        lambda tool: encode_tool_spec(tool, b'{"name":%b,"description":%b,"input_schema":%b}'),
+        encode_anthropic_block,
+        tool_breakpoints=True,
+        accepts_breakpoint=accepts_anthropic_breakpoint,
     )
-    system = (
-        EncodedBlock(
-            segment.name,
-            "system",
-            segment.stability,
-            encode_anthropic_block(text),
-            accepts_breakpoint=accepts_anthropic_breakpoint(text),
-        )
-        for text in segment.system
-    )
-    messages = (block for entry in segment.entries for block in _encode_entry(lower_anthropic_entry(entry)))
-    return (*tools, *system, *messages)
-
-
-def encode_anthropic_tool(tool: ToolSpec) -> bytes:
-    if tool.wire_json is not None:
-        # A breakpoint is spliced in before the last byte, which must therefore be the closing brace.
-        return encode_json_text(tool.wire_json.strip())
-    return b'{"name":%b,"description":%b,"input_schema":%b}' % (
-        encode_string(tool.name),
-        encode_string(tool.description),
-        encode_json_text(tool.input_schema_json),
-    )
-
-
-def _encode_entry(entry: HistoryEntry) -> tuple[EncodedBlock, ...]:
-    return tuple(
-        EncodedBlock(
-            entry.layer,
-            "messages",
-            entry.stability,
-            encode_anthropic_block(block),
-            accepts_breakpoint=accepts_anthropic_breakpoint(block),
-            role=entry.role,
-            ephemeral=entry.ephemeral,
-        )
+    messages = (
+        make_message_block(entry, encode_anthropic_block(block), accepts_breakpoint=accepts_anthropic_breakpoint(block))
+        for entry in map(lower_anthropic_entry, segment.entries)
         for block in entry.content
     )
+    return (*stable, *messages)
 
 
 def anthropic_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
@@ -167,8 +131,6 @@ def anthropic_endpoint(parameters: Parameters) -> Endpoint:
 
 
 PREFIX_BLOCKS_MAX = 3
-
-
 """A request may have 4 breakpoints (Anthropic, "Prompt caching"); one stays free for the caller."""
 
 

@@ -1,4 +1,4 @@
-"""Encodes a response in Anthropic's format, complete or as a stream of events."""
+"""Encodes a response in Anthropic's format, complete or as a stream of events; encodes and decodes its errors."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,8 +8,8 @@ from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.anthropic.blocks import encode_anthropic_block
 from holdfast.providers.anthropic.cache_diagnostics import DIAGNOSTICS_FIELD, encode_anthropic_diagnosis
 from holdfast.providers.anthropic.usage import encode_anthropic_usage
-from holdfast.providers.errors import STATUS_BY_FAILURE, classify_status, retry_after_seconds, sanitize_message
-from holdfast.providers.json_splice import encode_string
+from holdfast.providers.errors import STATUS_BY_FAILURE, make_refusal
+from holdfast.providers.json_splice import decode_or_none, encode_string, join_object
 from holdfast.providers.sse import encode_event, split_into_deltas
 from holdfast.types.blocks import Block, Text, Thinking, ToolUse, replace_surrogates
 from holdfast.types.json_encoding import encode_json
@@ -40,20 +40,19 @@ def encode_anthropic_stream(reply: Reply) -> Iterator[bytes]:
 
 def _message(reply: Reply, content: bytes, stop_reason: str | None, *, output: int) -> bytes:
     stop_sequence = reply.stop_sequence if stop_reason is not None else None
-    return (
-        b'{"id":%b,"type":"message","role":"assistant","model":%b,"content":[%b],'
-        b'"stop_reason":%b,"stop_sequence":%b,"usage":%b%b}'
-    ) % (
-        encode_string(reply.id),
-        encode_string(reply.model),
-        content,
-        encode_json(stop_reason),
-        encode_json(stop_sequence),
-        encode_json(encode_anthropic_usage(reply.usage, output=output)),
-        b""
-        if reply.diagnosis is None
-        else b',"%b":%b' % (DIAGNOSTICS_FIELD.encode(), encode_anthropic_diagnosis(reply.diagnosis)),
-    )
+    members = {
+        "id": encode_string(reply.id),
+        "type": b'"message"',
+        "role": b'"assistant"',
+        "model": encode_string(reply.model),
+        "content": b"[%b]" % content,
+        "stop_reason": encode_json(stop_reason),
+        "stop_sequence": encode_json(stop_sequence),
+        "usage": encode_json(encode_anthropic_usage(reply.usage, output=output)),
+    }
+    if reply.diagnosis is not None:
+        members[DIAGNOSTICS_FIELD] = encode_anthropic_diagnosis(reply.diagnosis)
+    return join_object(members)
 
 
 def _stop_reason(reply: Reply) -> str | None:
@@ -108,7 +107,6 @@ _TYPES = {
     529: "overloaded_error",
 }
 
-
 _STATUSES = {name: status for status, name in _TYPES.items()}
 
 
@@ -121,21 +119,16 @@ class _ErrorBody(msgspec.Struct, frozen=True):
     error: _WireError
 
 
+_decode_body = msgspec.json.Decoder(_ErrorBody).decode
+
+
 def decode_anthropic_error(status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-    error = _decode_error(body)
-    message = error.message if error else ""
-    return ProviderError(
-        classify_status(status, message),
-        sanitize_message(message) or f"the provider answered with HTTP status {status} and no reason",
-        status=status,
-        retry_after_seconds=retry_after_seconds(headers),
-    )
+    return make_refusal(status, headers, _decode_error(body).message)
 
 
 def decode_anthropic_stream_error(body: bytes) -> ProviderError:
     """The error in the middle of a stream, after HTTP status 200."""
-    error = _decode_error(body)
-    return decode_anthropic_error(_STATUSES.get(error.type, 500) if error else 500, {}, body)
+    return decode_anthropic_error(_STATUSES.get(_decode_error(body).type, 500), {}, body)
 
 
 def encode_anthropic_error(kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
@@ -145,8 +138,6 @@ def encode_anthropic_error(kind: FailureKind, message: str, *, status: int | Non
     return code, encode_json({"type": "error", "error": error})
 
 
-def _decode_error(body: bytes) -> _WireError | None:
-    try:
-        return msgspec.json.decode(body, type=_ErrorBody).error
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
+def _decode_error(body: bytes) -> _WireError:
+    decoded = decode_or_none(_decode_body, body)
+    return decoded.error if decoded else _WireError()

@@ -2,7 +2,6 @@
 
 import msgspec
 
-from holdfast.providers.adapter import ABSENT_DIAGNOSIS
 from holdfast.providers.anthropic.blocks import decode_anthropic_block, is_blank_text
 from holdfast.providers.anthropic.cache_diagnostics import decode_anthropic_diagnosis
 from holdfast.providers.anthropic.response import decode_anthropic_stream_error
@@ -14,8 +13,10 @@ from holdfast.providers.anthropic.usage import (
 )
 from holdfast.providers.errors import decoding_errors
 from holdfast.providers.json_splice import (
+    UNREADABLE,
     encode_json_text,
     encode_string,
+    get_optional_string,
     get_string_member,
     join_object,
     make_valid_arguments,
@@ -55,7 +56,6 @@ STOP_REASONS: dict[str | None, StopReason] = {
     "model_context_window_exceeded": "max_tokens",
 }
 
-
 # Other events, such as `ping`, are ignored.
 _EVENTS = frozenset(
     {
@@ -76,13 +76,13 @@ class _Message(msgspec.Struct, frozen=True):
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: AnthropicUsage | None = None
-    diagnostics: msgspec.Raw = ABSENT_DIAGNOSIS
+    diagnostics: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Stop(msgspec.Struct, frozen=True):
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    diagnostics: msgspec.Raw = ABSENT_DIAGNOSIS
+    diagnostics: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class BlockAccumulator:
 
     def start_text(self, name: str) -> str:
         """A string field of the start event; empty if missing."""
-        return msgspec.json.decode(self._members.get(name, b"null"), type=str | None) or ""
+        return get_optional_string(self._members, name)
 
     def apply_delta(self, delta: dict[str, bytes]) -> str:
         """Apply one delta; returns the text that it added."""
@@ -173,7 +173,7 @@ class BlockAccumulator:
         """The block if it is valid in a message although the response was interrupted, else None."""
         try:
             block = self.finish()
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        except UNREADABLE:
             return None
         match block:
             case Text(text=text):

@@ -1,24 +1,123 @@
 """The `Adapter` for Claude Code: Anthropic's format without breakpoints, because the command places its own."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from holdfast.catalog.schema import Model
-from holdfast.errors import FailureKind, ProviderError, UserError
-from holdfast.providers.adapter import Endpoint, WireRequest
+from holdfast.errors import ProviderError, UserError
+from holdfast.providers.adapter import Adapter, Endpoint
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.anthropic.usage import AnthropicUsage, anthropic_usage_buckets, encode_anthropic_usage
 from holdfast.providers.errors import decoding_errors, sanitize_message
-from holdfast.providers.wire_request import encode_whole_request
 from holdfast.types.blocks import Text, join_text_blocks, replace_surrogates
 from holdfast.types.json_encoding import encode_json
-from holdfast.types.prompt import HistoryEntry, Parameters, Plan, Prompt, Segment, Ttl
+from holdfast.types.prompt import Parameters, Segment, Ttl
 from holdfast.types.reply import Delta, Reply, ReplyFinished, ReplyStarted, StopReason, TextDelta
 from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.usage import Usage
 
 LINE_BYTES_MAX = 16 * 1024 * 1024
+
+_STOP_REASONS: dict[str | None, StopReason] = {
+    None: "end_turn",
+    "end_turn": "end_turn",
+    "stop_sequence": "stop_sequence",
+    "max_tokens": "max_tokens",
+    "refusal": "refusal",
+    # The command runs its tools itself, so its result ends the turn.
+    "tool_use": "end_turn",
+}
+
+
+class _Part(msgspec.Struct, frozen=True):
+    type: str = ""
+    text: str = ""
+
+
+class _Message(msgspec.Struct, frozen=True):
+    content: str | tuple[_Part, ...] = ()
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    type: str = ""
+
+
+class _Line(msgspec.Struct, frozen=True):
+    type: str = ""
+    session_id: str | None = None
+    model: str | None = None
+    message: _Message | None = None
+    result: str | None = None
+    is_error: bool = False
+    subtype: str | None = None
+    stop_reason: str | None = None
+    usage: AnthropicUsage | None = None
+
+
+_DECODED_TYPES = ("system", "assistant", "result")
+
+
+class ClaudeCodeAdapter(Adapter):
+    name = "claude-code"
+
+    lower_entry = staticmethod(anthropic.lower_entry)
+    separator = staticmethod(anthropic.separator)
+    suffix = staticmethod(anthropic.suffix)
+    request_head = staticmethod(anthropic.request_head)
+    decode_request = staticmethod(anthropic.decode_request)
+    encode_error = staticmethod(anthropic.encode_error)
+    decode_error = staticmethod(anthropic.decode_error)
+
+    def encode_segment(self, segment: Segment) -> tuple[EncodedBlock, ...]:
+        blocks = anthropic.encode_segment(segment)
+        return tuple(msgspec.structs.replace(block, accepts_breakpoint=False) for block in blocks)
+
+    def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def encode_breakpoint(self, ttl: Ttl) -> bytes:
+        raise UserError(f"{self.name} does its own caching and accepts no breakpoints")
+
+    def endpoint(self, parameters: Parameters) -> Endpoint:
+        """A command has no address, and it chooses its betas itself."""
+        return Endpoint("/", ())
+
+    def credentials(self, api_key: str) -> Mapping[str, str]:
+        """None: the command has its own credentials."""
+        return {}
+
+    def encode_reply(self, reply: Reply) -> bytes:
+        text = replace_surrogates(join_text_blocks(reply.content))
+        line = {
+            "type": "result",
+            "subtype": "success",
+            "is_error": False,
+            "result": text,
+            "stop_reason": reply.stop_reason,
+            "session_id": reply.id,
+            "model": reply.model,
+            "usage": encode_anthropic_usage(reply.usage, output=reply.usage.output),
+        }
+        return encode_json(line) + b"\n"
+
+    def decode_reply(self, body: bytes) -> Reply:
+        for delta in CommandOutputReader().feed(body + b"\n"):
+            if isinstance(delta, ReplyFinished):
+                return delta.reply
+        raise ProviderError("server_error", "the command ended without a result")
+
+    def encode_stream(self, reply: Reply) -> Iterator[bytes]:
+        init = {"type": "system", "subtype": "init", "session_id": reply.id, "model": reply.model}
+        yield encode_json(init) + b"\n"
+        if text := join_text_blocks(reply.content):
+            part = {"type": "text", "text": replace_surrogates(text)}
+            message = {"model": reply.model, "role": "assistant", "content": [part]}
+            yield encode_json({"type": "assistant", "message": message}) + b"\n"
+        yield self.encode_reply(reply)
+
+    def make_stream_decoder(self) -> "CommandOutputReader":
+        return CommandOutputReader()
 
 
 class CommandOutputReader:
@@ -71,104 +170,6 @@ class CommandOutputReader:
             yield ReplyFinished(_reply(decoded, self._started))
 
 
-class ClaudeCodeAdapter:
-    name = "claude-code"
-
-    def lower_entry(self, entry: HistoryEntry) -> HistoryEntry:
-        return anthropic.lower_entry(entry)
-
-    def encode_segment(self, segment: Segment) -> tuple[EncodedBlock, ...]:
-        return tuple(
-            msgspec.structs.replace(block, accepts_breakpoint=False) for block in anthropic.encode_segment(segment)
-        )
-
-    def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
-        return ()
-
-    def separator(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
-        return anthropic.separator(before, block)
-
-    def suffix(self, last: EncodedBlock | None) -> bytes:
-        return anthropic.suffix(last)
-
-    def encode_breakpoint(self, ttl: Ttl) -> bytes:
-        raise UserError(f"{self.name} does its own caching and accepts no breakpoints")
-
-    def request_head(self, parameters: Parameters) -> bytes:
-        return anthropic.request_head(parameters)
-
-    def endpoint(self, parameters: Parameters) -> Endpoint:
-        """A command has no address, and it chooses its betas itself."""
-        return Endpoint("/", ())
-
-    def credentials(self, api_key: str) -> Mapping[str, str]:
-        """None: the command has its own credentials."""
-        return {}
-
-    def encode_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
-        return encode_whole_request(self, prompt, plan, parameters)
-
-    def decode_request(self, body: bytes, headers: Mapping[str, str] | None = None) -> WireRequest:
-        return anthropic.decode_request(body, headers or {})
-
-    def encode_reply(self, reply: Reply) -> bytes:
-        return encode_command_reply(reply)
-
-    def decode_reply(self, body: bytes) -> Reply:
-        return decode_command_reply(body)
-
-    def encode_stream(self, reply: Reply) -> Iterable[bytes]:
-        return encode_command_stream(reply)
-
-    def make_stream_decoder(self) -> CommandOutputReader:
-        return CommandOutputReader()
-
-    def encode_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
-        return anthropic.encode_error(kind, message, status=status)
-
-    def decode_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        return anthropic.decode_error(status, headers, body)
-
-
-_STOP_REASONS: dict[str | None, StopReason] = {
-    None: "end_turn",
-    "end_turn": "end_turn",
-    "stop_sequence": "stop_sequence",
-    "max_tokens": "max_tokens",
-    "refusal": "refusal",
-    # The command runs its tools itself, so its result ends the turn.
-    "tool_use": "end_turn",
-}
-
-
-class _Part(msgspec.Struct, frozen=True):
-    type: str = ""
-    text: str = ""
-
-
-class _Message(msgspec.Struct, frozen=True):
-    content: str | tuple[_Part, ...] = ()
-
-
-class _Kind(msgspec.Struct, frozen=True):
-    type: str = ""
-
-
-class _Line(msgspec.Struct, frozen=True):
-    type: str = ""
-    session_id: str | None = None
-    model: str | None = None
-    message: _Message | None = None
-    result: str | None = None
-    is_error: bool = False
-    subtype: str | None = None
-    stop_reason: str | None = None
-    usage: AnthropicUsage | None = None
-
-
-_DECODED_TYPES = ("system", "assistant", "result")
-
-
 def _reply(line: _Line, started: ReplyStarted) -> Reply:
     if line.is_error or (line.subtype or "").startswith("error"):
         reason = sanitize_message(line.result or line.subtype or "") or "it gave no reason"
@@ -178,41 +179,3 @@ def _reply(line: _Line, started: ReplyStarted) -> Reply:
     stop_reason = _STOP_REASONS.get(line.stop_reason, "error")
     usage = anthropic_usage_buckets(line.usage) if line.usage else Usage()
     return Reply(content, stop_reason, usage, line.model or started.model, line.session_id or started.id)
-
-
-def decode_command_reply(body: bytes) -> Reply:
-    reader = CommandOutputReader()
-    for delta in reader.feed(body + b"\n"):
-        if isinstance(delta, ReplyFinished):
-            return delta.reply
-    raise ProviderError("server_error", "the command ended without a result")
-
-
-def encode_command_reply(reply: Reply) -> bytes:
-    return _line(reply) + b"\n"
-
-
-def encode_command_stream(reply: Reply) -> Iterator[bytes]:
-    init = {"type": "system", "subtype": "init", "session_id": reply.id, "model": reply.model}
-    yield encode_json(init) + b"\n"
-    text = join_text_blocks(reply.content)
-    if text:
-        part = {"type": "text", "text": replace_surrogates(text)}
-        assistant = {"type": "assistant", "message": {"model": reply.model, "role": "assistant", "content": [part]}}
-        yield encode_json(assistant) + b"\n"
-    yield _line(reply) + b"\n"
-
-
-def _line(reply: Reply) -> bytes:
-    return encode_json(
-        {
-            "type": "result",
-            "subtype": "success",
-            "is_error": False,
-            "result": replace_surrogates(join_text_blocks(reply.content)),
-            "stop_reason": reply.stop_reason,
-            "session_id": reply.id,
-            "model": reply.model,
-            "usage": encode_anthropic_usage(reply.usage, output=reply.usage.output),
-        }
-    )

@@ -111,7 +111,7 @@ def render_prompt_text(request: WireRequest) -> str:
     """The whole prompt as text: the command has no transcript of its own between requests."""
     system = [text.text for segment in request.prompt.segments for text in segment.system]
     parts = [f"<system>\n{text}\n</system>" for text in system]
-    messages = merge_into_messages(request.prompt.passages)
+    messages = merge_into_messages(request.prompt.entries)
     if len(messages) == 1 and not system:
         return _message_text(messages[0])
     parts += [f"<{message.role}>\n{_message_text(message)}\n</{message.role}>" for message in messages]

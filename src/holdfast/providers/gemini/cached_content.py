@@ -53,7 +53,7 @@ class _Cache(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def encode_create_cache(
-    parameters: Parameters, head: bytes, ttl_seconds: int, *, display_name: str = ""
+    parameters: Parameters, head: bytes, *, ttl_seconds: int, display_name: str = ""
 ) -> tuple[Endpoint, bytes]:
     """A request to cache the prefix `head`, with the tool choice that all requests to the cache will share."""
     if not head:
@@ -73,13 +73,13 @@ def encode_create_cache(
     return Endpoint(_COLLECTION, JSON_HEADERS), b"{" + b",".join(members) + close_brackets(head) + b"}"
 
 
-def encode_extend_cache(name: str, ttl_seconds: int) -> tuple[Endpoint, bytes]:
+def encode_extend_cache(name: str, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
     """A request to set the cache's TTL, counted from now."""
     return Endpoint(_path(name), JSON_HEADERS, "PATCH"), b'{"ttl":%b}' % _ttl(ttl_seconds)
 
 
-def encode_delete_cache(name: str) -> Endpoint:
-    return Endpoint(_path(name), (), "DELETE")
+def encode_delete_cache(name: str) -> tuple[Endpoint, bytes]:
+    return Endpoint(_path(name), (), "DELETE"), b""
 
 
 def _path(name: str) -> str:

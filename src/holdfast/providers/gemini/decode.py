@@ -2,14 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from holdfast.errors import ProviderError
-from holdfast.providers.adapter import PATH_HEADER, WireRequest
-from holdfast.providers.errors import decoding_errors
+from holdfast.providers.adapter import NO_HEADERS, PATH_HEADER, WireRequest
 from holdfast.providers.gemini.encode import (
     CONFIG_NAMES,
     CONFIG_PREFIX,
@@ -21,7 +19,13 @@ from holdfast.providers.gemini.encode import (
 )
 from holdfast.providers.gemini.parts import attach_signature, decode_gemini_part
 from holdfast.providers.json_splice import get_string_member, remove_member, split_object
-from holdfast.providers.wire_request import build_prompt, build_wire_request, reject_oversized
+from holdfast.providers.wire_request import (
+    build_prompt,
+    build_wire_request,
+    decode_each,
+    decoding_request,
+    reject_oversized,
+)
 from holdfast.types.blocks import Block, Role, Text, ToolResult, ToolUse
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import HistoryEntry, Parameters
@@ -42,8 +46,6 @@ _ROLES: dict[str | None, Role] = {
     "tool": "user",
     "model": "assistant",
 }
-
-_readable = partial(decoding_errors, "invalid_request", status=400)
 
 
 class _Settings(msgspec.Struct, frozen=True, rename="camel"):
@@ -73,7 +75,7 @@ class _ToolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     function_calling_config: _Calling
 
 
-_decode_content = msgspec.json.Decoder(_Content).decode
+_decode_wire_content = msgspec.json.Decoder(_Content).decode
 
 
 def decode_gemini_path(path: str) -> tuple[str, bool]:
@@ -86,16 +88,18 @@ def decode_gemini_path(path: str) -> tuple[str, bool]:
     return match[1], match[2] == "streamGenerateContent"
 
 
-def decode_gemini_request(body: bytes, headers: Mapping[str, str]) -> WireRequest:
+def decode_gemini_request(body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> WireRequest:
     reject_oversized(body, GEMINI_BODY_BYTES_MAX)
     model, stream = decode_gemini_path(headers.get(PATH_HEADER, ""))
-    with _readable("the request"):
+    with decoding_request():
         body.decode()
         top = split_object(body)
         typed = msgspec.json.decode(body, type=_Body)
         parameters = _decode_parameters(model, stream, top, typed)
-    tools, system = tuple(_decode_tools(typed.tools or ())), _decode_system(typed.system_instruction)
-    return build_wire_request(build_prompt(tools, system, _decode_contents(typed.contents)), (), parameters)
+    tools = [tool for tools in decode_each(typed.tools or (), "tools", _decode_tools) for tool in tools]
+    instruction = (typed.system_instruction or _Content()).parts or ()
+    system = tuple(decode_each(instruction, "systemInstruction.parts", _decode_system_text))
+    return build_wire_request(build_prompt(tuple(tools), system, _decode_contents(typed.contents)), (), parameters)
 
 
 def _decode_parameters(model: str, stream: bool, top: Mapping[str, bytes], typed: _Body) -> Parameters:
@@ -135,17 +139,15 @@ def _decode_tool_choice(raw: bytes) -> str | None:
     return None if choice is None else encode_json({"type": choice}).decode()
 
 
-def _decode_tools(raws: Sequence[msgspec.Raw]) -> Iterator[ToolSpec]:
-    for index, raw in enumerate(raws):
-        with _readable(f"tools.{index}"):
-            members = split_object(bytes(raw))
-            declared = msgspec.json.decode(members.get(_DECLARATIONS, b"null"), type=tuple[msgspec.Raw, ...] | None)
-            tools = [_decode_declaration(bytes(declaration)) for declaration in declared or ()]
-            if _DECLARATIONS not in members:
-                tools = [_provider_tool(bytes(raw))]
-            elif len(members) > 1:
-                tools.append(_provider_tool(remove_member(bytes(raw), _DECLARATIONS)))
-        yield from tools
+def _decode_tools(raw: bytes) -> list[ToolSpec]:
+    members = split_object(raw)
+    if _DECLARATIONS not in members:
+        return [_provider_tool(raw)]
+    declared = msgspec.json.decode(members[_DECLARATIONS], type=tuple[msgspec.Raw, ...] | None)
+    tools = [_decode_declaration(bytes(declaration)) for declaration in declared or ()]
+    if len(members) > 1:
+        tools.append(_provider_tool(remove_member(raw, _DECLARATIONS)))
+    return tools
 
 
 def _decode_declaration(raw: bytes) -> ToolSpec:
@@ -166,29 +168,21 @@ def _provider_tool(raw: bytes) -> ToolSpec:
     return ToolSpec(name, "", "{}", wire_json=raw.decode())
 
 
-def _decode_system(instruction: _Content | None) -> tuple[Text, ...]:
-    """The role that some clients set is ignored."""
-    texts: list[Text] = []
-    for index, raw in enumerate((instruction.parts or ()) if instruction else ()):
-        with _readable(f"systemInstruction.parts.{index}"):
-            block, signature = decode_gemini_part(bytes(raw))
-            if not isinstance(block, Text) or signature is not None:
-                raise msgspec.ValidationError("only text without further fields is allowed here")
-            texts.append(block)
-    return tuple(texts)
+def _decode_system_text(raw: bytes) -> Text:
+    """A part of the system instruction; the instruction's role, which some clients set, is ignored."""
+    block, signature = decode_gemini_part(raw)
+    if not isinstance(block, Text) or signature is not None:
+        raise msgspec.ValidationError("only text without further fields is allowed here")
+    return block
 
 
 def _decode_contents(raws: Sequence[msgspec.Raw]) -> tuple[HistoryEntry, ...]:
     ids = _CallIds()
     entries: list[HistoryEntry] = []
-    for index, raw in enumerate(raws):
-        with _readable(f"contents.{index}"):
-            content = _decode_content(raw)
-            if content.role not in _ROLES:
-                raise msgspec.ValidationError("the role must be one of user, model - at `$.role`")
+    for index, content in enumerate(decode_each(raws, "contents", _decode_content)):
         blocks: list[Block] = []
         for position, part in enumerate(content.parts or ()):
-            with _readable(f"contents.{index}.parts.{position}"):
+            with decoding_request(f"contents.{index}.parts.{position}"):
                 block, signature = decode_gemini_part(bytes(part))
                 if signature is not None:
                     attach_signature(blocks, signature)
@@ -196,6 +190,13 @@ def _decode_contents(raws: Sequence[msgspec.Raw]) -> tuple[HistoryEntry, ...]:
                     blocks.append(ids.assign(block))
         entries.append(HistoryEntry(_ROLES[content.role], tuple(blocks)))
     return tuple(entries)
+
+
+def _decode_content(raw: bytes) -> _Content:
+    content = _decode_wire_content(raw)
+    if content.role not in _ROLES:
+        raise msgspec.ValidationError("the role must be one of user, model - at `$.role`")
+    return content
 
 
 class _CallIds:

@@ -1,10 +1,11 @@
 """Encodes a prompt for Gemini: tools, then the system instruction, then contents."""
 
 import re
+from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.errors import OrderError, UserError
+from holdfast.errors import UserError
 from holdfast.providers.adapter import Endpoint
 from holdfast.providers.gemini.parts import (
     RESPONSE_KIND,
@@ -13,20 +14,15 @@ from holdfast.providers.gemini.parts import (
     source_from_uri,
     source_uri,
 )
-from holdfast.providers.json_splice import encode_json_text, encode_string
+from holdfast.providers.json_splice import decode_or_none, encode_json_text, encode_string
+from holdfast.providers.wire_request import check_section_order, encode_tool_spec, make_message_block
 from holdfast.types.blocks import Base64Source, Block, Image, Opaque, RedactedThinking, Role, Text, Thinking, ToolResult
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import HistoryEntry, Parameters, PromptSection, Segment
 from holdfast.types.request_buffer import EncodedBlock
-from holdfast.types.tool_spec import ToolSpec
 
 FUNCTION_DECLARATIONS_START = b'{"functionDeclarations":['
-
-
 """Starts an element of `tools` with function declarations; every other element is a tool that Gemini defines."""
-
-
-_ORDER: tuple[PromptSection, ...] = ("tools", "system", "messages")
 
 
 _STARTS: dict[PromptSection, bytes] = {
@@ -35,64 +31,35 @@ _STARTS: dict[PromptSection, bytes] = {
     "messages": b',"contents":[',
 }
 
-
 _ROLES = {"user": b"user", "assistant": b"model"}
 
 
 def encode_gemini_segment(segment: Segment) -> tuple[EncodedBlock, ...]:
     """One encoded block per tool, system text or part; Gemini has no cache breakpoints."""
-    tools = (_encode_tool(segment, tool) for tool in segment.tools)
-    system = (
+    layer, stability = segment.name, segment.stability
+    tools = (
         EncodedBlock(
-            segment.name,
-            "system",
-            segment.stability,
-            b'{"text":%b}' % encode_string(text.text),
+            layer,
+            "tools",
+            stability,
+            encode_tool_spec(tool, b'{"name":%b,"description":%b,"parametersJsonSchema":%b}'),
             accepts_breakpoint=False,
+            container_start=FUNCTION_DECLARATIONS_START if tool.wire_json is None else b"",
         )
-        for text in segment.system
+        for tool in segment.tools
     )
-    lowered = (lower_gemini_entry(entry) for entry in segment.entries)
-    messages = (block for entry in lowered if entry is not None for block in _encode_entry(entry))
-    return (*tools, *system, *messages)
+    texts = (b'{"text":%b}' % encode_string(text.text) for text in segment.system)
+    system = (EncodedBlock(layer, "system", stability, text, accepts_breakpoint=False) for text in texts)
+    lowered = map(lower_gemini_entry, segment.entries)
+    return (*tools, *system, *(block for entry in lowered if entry is not None for block in _encode_entry(entry)))
 
 
-def _encode_tool(segment: Segment, tool: ToolSpec) -> EncodedBlock:
-    if tool.wire_json is not None:
-        return EncodedBlock(
-            segment.name, "tools", segment.stability, encode_json_text(tool.wire_json.strip()), accepts_breakpoint=False
-        )
-    declaration = b'{"name":%b,"description":%b,"parametersJsonSchema":%b}' % (
-        encode_string(tool.name),
-        encode_string(tool.description),
-        encode_json_text(tool.input_schema_json),
-    )
-    return EncodedBlock(
-        segment.name,
-        "tools",
-        segment.stability,
-        declaration,
-        accepts_breakpoint=False,
-        container_start=FUNCTION_DECLARATIONS_START,
-    )
-
-
-def _encode_entry(entry: HistoryEntry) -> tuple[EncodedBlock, ...]:
+def _encode_entry(entry: HistoryEntry) -> Iterator[EncodedBlock]:
     """Every entry is a content of its own, even after one of the same role."""
     start = b'{"role":"%b","parts":[' % _ROLES[entry.role]
-    return tuple(
-        EncodedBlock(
-            entry.layer,
-            "messages",
-            entry.stability,
-            part,
-            accepts_breakpoint=False,
-            role=entry.role,
-            ephemeral=entry.ephemeral,
-            container_start=b"" if index else start,
-        )
-        for index, part in enumerate(encode_gemini_parts(entry.content))
-    )
+    for part in encode_gemini_parts(entry.content):
+        yield make_message_block(entry, part, accepts_breakpoint=False, container_start=start)
+        start = b""
 
 
 def gemini_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
@@ -100,11 +67,7 @@ def gemini_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
     if before is None:
         return _STARTS[block.section] + (block.container_start or _opened(block))
     if before.section != block.section:
-        if _ORDER.index(before.section) > _ORDER.index(block.section):
-            raise OrderError(
-                f"layer {block.layer!r} ({block.section}) comes after layer {before.layer!r} ({before.section}); "
-                f"the order is {', '.join(_ORDER)}"
-            )
+        check_section_order(before, block)
         return _end(before) + _STARTS[block.section] + (block.container_start or _opened(block))
     if block.section == "messages":
         return b"]}," + block.container_start if block.container_start else b","
@@ -203,32 +166,15 @@ def _lower_result(result: ToolResult) -> ToolResult:
 
 # google-genai 3.x calls /v1; older SDKs called /v1beta.
 API_VERSION = "v1"
-
-
 JSON_HEADERS = (("content-type", "application/json"),)
-
-
 MODEL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-
-
 CONFIG_PREFIX = "generationConfig."
-
-
 """Prefix of the name of an extra field that belongs into `generationConfig`."""
 
-
 CONFIG_NAMES = frozenset({"maxOutputTokens", "temperature", "stopSequences", "thinkingConfig"})
-
-
 PROMPT_NAMES = frozenset({"generationConfig", "tools", "systemInstruction", "contents"})
-
-
 CACHED_CONTENT = "cachedContent"
-
-
 TOOL_CONFIG = "toolConfig"
-
-
 FUNCTION_CALLING_MODES = {"auto": "AUTO", "any": "ANY", "none": "NONE", "tool": "ANY"}
 
 
@@ -238,6 +184,9 @@ class _ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str
     name: str = ""
     disable_parallel_tool_use: bool = False
+
+
+_decode_tool_choice = msgspec.json.Decoder(_ToolChoice).decode
 
 
 def gemini_request_head(parameters: Parameters) -> bytes:
@@ -270,10 +219,7 @@ def _check_extra(parameters: Parameters) -> None:
 
 
 def encode_gemini_tool_choice(tool_choice_json: str) -> bytes:
-    try:
-        choice = msgspec.json.decode(tool_choice_json, type=_ToolChoice)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        choice = _ToolChoice("")
+    choice = decode_or_none(_decode_tool_choice, tool_choice_json) or _ToolChoice("")
     if choice.type not in FUNCTION_CALLING_MODES or (choice.type == "tool") != bool(choice.name):
         raise UserError(
             'the tool choice cannot be encoded for Gemini; use {"type":"auto"}, "any", "none", or "tool" with a "name"'

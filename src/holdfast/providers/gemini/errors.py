@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import msgspec
 
 from holdfast.errors import FailureKind, ProviderError
-from holdfast.providers.errors import STATUS_BY_FAILURE, classify_status, retry_after_seconds, sanitize_message
+from holdfast.providers.errors import STATUS_BY_FAILURE, make_refusal
+from holdfast.providers.json_splice import decode_or_none
 from holdfast.types.blocks import replace_surrogates
 from holdfast.types.json_encoding import encode_json
 
@@ -45,21 +46,20 @@ class _ErrorBody(msgspec.Struct, frozen=True):
     error: _WireError
 
 
+_decode_body = msgspec.json.Decoder(_ErrorBody | tuple[_ErrorBody, ...]).decode
+_decode_detail = msgspec.json.Decoder(_Detail).decode
+
+
 def decode_gemini_error(status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-    error = _decode_error(body) or _WireError()
+    error = _decode_error(body)
     delay, bad_key = _decode_details(error)
-    return ProviderError(
-        # Gemini reports an unknown API key as INVALID_ARGUMENT, not as UNAUTHENTICATED.
-        "auth" if bad_key else classify_status(status, error.message),
-        sanitize_message(error.message) or f"the provider answered with HTTP status {status} and no reason",
-        status=status,
-        retry_after_seconds=retry_after_seconds(headers) if delay is None else delay,
-    )
+    # Gemini reports an unknown API key as INVALID_ARGUMENT, not as UNAUTHENTICATED.
+    return make_refusal(status, headers, error.message, kind="auth" if bad_key else None, retry_after=delay)
 
 
 def decode_gemini_stream_error(body: bytes) -> ProviderError:
     """The error in the middle of a stream, after HTTP status 200."""
-    error = _decode_error(body) or _WireError()
+    error = _decode_error(body)
     status = error.code if 400 <= error.code < 600 else _STATUSES.get(error.status, 500)
     return decode_gemini_error(status, {}, body)
 
@@ -70,15 +70,12 @@ def encode_gemini_error(kind: FailureKind, message: str, *, status: int | None =
     return code, encode_json({"error": {"code": code, "message": replace_surrogates(message), "status": name}})
 
 
-def _decode_error(body: bytes) -> _WireError | None:
+def _decode_error(body: bytes) -> _WireError:
     """A stream without `alt=sse` reports its errors in a list."""
-    try:
-        decoded = msgspec.json.decode(body, type=_ErrorBody | tuple[_ErrorBody, ...])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
+    decoded = decode_or_none(_decode_body, body)
     if isinstance(decoded, _ErrorBody):
         return decoded.error
-    return decoded[0].error if decoded else None
+    return decoded[0].error if decoded else _WireError()
 
 
 def _decode_details(error: _WireError) -> tuple[float | None, bool]:
@@ -86,10 +83,7 @@ def _decode_details(error: _WireError) -> tuple[float | None, bool]:
     delay: float | None = None
     bad_key = False
     for raw in error.details or ():
-        try:
-            detail = msgspec.json.decode(raw, type=_Detail)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            continue
+        detail = decode_or_none(_decode_detail, bytes(raw)) or _Detail()
         bad_key = bad_key or detail.reason == _BAD_KEY
         if detail.retry_delay and _DELAY.fullmatch(detail.retry_delay):
             delay = float(detail.retry_delay[:-1])

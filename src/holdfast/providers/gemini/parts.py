@@ -8,7 +8,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from holdfast.providers.json_splice import encode_json_text, encode_string, get_string_member, split_object
+from holdfast.providers.json_splice import (
+    encode_json_text,
+    encode_string,
+    get_optional_string,
+    get_string_member,
+    split_object,
+)
 from holdfast.types.blocks import (
     Base64Source,
     Block,
@@ -35,7 +41,6 @@ _RESULT_MEMBERS = frozenset({"id", "name", "response", "parts"})
 # Parts that can carry the signature of the thinking before them.
 _SIGNED_KINDS = (Text, Image, ToolUse)
 
-_decode_optional_string = msgspec.json.Decoder(str | None).decode
 _decode_parts = msgspec.json.Decoder(tuple[msgspec.Raw, ...] | None).decode
 
 
@@ -135,7 +140,7 @@ def decode_gemini_part(raw: bytes) -> tuple[Block, str | None]:
     Raises msgspec's errors, which never quote a value.
     """
     members = split_object(raw)
-    signature = _optional_string(members, SIGNATURE_FIELD) or None
+    signature = get_optional_string(members, SIGNATURE_FIELD) or None
     names = members.keys() - {SIGNATURE_FIELD}
     block: Block | None = None
     if names == {"text"}:
@@ -156,10 +161,6 @@ def opaque_part_kind(members: dict[str, bytes]) -> str:
     return next((name for name in members if name != SIGNATURE_FIELD), "")
 
 
-def _optional_string(members: dict[str, bytes], name: str) -> str:
-    return _decode_optional_string(members.get(name, b"null")) or ""
-
-
 def _decode_known(name: str, members: dict[str, bytes], signature: str | None) -> Block | None:
     """None if the part has a type or a field that we do not know."""
     match name:
@@ -171,7 +172,7 @@ def _decode_known(name: str, members: dict[str, bytes], signature: str | None) -
                 return None
             arguments = call.get("args", b"null")
             arguments_json = "{}" if arguments == b"null" else arguments.decode()
-            return ToolUse(_optional_string(call, "id"), get_string_member(call, "name"), arguments_json)
+            return ToolUse(get_optional_string(call, "id"), get_string_member(call, "name"), arguments_json)
         case "functionResponse" if signature is None:
             result = split_object(members[name])
             return _decode_result(result) if result.keys() <= _RESULT_MEMBERS else None
@@ -199,10 +200,10 @@ def _decode_result(result: dict[str, bytes]) -> ToolResult:
         head = Text(get_string_member(response, member))
     media = (_decode_media(bytes(part)) for part in _decode_parts(result.get("parts", b"null")) or ())
     return ToolResult(
-        _optional_string(result, "id"),
+        get_optional_string(result, "id"),
         (head, *media),
         is_error="error" in response,
-        name=_optional_string(result, "name"),
+        name=get_optional_string(result, "name"),
     )
 
 

@@ -40,7 +40,6 @@ STOP_REASONS: dict[str, StopReason] = {
     "IMAGE_RECITATION": "refusal",
 }
 
-
 _ID_CHARS = 12
 
 

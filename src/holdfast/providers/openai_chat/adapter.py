@@ -1,11 +1,10 @@
 """The `Adapter` for Chat Completions, in one provider's variant."""
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
 from holdfast.catalog.schema import Model
-from holdfast.errors import FailureKind, ProviderError
-from holdfast.providers.adapter import Endpoint, WireRequest
+from holdfast.errors import FailureKind
+from holdfast.providers.adapter import NO_HEADERS, Adapter, Endpoint, WireRequest
 from holdfast.providers.openai_chat.decode import decode_chat_request
 from holdfast.providers.openai_chat.encode import (
     chat_separator,
@@ -14,82 +13,70 @@ from holdfast.providers.openai_chat.encode import (
     encode_chat_segment,
     lower_chat_entry,
 )
-from holdfast.providers.openai_chat.flavour import ChatVariant, RequestFields
 from holdfast.providers.openai_chat.parameters import chat_request_head, reject_betas
 from holdfast.providers.openai_chat.response import encode_chat_reply, encode_chat_stream
 from holdfast.providers.openai_chat.stream import ChatReplyFold, decode_chat_reply
+from holdfast.providers.openai_chat.variant import ChatVariant, RequestFields
 from holdfast.providers.openai_common import decode_openai_error, encode_openai_error, openai_session_fields
 from holdfast.providers.sse import EventStreamDecoder
-from holdfast.providers.wire_request import encode_whole_request
-from holdfast.types.prompt import HistoryEntry, Parameters, Plan, Prompt, Segment, Ttl
+from holdfast.types.prompt import HistoryEntry, Parameters, Segment, Ttl
 from holdfast.types.reply import Reply
 from holdfast.types.request_buffer import EncodedBlock
 
 PATH = "/chat/completions"
 
 
-_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+class ChatAdapter(Adapter):
+    separator = staticmethod(chat_separator)
+    suffix = staticmethod(chat_suffix)
+    decode_error = staticmethod(decode_openai_error)
 
-
-class ChatAdapter:
-    def __init__(self, flavour: ChatVariant) -> None:
-        self._flavour = flavour
+    def __init__(self, variant: ChatVariant) -> None:
+        self._variant = variant
 
     @property
     def name(self) -> str:
-        return self._flavour.name
+        return self._variant.name
 
     def lower_entry(self, entry: HistoryEntry) -> HistoryEntry | None:
-        return lower_chat_entry(entry, self._flavour)
+        return lower_chat_entry(entry, self._variant)
 
     def encode_segment(self, segment: Segment) -> tuple[EncodedBlock, ...]:
-        return encode_chat_segment(segment, self._flavour)
+        return encode_chat_segment(segment, self._variant)
 
     def session_fields(self, model: Model, session_id: str) -> RequestFields:
-        return self._flavour.session_fields(model, session_id)
-
-    def separator(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
-        return chat_separator(before, block)
-
-    def suffix(self, last: EncodedBlock | None) -> bytes:
-        return chat_suffix(last)
+        return self._variant.session_fields(model, session_id)
 
     def encode_breakpoint(self, ttl: Ttl) -> bytes:
-        return encode_chat_breakpoint(ttl, self._flavour)
+        return encode_chat_breakpoint(ttl, self._variant)
 
     def request_head(self, parameters: Parameters) -> bytes:
-        return chat_request_head(parameters, self._flavour)
+        return chat_request_head(parameters, self._variant)
 
     def endpoint(self, parameters: Parameters) -> Endpoint:
-        reject_betas(parameters, self._flavour)
+        reject_betas(parameters, self._variant)
         return Endpoint(PATH, (("content-type", "application/json"),))
 
     def credentials(self, api_key: str) -> Mapping[str, str]:
         return {"authorization": f"Bearer {api_key}"}
 
-    def encode_request(self, prompt: Prompt, plan: Plan, parameters: Parameters) -> bytes:
-        return encode_whole_request(self, prompt, plan, parameters)
-
-    def decode_request(self, body: bytes, headers: Mapping[str, str] = _NO_HEADERS) -> WireRequest:
-        return decode_chat_request(body, self._flavour)
+    def decode_request(self, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> WireRequest:
+        return decode_chat_request(body, self._variant)
 
     def encode_reply(self, reply: Reply) -> bytes:
-        return encode_chat_reply(reply, self._flavour)
+        return encode_chat_reply(reply, self._variant)
 
     def decode_reply(self, body: bytes) -> Reply:
-        return decode_chat_reply(body, self._flavour)
+        return decode_chat_reply(body, self._variant)
 
     def encode_stream(self, reply: Reply) -> Iterable[bytes]:
-        return encode_chat_stream(reply, self._flavour)
+        return encode_chat_stream(reply, self._variant)
 
     def make_stream_decoder(self) -> EventStreamDecoder:
-        return EventStreamDecoder(ChatReplyFold(self._flavour))
+        return EventStreamDecoder(ChatReplyFold(self._variant))
 
     def encode_error(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]:
-        return self._flavour.encode_error(kind, message, status=status)
-
-    def decode_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        return decode_openai_error(status, headers, body)
+        return self._variant.encode_error(kind, message, status=status)
 
 
 OPENAI_VARIANT = ChatVariant(

@@ -1,15 +1,12 @@
 """Decodes a Chat Completions request: its prompt, breakpoints and parameters."""
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 
 import msgspec
 
 from holdfast.providers.adapter import WireRequest
-from holdfast.providers.errors import decoding_errors
-from holdfast.providers.json_splice import get_string_member, make_valid_arguments, split_object
+from holdfast.providers.json_splice import get_optional_string, get_string_member, make_valid_arguments, split_object
 from holdfast.providers.openai_chat.encode import ERROR_TEXT
-from holdfast.providers.openai_chat.flavour import ChatVariant
 from holdfast.providers.openai_chat.parameters import decode_chat_parameters
 from holdfast.providers.openai_chat.parts import (
     CALL_KIND,
@@ -19,7 +16,14 @@ from holdfast.providers.openai_chat.parts import (
     decode_chat_part,
     decode_request_detail,
 )
-from holdfast.providers.wire_request import BlockTtls, build_prompt, build_wire_request, reject_oversized
+from holdfast.providers.openai_chat.variant import ChatVariant
+from holdfast.providers.wire_request import (
+    build_prompt,
+    build_wire_request,
+    decode_each,
+    decoding_request,
+    reject_oversized,
+)
 from holdfast.types.blocks import Block, Opaque, Role, Text, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry, Ttl
 from holdfast.types.tool_spec import ToolSpec
@@ -28,8 +32,6 @@ _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "
 
 # Members that can be dropped with this value.
 _DEFAULT_MEMBERS = (("annotations", b"[]"), ("tool_calls", b"[]"))
-
-_readable = partial(decoding_errors, "invalid_request", status=400)
 
 _DecodedBlock = tuple[Block, Ttl | None]
 
@@ -55,17 +57,17 @@ _decode_list = msgspec.json.Decoder(tuple[msgspec.Raw, ...]).decode
 _decode_call = msgspec.json.Decoder(_Call).decode
 
 
-def decode_chat_request(body: bytes, flavour: ChatVariant) -> WireRequest:
+def decode_chat_request(body: bytes, variant: ChatVariant) -> WireRequest:
     reject_oversized(body)
-    with _readable("the request"):
+    with decoding_request():
         body.decode()
         typed = msgspec.json.decode(body, type=_Prompt)
-        parameters = decode_chat_parameters(body, split_object(body), flavour)
-    tools = tuple(_decode_tools(typed.tools or ()))
-    messages = [_decode_message(bytes(raw), f"messages.{index}", flavour) for index, raw in enumerate(typed.messages)]
+        parameters = decode_chat_parameters(body, split_object(body), variant)
+    tools = tuple(decode_each(typed.tools or (), "tools", _decode_tool))
     system: tuple[Text, ...] = ()
-    ttls: BlockTtls = [None] * len(tools)
+    ttls: list[Ttl | None] = [None] * len(tools)
     entries: list[HistoryEntry] = []
+    messages = decode_each(typed.messages, "messages", lambda raw: _decode_message(raw, variant))
     for index, (role, blocks) in enumerate(messages):
         texts = tuple(block for block, _ in blocks if isinstance(block, Text))
         if index == 0 and role == "system" and len(texts) == len(blocks):
@@ -74,12 +76,6 @@ def decode_chat_request(body: bytes, flavour: ChatVariant) -> WireRequest:
             entries.append(HistoryEntry(role, tuple(block for block, _ in blocks)))
         ttls += [ttl for _, ttl in blocks]
     return build_wire_request(build_prompt(tools, system, tuple(entries)), ttls, parameters)
-
-
-def _decode_tools(raws: Sequence[msgspec.Raw]) -> Iterator[ToolSpec]:
-    for index, raw in enumerate(raws):
-        with _readable(f"tools.{index}"):
-            yield _decode_tool(bytes(raw))
 
 
 def _decode_tool(raw: bytes) -> ToolSpec:
@@ -92,33 +88,29 @@ def _decode_tool(raw: bytes) -> ToolSpec:
     if members.keys() == {"type", "function"} and definition.keys() == {"name", "description", "parameters"}:
         return ToolSpec(get_string_member(definition, "name"), get_string_member(definition, "description"), schema)
     name = get_string_member(definition, "name" if "name" in definition else "type")
-    description = msgspec.json.decode(definition.get("description", b'""'), type=str | None) or ""
-    return ToolSpec(name, description, schema, wire_json=raw.decode())
+    return ToolSpec(name, get_optional_string(definition, "description"), schema, wire_json=raw.decode())
 
 
-def _decode_message(raw: bytes, path: str, flavour: ChatVariant) -> tuple[Role, list[_DecodedBlock]]:
-    with _readable(path):
-        members = split_object(raw)
-        present = {
-            name: value for name, value in members.items() if value != b"null" and (name, value) not in _DEFAULT_MEMBERS
-        }
-        role = get_string_member(present, "role")
-        del present["role"]
-        if role == "tool":
-            message: tuple[Role, list[_DecodedBlock]] = "user", [_decode_result(present, flavour)]
-        elif role in _ROLES:
-            message = _ROLES[role], list(_decode_blocks(_ROLES[role], present, flavour))
-        else:
-            raise msgspec.ValidationError(f"the role must be tool or one of {', '.join(_ROLES)} - at `$.role`")
-    return message
+def _decode_message(raw: bytes, variant: ChatVariant) -> tuple[Role, list[_DecodedBlock]]:
+    members = split_object(raw)
+    present = {
+        name: value for name, value in members.items() if value != b"null" and (name, value) not in _DEFAULT_MEMBERS
+    }
+    role = get_string_member(present, "role")
+    del present["role"]
+    if role == "tool":
+        return "user", [_decode_result(present, variant)]
+    if role not in _ROLES:
+        raise msgspec.ValidationError(f"the role must be tool or one of {', '.join(_ROLES)} - at `$.role`")
+    return _ROLES[role], list(_decode_blocks(_ROLES[role], present, variant))
 
 
-def _decode_blocks(role: Role, members: dict[str, bytes], flavour: ChatVariant) -> Iterator[_DecodedBlock]:
+def _decode_blocks(role: Role, members: dict[str, bytes], variant: ChatVariant) -> Iterator[_DecodedBlock]:
     """The blocks in the order in which they are encoded: other members, reasoning, content, calls."""
-    content = _content_parts(members.pop("content", b"null"), flavour, accepts_empty=role == "user")
+    content = _content_parts(members.pop("content", b"null"), variant, accepts_empty=role == "user")
     if role == "assistant":
         calls = _decode_list(members.pop("tool_calls", b"[]"))
-        details = _decode_list(members.pop(REASONING_DETAILS, b"[]")) if flavour.carries_reasoning else ()
+        details = _decode_list(members.pop(REASONING_DETAILS, b"[]")) if variant.carries_reasoning else ()
     else:
         calls = details = ()
     for name, value in members.items():
@@ -131,7 +123,7 @@ def _decode_blocks(role: Role, members: dict[str, bytes], flavour: ChatVariant) 
 
 
 def _content_parts(
-    raw: bytes, flavour: ChatVariant, *, accepts_empty: bool = True
+    raw: bytes, variant: ChatVariant, *, accepts_empty: bool = True
 ) -> list[tuple[ChatPart, Ttl | None]]:
     """Many clients send an empty text with a message that has only calls, or as the system prompt if there is none."""
     content = _decode_content(raw)
@@ -139,7 +131,7 @@ def _content_parts(
         return []
     if isinstance(content, str):
         return [(Text(content), None)]
-    return [decode_chat_part(bytes(part), flavour) for part in content]
+    return [decode_chat_part(bytes(part), variant) for part in content]
 
 
 def _decode_tool_call(raw: bytes) -> ToolUse | Opaque:
@@ -152,11 +144,11 @@ def _decode_tool_call(raw: bytes) -> ToolUse | Opaque:
     return ToolUse(call.id, call.function.name, make_valid_arguments(call.function.arguments or "{}"))
 
 
-def _decode_result(members: dict[str, bytes], flavour: ChatVariant) -> _DecodedBlock:
+def _decode_result(members: dict[str, bytes], variant: ChatVariant) -> _DecodedBlock:
     """A breakpoint inside the result is moved to its end. A `name` only repeats the call's."""
     if unknown := members.keys() - {"tool_call_id", "content", "name"}:
         raise msgspec.ValidationError(f"Object contains unknown field `{min(unknown)}`")
-    parts = _content_parts(members.get("content", b'""'), flavour)
+    parts = _content_parts(members.get("content", b'""'), variant)
     content = tuple(part for part, _ in parts)
     ttl = next((ttl for _, ttl in reversed(parts) if ttl is not None), None)
     return ToolResult(get_string_member(members, "tool_call_id"), content, content[:1] == (ERROR_TEXT,)), ttl

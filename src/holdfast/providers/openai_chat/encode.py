@@ -7,8 +7,7 @@ from itertools import groupby
 import msgspec
 
 from holdfast.errors import UserError
-from holdfast.providers.json_splice import encode_json_text, encode_string
-from holdfast.providers.openai_chat.flavour import ChatVariant
+from holdfast.providers.json_splice import encode_string
 from holdfast.providers.openai_chat.parts import (
     CALL_KIND,
     MESSAGE_KIND,
@@ -19,94 +18,65 @@ from holdfast.providers.openai_chat.parts import (
     encode_reasoning_detail,
     normalize_chat_image,
 )
+from holdfast.providers.openai_chat.variant import ChatVariant
 from holdfast.providers.tool_call_ids import fit_call_ids
-from holdfast.providers.wire_request import check_section_order
+from holdfast.providers.wire_request import (
+    check_section_order,
+    encode_stable_blocks,
+    encode_tool_spec,
+    make_message_block,
+)
 from holdfast.types.blocks import Block, Image, Opaque, RedactedThinking, Role, Text, Thinking, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry, Segment, Ttl
 from holdfast.types.request_buffer import EncodedBlock
-from holdfast.types.tool_spec import ToolSpec
 
 _MessageBlock = Text | Image | ToolUse | Thinking | RedactedThinking | Opaque
-
-
+_TOOL = b'{"type":"function","function":{"name":%b,"description":%b,"parameters":%b}}'
 _SYSTEM_START = b'{"role":"system","content":['
-
 
 # Sent before a conversation that starts with a system message, which would otherwise be taken for the system prompt.
 EMPTY_SYSTEM_MESSAGE = b'{"role":"system","content":""}'
 
 
-def encode_chat_segment(segment: Segment, flavour: ChatVariant) -> tuple[EncodedBlock, ...]:
+def encode_chat_segment(segment: Segment, variant: ChatVariant) -> tuple[EncodedBlock, ...]:
     """One encoded block per tool, system text or message block; parts of content accept breakpoints."""
-    tools = (
-        EncodedBlock(segment.name, "tools", segment.stability, encode_chat_tool(tool), accepts_breakpoint=False)
-        for tool in segment.tools
+    stable = encode_stable_blocks(
+        segment,
+        lambda tool: encode_tool_spec(tool, _TOOL),
+        encode_chat_part,
+        accepts_breakpoint=lambda text: accepts_chat_breakpoint(text, variant),
     )
-    system = (
-        EncodedBlock(
-            segment.name,
-            "system",
-            segment.stability,
-            encode_chat_part(text),
-            accepts_breakpoint=accepts_chat_breakpoint(text, flavour),
-        )
-        for text in segment.system
-    )
-    lowered = (lower_chat_entry(entry, flavour) for entry in segment.entries)
-    messages = (block for entry in lowered if entry for block in _encode_entry(entry, flavour))
-    return (*tools, *system, *messages)
+    lowered = (lower_chat_entry(entry, variant) for entry in segment.entries)
+    messages = (block for entry in lowered if entry for block in _encode_entry(entry, variant))
+    return (*stable, *messages)
 
 
-def encode_chat_tool(tool: ToolSpec) -> bytes:
-    if tool.wire_json is not None:
-        return encode_json_text(tool.wire_json.strip())
-    return b'{"type":"function","function":{"name":%b,"description":%b,"parameters":%b}}' % (
-        encode_string(tool.name),
-        encode_string(tool.description),
-        encode_json_text(tool.input_schema_json),
-    )
-
-
-def _encode_entry(entry: HistoryEntry, flavour: ChatVariant) -> Iterator[EncodedBlock]:
+def _encode_entry(entry: HistoryEntry, variant: ChatVariant) -> Iterator[EncodedBlock]:
     """Of a lowered entry: one message per tool result, and one per run of other blocks."""
     container: bytes | None = None
     for block in entry.content:
         if isinstance(block, ToolResult):
-            yield _encoded_block(entry, *_encode_result(block, flavour))
+            start, data, accepts = _encode_result(block, variant)
             container = None
-            continue
-        member_start, data, accepts_breakpoint = _encode_block(block, flavour)
-        start = b'{"role":"%b",' % entry.role.encode() if container is None else b""
-        yield _encoded_block(
-            entry, start + (member_start if member_start != container else b""), data, accepts_breakpoint
-        )
-        container = member_start
+        else:
+            member_start, data, accepts = _encode_block(block, variant)
+            start = b'{"role":"%b",' % entry.role.encode() if container is None else b""
+            start += member_start if member_start != container else b""
+            container = member_start
+        yield make_message_block(entry, data, accepts_breakpoint=accepts, container_start=start)
 
 
-def _encoded_block(entry: HistoryEntry, container_start: bytes, data: bytes, accepts_breakpoint: bool) -> EncodedBlock:
-    return EncodedBlock(
-        entry.layer,
-        "messages",
-        entry.stability,
-        data,
-        accepts_breakpoint=accepts_breakpoint,
-        role=entry.role,
-        ephemeral=entry.ephemeral,
-        container_start=container_start,
-    )
-
-
-def _encode_result(result: ToolResult, flavour: ChatVariant) -> tuple[bytes, bytes, bool]:
+def _encode_result(result: ToolResult, variant: ChatVariant) -> tuple[bytes, bytes, bool]:
     """A breakpoint goes on the last part, so the parts before it belong to the bytes that start the message."""
     *earlier, last = result.content
     container_start = b'{"role":"tool","tool_call_id":%b,"content":[%b' % (
         encode_string(result.tool_use_id),
         b"".join(encode_chat_part(part) + b"," for part in earlier),
     )
-    return container_start, encode_chat_part(last), accepts_chat_breakpoint(last, flavour)
+    return container_start, encode_chat_part(last), accepts_chat_breakpoint(last, variant)
 
 
-def _encode_block(block: _MessageBlock, flavour: ChatVariant) -> tuple[bytes, bytes, bool]:
+def _encode_block(block: _MessageBlock, variant: ChatVariant) -> tuple[bytes, bytes, bool]:
     """The start of the member that the block is in, the block, and whether it accepts a breakpoint."""
     match block:
         case Opaque(kind=kind, raw=raw) if kind.startswith(MESSAGE_KIND):
@@ -120,7 +90,7 @@ def _encode_block(block: _MessageBlock, flavour: ChatVariant) -> tuple[bytes, by
         case ToolUse():
             return b'"tool_calls":[', encode_chat_call(block), False
         case Text() | Image() | Opaque():
-            return b'"content":[', encode_chat_part(block), accepts_chat_breakpoint(block, flavour)
+            return b'"content":[', encode_chat_part(block), accepts_chat_breakpoint(block, variant)
 
 
 def encode_chat_call(call: ToolUse) -> bytes:
@@ -177,31 +147,26 @@ def chat_suffix(last: EncodedBlock | None) -> bytes:
     return _end_of_member(last) + b"}]}"
 
 
-def encode_chat_breakpoint(ttl: Ttl, flavour: ChatVariant) -> bytes:
-    if ttl not in flavour.breakpoints:
-        raise UserError(f"{flavour.vendor}'s cache TTL is {' or '.join(flavour.breakpoints)}, not {ttl}")
-    return b',"%b":%b' % (flavour.breakpoint_name.encode(), flavour.breakpoints[ttl])
+def encode_chat_breakpoint(ttl: Ttl, variant: ChatVariant) -> bytes:
+    if ttl not in variant.breakpoints:
+        raise UserError(f"{variant.vendor}'s cache TTL is {' or '.join(variant.breakpoints)}, not {ttl}")
+    return b',"%b":%b' % (variant.breakpoint_name.encode(), variant.breakpoints[ttl])
 
 
 CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
-
-
 ERROR_TEXT = Text("Error:")
-
-
 IMAGE_TEXT = Text("[image]")
-
 
 # The order of a message's members; encoding must not depend on the order in which blocks arrived.
 _MEMBERS, _REASONING, _CONTENT, _CALLS = range(4)
 
 
-def lower_chat_entry(entry: HistoryEntry, flavour: ChatVariant) -> HistoryEntry | None:
+def lower_chat_entry(entry: HistoryEntry, variant: ChatVariant) -> HistoryEntry | None:
     """Thinking is dropped if the API cannot carry it; images in results and assistant messages become text.
 
     The blocks of a message are sorted into the order in which it is encoded: reasoning, content, calls.
     """
-    lowered = (_lower_block(block, entry.role, flavour) for block in entry.content)
+    lowered = (_lower_block(block, entry.role, variant) for block in entry.content)
     blocks = tuple(block for block in lowered if block is not None)
     if not blocks:
         return None
@@ -235,7 +200,7 @@ def is_reasoning_block(block: Block) -> bool:
     return member_position(block) == _REASONING
 
 
-def _lower_block(block: Block, role: Role, flavour: ChatVariant) -> Block | None:
+def _lower_block(block: Block, role: Role, variant: ChatVariant) -> Block | None:
     """None for a block that a message of this role cannot have."""
     match block:
         case Image():
@@ -246,7 +211,7 @@ def _lower_block(block: Block, role: Role, flavour: ChatVariant) -> Block | None
             member = member_position(block)
     if member in (_REASONING, _CALLS) and role != "assistant":
         return None
-    return None if member == _REASONING and not flavour.carries_reasoning else block
+    return None if member == _REASONING and not variant.carries_reasoning else block
 
 
 def _lower_result(result: ToolResult) -> ToolResult:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from holdfast.errors import UserError
-from holdfast.providers.json_splice import encode_json_text, encode_string, split_object
-from holdfast.providers.openai_chat.flavour import ChatVariant
+from holdfast.providers.json_splice import decode_or_none, encode_json_text, encode_string, join_object, split_object
+from holdfast.providers.openai_chat.variant import ChatVariant
 from holdfast.providers.openai_common import decode_openai_tool_choice, encode_openai_tool_choice
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import Parameters
@@ -24,6 +24,9 @@ class _Effort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effort: str
 
 
+_decode_effort = msgspec.json.Decoder(_Effort).decode
+
+
 class _Body(msgspec.Struct, frozen=True):
     model: str
     max_completion_tokens: int | None = None
@@ -34,11 +37,11 @@ class _Body(msgspec.Struct, frozen=True):
     parallel_tool_calls: bool | None = None
 
 
-def chat_request_head(parameters: Parameters, flavour: ChatVariant) -> bytes:
-    reject_betas(parameters, flavour)
+def chat_request_head(parameters: Parameters, variant: ChatVariant) -> bytes:
+    reject_betas(parameters, variant)
     members = {
         "model": encode_string(parameters.model),
-        flavour.output_limit_name: b"%d" % parameters.output_tokens_max,
+        variant.output_limit_name: b"%d" % parameters.output_tokens_max,
     }
     if parameters.stream:
         members["stream"] = b"true"
@@ -49,35 +52,35 @@ def chat_request_head(parameters: Parameters, flavour: ChatVariant) -> bytes:
     if parameters.stop_sequences:
         members["stop"] = b"[" + b",".join(map(encode_string, parameters.stop_sequences)) + b"]"
     if parameters.thinking_json is not None:
-        members[flavour.thinking_name] = _encode_thinking(parameters.thinking_json, flavour)
+        members[variant.thinking_name] = _encode_thinking(parameters.thinking_json, variant)
     if parameters.tool_choice_json is not None:
         members |= encode_openai_tool_choice(parameters.tool_choice_json, nested=True)
     for name, value in parameters.extra:
-        if name in members or name in _FIXED_NAMES or name == flavour.thinking_name:
+        if name in members or name in _FIXED_NAMES or name == variant.thinking_name:
             raise UserError(f"extra field {name!r} has a place of its own in the request; set it there")
         members[name] = encode_json_text(value)
-    return b"{" + b",".join(encode_string(name) + b":" + value for name, value in members.items())
+    return join_object(members).removesuffix(b"}")
 
 
-def reject_betas(parameters: Parameters, flavour: ChatVariant) -> None:
+def reject_betas(parameters: Parameters, variant: ChatVariant) -> None:
     if parameters.betas:
-        raise UserError(f"beta {parameters.betas[0]!r} is Anthropic's; {flavour.vendor} takes none, so leave it out")
+        raise UserError(f"beta {parameters.betas[0]!r} is Anthropic's; {variant.vendor} takes none, so leave it out")
 
 
-def _encode_thinking(thinking_json: str, flavour: ChatVariant) -> bytes:
-    if flavour.thinking_name != "reasoning_effort":
+def _encode_thinking(thinking_json: str, variant: ChatVariant) -> bytes:
+    if variant.thinking_name != "reasoning_effort":
         return encode_json_text(thinking_json)
-    try:
-        return encode_string(msgspec.json.decode(encode_json_text(thinking_json), type=_Effort).effort)
-    except (msgspec.MsgspecError, RecursionError):
-        raise UserError(f'{flavour.vendor} takes thinking as {{"effort": "high"}} and nothing else') from None
+    thinking = decode_or_none(_decode_effort, encode_json_text(thinking_json))
+    if thinking is None:
+        raise UserError(f'{variant.vendor} takes thinking as {{"effort": "high"}} and nothing else')
+    return encode_string(thinking.effort)
 
 
-def decode_chat_parameters(body: bytes, top: Mapping[str, bytes], flavour: ChatVariant) -> Parameters:
+def decode_chat_parameters(body: bytes, top: Mapping[str, bytes], variant: ChatVariant) -> Parameters:
     """Raises msgspec's errors. Fields without a canonical form go to `extra`; nulls are dropped."""
     typed = msgspec.json.decode(body, type=_Body)
     limits = {"max_completion_tokens": typed.max_completion_tokens, "max_tokens": typed.max_tokens}
-    candidates = [limits.pop(flavour.output_limit_name), *limits.values()]
+    candidates = [limits.pop(variant.output_limit_name), *limits.values()]
     output_tokens_max = next((limit for limit in candidates if limit is not None), OUTPUT_TOKENS_DEFAULT)
     if output_tokens_max < 0:
         raise msgspec.ValidationError("Expected `int` >= 0 - at `$.max_tokens`")
@@ -89,15 +92,15 @@ def decode_chat_parameters(body: bytes, top: Mapping[str, bytes], flavour: ChatV
         stop_sequences=(typed.stop,) if isinstance(typed.stop, str) else typed.stop or (),
         temperature=typed.temperature,
         tool_choice_json=choice,
-        thinking_json=_decode_thinking(top.get(flavour.thinking_name, b"null"), flavour),
-        extra=tuple(_extra_fields(top, typed, flavour, has_choice=choice is not None)),
+        thinking_json=_decode_thinking(top.get(variant.thinking_name, b"null"), variant),
+        extra=tuple(_extra_fields(top, typed, variant, has_choice=choice is not None)),
     )
 
 
 def _extra_fields(
-    top: Mapping[str, bytes], typed: _Body, flavour: ChatVariant, *, has_choice: bool
+    top: Mapping[str, bytes], typed: _Body, variant: ChatVariant, *, has_choice: bool
 ) -> Iterator[tuple[str, str]]:
-    decoded = _FIXED_NAMES | {flavour.thinking_name}
+    decoded = _FIXED_NAMES | {variant.thinking_name}
     if has_choice:
         decoded |= {"tool_choice"} if typed.parallel_tool_calls else {"tool_choice", "parallel_tool_calls"}
     for name, value in top.items():
@@ -111,9 +114,9 @@ def _members(raw: bytes) -> dict[str, bytes]:
     return split_object(raw) if raw != b"null" else {}
 
 
-def _decode_thinking(raw: bytes, flavour: ChatVariant) -> str | None:
+def _decode_thinking(raw: bytes, variant: ChatVariant) -> str | None:
     if raw == b"null":
         return None
-    if flavour.thinking_name != "reasoning_effort":
+    if variant.thinking_name != "reasoning_effort":
         return raw.decode()
     return encode_json({"effort": msgspec.json.decode(raw, type=str)}).decode()

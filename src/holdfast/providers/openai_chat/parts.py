@@ -7,17 +7,13 @@ import re
 
 import msgspec
 
-from holdfast.providers.json_splice import encode_string, get_string_member, remove_member, split_object
-from holdfast.providers.openai_chat.flavour import ChatVariant
+from holdfast.providers.json_splice import decode_or_none, encode_string, get_string_member, remove_member, split_object
+from holdfast.providers.openai_chat.variant import ChatVariant
 from holdfast.types.blocks import Base64Source, FileSource, Image, Opaque, RedactedThinking, Text, Thinking, UrlSource
 from holdfast.types.prompt import Ttl
 
 ChatPart = Text | Image | Opaque
-
-
 _DATA_URL = re.compile(r"data:(.*?);base64,(.*)", re.DOTALL)
-
-
 _KNOWN = frozenset({"text", "image_url", "file"})
 
 
@@ -32,11 +28,7 @@ class _Breakpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _decode_text = msgspec.json.Decoder(_Text).decode
-
-
 _decode_breakpoint_or_null = msgspec.json.Decoder(_Breakpoint | None).decode
-
-
 _decode_breakpoint = msgspec.json.Decoder(_Breakpoint).decode
 
 
@@ -72,39 +64,33 @@ def _source_of(url: str) -> Base64Source | UrlSource:
     return Base64Source(inline[1], inline[2]) if inline else UrlSource(url)
 
 
-def accepts_chat_breakpoint(part: ChatPart, flavour: ChatVariant) -> bool:
+def accepts_chat_breakpoint(part: ChatPart, variant: ChatVariant) -> bool:
     """Whether the provider accepts a breakpoint on it."""
     match part:
         case Text(text=text):
             return bool(text.strip())
         case Image(source=FileSource()):
-            return "file" in flavour.parts_with_breakpoints
+            return "file" in variant.parts_with_breakpoints
         case Image():
-            return "image_url" in flavour.parts_with_breakpoints
+            return "image_url" in variant.parts_with_breakpoints
         case Opaque(kind="text", raw=raw):
-            return _has_text(raw)
+            decoded = decode_or_none(_decode_text, raw)
+            return decoded is not None and bool(decoded.text.strip())
         case Opaque(kind=kind):
-            return kind in flavour.parts_with_breakpoints
+            return kind in variant.parts_with_breakpoints
 
 
-def _has_text(raw: bytes) -> bool:
-    try:
-        return bool(_decode_text(raw).text.strip())
-    except (msgspec.MsgspecError, UnicodeError):
-        return False
-
-
-def decode_chat_part(raw: bytes, flavour: ChatVariant) -> tuple[ChatPart, Ttl | None]:
+def decode_chat_part(raw: bytes, variant: ChatVariant) -> tuple[ChatPart, Ttl | None]:
     """The part, and the TTL of its breakpoint. Raises msgspec's errors, which never quote a value."""
     members = split_object(raw)
     kind = get_string_member(members, "type")
     if kind.startswith(NON_CONTENT_KINDS):
         raise msgspec.ValidationError("a part of this type is not allowed in content - at `$.type`")
-    raw_breakpoint = members.pop(flavour.breakpoint_name, None)
-    ttl = None if raw_breakpoint is None else _breakpoint_ttl(raw_breakpoint, flavour)
+    raw_breakpoint = members.pop(variant.breakpoint_name, None)
+    ttl = None if raw_breakpoint is None else _breakpoint_ttl(raw_breakpoint, variant)
     # Every known type has one member, with the name of the type.
     known = _decode_known(kind, members) if kind in _KNOWN and members.keys() == {"type", kind} else None
-    return known or Opaque(kind, raw if raw_breakpoint is None else remove_member(raw, flavour.breakpoint_name)), ttl
+    return known or Opaque(kind, raw if raw_breakpoint is None else remove_member(raw, variant.breakpoint_name)), ttl
 
 
 def _decode_known(kind: str, members: dict[str, bytes]) -> ChatPart | None:
@@ -119,38 +105,26 @@ def _decode_known(kind: str, members: dict[str, bytes]) -> ChatPart | None:
     return None
 
 
-def _breakpoint_ttl(raw: bytes, flavour: ChatVariant) -> Ttl | None:
+def _breakpoint_ttl(raw: bytes, variant: ChatVariant) -> Ttl | None:
     point = _decode_breakpoint_or_null(raw)
     if point is None:
         return None
-    default_ttl = next(iter(flavour.breakpoints))
-    for ttl, encoded in flavour.breakpoints.items():
+    default_ttl = next(iter(variant.breakpoints))
+    for ttl, encoded in variant.breakpoints.items():
         expected = msgspec.structs.replace(_decode_breakpoint(encoded), ttl=point.ttl)
         if (point.ttl or default_ttl) == ttl and point == expected:
             return ttl
-    raise msgspec.ValidationError(f"`{flavour.breakpoint_name}` must ask for {' or '.join(flavour.breakpoints)}")
+    raise msgspec.ValidationError(f"`{variant.breakpoint_name}` must ask for {' or '.join(variant.breakpoints)}")
 
 
 MESSAGE_KIND = "message."
-
-
 """Another member of the message itself; its bytes are the member's value."""
 
-
 REASONING_KIND = "reasoning_details."
-
-
 CALL_KIND = "tool_calls."
-
-
 NON_CONTENT_KINDS = (MESSAGE_KIND, REASONING_KIND, CALL_KIND)
-
-
 REASONING_DETAILS = "reasoning_details"
-
-
 Reasoning = Thinking | RedactedThinking | Opaque
-
 
 # Formats whose details keep their meaning without the members `format` and `index`.
 _PLAIN_FORMATS = (None, "unknown", "anthropic-claude-v1")

@@ -9,7 +9,6 @@ import msgspec
 
 from holdfast.providers.json_splice import encode_string
 from holdfast.providers.openai_chat.encode import encode_chat_call
-from holdfast.providers.openai_chat.flavour import ChatVariant
 from holdfast.providers.openai_chat.parts import (
     CALL_KIND,
     MESSAGE_KIND,
@@ -19,6 +18,7 @@ from holdfast.providers.openai_chat.parts import (
     encode_reasoning_detail,
 )
 from holdfast.providers.openai_chat.stream import DONE
+from holdfast.providers.openai_chat.variant import ChatVariant
 from holdfast.providers.openai_common import encode_chat_usage
 from holdfast.providers.sse import encode_event, split_into_deltas
 from holdfast.types.blocks import Opaque, RedactedThinking, Thinking, ToolUse, join_text_blocks
@@ -44,7 +44,7 @@ class _WireMessage(msgspec.Struct, frozen=True):
     calls: tuple[ToolUse | Opaque, ...]
 
 
-def _wire_message(reply: Reply, flavour: ChatVariant) -> _WireMessage:
+def _wire_message(reply: Reply, variant: ChatVariant) -> _WireMessage:
     """Content parts other than text are dropped: a response cannot have them."""
     details: list[Reasoning] = []
     members: list[bytes] = []
@@ -63,12 +63,12 @@ def _wire_message(reply: Reply, flavour: ChatVariant) -> _WireMessage:
                 members.append(encode_string(kind.removeprefix(MESSAGE_KIND)) + b":" + raw)
             case _:
                 pass
-    carried_details = tuple(details) if flavour.carries_reasoning else ()
+    carried_details = tuple(details) if variant.carries_reasoning else ()
     return _WireMessage(join_text_blocks(reply.content), carried_details, tuple(members), tuple(calls))
 
 
-def encode_chat_reply(reply: Reply, flavour: ChatVariant) -> bytes:
-    message = _wire_message(reply, flavour)
+def encode_chat_reply(reply: Reply, variant: ChatVariant) -> bytes:
+    message = _wire_message(reply, variant)
     texts = {"content": b"null", "refusal": b"null"}
     if message.text:
         texts[_text_name(reply)] = encode_string(message.text)
@@ -85,9 +85,9 @@ def encode_chat_reply(reply: Reply, flavour: ChatVariant) -> bytes:
     return _completion(reply, b"chat.completion", choice, _usage_member(reply))
 
 
-def encode_chat_stream(reply: Reply, flavour: ChatVariant) -> Iterator[bytes]:
+def encode_chat_stream(reply: Reply, variant: ChatVariant) -> Iterator[bytes]:
     """Reasoning, text, other members, calls, finish reason, usage."""
-    message = _wire_message(reply, flavour)
+    message = _wire_message(reply, variant)
     yield _chunk(reply, b'"role":"assistant","content":""')
     for index, block in enumerate(message.details):
         for detail in _detail_deltas(block, index):

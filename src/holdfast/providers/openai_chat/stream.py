@@ -7,9 +7,8 @@ from typing import TypeVar, cast
 import msgspec
 
 from holdfast.providers.errors import decoding_errors
-from holdfast.providers.json_splice import remove_member
+from holdfast.providers.json_splice import UNREADABLE, remove_member
 from holdfast.providers.openai_chat.encode import is_reasoning_block
-from holdfast.providers.openai_chat.flavour import ChatVariant
 from holdfast.providers.openai_chat.parts import CALL_KIND, MESSAGE_KIND, decode_chat_part
 from holdfast.providers.openai_chat.stream_blocks import (
     CallAccumulator,
@@ -22,6 +21,7 @@ from holdfast.providers.openai_chat.stream_blocks import (
     TextAccumulator,
     ThinkingAccumulator,
 )
+from holdfast.providers.openai_chat.variant import ChatVariant
 from holdfast.providers.openai_common import ChatUsage, chat_usage_buckets, decode_openai_stream_error
 from holdfast.providers.sse import ServerSentEvent
 from holdfast.types.blocks import Block, Opaque, Text, ToolUse
@@ -88,8 +88,8 @@ _decode_call = msgspec.json.Decoder(CallDelta).decode
 class ChatReplyFold:
     """Blocks are in the order in which they began."""
 
-    def __init__(self, flavour: ChatVariant) -> None:
-        self._flavour = flavour
+    def __init__(self, variant: ChatVariant) -> None:
+        self._variant = variant
         self._id: str | None = None
         self._model = ""
         self._usage = ChatUsage()
@@ -100,7 +100,7 @@ class ChatReplyFold:
 
     @property
     def usage(self) -> Usage:
-        return chat_usage_buckets(self._usage, for_5m=self._flavour.writes_with_ttl_5m(self._model))
+        return chat_usage_buckets(self._usage, for_5m=self._variant.writes_with_ttl_5m(self._model))
 
     def take_event(self, event: ServerSentEvent) -> tuple[Delta, ...]:
         with decoding_errors("server_error", "an event of the stream"):
@@ -187,7 +187,7 @@ class ChatReplyFold:
 
     def _add_part(self, raw: bytes) -> Iterator[Delta]:
         """Some providers send content as a list of parts instead of one text."""
-        part, _ = decode_chat_part(raw, self._flavour)
+        part, _ = decode_chat_part(raw, self._variant)
         if isinstance(part, Text):
             yield from self._add_text(("content", 0), part.text)
         else:
@@ -225,7 +225,7 @@ class ChatReplyFold:
         if self._id is None:
             return None
         if self._finish_reason is not None:
-            with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+            with suppress(*UNREADABLE):
                 # Complete except for the usage.
                 return self.reply()
         return self._reply(self._salvaged(), "cancelled")
@@ -264,12 +264,12 @@ def _is_present(raw: msgspec.Raw) -> bool:
 def _salvage(block: ChatBlockAccumulator) -> Block | None:
     try:
         return block.salvage()
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 
-def decode_chat_reply(body: bytes, flavour: ChatVariant) -> Reply:
-    fold = ChatReplyFold(flavour)
+def decode_chat_reply(body: bytes, variant: ChatVariant) -> Reply:
+    fold = ChatReplyFold(variant)
     with decoding_errors("server_error", "the reply"):
         fold.take(body)
         if not fold.has_answer:

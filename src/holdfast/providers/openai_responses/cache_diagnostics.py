@@ -6,9 +6,9 @@ The reasons and fields are those of the types in OpenAI's SDK 3.49.
 import msgspec
 
 from holdfast.errors import ProviderError
-from holdfast.providers.adapter import decode_or_none
 from holdfast.providers.errors import sanitize_message
 from holdfast.providers.json_splice import (
+    decode_or_none,
     encode_json_text,
     encode_string,
     extra_field,

@@ -1,25 +1,27 @@
 """Decodes a request to the Responses API: its prompt, breakpoints and parameters."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 
 import msgspec
 
 from holdfast.providers.adapter import WireRequest
-from holdfast.providers.errors import decoding_errors
-from holdfast.providers.json_splice import get_string_member, split_object
+from holdfast.providers.json_splice import get_optional_string, get_string_member, split_object
 from holdfast.providers.openai_common import decode_openai_tool_choice
 from holdfast.providers.openai_responses.encode import PARAMETER_NAMES, PROMPT_NAMES, REQUEST_DEFAULTS
 from holdfast.providers.openai_responses.items import DecodedItem, decode_responses_item
-from holdfast.providers.wire_request import build_prompt, build_wire_request, reject_oversized
+from holdfast.providers.wire_request import (
+    build_prompt,
+    build_wire_request,
+    decode_each,
+    decoding_request,
+    reject_oversized,
+)
 from holdfast.types.blocks import Text
 from holdfast.types.prompt import HistoryEntry, Parameters
 from holdfast.types.tool_spec import ToolSpec
 
 # The API's defaults for fields that a request leaves out.
 _API_DEFAULTS = {"store": b"true", "include": b"[]"}
-
-_readable = partial(decoding_errors, "invalid_request", status=400)
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -39,16 +41,17 @@ class _Head(msgspec.Struct, frozen=True):
 
 def decode_responses_request(body: bytes) -> WireRequest:
     reject_oversized(body)
-    with _readable("the request"):
+    with decoding_request():
         body.decode()
         top = split_object(body)
         typed = msgspec.json.decode(body, type=_Body)
         parameters = _decode_parameters(typed, top)
-    tools = _decode_tools(typed.tools or ())
+    tools = tuple(decode_each(typed.tools or (), "tools", _decode_tool))
     raw_input = typed.input or ()
-    items = (
-        [DecodedItem("user", (Text(raw_input),), (None,))] if isinstance(raw_input, str) else _decode_items(raw_input)
-    )
+    if isinstance(raw_input, str):
+        items = [DecodedItem("user", (Text(raw_input),), (None,))]
+    else:
+        items = list(decode_each(raw_input, "input", decode_responses_item))
     # One per block; tools and top-level instructions cannot have a breakpoint.
     ttls = [None] * (len(tools) + bool(typed.instructions)) + [ttl for item in items for ttl in item.ttls]
     system: tuple[Text, ...] = (Text(typed.instructions),) if typed.instructions else ()
@@ -84,14 +87,6 @@ def _decode_parameters(typed: _Body, top: Mapping[str, bytes]) -> Parameters:
     )
 
 
-def _decode_tools(raws: Sequence[msgspec.Raw]) -> tuple[ToolSpec, ...]:
-    tools: list[ToolSpec] = []
-    for index, raw in enumerate(raws):
-        with _readable(f"tools.{index}"):
-            tools.append(_decode_tool(bytes(raw)))
-    return tuple(tools)
-
-
 def _decode_tool(raw: bytes) -> ToolSpec:
     """A tool with further fields is carried as its bytes."""
     members = split_object(raw)
@@ -104,13 +99,4 @@ def _decode_tool(raw: bytes) -> ToolSpec:
         return ToolSpec(get_string_member(members, "name"), get_string_member(members, "description"), schema)
     # A tool that the provider defines may have only a type.
     name = get_string_member(members, "name") if "name" in members else kind
-    description = msgspec.json.decode(members.get("description", b"null"), type=str | None) or ""
-    return ToolSpec(name, description, schema, wire_json=raw.decode())
-
-
-def _decode_items(raws: Sequence[msgspec.Raw]) -> list[DecodedItem]:
-    items: list[DecodedItem] = []
-    for index, raw in enumerate(raws):
-        with _readable(f"input.{index}"):
-            items.append(decode_responses_item(bytes(raw)))
-    return items
+    return ToolSpec(name, get_optional_string(members, "description"), schema, wire_json=raw.decode())

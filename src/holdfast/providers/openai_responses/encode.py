@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.errors import UserError
 from holdfast.providers.adapter import Endpoint
-from holdfast.providers.json_splice import encode_json_text, encode_string
+from holdfast.providers.json_splice import encode_json_text, encode_string, join_object
 from holdfast.providers.openai_common import encode_openai_tool_choice
 from holdfast.providers.openai_responses.items import (
     ITEM_START,
@@ -24,12 +24,11 @@ from holdfast.providers.openai_responses.parts import (
     normalize_responses_image,
 )
 from holdfast.providers.tool_call_ids import fit_call_ids
-from holdfast.providers.wire_request import check_section_order
+from holdfast.providers.wire_request import check_section_order, encode_stable_blocks, encode_tool_spec
 from holdfast.types.blocks import THINKING_TYPES, Block, Image, Role, Text, Thinking, ToolResult
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import HistoryEntry, Parameters, Segment, Ttl
 from holdfast.types.request_buffer import EncodedBlock
-from holdfast.types.tool_spec import ToolSpec
 
 PATH = "/responses"
 
@@ -44,6 +43,7 @@ RESPONSES_ERROR_TEXT = Text("Error:")
 """The first text in the result of a failed tool call: the API has no error flag."""
 
 _IMAGE_TEXT = Text("[image]")
+_TOOL = b'{"type":"function","name":%b,"description":%b,"parameters":%b,"strict":false}'
 _DEVELOPER = message_start("developer")
 # 30m is the API's default and needs no `ttl`.
 _BREAKPOINTS: dict[Ttl, bytes] = {
@@ -82,33 +82,15 @@ def _lower_block(block: Block, role: Role) -> Block:
 
 def encode_responses_segment(segment: Segment) -> tuple[EncodedBlock, ...]:
     """One encoded block per tool, system text or message block, without breakpoints."""
-    tools = (
-        EncodedBlock(segment.name, "tools", segment.stability, encode_responses_tool(tool), accepts_breakpoint=False)
-        for tool in segment.tools
+    stable = encode_stable_blocks(
+        segment,
+        lambda tool: encode_tool_spec(tool, _TOOL),
+        encode_input_part,
+        accepts_breakpoint=accepts_responses_breakpoint,
     )
-    system = (
-        EncodedBlock(
-            segment.name,
-            "system",
-            segment.stability,
-            encode_input_part(text),
-            accepts_breakpoint=accepts_responses_breakpoint(text),
-        )
-        for text in segment.system
-    )
-    lowered = (lower_responses_entry(entry) for entry in segment.entries)
+    lowered = map(lower_responses_entry, segment.entries)
     messages = (block for entry in lowered if entry is not None for block in encode_responses_entry(entry))
-    return (*tools, *system, *messages)
-
-
-def encode_responses_tool(tool: ToolSpec) -> bytes:
-    if tool.wire_json is not None:
-        return encode_json_text(tool.wire_json.strip())
-    return b'{"type":"function","name":%b,"description":%b,"parameters":%b,"strict":false}' % (
-        encode_string(tool.name),
-        encode_string(tool.description),
-        encode_json_text(tool.input_schema_json),
-    )
+    return (*stable, *messages)
 
 
 def responses_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
@@ -167,7 +149,7 @@ def responses_request_head(parameters: Parameters) -> bytes:
         if name in members or name in PARAMETER_NAMES | PROMPT_NAMES:
             raise UserError(f"extra field {name!r} has a place of its own in the request; set it there")
         members[name] = encode_json_text(value)
-    return b"{" + b",".join(encode_string(name) + b":" + value for name, value in members.items())
+    return join_object(members).removesuffix(b"}")
 
 
 def responses_endpoint(parameters: Parameters) -> Endpoint:

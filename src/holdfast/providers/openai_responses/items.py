@@ -5,7 +5,14 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
-from holdfast.providers.json_splice import encode_string, get_string_member, make_valid_arguments, split_object
+from holdfast.providers.json_splice import (
+    decode_or_none,
+    encode_string,
+    get_optional_string,
+    get_string_member,
+    make_valid_arguments,
+    split_object,
+)
 from holdfast.providers.openai_responses.parts import (
     OUTPUT_KINDS,
     accepts_responses_breakpoint,
@@ -15,22 +22,17 @@ from holdfast.providers.openai_responses.parts import (
     encode_output_part,
     non_default_names,
 )
+from holdfast.providers.wire_request import make_message_block
 from holdfast.types.blocks import Block, Image, Opaque, RedactedThinking, Role, Text, Thinking, ToolResult, ToolUse
 from holdfast.types.json_encoding import canonical_json
 from holdfast.types.prompt import HistoryEntry, Ttl
 from holdfast.types.request_buffer import EncodedBlock
 
 ITEM_START = b"{"
-
-
 """Starts a block that is a complete item: no other block continues it, and nothing has to be closed after it."""
 
-
 WIRE_ROLES: dict[Role, str] = {"user": "user", "assistant": "assistant", "system": "developer"}
-
-
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-
 
 # Items that a caller sends. Any other unknown item is output of the model, unless it ends in `_output`.
 _USER_ITEM_KINDS = frozenset(
@@ -55,36 +57,22 @@ def encode_responses_entry(entry: HistoryEntry) -> Iterator[EncodedBlock]:
     start = message_start(WIRE_ROLES[entry.role])
     in_message = False
     for block in entry.content:
+        is_part, accepts = False, False
         match block:
             case ToolResult():
-                container_start, data, accepts_breakpoint = _encode_result(block)
-                in_message = False
+                container_start, data, accepts = _encode_result(block)
             case RedactedThinking():
                 continue
             case ToolUse() | Thinking():
-                container_start, data, accepts_breakpoint = (
-                    ITEM_START,
-                    _encode_item(block).removeprefix(ITEM_START),
-                    False,
-                )
-                in_message = False
+                container_start, data = ITEM_START, _encode_item(block).removeprefix(ITEM_START)
             case Opaque(kind=kind, raw=raw) if is_separate_item(entry.role, kind):
-                container_start, data, accepts_breakpoint = ITEM_START, raw.strip().removeprefix(ITEM_START), False
-                in_message = False
+                container_start, data = ITEM_START, raw.strip().removeprefix(ITEM_START)
             case Text() | Image() | Opaque():
                 container_start = b"" if in_message else start
-                data, accepts_breakpoint = _encode_part(entry.role, block)
-                in_message = True
-        yield EncodedBlock(
-            entry.layer,
-            "messages",
-            entry.stability,
-            data,
-            accepts_breakpoint=accepts_breakpoint,
-            role=entry.role,
-            ephemeral=entry.ephemeral,
-            container_start=container_start,
-        )
+                data, accepts = _encode_part(entry.role, block)
+                is_part = True
+        in_message = is_part
+        yield make_message_block(entry, data, accepts_breakpoint=accepts, container_start=container_start)
 
 
 def _encode_item(block: ToolUse | Thinking) -> bytes:
@@ -257,7 +245,7 @@ def decode_reasoning(members: Mapping[str, bytes]) -> Thinking | None:
     if summaries is None:
         return None
     text = SUMMARY_SEPARATOR.join(summaries)
-    encrypted_content = msgspec.json.decode(members.get("encrypted_content", b"null"), type=str | None)
+    encrypted_content = get_optional_string(members, "encrypted_content")
     if not encrypted_content:
         return Thinking(text)
     id = get_string_member(members, "id") if "id" in members else None
@@ -277,20 +265,15 @@ def _decode_summaries(raw: bytes) -> list[str] | None:
 
 def _unseal(thinking: Thinking) -> tuple[_Seal, tuple[str, ...]] | None:
     """None if the signature is not ours, or does not belong to this text."""
-    if thinking.signature is None:
-        return None
-    try:
-        sealed = _decode_seal(thinking.signature)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    sealed = decode_or_none(_decode_seal, thinking.signature)
+    if sealed is None:
         return None
     summaries: tuple[str, ...] = (thinking.text,) if thinking.text else ()
     if sealed.lengths is not None:
         # Each summary is followed by the separator, so summary k starts at sum(length_i + len(SEPARATOR), i < k).
         ends = accumulate((length + len(SUMMARY_SEPARATOR) for length in sealed.lengths), initial=0)
         summaries = tuple(thinking.text[start : end - len(SUMMARY_SEPARATOR)] for start, end in pairwise(ends))
-    fits_text = SUMMARY_SEPARATOR.join(summaries) == thinking.text
-    return (
-        (sealed, summaries)
-        if fits_text and make_signature(sealed.encrypted_content, sealed.id, summaries) == thinking.signature
-        else None
-    )
+    if SUMMARY_SEPARATOR.join(summaries) != thinking.text:
+        return None
+    is_ours = make_signature(sealed.encrypted_content, sealed.id, summaries) == thinking.signature
+    return (sealed, summaries) if is_ours else None

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import msgspec
 
 from holdfast.errors import ProviderError
-from holdfast.providers.adapter import ABSENT_DIAGNOSIS
 from holdfast.providers.errors import decoding_errors
 from holdfast.providers.json_splice import get_string_member, split_object
 from holdfast.providers.openai_common import ResponsesUsage, decode_openai_stream_error, responses_usage_buckets
@@ -32,7 +31,6 @@ from holdfast.types.reply import (
 )
 
 _INCOMPLETE_REASONS: dict[str | None, StopReason] = {"max_output_tokens": "max_tokens", "content_filter": "refusal"}
-
 
 # The other events repeat what these contain, or announce it.
 _EVENTS = frozenset(
@@ -62,7 +60,7 @@ class _Response(msgspec.Struct, frozen=True):
     output: tuple[msgspec.Raw, ...] | None = None
     incomplete_details: _Details | None = None
     usage: ResponsesUsage | None = None
-    prompt_cache_diagnostics: msgspec.Raw = ABSENT_DIAGNOSIS
+    prompt_cache_diagnostics: msgspec.Raw = msgspec.Raw(b"")
     error: msgspec.Raw = msgspec.Raw(b"null")
 
     @property

@@ -29,19 +29,19 @@ OTHER_TIME = FIRST_TIME + 400 * 86_400 + 19_427.5
 
 
 class Perturbation(msgspec.Struct, frozen=True):
-    """One environment to run in; `changed` names its difference from the first one.
+    """One environment to run in; `changed` names its difference from the first one, None if there is none.
 
-    `clock` and `chance` (the seed of random values) are None to use the real ones.
+    `clock` and `random_seed` are None to use the real ones.
     """
 
-    changed: str = "nothing"
+    changed: Cause | None = None
     clock: float | None = FIRST_TIME
     random_seed: str | None = "first"
     hash_seed: int = 0
     locale: str = "C.UTF-8"
     time_zone: str = "UTC"
     other_folder: bool = False
-    folder_order: Literal["sorted", "backwards"] = "sorted"
+    folder_order: Literal["sorted", "reversed"] = "sorted"
     variables: tuple[tuple[str, str], ...] = ()
 
 
@@ -54,17 +54,17 @@ def list_perturbations(runs: int, first: Perturbation = UNPERTURBED) -> tuple[Pe
     def with_changes(**changes: object) -> Perturbation:
         return msgspec.structs.replace(first, **changes)
 
-    repetitions = [with_changes(changed="nothing") for _ in range(max(1, runs - 1))]
+    repetitions = [with_changes(changed=None) for _ in range(max(1, runs - 1))]
     hash_seeds = [with_changes(changed="set order", hash_seed=seed) for seed in range(1, runs + 1)]
-    random = [with_changes(changed="random", chance="second")] if first.random_seed is not None else []
+    random = [with_changes(changed="random", random_seed="second")] if first.random_seed is not None else []
     clock = [with_changes(changed="clock", clock=OTHER_TIME)] if first.clock is not None else []
     return (
         *repetitions,
         *clock,
         *random,
         *hash_seeds,
-        with_changes(changed="directory order", folders="backwards"),
+        with_changes(changed="directory order", folder_order="reversed"),
         with_changes(changed="time zone", time_zone="JST-9"),
         with_changes(changed="locale", locale="de_DE.UTF-8"),
-        with_changes(changed="working folder", elsewhere=True),
+        with_changes(changed="working folder", other_folder=True),
     )

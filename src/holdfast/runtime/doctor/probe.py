@@ -18,27 +18,21 @@ from holdfast.runtime.doctor.perturbations import ADVICE, UNPERTURBED, Cause, Pe
 from holdfast.types.json_encoding import canonical_json
 from holdfast.types.request_buffer import common_prefix_length
 
+# Bounds for a function that never ends or never stops writing; a prompt is far below both.
 OUTPUT_BYTES_MAX = 32 * 1024 * 1024
-
-
 RUN_SECONDS_MAX = 60.0
-
-
+# Each variable that was read costs one more run of the function.
 VARIABLES_MAX = 40
-
 
 # Shorter values, such as "1" or "true", are no secrets, and masking them would garble the excerpts.
 HIDDEN_BYTES_MIN = 6
-
-
 MIRRORED_ENTRIES_MAX = 5_000
-
-
+EXCERPT_BYTES_BEFORE = 30
+EXCERPT_BYTES_AFTER = 60
+WORD_BYTES_MAX = 200
+_WORD_BEFORE = re.compile(rb"[\w.:+-]+\Z")
 TARGET_PATTERN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-
-
 _WORKER = Path(__file__).with_name("worker.py")
-
 
 # Variables that have perturbations of their own, or without which no program would start.
 _UNPERTURBED = re.compile(
@@ -47,7 +41,7 @@ _UNPERTURBED = re.compile(
 
 
 class TargetResult(msgspec.Struct, frozen=True):
-    """One run's result: a value of some kind as bytes, or why it failed. `read` names the variables it looked up."""
+    """One run's result: a value of some kind as bytes, or why it failed."""
 
     kind: str
     output: bytes
@@ -108,10 +102,10 @@ class TargetRunner:
                 return TargetResult("raised", b"it ended the process")
         return TargetResult(kind.decode(), content, tuple(name for name in variables.decode().split("\t") if name))
 
-    def masked_output(self, answer: TargetResult) -> bytes:
+    def masked_output(self, result: TargetResult) -> bytes:
         """The output with the values of the variables that were read masked, because one may be a key."""
-        output = answer.output
-        for name in answer.variables_read:
+        output = result.output
+        for name in result.variables_read:
             value = self.environ.get(name, "").encode(errors="surrogateescape")
             if len(value) >= HIDDEN_BYTES_MIN and not _UNPERTURBED.fullmatch(name):
                 output = output.replace(value, b"*" * len(value))
@@ -128,42 +122,42 @@ class TargetRunner:
         }
 
 
-def diagnose_target(prober: TargetRunner, *, runs: int) -> StabilityReport:
+def diagnose_target(runner: TargetRunner, *, runs: int) -> StabilityReport:
     """Raises `UserError` if the function cannot be run at all."""
     notes: list[str] = []
     baseline = UNPERTURBED
-    expected = prober.run(baseline)
+    expected = runner.run(baseline)
     if expected.kind == "raised":
         # Some libraries fail under a changed clock. Without that perturbation the function can still be checked.
         baseline = msgspec.structs.replace(UNPERTURBED, clock=None, random_seed=None)
-        retry = prober.run(baseline)
+        retry = runner.run(baseline)
         if not retry.has_failed:
             notes.append("it fails under a changed clock, so the clock and random values were not changed")
             expected = retry
     if expected.has_failed:
-        raise UserError(f"{prober.target}: {sanitize_message(prober.masked_output(expected).decode(errors='replace'))}")
+        raise UserError(f"{runner.target}: {sanitize_message(runner.masked_output(expected).decode(errors='replace'))}")
     findings: dict[Cause, Instability] = {}
     noise_start = len(expected.output) + 1
     for perturbation in list_perturbations(runs, baseline):
-        finding = _run_perturbed(prober, expected, perturbation)
+        finding = _run_perturbed(runner, expected, perturbation)
         if finding is None or finding.byte >= noise_start:
             continue
-        if perturbation.changed == "nothing":
+        if perturbation.changed is None:
             # The output differs between identical runs from here on, so a later difference proves nothing.
             noise_start = word_start(expected.output, finding.byte)
             findings = {finding.cause: finding}
         findings.setdefault(finding.cause, finding)
-    environment = _find_environment(prober, expected, baseline, noise_start)
+    environment = _find_environment(runner, expected, baseline, noise_start)
     if environment is not None:
         findings["environment"] = environment
     ordered = tuple(sorted(findings.values(), key=lambda finding: finding.byte))
-    return StabilityReport(prober.target, prober.runs, len(expected.output), ordered, tuple(notes))
+    return StabilityReport(runner.target, runner.runs, len(expected.output), ordered, tuple(notes))
 
 
-def _run_perturbed(prober: TargetRunner, expected: TargetResult, perturbation: Perturbation) -> Instability | None:
-    cause: Cause = _CAUSES[perturbation.changed]
-    result = prober.run(perturbation)
-    masked, masked_expected = prober.masked_output(result), prober.masked_output(expected)
+def _run_perturbed(runner: TargetRunner, expected: TargetResult, perturbation: Perturbation) -> Instability | None:
+    cause: Cause = perturbation.changed or "something else"
+    result = runner.run(perturbation)
+    masked, masked_expected = runner.masked_output(result), runner.masked_output(expected)
     if result.has_failed:
         error = sanitize_message(masked.decode(errors="replace"))
         return Instability(cause, ADVICE[cause], 0, None, (), detail=f"it fails when this is changed: {error}")
@@ -178,20 +172,8 @@ def _run_perturbed(prober: TargetRunner, expected: TargetResult, perturbation: P
     return Instability(cause, ADVICE[cause], difference.byte, difference.path, excerpts)
 
 
-_CAUSES: dict[str, Cause] = {
-    "nothing": "something else",
-    "clock": "clock",
-    "random": "random",
-    "set order": "set order",
-    "directory order": "directory order",
-    "time zone": "time zone",
-    "locale": "locale",
-    "working folder": "working folder",
-}
-
-
 def _find_environment(
-    prober: TargetRunner, expected: TargetResult, baseline: Perturbation, noise_start: int
+    runner: TargetRunner, expected: TargetResult, baseline: Perturbation, noise_start: int
 ) -> Instability | None:
     """Change all variables that were read at once; only if that made a difference, change them one by one."""
     names = [name for name in expected.variables_read if not _UNPERTURBED.fullmatch(name) and "=" not in name][
@@ -199,22 +181,22 @@ def _find_environment(
     ]
     if not names:
         return None
-    changed = {name: _changed_value(prober.environ.get(name, "")) for name in names}
+    changed = {name: _changed_value(runner.environ.get(name, "")) for name in names}
 
-    def finding_of(answer: TargetResult, detail: str) -> Instability | None:
-        if answer.has_failed:
+    def finding_of(result: TargetResult, detail: str) -> Instability | None:
+        if result.has_failed:
             return None
-        difference = first_difference(expected.kind, expected.output, answer.output)
+        difference = first_difference(expected.kind, expected.output, result.output)
         if difference is None or difference.byte >= noise_start:
             return None
         # No excerpts: they would show the value of the variable.
         return Instability("environment", ADVICE["environment"], difference.byte, difference.path, (), detail)
 
-    all_changed = prober.run(msgspec.structs.replace(baseline, variables=tuple(changed.items())))
+    all_changed = runner.run(msgspec.structs.replace(baseline, variables=tuple(changed.items())))
     if not all_changed.has_failed and first_difference(expected.kind, expected.output, all_changed.output) is None:
         return None
     for name, value in changed.items():
-        one_changed = prober.run(msgspec.structs.replace(baseline, variables=((name, value),)))
+        one_changed = runner.run(msgspec.structs.replace(baseline, variables=((name, value),)))
         if finding := finding_of(one_changed, name):
             return finding
     return finding_of(all_changed, "several variables together")
@@ -227,11 +209,11 @@ def _changed_value(value: str) -> str:
 def _worker_arguments(perturbation: Perturbation) -> Iterator[str]:
     yield f"bytes_max={OUTPUT_BYTES_MAX}"
     yield "environment=watched"
-    yield f"folders={perturbation.folder_order}"
+    yield f"folder_order={perturbation.folder_order}"
     if perturbation.clock is not None:
         yield f"clock={perturbation.clock}"
     if perturbation.random_seed is not None:
-        yield f"chance={perturbation.random_seed}"
+        yield f"random_seed={perturbation.random_seed}"
 
 
 def _mirror(folder: Path, mirror: Path) -> Path:
@@ -265,18 +247,6 @@ def _run_to_end(command: list[str], environ: Mapping[str, str], cwd: Path, secon
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     return f"the process ended with status {status}" if status else ""
-
-
-EXCERPT_BYTES_BEFORE = 30
-
-
-EXCERPT_BYTES_AFTER = 60
-
-
-WORD_BYTES_MAX = 200
-
-
-_WORD_BEFORE = re.compile(rb"[\w.:+-]+\Z")
 
 
 class ResultDifference(msgspec.Struct, frozen=True):

@@ -16,10 +16,10 @@ def run_worker(arguments: list[str]) -> None:
     variables_read: set[str] = set()
     if "clock" in settings:
         freeze_clock(float(settings["clock"]))
-    if "chance" in settings:
-        seed_randomness(settings["chance"].encode())
-    if "folders" in settings:
-        sort_listings(backwards=settings["folders"] == "backwards")
+    if "random_seed" in settings:
+        seed_randomness(settings["random_seed"].encode())
+    if "folder_order" in settings:
+        sort_listings(descending=settings["folder_order"] == "reversed")
     if "environment" in settings:
         watch_environment(variables_read)
     sys.path.insert(0, import_from)
@@ -195,16 +195,16 @@ class _SortedScan:
         self._remaining = iter(())
 
 
-def sort_listings(*, backwards: bool) -> None:
+def sort_listings(*, descending: bool) -> None:
     """Make `os.listdir` and `os.scandir` list names in ascending or descending order."""
     real_listdir, real_scandir = os.listdir, os.scandir
 
     def listdir(path: str = ".") -> list[str]:
-        return sorted(real_listdir(path), reverse=backwards)
+        return sorted(real_listdir(path), reverse=descending)
 
     def scandir(path: str = ".") -> _SortedScan:
         with real_scandir(path) as entries:
-            return _SortedScan(sorted(entries, key=lambda entry: entry.name, reverse=backwards))
+            return _SortedScan(sorted(entries, key=lambda entry: entry.name, reverse=descending))
 
     os.listdir = listdir  # type: ignore[assignment]  # The replacement does not repeat the overloads.
     os.scandir = scandir  # type: ignore[assignment]

@@ -15,7 +15,6 @@ from holdfast.runtime.instructions.heartbeat import HeartbeatRun, Preload, WakeS
 
 RESPONSE_BYTES_MAX = 20_000_000
 TIMEOUT_SECONDS = 30.0
-
 Decoded = TypeVar("Decoded")
 
 

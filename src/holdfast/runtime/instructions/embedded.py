@@ -68,16 +68,20 @@ from holdfast.instructions.usage.trace import (
 )
 from holdfast.retrieval.encoders.registry import create_semantic_stage, default_encoder
 from holdfast.runtime.instructions.heartbeat import HeartbeatRun, Preload, WakeStart
-from holdfast.runtime.instructions.session_tools import SessionInstructions, TurnTraceSubmitter, instruction_tools
-from holdfast.runtime.instructions.traces import shadow_instructions
+from holdfast.runtime.instructions.session_tools import (
+    SessionInstructions,
+    TurnTraceSubmitter,
+    instruction_tools,
+    shadow_instructions,
+)
 from holdfast.stores.open import open_store
 
 
 class EncoderStatus(msgspec.Struct, frozen=True):
     """The encoder that recall uses; None means lexical and link ranking only.
 
-    `failing` lists the agents whose manifests fail their coverage gate with the configured encoder. `switched` is
-    true if another encoder was in use before this library was opened.
+    `failing_agents` are those whose manifests fail their coverage gate with the configured encoder. `is_switched`
+    is true if another encoder was in use before this library was opened.
     """
 
     configured: str | None
@@ -242,7 +246,7 @@ class Library:
     def detect_all_usage(
         self, trace: Sequence[TraceStep], *, agent: str = DEFAULT_AGENT, keep: bool = False
     ) -> tuple[UsageComparison, ...]:
-        """`usage_seen` for every recall of the agent in the trace, each with the steps that followed it."""
+        """`detect_usage` for every recall of the agent in the trace, each with the steps that followed it."""
         record = self._context.records.agent(agent)
         audits = (self._context.records.audit(token) for token in find_audit_tokens(trace))
         return tuple(

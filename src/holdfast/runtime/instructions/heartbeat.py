@@ -57,7 +57,7 @@ Recalled = TypeVar("Recalled", bound=RecallResult)
 class HeartbeatRun(Generic[Recalled]):
     """A context manager that reports the usage of every recall when it exits; errors of reporting are ignored.
 
-    It also submits the agent's steps, if it knows them: from `session.subscribe(beat.hear)`, or from calls of `did`.
+    It also submits the steps that it knows, from `session.subscribe(run.on_event)` or from calls of `add_steps`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The session-start hook: the context text that an agent runtime adds to a conversation when it begins."""
+"""The session-start hook of an agent runtime: the context text that it adds, and its entry in the settings file."""
 
 import os
 import shlex
@@ -27,31 +27,27 @@ from holdfast.sources.json_edit import JsonContainer, append_part, find_containe
 from holdfast.types.blocks import Json
 
 SESSION_START = "SessionStart"
-
-
 EVENT_BYTES_MAX = 1_000_000
-
 
 # Claude Code writes a longer context to a file, and shows its model only the beginning.
 CONTEXT_CHARACTERS_WARN = 10_000
-
-
 CONTEXT_CHARACTERS_MAX = 400_000
 
-
 CONTINUED_SOURCES = frozenset({"resume", "fork"})
-
-
 """Sources of a conversation that continues, and still contains the text from its start."""
 
-
 RESTARTED_SOURCES = frozenset({"clear", "compact"})
-
-
 """Sources of a session that had begun before, and has lost the text from its start."""
 
-
 _FRONT_MATTER = "---\n"
+
+SETTINGS_BYTES_MAX = 4_000_000
+HOOK_TIMEOUT_SECONDS = 30
+
+# Not "resume": a resumed conversation still has the text that the hook added when it began.
+HOOK_MATCHER = "startup|clear|compact"
+HOOKS_KEY = "hooks"
+_SUBCOMMAND = ("instructions", "hook")
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -100,10 +96,10 @@ def render_boot_context(content: BootContext, recalling: str) -> str:
     The front matter of the stub is left out: it is for programs, and contains a time.
     """
     # Most stable first: the text becomes part of the agent's cached prefix.
-    parts = [_without_front_matter(content.stub), render_prompt_index(content.entries), f"{recalling}\n"]
+    sections = [_without_front_matter(content.stub), render_prompt_index(content.entries), f"{recalling}\n"]
     if content.preloads:
-        parts.append(f"## Instructions for this task\n\n{_preload_sections(content.preloads)}")
-    context = "\n".join(parts)
+        sections.append(f"## Instructions for this task\n\n{_preload_sections(content.preloads)}")
+    context = "\n".join(sections)
     if len(context) > CONTEXT_CHARACTERS_MAX:
         raise UserError(f"stub and preloads have more than {CONTEXT_CHARACTERS_MAX} characters")
     return context
@@ -165,22 +161,6 @@ def _without_front_matter(stub: str) -> str:
 
 def _preload_sections(preloads: Sequence[Preload]) -> str:
     return "\n".join(f"### {preload.name}\n\n{preload.text.strip()}\n" for preload in preloads)
-
-
-SETTINGS_BYTES_MAX = 4_000_000
-
-
-HOOK_TIMEOUT_SECONDS = 30
-
-
-# Not "resume": a resumed conversation still has the text that the hook added when it began.
-HOOK_MATCHER = "startup|clear|compact"
-
-
-HOOKS_KEY = "hooks"
-
-
-_SUBCOMMAND = ("instructions", "hook")
 
 
 class SettingsChange(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The tools with which a session recalls an agent's instructions and reports which ones it used."""
+"""Connects a session to an agent's instructions: tools that recall them, usage reports and traces, and shadow mode."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,13 +18,20 @@ from holdfast.instructions.usage.trace import (
     trace_from_token,
     truncate_trace,
 )
-from holdfast.types.blocks import Json
+from holdfast.types.blocks import Json, Text
 
 UNIT_NAMES_SCHEMA: dict[str, Json] = {"type": "array", "items": {"type": "string"}}
 
-
 # A recall is bounded by its token budget. This limit is far above any budget, so that no result is cut by characters.
 RECALL_CHARACTERS_MAX = 1_000_000
+
+
+class SessionInstructions(msgspec.Struct, frozen=True):
+    """The text is pinned for an epoch; tool results become history. `listener` receives the session's events."""
+
+    text: str
+    tools: tuple[Tool, ...]
+    listener: EventListener | None = None
 
 
 def instruction_tools(recall: Callable[..., RecallAnswer], submit_usage: Callable[..., None]) -> tuple[Tool, ...]:
@@ -113,9 +120,58 @@ def submit_best_effort(submit: Callable[[str, Trace], None], token: str, trace: 
         return
 
 
-class SessionInstructions(msgspec.Struct, frozen=True):
-    """The text is pinned for an epoch; tool results become history. `listener` receives the session's events."""
+def shadow_instructions(
+    text: str,
+    recall: Callable[..., RecallAnswer],
+    submit_usage: Callable[..., None],
+    submit_trace: Callable[[str, Trace], None],
+) -> SessionInstructions:
+    """Instructions in shadow mode, for a single session: `submit_usage` always refers to its latest message."""
+    shadow = _Shadow(recall, submit_usage, submit_trace)
+    usage = tool(
+        shadow.report,
+        name="submit_usage",
+        description="Say which of the sections of your instructions you applied in answering.",
+        input_schema={"type": "object", "properties": {"used_chunks": UNIT_NAMES_SCHEMA}, "required": ["used_chunks"]},
+        side_effects="read",
+    )
+    return SessionInstructions(text, (msgspec.structs.replace(usage, needs_confirmation=False),), shadow.on_event)
 
-    text: str
-    tools: tuple[Tool, ...]
-    listener: EventListener | None = None
+
+class _Shadow:
+    def __init__(
+        self,
+        recall: Callable[..., RecallAnswer],
+        submit_usage: Callable[..., None],
+        submit_trace: Callable[[str, Trace], None],
+    ) -> None:
+        self._recall = recall
+        self._submit = submit_usage
+        self._submit_trace = submit_trace
+        self._steps = StepCollector()
+        self._session_id: str | None = None
+        self._token: str | None = None
+
+    def on_event(self, event: Event) -> None:
+        self._session_id = self._session_id or event.session_id
+        if event.session_id != self._session_id:
+            # A session that this one delegates to is not a turn of this one.
+            return
+        self._steps.on_event(event)
+        if isinstance(event.payload, TurnCompleted | TurnCancelled) and self._token is not None:
+            submit_best_effort(self._submit_trace, self._token, tuple(self._steps.steps))
+            self._steps.steps.clear()
+        if not isinstance(event.payload, MessageAppended) or event.actor != "user":
+            return
+        text = "\n".join(block.text for block in event.payload.message.content if isinstance(block, Text))
+        if text.strip():
+            self._token = self._recall(text, heartbeat_id=event.session_id, shadow=True).audit_token
+
+    def report(self, used_chunks: Sequence[str]) -> str:
+        if self._token is None:
+            raise ToolError("there is no message yet for which a unit could have been used")
+        try:
+            self._submit(self._token, used=tuple(used_chunks))
+        except HoldfastError as error:
+            raise ToolError(str(error)) from error
+        return "on record"

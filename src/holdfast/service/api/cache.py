@@ -34,7 +34,7 @@ InvalidationChange = InvalidationMethod | Literal["named_cache"]
 class Discussion(msgspec.Struct, frozen=True):
     """The cache state of one session (a discussion is a session). `expires_at` is null if the provider decides.
 
-    `heeds` says which of these controls the session applies; `switch` means only enabling and disabling.
+    `controllable` says which of these controls the session applies; `caching_only` means only enabling and disabling.
     """
 
     discussion_id: str
@@ -181,7 +181,7 @@ def _effect(changed: tuple[InvalidationChange, ...]) -> str:
 
 def _set_enabled(context: AppContext, session_id: str, *, enabled: bool) -> Discussion:
     state = _state(context, session_id)
-    if state.controllable == "nothing":
+    if state.controllable == "none":
         raise make_not_controllable_error("switch caching on or off")
     context.records.set_caching_enabled(state.prefix_owner_id, enabled=enabled)
     return _discussion(context, session_id)
@@ -189,7 +189,7 @@ def _set_enabled(context: AppContext, session_id: str, *, enabled: bool) -> Disc
 
 def make_not_controllable_error(what: str) -> ApiError:
     message = f"this session's client writes its own requests, so Holdfast cannot {what}; nothing was changed"
-    return ApiError(409, "not_heeded", message)
+    return ApiError(409, "not_controllable", message)
 
 
 def _discussion(context: AppContext, session_id: str) -> Discussion:

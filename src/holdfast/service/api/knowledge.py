@@ -38,7 +38,7 @@ class KnowledgeSource(msgspec.Struct, frozen=True):
 
 
 class KnowledgeItem(msgspec.Struct, frozen=True):
-    """`held_back` is the reason why the item is not in the digest, empty if it is; days are YYYY-MM-DD."""
+    """`exclusion_reason` is the reason why the item is not in the digest, empty if it is; days are YYYY-MM-DD."""
 
     id: str
     category: Category

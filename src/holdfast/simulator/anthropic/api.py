@@ -163,7 +163,7 @@ def parse_anthropic_request(wire: WireRequest, context: RequestContext, *, count
     """Raises `ProviderError` for what the provider refuses. With `counting`, output limits are not checked."""
     parameters = wire.parameters
     model = _find_model(parameters.model, context.models)
-    check_anthropic_transcript(wire.prompt.passages, model.cache)
+    check_anthropic_transcript(wire.prompt.entries, model.cache)
     sent = list_sent_blocks(anthropic, wire)
     check_anthropic_tools(sent, parameters, model.cache)
     if not counting:
@@ -179,7 +179,7 @@ def parse_anthropic_request(wire: WireRequest, context: RequestContext, *, count
     return AcceptedRequest(
         model=model,
         parameters=parameters,
-        messages=merge_into_messages(wire.prompt.passages),
+        messages=merge_into_messages(wire.prompt.entries),
         call=call,
         conversations=digest_conversation_starts(context.workspace, sent),
         prefix=accepted.prefix,

@@ -86,7 +86,7 @@ def _parse_members(
     members: Mapping[str, bytes], model: Model, context: RequestContext, *, action: str = "generateContent"
 ) -> AcceptedRequest:
     wire = decode_gemini_members(members, model.name, action)
-    check_gemini_contents(wire.prompt.passages)
+    check_gemini_contents(wire.prompt.entries)
     cached = _referenced_cache(members, model, context)
     if cached is not None:
         wire = decode_gemini_members(join_cached_content(cached.members, members), model.name, action)
@@ -98,7 +98,7 @@ def _parse_members(
     return AcceptedRequest(
         model=model,
         parameters=wire.parameters,
-        messages=merge_into_messages(wire.prompt.passages),
+        messages=merge_into_messages(wire.prompt.entries),
         call=call,
         conversations=digest_conversation_starts(context.workspace, sent),
         prefix=digest_conversation(sent),

@@ -56,7 +56,7 @@ def parse_openai_request(
     """Raises `ProviderError` for what the provider refuses. With `counting`, output limits are not checked."""
     parameters = wire.parameters
     model = find_openai_model(parameters.model, context.models)
-    messages = merge_into_messages(wire.prompt.passages)
+    messages = merge_into_messages(wire.prompt.entries)
     if not messages:
         raise refuse(f"Invalid '{interface.prompt_name}': it holds nothing to answer to.")
     check_openai_types(parameters)
@@ -152,7 +152,7 @@ def read_cache_options(parameters: Parameters, rules: CacheRules, *, known: froz
     field = extra_field(parameters, _OPTIONS)
     retention = extra_field(parameters, _RETENTION)
     # GPT-5.6 and later take `prompt_cache_options`, earlier models `prompt_cache_retention`.
-    if rules.kind == "breakpoints":
+    if rules.kind == "hybrid":
         if retention is not None:
             raise refuse(f"Unsupported parameter: '{_RETENTION}' is not supported with this model; use {_OPTIONS}.ttl.")
         return CacheOptions() if field is None else _parse_options(field, rules, known)

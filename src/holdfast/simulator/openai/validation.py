@@ -147,5 +147,5 @@ def check_openai_window(tokens: int, model: Model) -> None:
 
 def check_openai_breakpoints(blocks: Sequence[SentBlock], model: Model) -> None:
     # OpenAI accepts explicit breakpoints from GPT-5.6 on.
-    if model.cache.kind != "breakpoints" and any(sent.ttl is not None for sent in blocks):
+    if model.cache.kind != "hybrid" and any(sent.ttl is not None for sent in blocks):
         raise refuse("Unsupported parameter: 'prompt_cache_breakpoint' is not supported with this model.")

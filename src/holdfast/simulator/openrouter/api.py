@@ -166,7 +166,7 @@ def parse_openrouter_request(wire: WireRequest, context: RequestContext) -> Acce
     parameters = wire.parameters
     refusal = "No endpoints found for {name}."
     model = find_simulated_model(openrouter.name, parameters.model, context.models, refusal=refusal)
-    messages = merge_into_messages(wire.prompt.passages)
+    messages = merge_into_messages(wire.prompt.entries)
     if not messages:
         raise refuse("Input required: specify messages")
     check_openai_types(parameters)
@@ -176,7 +176,7 @@ def parse_openrouter_request(wire: WireRequest, context: RequestContext) -> Acce
     check_openai_tools(sent, parameters)
     placed = (
         place_requested_breakpoints(sent, parameters, model.cache)
-        if model.cache.kind == "marks"
+        if model.cache.kind == "explicit"
         else _convert_breakpoints(sent, model)
     )
     admitted = accept_thinking(placed, model=parameters.model, rules=model.cache)
@@ -196,12 +196,12 @@ def parse_openrouter_request(wire: WireRequest, context: RequestContext) -> Acce
 def _convert_breakpoints(blocks: Sequence[SentBlock], model: Model) -> tuple[SentBlock, ...]:
     """Breakpoints converted to those of the serving provider; dropped if it has none."""
     # OpenRouter converts `cache_control` and `prompt_cache_breakpoint` into each other, as the provider needs it.
-    ttls = model.cache.ttls_seconds if model.cache.kind == "breakpoints" else {}
+    ttls = model.cache.ttls_seconds if model.cache.kind == "hybrid" else {}
     ttl = "30m" if "30m" in ttls else None
     return tuple(msgspec.structs.replace(sent, ttl=ttl) if sent.ttl is not None else sent for sent in blocks)
 
 
 def _cache_call(blocks: Sequence[SentBlock], wire: WireRequest, model: Model, context: RequestContext) -> CacheCall:
-    if model.cache.kind != "marks":
+    if model.cache.kind != "explicit":
         return make_openai_cache_call(blocks, wire.parameters, model=model, options=CacheOptions(), context=context)
     return make_anthropic_cache_call(blocks, wire.parameters, model=model, context=context)

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Instruction records in a database: tables, queries, and transfer between stores."""

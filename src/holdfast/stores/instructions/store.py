@@ -20,7 +20,8 @@ from holdfast.instructions.models import (
 )
 from holdfast.stores.instructions.tables import LISTS_UNIT, InstructionTables, manifest_pattern
 from holdfast.stores.instructions.transfer import OwnerTransfer
-from holdfast.stores.sql.records import ChangeRunner, FetchRows
+from holdfast.stores.sql.events import FetchRows
+from holdfast.stores.sql.records import ChangeRunner
 from holdfast.stores.write.queue import GroupCommit, SqlStep
 
 
@@ -39,25 +40,17 @@ class InstructionStore(OwnerTransfer):
     def put_agent(self, agent: Agent) -> bool:
         table = self._tables.agents
         # Ids and shortnames share one namespace: no agent may be named like another one's id.
-        if self._rows(
-            table,
-            "WHERE id <> ? AND (id = ? OR shortname = ? OR shortname = ?)",
-            agent.id,
-            agent.shortname or "",
-            agent.shortname,
-            agent.id,
-        ):
+        taken = "WHERE id <> ? AND (id = ? OR shortname = ? OR shortname = ?)"
+        if self._rows(table, taken, agent.id, agent.shortname or "", agent.shortname, agent.id):
             return False
         changed = ", ".join(
             f"{name} = excluded.{name}" for name in table.columns if name not in ("id", "created_at", "revision")
         )
-        statement = f"{table.insert} ON CONFLICT (id) DO UPDATE SET {changed}"
-        return self._changes.run_steps(
-            [SqlStep(statement, table.encode_row(agent)), self._bump(agent.id), self._forget_stubs(agent.id)]
-        )
+        upsert = table.insert_step(agent, f" ON CONFLICT (id) DO UPDATE SET {changed}")
+        return self._changes.run_steps([upsert, self._bump(agent.id), self._forget_stubs(agent.id)])
 
     def unit(self, uri: str) -> UnitVersion | None:
-        return next(iter(self._rows(self._tables.units, "WHERE uri = ?", uri)), None)
+        return self._first(self._tables.units, "WHERE uri = ?", uri)
 
     def list_unit_versions(self, owner: str, name: str) -> tuple[UnitVersion, ...]:
         return self._rows(self._tables.units, "WHERE agent_id = ? AND name = ? ORDER BY created_at, uri", owner, name)
@@ -75,11 +68,10 @@ class InstructionStore(OwnerTransfer):
     def add_unit(
         self, unit: UnitVersion, registers: Agent | None, *, over: str | None, judged: Sequence[str] = ()
     ) -> bool:
-        table = self._tables.units
         steps = [self._register(registers)] if registers else []
         if unit.status == "active":
             steps += self._check_unchanged(unit, over, judged)
-        steps.append(SqlStep(table.insert, table.encode_row(unit)))
+        steps.append(self._tables.units.insert_step(unit))
         if unit.status == "active":
             steps += self._replace_active(unit, unit.created_at)
         return self._changes.run_steps(steps)
@@ -101,23 +93,15 @@ class InstructionStore(OwnerTransfer):
         return self._changes.run_steps(self._activate(unit, over, judged, at=at))
 
     def manifest(self, agent_id: str) -> Manifest | None:
-        manifests = self._rows(self._tables.manifests, "WHERE agent_id = ? AND superseded_at IS NULL", agent_id)
-        return next(iter(manifests), None)
+        return self._first(self._tables.manifests, "WHERE agent_id = ? AND superseded_at IS NULL", agent_id)
 
     def manifest_at(self, agent_id: str, at: int) -> Manifest | None:
         in_force = "created_at <= ? AND (superseded_at IS NULL OR superseded_at > ?)"
-        manifests = self._rows(
-            self._tables.manifests,
-            f"WHERE agent_id = ? AND {in_force} ORDER BY created_at DESC LIMIT 1",
-            agent_id,
-            at,
-            at,
-        )
-        return next(iter(manifests), None)
+        newest = f"WHERE agent_id = ? AND {in_force} ORDER BY created_at DESC LIMIT 1"
+        return self._first(self._tables.manifests, newest, agent_id, at, at)
 
     def find_manifest_version(self, agent_id: str, version: str) -> Manifest | None:
-        manifests = self._rows(self._tables.manifests, "WHERE agent_id = ? AND version = ?", agent_id, version)
-        return next(iter(manifests), None)
+        return self._first(self._tables.manifests, "WHERE agent_id = ? AND version = ?", agent_id, version)
 
     def manifests_listing(self, owner: str, name: str) -> tuple[Manifest, ...]:
         where = f"WHERE superseded_at IS NULL AND {LISTS_UNIT} ORDER BY agent_id"
@@ -149,103 +133,77 @@ class InstructionStore(OwnerTransfer):
         if over is not None:
             supersede = f"UPDATE {tables.manifests.name} SET superseded_at = ? WHERE id = ? AND superseded_at IS NULL"
             steps.append(self._step(supersede, (manifest.created_at, over), rows_min=1))
-        steps.append(SqlStep(tables.manifests.insert, tables.manifests.encode_row(manifest)))
+        steps.append(tables.manifests.insert_step(manifest))
         for uri in holds:
             is_active = "uri = ? AND status = 'active' AND valid_until IS NULL"
             confirm = f"UPDATE {tables.units.name} SET status = 'active' WHERE {is_active}"
             steps.append(self._step(confirm, (uri,), rows_min=1))
         for unit, replaced, judged in activates:
             steps += self._activate(unit, replaced, (*judged, manifest.id), at=manifest.created_at)
-        steps.append(SqlStep(tables.coverage.insert, tables.coverage.encode_row(run)))
-        steps += [SqlStep(tables.approvals.insert, tables.approvals.encode_row(record)) for record in approvals]
-        steps += [SqlStep(tables.audit.insert, tables.audit.encode_row(record)) for record in events]
+        steps.append(tables.coverage.insert_step(run))
+        steps += [*map(tables.approvals.insert_step, approvals), *map(tables.audit.insert_step, events)]
         steps += [self._bump(manifest.agent_id), self._forget_stubs(manifest.agent_id)]
         return self._changes.run_steps(steps)
 
     def stub(self, agent_id: str, profile: str) -> BootStub | None:
-        stubs = self._rows(self._tables.stubs, "WHERE agent_id = ? AND adapter_profile = ?", agent_id, profile)
-        return next(iter(stubs), None)
+        return self._first(self._tables.stubs, "WHERE agent_id = ? AND adapter_profile = ?", agent_id, profile)
 
     def save_stub(self, stub: BootStub) -> None:
         table = self._tables.stubs
         changed = ", ".join(f"{name} = excluded.{name}" for name in table.columns)
-        self._changes.run_statement(
-            f"{table.insert} ON CONFLICT (agent_id, adapter_profile) DO UPDATE SET {changed} "
-            f"WHERE {table.name}.cache_key <> excluded.cache_key",
-            table.encode_row(stub),
-        )
+        upsert = f" ON CONFLICT (agent_id, adapter_profile) DO UPDATE SET {changed}"
+        self._run(table.insert_step(stub, f"{upsert} WHERE {table.name}.cache_key <> excluded.cache_key"))
 
     def add_audit(self, record: AuditRecord) -> None:
-        table = self._tables.audit
-        if not self._group_commit.commit_step(SqlStep(table.insert, table.encode_row(record))):
+        if not self._group_commit.commit_step(self._tables.audit.insert_step(record)):
             raise StoreError("the audit record contains text that no database can store")
 
     def audit(self, token: str) -> AuditRecord | None:
-        return next(iter(self._rows(self._tables.audit, "WHERE audit_token = ?", token)), None)
+        return self._first(self._tables.audit, "WHERE audit_token = ?", token)
 
     def close_audit(self, token: str, *, used: Sequence[str], missed: Sequence[str], at: int) -> bool:
-        step = self._step(
-            f"UPDATE {self._tables.audit.name} SET used_chunks = ?, missed_chunks = ?, audit_closed = ? "
-            "WHERE audit_token = ? AND audit_closed IS NULL",
-            (msgspec.json.encode(used).decode(), msgspec.json.encode(missed).decode(), at, token),
-            rows_min=1,
-        )
-        return self._changes.run_steps([step])
+        values = "used_chunks = ?, missed_chunks = ?, audit_closed = ?"
+        update = f"UPDATE {self._tables.audit.name} SET {values} WHERE audit_token = ? AND audit_closed IS NULL"
+        cells = (msgspec.json.encode(used).decode(), msgspec.json.encode(missed).decode(), at, token)
+        return self._changes.run_steps([self._step(update, cells, rows_min=1)])
 
     def save_detected_usage(self, token: str, detected: Sequence[DetectedUnit], *, at: int) -> bool:
-        step = self._step(
-            f"UPDATE {self._tables.audit.name} SET detected = ?, detected_at = ? "
-            "WHERE audit_token = ? AND detected_at IS NULL",
-            (msgspec.json.encode(detected).decode(), at, token),
-            rows_min=1,
-        )
-        return self._changes.run_steps([step])
+        values = "detected = ?, detected_at = ?"
+        update = f"UPDATE {self._tables.audit.name} SET {values} WHERE audit_token = ? AND detected_at IS NULL"
+        cells = (msgspec.json.encode(detected).decode(), at, token)
+        return self._changes.run_steps([self._step(update, cells, rows_min=1)])
 
     def audits(self, agent_id: str, *, since: int) -> tuple[AuditRecord, ...]:
-        return self._rows(
-            self._tables.audit, "WHERE agent_id = ? AND created_at >= ? ORDER BY created_at, id", agent_id, since
-        )
+        where = "WHERE agent_id = ? AND created_at >= ? ORDER BY created_at, id"
+        return self._rows(self._tables.audit, where, agent_id, since)
 
     def list_run_audits(self, agent_id: str, heartbeat_id: str) -> tuple[AuditRecord, ...]:
         where = "WHERE agent_id = ? AND heartbeat_id = ? ORDER BY created_at, id"
         return self._rows(self._tables.audit, where, agent_id, heartbeat_id)
 
     def heartbeat(self, agent_id: str, heartbeat_id: str) -> AuditRecord | None:
-        records = self._rows(
-            self._tables.audit,
-            "WHERE agent_id = ? AND heartbeat_id = ? AND event_type = 'preload' ORDER BY created_at DESC LIMIT 1",
-            agent_id,
-            heartbeat_id,
-        )
-        return next(iter(records), None)
+        preloads = "WHERE agent_id = ? AND heartbeat_id = ? AND event_type = 'preload'"
+        return self._first(self._tables.audit, f"{preloads} ORDER BY created_at DESC LIMIT 1", agent_id, heartbeat_id)
 
     def add_approval(self, approval: Approval, *, registers: Agent) -> None:
-        table = self._tables.approvals
-        self._run_all([self._register(registers), SqlStep(table.insert, table.encode_row(approval))])
+        self._run_all([self._register(registers), self._tables.approvals.insert_step(approval)])
 
     def approvals(self, agent_id: str) -> tuple[Approval, ...]:
         return self._rows(self._tables.approvals, "WHERE agent_id = ? ORDER BY id", agent_id)
 
     def coverage(self, agent_id: str) -> CoverageRun | None:
         current = f"(SELECT version FROM {self._tables.manifests.name} WHERE agent_id = ? AND superseded_at IS NULL)"
-        runs = self._rows(
-            self._tables.coverage,
-            f"WHERE agent_id = ? AND manifest_version = {current} ORDER BY finished_at DESC, id DESC LIMIT 1",
-            agent_id,
-            agent_id,
-        )
-        return next(iter(runs), None)
+        newest = f"WHERE agent_id = ? AND manifest_version = {current} ORDER BY finished_at DESC, id DESC LIMIT 1"
+        return self._first(self._tables.coverage, newest, agent_id, agent_id)
 
     def add_coverage(self, run: CoverageRun) -> None:
-        table = self._tables.coverage
-        self._run_all([SqlStep(table.insert, table.encode_row(run)), self._bump(run.agent_id)])
+        self._run_all([self._tables.coverage.insert_step(run), self._bump(run.agent_id)])
 
     def probes(self, agent_id: str) -> tuple[Probe, ...]:
         return self._rows(self._tables.probes, "WHERE agent_id = ? ORDER BY probe_id", agent_id)
 
     def put_probe(self, probe: Probe) -> None:
-        step = self._upsert_probe(probe)
-        self._changes.run_statement(step.statement, step.cells)
+        self._run(self._upsert_probe(probe))
 
     def save_sampled_probes(self, probes: Sequence[Probe], *, lease: str, until: int, at: int) -> bool:
         return self._changes.run_steps([*self._lease(lease, until, at), *map(self._upsert_probe, probes)])
@@ -287,10 +245,7 @@ class InstructionStore(OwnerTransfer):
         return self._rows(table, f"WHERE EXISTS ({keys}) {order}", at / 1000)
 
     def add_signer(self, signer: Signer) -> None:
-        table = self._tables.signers
-        self._changes.run_statement(
-            f"{table.insert} ON CONFLICT (entity, public_key) DO NOTHING", table.encode_row(signer)
-        )
+        self._run(self._tables.signers.insert_step(signer, " ON CONFLICT (entity, public_key) DO NOTHING"))
 
     def remove_signers(self, signers: Sequence[Signer]) -> None:
         delete = f"DELETE FROM {self._tables.signers.name} WHERE entity = ? AND public_key = ?"
@@ -303,10 +258,8 @@ class InstructionStore(OwnerTransfer):
         return self._changes.run_steps(self._lease(name, until, at))
 
     def release_lease(self, name: str, *, until: int) -> None:
-        table = f"{self._tables.schema}instruction_wakes"
-        self._changes.run_steps(
-            [self._step(f"DELETE FROM {table} WHERE jti = ? AND expires_at = ?", (_lease_name(name), until))]
-        )
+        delete = f"DELETE FROM {self._tables.schema}instruction_wakes WHERE jti = ? AND expires_at = ?"
+        self._changes.run_steps([self._step(delete, (_lease_name(name), until))])
 
     def encoder(self) -> str | None:
         return self._setting("instruction_encoder")
@@ -325,19 +278,12 @@ class InstructionStore(OwnerTransfer):
         return next((str(value) for (value,) in self._fetch(query, (name,))), None)
 
     def _set(self, name: str, value: str) -> None:
-        step = self._step(
-            f"INSERT INTO {self._tables.schema}settings (name, value) VALUES (?, ?) "
-            "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            (name, value),
-        )
-        self._changes.run_statement(step.statement, step.cells)
+        upsert = "settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+        self._run(self._step(f"INSERT INTO {self._tables.schema}{upsert}", (name, value)))
 
     def _upsert_probe(self, probe: Probe) -> SqlStep:
-        table = self._tables.probes
         changed = ", ".join(f"{name} = excluded.{name}" for name in ("intent", "required_units", "k"))
-        return SqlStep(
-            f"{table.insert} ON CONFLICT (agent_id, probe_id) DO UPDATE SET {changed}", table.encode_row(probe)
-        )
+        return self._tables.probes.insert_step(probe, f" ON CONFLICT (agent_id, probe_id) DO UPDATE SET {changed}")
 
     def _lease(self, name: str, until: int, at: int) -> list[SqlStep]:
         # A lease is stored like a used wake token: a name that is taken until it expires.
@@ -349,6 +295,9 @@ class InstructionStore(OwnerTransfer):
             self._step(f"DELETE FROM {table} WHERE expires_at < ?", (at,)),
             self._step(f"INSERT INTO {table} (jti, expires_at) VALUES (?, ?)", (jti, expires_at)),
         ]
+
+    def _run(self, step: SqlStep) -> None:
+        self._changes.run_statement(step.statement, step.cells)
 
     def _run_all(self, steps: Sequence[SqlStep]) -> None:
         """These steps conflict with nothing, so a refusal is an error."""

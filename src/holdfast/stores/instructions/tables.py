@@ -1,7 +1,9 @@
-"""Maps instruction values to table rows: columns are fields, and nested values are stored as JSON text."""
+"""Tables of instruction records, and the transaction steps that replace one version of a record by another.
+
+Columns are fields; nested values are stored as JSON text.
+"""
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Generic, TypeVar
 
 import msgspec
@@ -23,9 +25,12 @@ from holdfast.stores.sql.events import Cell
 from holdfast.stores.write.queue import SqlStep
 
 Row = TypeVar("Row", bound=msgspec.Struct)
-
-
 _AUDIT_LIST_COLUMNS = ("loaded_chunks", "used_chunks", "missed_chunks", "detail", "detected")
+
+LISTS_UNIT = "body LIKE ?"
+
+# The settings row that is locked while one version replaces another.
+_LOCK_ROW = "instruction_units"
 
 
 class InstructionTable(Generic[Row]):
@@ -45,6 +50,9 @@ class InstructionTable(Generic[Row]):
 
     def encode_row(self, row: Row) -> tuple[Cell, ...]:
         return tuple(self._cell(name, getattr(row, name)) for name in self.columns)
+
+    def insert_step(self, row: Row, on_conflict: str = "") -> SqlStep:
+        return SqlStep(self.insert + on_conflict, self.encode_row(row))
 
     def _cell(self, name: str, value: object) -> Cell:
         if name in self._nested:
@@ -66,45 +74,24 @@ class InstructionTable(Generic[Row]):
             raise StoreError(f"{self.name} was written by a newer Holdfast, or is damaged") from error
 
 
-class InstructionTables(msgspec.Struct, frozen=True):
-    param: str
-    schema: str
-    agents: InstructionTable[Agent]
-    units: InstructionTable[UnitVersion]
-    manifests: InstructionTable[Manifest]
-    audit: InstructionTable[AuditRecord]
-    stubs: InstructionTable[BootStub]
-    approvals: InstructionTable[Approval]
-    coverage: InstructionTable[CoverageRun]
-    probes: InstructionTable[Probe]
-    signers: InstructionTable[Signer]
+class InstructionTables:
+    """The tables of an engine that writes `param` for a parameter and `schema` as table prefix."""
 
+    def __init__(self, param: str, *, schema: str = "") -> None:
+        self.param, self.schema = param, schema
 
-@cache
-def build_instruction_tables(param: str, *, schema: str = "") -> InstructionTables:
-    def table(name: str, row: type[Row], *nested: str) -> InstructionTable[Row]:
-        return InstructionTable(name, row, nested=nested, param=param, schema=schema)
+        def table(name: str, row: type[Row], *nested: str) -> InstructionTable[Row]:
+            return InstructionTable(name, row, nested=nested, param=param, schema=schema)
 
-    return InstructionTables(
-        param,
-        schema,
-        agents=table("instruction_agents", Agent, "supervisors", "always_rules"),
-        units=table("instruction_units", UnitVersion),
-        manifests=table("instruction_manifests", Manifest, "body", "provenance"),
-        audit=table("instruction_audit", AuditRecord, *_AUDIT_LIST_COLUMNS),
-        stubs=table("boot_stubs", BootStub),
-        approvals=table("instruction_approvals", Approval),
-        coverage=table("instruction_coverage", CoverageRun, "units"),
-        probes=table("instruction_probes", Probe, "required_units"),
-        signers=table("instruction_signers", Signer),
-    )
-
-
-LISTS_UNIT = "body LIKE ?"
-
-
-# The settings row that is locked while one version replaces another.
-_LOCK_ROW = "instruction_units"
+        self.agents = table("instruction_agents", Agent, "supervisors", "always_rules")
+        self.units = table("instruction_units", UnitVersion)
+        self.manifests = table("instruction_manifests", Manifest, "body", "provenance")
+        self.audit = table("instruction_audit", AuditRecord, *_AUDIT_LIST_COLUMNS)
+        self.stubs = table("boot_stubs", BootStub)
+        self.approvals = table("instruction_approvals", Approval)
+        self.coverage = table("instruction_coverage", CoverageRun, "units")
+        self.probes = table("instruction_probes", Probe, "required_units")
+        self.signers = table("instruction_signers", Signer)
 
 
 class InstructionSteps:
@@ -173,9 +160,7 @@ class InstructionSteps:
         return self._step(f"{update} agent_id IN ({listing})", (manifest_pattern(owner, name),))
 
     def _register(self, agent: Agent) -> SqlStep:
-        return SqlStep(
-            f"{self._tables.agents.insert} ON CONFLICT (id) DO NOTHING", self._tables.agents.encode_row(agent)
-        )
+        return self._tables.agents.insert_step(agent, " ON CONFLICT (id) DO NOTHING")
 
     def _bump(self, owner: str) -> SqlStep:
         """Increases the agent's revision; a shared unit changes the revision of every agent."""

@@ -1,4 +1,4 @@
-"""All instruction records of an owner, for transfer to another store: read in pages, written in one transaction."""
+"""Transfer of instruction records between stores, one JSON line each: an owner is imported completely or not at all."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -11,14 +11,28 @@ from holdfast.instructions.models import Agent, Approval, AuditRecord, CoverageR
 from holdfast.instructions.store import InstructionRecords, OwnedRecord, export_record, record_owner
 from holdfast.instructions.uri import is_shared_owner
 from holdfast.stores.instructions.tables import InstructionSteps, InstructionTable, InstructionTables
-from holdfast.stores.sql.events import Cell
-from holdfast.stores.sql.records import ChangeRunner, FetchRows
+from holdfast.stores.sql.events import Cell, FetchRows
+from holdfast.stores.sql.records import ChangeRunner
 from holdfast.stores.write.queue import SqlStep
 
-PAGE_RECORDS = 500
-
-
+PAGE_RECORDS = 500  # Audit records are many: bounds what an export holds in memory.
 Row = TypeVar("Row", bound=msgspec.Struct)
+
+# Yields each record as accepted, None for a rejected one; raises InstructionError at the first invalid one.
+RecordJudge = Callable[[Sequence[OwnedRecord]], Iterator[OwnedRecord | None]]
+
+# The tag of each kind of record in an export.
+_TYPES: dict[str, type[OwnedRecord]] = {
+    "agent": Agent,
+    "unit": UnitVersion,
+    "manifest": Manifest,
+    "approval": Approval,
+    "coverage": CoverageRun,
+    "probe": Probe,
+    "audit": AuditRecord,
+}
+_TAGS = {kind: tag for tag, kind in _TYPES.items()}
+_encode = msgspec.json.Encoder().encode
 
 
 class OwnerTransfer(InstructionSteps):
@@ -29,12 +43,9 @@ class OwnerTransfer(InstructionSteps):
 
     def owners(self) -> tuple[str, ...]:
         # Shared owners first: an agent's manifest may list their units, which must exist when it is imported.
-        shared = [
-            owner
-            for owner in self._ids(f"SELECT DISTINCT agent_id FROM {self._tables.units.name}")
-            if is_shared_owner(owner)
-        ]
-        return (*sorted(shared), *self._ids(f"SELECT id FROM {self._tables.agents.name} ORDER BY id"))
+        unit_owners = self._ids(f"SELECT DISTINCT agent_id FROM {self._tables.units.name}")
+        agents = self._ids(f"SELECT id FROM {self._tables.agents.name} ORDER BY id")
+        return (*sorted(filter(is_shared_owner, unit_owners)), *agents)
 
     def list_owner_records(self, owner: str) -> Iterator[OwnedRecord]:
         tables, of_owner = self._tables, "WHERE agent_id = ? ORDER BY"
@@ -90,19 +101,22 @@ class OwnerTransfer(InstructionSteps):
         tables = self._tables
         match record:
             case Agent():
-                return _build_insert(tables.agents, record)
+                return tables.agents.insert_step(record)
             case UnitVersion():
-                return _build_insert(tables.units, record)
+                return tables.units.insert_step(record)
             case Manifest():
-                return _build_insert(tables.manifests, record)
+                return tables.manifests.insert_step(record)
             case Approval():
-                return _build_insert(tables.approvals, record)
+                return tables.approvals.insert_step(record)
             case AuditRecord():
-                return _build_insert(tables.audit, record)
+                return tables.audit.insert_step(record)
             case CoverageRun():
-                return _build_insert(tables.coverage, record)
+                return tables.coverage.insert_step(record)
             case Probe():
-                return _build_insert(tables.probes, record)
+                return tables.probes.insert_step(record)
+
+    def _first(self, table: InstructionTable[Row], where: str, *cells: Cell) -> Row | None:
+        return next(iter(self._rows(table, where, *cells)), None)
 
     def _rows(self, table: InstructionTable[Row], where: str, *cells: Cell) -> tuple[Row, ...]:
         rows = self._fetch(f"{table.select} {where}".replace("?", self._tables.param), cells)
@@ -110,17 +124,6 @@ class OwnerTransfer(InstructionSteps):
 
     def _ids(self, query: str, *cells: Cell) -> tuple[str, ...]:
         return tuple(str(name) for (name,) in self._fetch(query.replace("?", self._tables.param), cells))
-
-
-def _build_insert(table: InstructionTable[Row], row: Row) -> SqlStep:
-    return SqlStep(table.insert, table.encode_row(row))
-
-
-RECORD_TAG = "instruction_records"
-
-
-# Yields each record as accepted, None for a rejected one; raises InstructionError at the first invalid one.
-RecordJudge = Callable[[Sequence[OwnedRecord]], Iterator[OwnedRecord | None]]
 
 
 class ImportedOwner(msgspec.Struct, frozen=True):
@@ -133,72 +136,29 @@ class ImportedOwner(msgspec.Struct, frozen=True):
     dropped_approvals: int = 0
 
 
-class _Agent(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="agent", forbid_unknown_fields=True):
-    row: Agent
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of an export; `instruction_records` is the tag of the record in `row`."""
+
+    instruction_records: str
+    row: msgspec.Raw
 
 
-class _Unit(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="unit", forbid_unknown_fields=True):
-    row: UnitVersion
-
-
-class _Manifest(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="manifest", forbid_unknown_fields=True):
-    row: Manifest
-
-
-class _Approval(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="approval", forbid_unknown_fields=True):
-    row: Approval
-
-
-class _Coverage(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="coverage", forbid_unknown_fields=True):
-    row: CoverageRun
-
-
-class _Probe(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="probe", forbid_unknown_fields=True):
-    row: Probe
-
-
-class _Audit(msgspec.Struct, frozen=True, tag_field=RECORD_TAG, tag="audit", forbid_unknown_fields=True):
-    row: AuditRecord
-
-
-_Line = _Agent | _Unit | _Manifest | _Approval | _Coverage | _Probe | _Audit
-
-
-_encode = msgspec.json.Encoder().encode
-
-
-_decode = msgspec.json.Decoder(_Line).decode
+_decode_line = msgspec.json.Decoder(_Line).decode
 
 
 def export_records(store: InstructionRecords) -> Iterator[bytes]:
     """Owner by owner; only one owner's texts are in memory at a time."""
     for owner in store.owners():
-        for record in store.list_owner_records(owner):
-            yield _encode(_wrap_record(export_record(record))) + b"\n"
-
-
-def _wrap_record(record: OwnedRecord) -> _Line:
-    match record:
-        case Agent():
-            return _Agent(record)
-        case UnitVersion():
-            return _Unit(record)
-        case Manifest():
-            return _Manifest(record)
-        case Approval():
-            return _Approval(record)
-        case CoverageRun():
-            return _Coverage(record)
-        case Probe():
-            return _Probe(record)
-        case AuditRecord():
-            return _Audit(record)
+        for record in map(export_record, store.list_owner_records(owner)):
+            yield _encode(_Line(_TAGS[type(record)], msgspec.Raw(_encode(record)))) + b"\n"
 
 
 def decode_record(line: bytes) -> OwnedRecord:
     """Raises a msgspec error for a line that is not a record."""
-    decoded: _Line = _decode(line)
-    return decoded.row
+    decoded = _decode_line(line)
+    if decoded.instruction_records not in _TYPES:
+        raise msgspec.ValidationError(f"unknown kind of record {decoded.instruction_records!a}")
+    return msgspec.json.decode(decoded.row, type=_TYPES[decoded.instruction_records])
 
 
 class OwnerImporter:

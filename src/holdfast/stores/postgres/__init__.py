@@ -1,1 +1,1 @@
-"""TODO"""
+"""The PostgreSQL engine."""

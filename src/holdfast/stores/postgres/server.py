@@ -1,4 +1,4 @@
-"""Connects to a PostgreSQL server, checks it, and migrates its database to the current schema."""
+"""A PostgreSQL server: its address, connections, checks and migration, error messages, and text that it can store."""
 
 from collections.abc import Sequence
 
@@ -10,26 +10,14 @@ from holdfast.errors import StoreError, UserError
 from holdfast.stores.migrate import Migration
 from holdfast.stores.open import is_unambiguous_address, redact_address
 
+# An append waits for these: long enough for a busy server, short enough that a dead one is noticed.
 CONNECT_SECONDS_MAX = 10
-
-
 LOCK_SECONDS_MAX = 10.0
-
-
 STATEMENT_SECONDS_MAX = 60.0
-
-
 TCP_TIMEOUT_SECONDS = 30  # Without an answer for this long, TCP declares the connection dead.
-
-
 SERVER_VERSION_MIN = 13_00_00  # pg_current_xact_id and pg_xact_status with xid8 exist since PostgreSQL 13.
-
-
 SCHEMA_PREFIX = "holdfast."
-
-
 _MIGRATION_LOCK = 0x484F4C44  # "HOLD" in ASCII; the key of the advisory lock.
-
 
 _DEFAULT_OPTIONS: dict[str, str | int | None] = {
     "application_name": "holdfast",
@@ -38,8 +26,12 @@ _DEFAULT_OPTIONS: dict[str, str | int | None] = {
     "tcp_user_timeout": TCP_TIMEOUT_SECONDS * 1000,
 }
 
-
 PostgresConnection = psycopg.Connection[tuple[object, ...]]
+
+_REASON_CHARACTERS_MAX = 200  # Of a server's message: an error is one line.
+
+# PostgreSQL text cannot contain NUL: NUL and the escape character \x01 become two characters each.
+_ESCAPES = str.maketrans({"\x00": "\x01\x01", "\x01": "\x01\x02"})
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,18 +154,15 @@ def _fetch_int(connection: PostgresConnection, query: str) -> int:
     return row[0]
 
 
-_REASON_CHARACTERS_MAX = 200
-
-
 def parse_address(url: str) -> PostgresAddress:
     """Raises UserError, quoting nothing of the address, unless it can be parsed unambiguously."""
     if not is_unambiguous_address(url):
         raise _invalid_address()
     try:
-        parts = conninfo_to_dict(url)
+        options = conninfo_to_dict(url)
     except (psycopg.Error, UnicodeError) as error:
         raise _invalid_address() from error
-    return PostgresAddress(url, redact_address(url), str(parts.get("password") or ""))
+    return PostgresAddress(url, redact_address(url), str(options.get("password") or ""))
 
 
 def _invalid_address() -> UserError:
@@ -217,9 +206,6 @@ def explain_postgres_error(error: psycopg.Error, name: str) -> StoreError:
             return StoreError(f"the connection to {name} was lost: check the server, then open the store again")
         case code:
             return StoreError(f"{name} cannot be used (PostgreSQL error {code}): check the server's log")
-
-
-_ESCAPES = str.maketrans({"\x00": "\x01\x01", "\x01": "\x01\x02"})
 
 
 def escape_nul(cell: object) -> object:

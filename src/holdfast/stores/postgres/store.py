@@ -1,4 +1,7 @@
-"""The event log in a PostgreSQL database, which any number of processes and machines can share."""
+"""The store in a PostgreSQL database, which any number of processes and machines can share.
+
+Reads use pooled connections and reconnect once; changes beside the log use connections of their own.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,12 +10,10 @@ import psycopg
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.stores.event_log import DatabaseEventLog
-from holdfast.stores.instructions.tables import build_instruction_tables
 from holdfast.stores.migrate import load_migrations
 from holdfast.stores.pool import ConnectionPool
 from holdfast.stores.postgres.server import (
     LOCK_SECONDS_MAX,
-    SCHEMA_PREFIX,
     STATEMENT_SECONDS_MAX,
     ConnectionLimits,
     PostgresConnection,
@@ -25,7 +26,6 @@ from holdfast.stores.postgres.server import (
 )
 from holdfast.stores.postgres.writer import POSTGRES_QUERIES, RECONNECT_SECONDS_MAX, PostgresWriter
 from holdfast.stores.sql.events import EVENT_BYTES_MAX, Cell, is_storable_text
-from holdfast.stores.sql.records import build_record_queries
 from holdfast.stores.write.queue import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, SqlStep, TooFewRowsError, WriterThread
 
 
@@ -60,16 +60,8 @@ class PostgresStore(DatabaseEventLog):
             writes.commit, writes.close, group_jobs_max=group_jobs_max, queue_bytes_max=queue_bytes_max
         )
         reads = PostgresReader(reconnect, address.name)
-        super().__init__(
-            address.name,
-            POSTGRES_QUERIES,
-            reads,
-            writer,
-            event_bytes_max=event_bytes_max,
-            record_queries=build_record_queries("%s", schema=SCHEMA_PREFIX),
-            changes=PostgresChangeRunner(reconnect, address.name),
-            instruction_tables=build_instruction_tables("%s", schema=SCHEMA_PREFIX),
-        )
+        changes = PostgresChangeRunner(reconnect, address.name)
+        super().__init__(address.name, POSTGRES_QUERIES, reads, changes, writer, event_bytes_max=event_bytes_max)
 
 
 class PostgresChangeRunner:

@@ -19,6 +19,7 @@ from psycopg.errors import DeadlockDetected, SerializationFailure
 from holdfast.catalog.lookup import Models
 from holdfast.errors import StoreError
 from holdfast.stores.event_log import EngineQueries
+from holdfast.stores.instructions.tables import InstructionTables
 from holdfast.stores.postgres.server import (
     SCHEMA_PREFIX,
     PostgresConnection,
@@ -27,19 +28,22 @@ from holdfast.stores.postgres.server import (
     unescape_nul,
 )
 from holdfast.stores.sql.analytics_queries import RollUpSql
-from holdfast.stores.sql.events import EVENT_COLUMNS, Cell, build_log_queries, build_session_upsert, merge_tallies
+from holdfast.stores.sql.events import EVENT_COLUMNS, Cell, LogQueries, build_session_upsert, merge_tallies
+from holdfast.stores.sql.records import RecordQueries
 from holdfast.stores.sql.rollups import RollUpWriter
 from holdfast.stores.write.batch import Cursor, JobBatch
 from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, SettleJob, WriteJob
 
-RECONNECT_SECONDS_MAX = 10.0
-COMMIT_ATTEMPTS_MAX = 5
+RECONNECT_SECONDS_MAX = 10.0  # Outlasts the restart of a server.
+COMMIT_ATTEMPTS_MAX = 5  # Deadlocks and lost connections are rare: five in a row have another cause.
 
-POSTGRES_LOG_QUERIES = build_log_queries("%s", schema=SCHEMA_PREFIX)
+POSTGRES_LOG_QUERIES = LogQueries("%s", schema=SCHEMA_PREFIX)
 TABLE_QUERIES = RollUpSql("%s", schema=SCHEMA_PREFIX)
 POSTGRES_QUERIES = EngineQueries(
     POSTGRES_LOG_QUERIES,
     TABLE_QUERIES,
+    RecordQueries("%s", schema=SCHEMA_PREFIX),
+    InstructionTables("%s", schema=SCHEMA_PREFIX),
     version=f"SELECT max(version) FROM {SCHEMA_PREFIX}versions",
     size_bytes="""
 SELECT CAST(sum(pg_total_relation_size(c.oid)) AS bigint)
@@ -61,7 +65,7 @@ SELECT pg_current_xact_id()::text, CASE WHEN current_setting('synchronous_commit
     THEN set_config('synchronous_commit', 'on', true) END
 """
 
-_PAUSE_SECONDS = 0.1
+_PAUSE_SECONDS = 0.1  # Between two attempts to reconnect.
 
 
 class _PendingCommit(msgspec.Struct, frozen=True):

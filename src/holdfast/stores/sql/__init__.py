@@ -1,1 +1,1 @@
-"""TODO"""
+"""SQL and row formats that all engines share."""

@@ -1,17 +1,16 @@
-"""Cost queries on a database: whole days from the roll-ups, parts of a day from call rows."""
+"""Cost and analytics queries on a database: from roll-ups where possible, else from rows, never from the log."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Protocol
 
 import msgspec
 
 from holdfast.errors import StoreError
 from holdfast.events.log import Event, SessionRow
 from holdfast.events.payloads.session import SessionStarted, SkillLoaded, TurnStarted
-from holdfast.ledger.analytics.in_memory import NO_FILTER
 from holdfast.ledger.analytics.queries import (
+    NO_FILTER,
     CacheBreakCall,
     Group,
     GroupBy,
@@ -28,7 +27,6 @@ from holdfast.ledger.analytics.results import FULL_SCOPE, VERDICT_KINDS, RollUpR
 from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
 from holdfast.ledger.money import AT_MAX, format_utc_day, to_dollars, utc_day_start
 from holdfast.ledger.postings import ACCOUNT_DAYS, DAYS, OUTCOME_DAYS, SESSION_DAYS, RollUp, Sums
-from holdfast.ledger.postings import struct_values as cells_in
 from holdfast.stores.sql.analytics_queries import (
     ROLLUP_SOURCES,
     SIMULATED_PATTERN,
@@ -36,20 +34,24 @@ from holdfast.stores.sql.analytics_queries import (
     RollUpSql,
     filter_parameters,
 )
-from holdfast.stores.sql.events import Cell, decode_event_row, decode_session_row
+from holdfast.stores.sql.events import Cell, FetchRows, as_int, decode_event_row, decode_session_row
 from holdfast.types.usage import Usage
 
 DAY_SECONDS = 86_400
 
+TURN_BATCH_EVENTS = 128  # Most turns fit into one batch.
 
-class FetchTableRows(Protocol):
-    def __call__(self, query: str, parameters: Sequence[Cell], /) -> list[tuple[object, ...]]: ...
+# Which groupings each roll-up can answer by itself.
+DAY_GROUPINGS: frozenset[str] = frozenset({"model", "provider", "day", "none"})
+ACCOUNT_GROUPINGS: frozenset[str] = frozenset({"gateway_key", "user", "team", "day", "none"})
+SESSION_GROUPINGS: frozenset[str] = frozenset({"session", "parent_session", "is_worker", "day", "none"})
+_decode_verdict = msgspec.json.Decoder(Verdict).decode
 
 
 class SqlRollUpSource:
     """Every query starts with `catch_up`, so that it covers everything written before."""
 
-    def __init__(self, fetch: FetchTableRows, queries: RollUpSql, catch_up: Callable[[], None]) -> None:
+    def __init__(self, fetch: FetchRows, queries: RollUpSql, catch_up: Callable[[], None]) -> None:
         self._fetch = fetch
         self._queries = queries
         self._catch_up = catch_up
@@ -142,24 +144,8 @@ def _row_parameters(
     return table_parameters * len(ROLLUP_SOURCES[table.name])
 
 
-TURN_BATCH_EVENTS = 128
-
-
-# Which groupings each roll-up can answer by itself.
-DAY_GROUPINGS: frozenset[str] = frozenset({"model", "provider", "day", "none"})
-
-
-ACCOUNT_GROUPINGS: frozenset[str] = frozenset({"gateway_key", "user", "team", "day", "none"})
-
-
-SESSION_GROUPINGS: frozenset[str] = frozenset({"session", "parent_session", "is_worker", "day", "none"})
-
-
-_decode_verdict = msgspec.json.Decoder(Verdict).decode
-
-
 class SqlAnalyticsQueries:
-    def __init__(self, fetch: FetchTableRows, queries: RollUpSql, catch_up: Callable[[], None]) -> None:
+    def __init__(self, fetch: FetchRows, queries: RollUpSql, catch_up: Callable[[], None]) -> None:
         self._fetch = fetch
         self._queries = AnalyticsSql(queries)
         self._tables = SqlRollUpSource(fetch, queries, catch_up)
@@ -199,12 +185,7 @@ class SqlAnalyticsQueries:
                 yield keys[group_by], Sums(*cells)
         if not filter_.filtered_fields:
             total = sum((Sums(*cells) for _, cells in self._tables.rows(DAYS, (), scope)), Sums())
-            remainder = Sums(
-                *(
-                    total_cell - account_cell
-                    for total_cell, account_cell in zip(cells_in(total), cells_in(with_account), strict=True)
-                )
-            )
+            remainder = total - with_account
             if remainder.entries:
                 yield "", remainder
 
@@ -235,14 +216,14 @@ class SqlAnalyticsQueries:
         self._catch_up()
         counts_by_model: dict[str, dict[int, int]] = {}
         for model, latency_ms, calls in self._fetch(self._queries.latencies, _scope_parameters(scope)):
-            counts_by_model.setdefault(str(model), {})[_as_int(latency_ms)] = _as_int(calls)
+            counts_by_model.setdefault(str(model), {})[as_int(latency_ms)] = as_int(calls)
         return counts_by_model
 
     def usage_by_size(self, limits: Sequence[int], scope: LedgerScope = FULL_SCOPE) -> tuple[SizedUsage, ...]:
         self._catch_up()
         rows = self._fetch(self._queries.usage_by_size(limits), _scope_parameters(scope))
         sized = [
-            SizedUsage(str(model), _as_int(sizes), _as_int(calls), Usage(*map(_as_int, usage)))
+            SizedUsage(str(model), as_int(sizes), as_int(calls), Usage(*map(as_int, usage)))
             for model, sizes, calls, *usage in rows
         ]
         return tuple(sorted(sized, key=lambda row: (row.model, row.limits_exceeded)))
@@ -259,9 +240,8 @@ class SqlAnalyticsQueries:
         self._catch_up()
         query = self._queries.cache_breaks(kind=kind is not None, component=component is not None)
         filter_cells = [value for value in (kind, component) if value is not None]
-        return tuple(
-            map(_build_broken_call, self._fetch(query, (*_scope_parameters(scope), *filter_cells, limit, skip)))
-        )
+        rows = self._fetch(query, (*_scope_parameters(scope), *filter_cells, limit, skip))
+        return tuple(map(_build_broken_call, rows))
 
     def skill_loads(self, scope: LedgerScope = FULL_SCOPE) -> tuple[SkillLoad, ...]:
         exclusion = () if scope.simulated else (SIMULATED_PATTERN,)
@@ -290,19 +270,19 @@ class SqlAnalyticsQueries:
         costs = []
         for *columns, spent in rows:
             row = decode_session_row(columns)
-            model, turn_count = str(models.get(row.id, row.model)), _as_int(turns.get(row.id, 0))
-            costs.append(SessionCost(row, to_dollars(_as_int(spent)), model, turn_count, paths.get(row.id)))
+            model, turn_count = str(models.get(row.id, row.model)), as_int(turns.get(row.id, 0))
+            costs.append(SessionCost(row, to_dollars(as_int(spent)), model, turn_count, paths.get(row.id)))
         return tuple(costs)
 
     def turn_events(self, turn_id: str) -> tuple[Event, ...]:
         for seq, session_id in self._fetch(self._queries.turn_start, (turn_id,)):
-            return tuple(self._events_of_turn(turn_id, str(session_id), _as_int(seq)))
+            return tuple(self._events_of_turn(turn_id, str(session_id), as_int(seq)))
         return ()
 
     def _events_of_turn(self, turn_id: str, session_id: str, seq: int) -> Iterable[Event]:
         """Turns of a session do not overlap, so a turn ends where the next one starts."""
         while batch := self._fetch(self._queries.events_from, (session_id, seq, TURN_BATCH_EVENTS)):
-            seq = _as_int(batch[-1][0]) + 1
+            seq = as_int(batch[-1][0]) + 1
             for event in _decode_events(columns for _, *columns in batch):
                 if isinstance(event.payload, TurnStarted) and event.id != turn_id:
                     return
@@ -333,11 +313,5 @@ def _build_broken_call(columns: Sequence[object]) -> CacheBreakCall:
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise StoreError("the table of calls is damaged: `holdfast db rebuild` rebuilds it from the log") from error
     assert isinstance(at, float)
-    return CacheBreakCall(
-        str(session_id), None if name is None else str(name), _as_int(number), at, str(model), decoded
-    )
-
-
-def _as_int(value: object) -> int:
-    assert isinstance(value, int)
-    return value
+    name = None if name is None else str(name)
+    return CacheBreakCall(str(session_id), name, as_int(number), at, str(model), decoded)

@@ -1,4 +1,4 @@
-"""SQL of the roll-up tables, shared by all engines."""
+"""SQL of the roll-up tables and of the analytics queries, shared by all engines."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -24,19 +24,12 @@ SESSION_ORDER_SQL: dict[SessionOrder, str] = {
     "newest": "last_event_at DESC, id DESC",
 }
 
-
 _SUMS = Sums.__struct_fields__
-
-
-_ROW_COLUMNS = ("session_id", "at", "day", "provider", "model", "simulated")
-
 
 # How a row of a table contributes to each sum of a roll-up, as SQL expressions.
 _CALL_SUMS = {"entries": "1", "calls": "1", "hits": "CASE WHEN cache_read > 0 THEN 1 ELSE 0 END"}
 
-
 _CHARGE_SUMS = {"entries": "1", "spent": "spent"}
-
 
 _VERDICT_SUMS = {
     "calls": "1",
@@ -45,9 +38,7 @@ _VERDICT_SUMS = {
     "lost": "lost",
 }
 
-
 _OUTCOME_SUMS = {"calls": "1", "latency_ms": "latency_ms", "retries": "retries"}
-
 
 ROLLUP_SOURCES: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
     DAYS.name: (
@@ -58,15 +49,33 @@ ROLLUP_SOURCES: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
     OUTCOME_DAYS.name: (("calls", _OUTCOME_SUMS), ("failures", _OUTCOME_SUMS)),
 }
 
-
 # For each roll-up, the tables it sums over and the expression for each sum.
 ROLLUP_SOURCES[SESSION_DAYS.name] = ROLLUP_SOURCES[ACCOUNT_DAYS.name] = ROLLUP_SOURCES[DAYS.name]
-
 
 _CONDITIONS = {
     VERDICT_DAYS.name: " AND kind IS NOT NULL",
     ACCOUNT_DAYS.name: " AND (key_id <> '' OR user_id <> '' OR team_id <> '')",
 }
+
+# Matches the payload of the first event of a simulated session.
+SIMULATED_PATTERN = '%"simulated":true%'
+
+# The expression for each grouping; filters compare the same columns.
+_GROUP_KEYS: dict[str, str] = {
+    "model": "part.model",
+    "provider": "part.provider",
+    "session": "session_id",
+    "day": "day",
+    "gateway_key": "key_id",
+    "user": "user_id",
+    "team": "team_id",
+    "parent_session": "coalesce(parent_session_id, session_id)",
+    "is_worker": "CASE WHEN parent_session_id IS NULL THEN 0 ELSE 1 END",
+    "none": "0",
+}
+_ROW_COLUMNS = "session_id, at, day, provider, model, key_id, user_id, team_id"
+_TOKENS_SENT = "(input + cache_read + cache_write_5m + cache_write_1h + cache_write_other)"
+_BUCKETS = ("input", "cache_read", "cache_write_5m", "cache_write_1h", "cache_write_other", "output")
 
 
 class RollUpSql:
@@ -195,49 +204,6 @@ def _sum_query(keys: tuple[str, ...], sums: Sequence[str], source: str) -> str:
     return f"SELECT {', '.join([*keys, *columns])} FROM {source}{group_by}"
 
 
-# Matches the payload of the first event of a simulated session.
-SIMULATED_PATTERN = '%"simulated":true%'
-
-
-_PARENT = "coalesce(parent_session_id, session_id)"
-
-
-_WORKER = "CASE WHEN parent_session_id IS NULL THEN 0 ELSE 1 END"
-
-
-_GROUP_KEYS: dict[GroupBy, str] = {
-    "model": "part.model",
-    "provider": "part.provider",
-    "session": "session_id",
-    "day": "day",
-    "gateway_key": "key_id",
-    "user": "user_id",
-    "team": "team_id",
-    "parent_session": _PARENT,
-    "is_worker": _WORKER,
-    "none": "0",
-}
-
-
-_FILTER_COLUMNS = {
-    "model": "part.model",
-    "provider": "part.provider",
-    "session": "session_id",
-    "gateway_key": "key_id",
-    "user": "user_id",
-    "team": "team_id",
-}
-
-
-_FIGURE_COLUMNS = "session_id, at, day, provider, model, key_id, user_id, team_id"
-
-
-_TOKENS_SENT = "(input + cache_read + cache_write_5m + cache_write_1h + cache_write_other)"
-
-
-_BUCKETS = ("input", "cache_read", "cache_write_5m", "cache_write_1h", "cache_write_other", "output")
-
-
 class AnalyticsSql:
     def __init__(self, tables: RollUpSql) -> None:
         self._tables = tables
@@ -266,7 +232,7 @@ class AnalyticsSql:
         for table, expressions in ROLLUP_SOURCES[DAYS.name]:
             columns = ", ".join(f"{expressions[sum]} AS {sum}" for sum in sums)
             where = f"{self._tables.time_condition(spans)} AND simulated <= {self._param}"
-            selects.append(f"SELECT {_FIGURE_COLUMNS}, {columns} FROM {self._schema}{table} WHERE {where}")
+            selects.append(f"SELECT {_ROW_COLUMNS}, {columns} FROM {self._schema}{table} WHERE {where}")
         return self._group(group_by, filter_, f"({' UNION ALL '.join(selects)}) AS part")
 
     def session_groups(self, group_by: GroupBy, filter_: GroupFilter) -> str:
@@ -283,7 +249,7 @@ class AnalyticsSql:
         # CAST to bigint truncates in SQLite but rounds in PostgreSQL, so PostgreSQL needs trunc() first.
         seconds = "at" if self._param == "?" else "trunc(at)"
         key = f"CAST({seconds} AS bigint) / {HOUR_SECONDS}" if group_by == "hour" else _GROUP_KEYS[group_by]
-        conditions = [f"{_FILTER_COLUMNS[name]} = {self._param}" for name in sorted(filter_.filtered_fields)]
+        conditions = [f"{_GROUP_KEYS[name]} = {self._param}" for name in sorted(filter_.filtered_fields)]
         if not filter_.workers:
             conditions.append("parent_session_id IS NULL")
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""

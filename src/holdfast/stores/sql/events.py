@@ -1,7 +1,7 @@
-"""Maps events to rows of the events table, and sums up session rows."""
+"""The event log in SQL, for all engines: rows of events and sessions, and the queries on them."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import get_args
 
 import msgspec
@@ -11,21 +11,23 @@ from holdfast.events.log import SCHEMA_VERSION, Actor, Event, SessionRow, event_
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 
+# Bounds what one event takes in memory: it is encoded, decoded once for checking, and queued.
 EVENT_BYTES_MAX = 64 * 1024 * 1024
-
 
 # Two ids must fit into one index entry. PostgreSQL limits a B-tree entry to 2,704 bytes (8 kB pages), and escaping can
 # double the length of an id: 2 * 2 * 600 = 2,400.
 ID_BYTES_MAX = 600
 
-
-_VERSION_MAX = 2**31 - 1
-
-
+_VERSION_MAX = 2**31 - 1  # PostgreSQL's integer column.
 _NUMBERS = frozenset((float, int))
-
-
 _ACTORS = frozenset(get_args(Actor))
+
+Cell = str | int | float | None
+FetchRows = Callable[[str, Sequence[Cell]], list[tuple[object, ...]]]
+SESSION_COLUMNS = SessionRow.__struct_fields__
+_KNOWN_TYPES = frozenset(payload.__struct_config__.tag for payload in get_args(AnyPayload))
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(AnyPayload).decode
 
 
 class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -44,15 +46,6 @@ class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 EVENT_COLUMNS = EventRow.__struct_fields__
-
-
-_KNOWN_TYPES = frozenset(payload.__struct_config__.tag for payload in get_args(AnyPayload))
-
-
-_encode = msgspec.json.Encoder().encode
-
-
-_decode = msgspec.json.Decoder(AnyPayload).decode
 
 
 def encode_events(events: Iterable[Event], *, event_bytes_max: int = EVENT_BYTES_MAX) -> tuple[EventRow, ...]:
@@ -144,18 +137,13 @@ def decode_event_row(columns: Sequence[object]) -> Event:
 
 def _unreadable(columns: Mapping[str, object]) -> StoreError:
     event_type, version = columns["type"], columns["version"]
-    description = (
-        f"event {_abbreviate(columns['id'])} of type {_abbreviate(event_type)}, version {_abbreviate(version)},"
-    )
+    short = {name: ascii(value)[:80] for name, value in columns.items()}
+    description = f"event {short['id']} of type {short['type']}, version {short['version']},"
     is_newer = isinstance(version, int) and version > SCHEMA_VERSION
     if is_newer or event_type not in _KNOWN_TYPES:
         return StoreError(f"{description} was written by a newer Holdfast: upgrade holdfast to read this session")
-    session_id = _abbreviate(columns["session_id"])
-    return StoreError(f"{description} is damaged: restore the database from a backup, or delete session {session_id}")
-
-
-def _abbreviate(value: object) -> str:
-    return ascii(value)[:80]
+    fix = f"restore the database from a backup, or delete session {short['session_id']}"
+    return StoreError(f"{description} is damaged: {fix}")
 
 
 def continued_elsewhere_error(session_id: str) -> StoreError:
@@ -201,25 +189,28 @@ def merge_tallies(tallies: Iterable[SessionRow]) -> tuple[SessionRow, ...]:
     return tuple(rows[0] if len(rows) == 1 else _merge_rows(rows) for rows in rows_by_session.values())
 
 
-def _merge_rows(parts: Sequence[SessionRow]) -> SessionRow:
+def _merge_rows(rows: Sequence[SessionRow]) -> SessionRow:
     """The row of a session after more events; an absent value never replaces a present one."""
     return SessionRow(
-        id=parts[0].id,
-        name=_last_present(part.name for part in parts),
-        model=_last_present(part.model or None for part in parts) or "",
-        started_at=min([part.started_at for part in parts]),
-        last_event_at=max([part.last_event_at for part in parts]),
-        event_count=sum([part.event_count for part in parts]),
-        parent_session_id=_last_present(part.parent_session_id or None for part in parts),
+        id=rows[0].id,
+        name=_last_present(row.name for row in rows),
+        model=_last_present(row.model or None for row in rows) or "",
+        started_at=min([row.started_at for row in rows]),
+        last_event_at=max([row.last_event_at for row in rows]),
+        event_count=sum([row.event_count for row in rows]),
+        parent_session_id=_last_present(row.parent_session_id or None for row in rows),
     )
 
 
 def _last_present(texts: Iterable[str | None]) -> str | None:
-    present = None
-    for text in texts:
-        if text is not None:
-            present = text
-    return present
+    present = [text for text in texts if text is not None]
+    return present[-1] if present else None
+
+
+def as_int(cell: object) -> int:
+    """A cell that the schema or the query makes an integer."""
+    assert isinstance(cell, int)
+    return cell
 
 
 def decode_session_row(columns: Sequence[object]) -> SessionRow:
@@ -230,66 +221,43 @@ def decode_session_row(columns: Sequence[object]) -> SessionRow:
         raise StoreError("the list of sessions is damaged: restore the database from a backup") from error
 
 
-Cell = str | int | float | None
-
-
-SESSION_COLUMNS = SessionRow.__struct_fields__
-
-
-class LogQueries(msgspec.Struct, frozen=True):
-    param: str
-    events_page: str
-    event_position: str
-    session: str
-    sessions: str
-    learned_events: str
-    event_exists: str
-    continuation_exists: str
-    delete_events: str
-    delete_session: str
-    any_event: str
-    is_old: str
-    prunable: str
-    totals: str
-    prune: str
-    recount: str
-
-
-def build_log_queries(param: str, *, schema: str = "") -> LogQueries:
+class LogQueries:
     """The queries of an engine that writes `param` for a parameter and `schema` as table prefix."""
-    events, sessions = f"{schema}events", f"{schema}sessions"
-    columns = ", ".join(EVENT_COLUMNS)
-    newest_first = "ORDER BY last_event_at DESC, id DESC"
-    after_seq = f"session_id = {param} AND seq > {param}"
-    return LogQueries(
-        param=param,
-        events_page=f"SELECT seq, {columns} FROM {events} WHERE {after_seq} ORDER BY seq LIMIT {param}",
-        event_position=f"SELECT seq FROM {events} WHERE id = {param} AND session_id = {param}",
-        session=f"SELECT 1 FROM {sessions} WHERE id = {param}",
-        sessions=f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} {newest_first} LIMIT {param}",
+
+    def __init__(self, param: str, *, schema: str = "") -> None:
+        self.param = param
+        events, sessions = f"{schema}events", f"{schema}sessions"
+        columns = ", ".join(EVENT_COLUMNS)
+        newest_first = "ORDER BY last_event_at DESC, id DESC"
+        after_seq = f"session_id = {param} AND seq > {param}"
+        self.events_page = f"SELECT seq, {columns} FROM {events} WHERE {after_seq} ORDER BY seq LIMIT {param}"
+        self.event_position = f"SELECT seq FROM {events} WHERE id = {param} AND session_id = {param}"
+        self.session = f"SELECT 1 FROM {sessions} WHERE id = {param}"
+        self.sessions = f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} {newest_first} LIMIT {param}"
         # The partial index is used only if the type is a literal.
-        learned_events=f"SELECT {columns} FROM {events} WHERE type = 'cache.learned' ORDER BY seq DESC LIMIT {param}",
-        event_exists=f"SELECT 1 FROM {events} WHERE id = {param}",
-        continuation_exists=f"SELECT 1 FROM {events} WHERE session_id = {param} AND parent_event_id = {param}",
-        delete_events=f"DELETE FROM {events} WHERE session_id = {param}",
-        delete_session=f"DELETE FROM {sessions} WHERE id = {param}",
-        is_old=f"SELECT 1 FROM {sessions} WHERE id = {param} AND last_event_at < {param}",
-        prunable=f"""
+        self.learned_events = (
+            f"SELECT {columns} FROM {events} WHERE type = 'cache.learned' ORDER BY seq DESC LIMIT {param}"
+        )
+        self.event_exists = f"SELECT 1 FROM {events} WHERE id = {param}"
+        self.continuation_exists = f"SELECT 1 FROM {events} WHERE session_id = {param} AND parent_event_id = {param}"
+        self.delete_events = f"DELETE FROM {events} WHERE session_id = {param}"
+        self.delete_session = f"DELETE FROM {sessions} WHERE id = {param}"
+        self.is_old = f"SELECT 1 FROM {sessions} WHERE id = {param} AND last_event_at < {param}"
+        self.prunable = f"""
 SELECT s.id, count(*) FROM {sessions} AS s JOIN {events} AS e ON e.session_id = s.id
-WHERE s.last_event_at < {param} AND e.type NOT IN ({{retained}}) GROUP BY s.id ORDER BY s.id""",
-        totals=f"""
+WHERE s.last_event_at < {param} AND e.type NOT IN ({{retained}}) GROUP BY s.id ORDER BY s.id"""
+        self.totals = f"""
 SELECT count(*), CAST(coalesce(sum(event_count), 0) AS bigint), min(started_at), max(last_event_at),
     (SELECT count(*) FROM {schema}calls), (SELECT count(*) FROM {sessions} WHERE entered_events <> event_count)
-FROM {sessions}""",
-        any_event=f"SELECT 1 FROM {events} WHERE session_id = {param} LIMIT 1",
-        prune=f"DELETE FROM {events} WHERE session_id = {param} AND type NOT IN ({{retained}})",
-        recount=f"""
+FROM {sessions}"""
+        self.any_event = f"SELECT 1 FROM {events} WHERE session_id = {param} LIMIT 1"
+        self.prune = f"DELETE FROM {events} WHERE session_id = {param} AND type NOT IN ({{retained}})"
+        self.recount = f"""
 UPDATE {sessions} SET entered_events = -1,
     event_count = (SELECT count(*) FROM {events} WHERE session_id = {sessions}.id),
     started_at = (SELECT min(at) FROM {events} WHERE session_id = {sessions}.id),
     last_event_at = (SELECT max(at) FROM {events} WHERE session_id = {sessions}.id)
-WHERE id = {param}""",
-    )
+WHERE id = {param}"""
 
 
 def build_session_upsert(param: str, *, schema: str = "", least: str, greatest: str) -> str:

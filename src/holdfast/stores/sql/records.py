@@ -1,6 +1,6 @@
-"""Keys, controls, settings and the global order of events in a database, independent of the engine."""
+"""Keys, controls, settings and the global order of events in a database: the records and their SQL, for all engines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -10,10 +10,10 @@ from holdfast.errors import StoreError
 from holdfast.events.cache_controls import CacheControls, CacheSettings, SessionControl
 from holdfast.events.log import Event
 from holdfast.events.records import KeyRow, PositionedEvent
-from holdfast.stores.sql.events import EVENT_COLUMNS, Cell, decode_event_row
+from holdfast.stores.sql.events import EVENT_COLUMNS, Cell, FetchRows, as_int, decode_event_row
 from holdfast.stores.write.queue import SqlStep
 
-FetchRows = Callable[[str, Sequence[Cell]], list[tuple[object, ...]]]
+KEY_COLUMNS = KeyRow.__struct_fields__
 
 
 class ChangeRunner(Protocol):
@@ -30,22 +30,44 @@ class ChangeRunner(Protocol):
     def close(self) -> None: ...
 
 
-class RecordQueries(msgspec.Struct, frozen=True):
-    add_key: str
-    key: str
-    keys: str
-    any_key: str
-    revoke_key: str
-    controls: str
-    session_controls: str
-    settings: str
-    set_settings: str
-    set_caching_enabled: str
-    invalidate: str
-    request_refresh: str
-    delete_controls: str
-    newest_position: str
-    events_after: str
+class RecordQueries:
+    """The queries of an engine that writes `param` for a parameter and `schema` as table prefix."""
+
+    def __init__(self, param: str, *, schema: str = "") -> None:
+        keys, settings, controls = f"{schema}api_keys", f"{schema}settings", f"{schema}cache_controls"
+        columns, params = ", ".join(KEY_COLUMNS), ", ".join([param] * len(KEY_COLUMNS))
+        fields = "caching_enabled, generation, invalidated_at, adoptions"
+        insert = f"INSERT INTO {controls} AS kept (session_id, {fields})"
+        on_conflict = "ON CONFLICT (session_id) DO UPDATE SET"
+        select_settings = f"SELECT value FROM {settings} WHERE name = 'cache'"
+        self.add_key = f"INSERT INTO {keys} ({columns}) VALUES ({params})"
+        self.key = f"SELECT {columns} FROM {keys} WHERE id = {param}"
+        self.keys = f"SELECT {columns} FROM {keys} ORDER BY created_at, id"
+        self.any_key = f"SELECT 1 FROM {keys} LIMIT 1"
+        self.revoke_key = f"UPDATE {keys} SET revoked_at = {param} WHERE id = {param} AND revoked_at IS NULL"
+        # The one-row table makes the result one row even for a session without controls.
+        self.controls = (
+            f"SELECT ({select_settings}), {fields} FROM (SELECT 1) AS one LEFT JOIN {controls} ON session_id = {param}"
+        )
+        self.session_controls = f"SELECT session_id, {fields} FROM {controls}"
+        self.settings = select_settings
+        self.set_settings = (
+            f"INSERT INTO {settings} (name, value) VALUES ('cache', {param}) "
+            "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+        )
+        self.set_caching_enabled = (
+            f"{insert} VALUES ({param}, {param}, 0, NULL, 0) {on_conflict} caching_enabled = excluded.caching_enabled"
+        )
+        self.invalidate = (
+            f"{insert} VALUES ({param}, 1, 1, {param}, 0) "
+            f"{on_conflict} generation = kept.generation + 1, invalidated_at = excluded.invalidated_at"
+        )
+        self.request_refresh = f"{insert} VALUES ({param}, 1, 0, NULL, 1) {on_conflict} adoptions = kept.adoptions + 1"
+        self.delete_controls = f"DELETE FROM {controls} WHERE session_id = {param}"
+        self.newest_position = f"SELECT coalesce(max(seq), 0) FROM {schema}events"
+        self.events_after = (
+            f"SELECT seq, {', '.join(EVENT_COLUMNS)} FROM {schema}events WHERE seq > {param} ORDER BY seq LIMIT {param}"
+        )
 
 
 class DatabaseRecords:
@@ -106,15 +128,11 @@ class DatabaseRecords:
 
     def newest_position(self) -> int:
         ((seq,),) = self._fetch(self._queries.newest_position, ())
-        assert isinstance(seq, int)
-        return seq
+        return as_int(seq)
 
     def events_after(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:
-        placed = []
-        for seq, *columns in self._fetch(self._queries.events_after, (position, limit)):
-            assert isinstance(seq, int)
-            placed.append(PositionedEvent(seq, _decode_event(columns)))
-        return tuple(placed)
+        rows = self._fetch(self._queries.events_after, (position, limit))
+        return tuple(PositionedEvent(as_int(seq), _decode_event(columns)) for seq, *columns in rows)
 
 
 def _decode_event(columns: Sequence[object]) -> Event | None:
@@ -144,44 +162,9 @@ def _decode_settings(value: object) -> CacheSettings:
 
 
 def _decode_control(columns: Sequence[object]) -> SessionControl:
-    enabled, generation, invalidated_at, adoptions = columns
+    enabled, generation, invalidated_at, refreshes = columns
     if enabled is None:
         return SessionControl()
     at = invalidated_at if isinstance(invalidated_at, float | int) else None
-    counts = [count if isinstance(count, int) else 0 for count in (generation, adoptions)]
+    counts = [count if isinstance(count, int) else 0 for count in (generation, refreshes)]
     return SessionControl(bool(enabled), counts[0], at, counts[1])
-
-
-KEY_COLUMNS = KeyRow.__struct_fields__
-
-
-def build_record_queries(param: str, *, schema: str = "") -> RecordQueries:
-    """The queries of an engine that writes `param` for a parameter and `schema` as table prefix."""
-    keys, settings, controls = f"{schema}api_keys", f"{schema}settings", f"{schema}cache_controls"
-    columns, params = ", ".join(KEY_COLUMNS), ", ".join([param] * len(KEY_COLUMNS))
-    fields = "caching_enabled, generation, invalidated_at, adoptions"
-    select_settings = f"SELECT value FROM {settings} WHERE name = 'cache'"
-    return RecordQueries(
-        add_key=f"INSERT INTO {keys} ({columns}) VALUES ({params})",
-        key=f"SELECT {columns} FROM {keys} WHERE id = {param}",
-        keys=f"SELECT {columns} FROM {keys} ORDER BY created_at, id",
-        any_key=f"SELECT 1 FROM {keys} LIMIT 1",
-        revoke_key=f"UPDATE {keys} SET revoked_at = {param} WHERE id = {param} AND revoked_at IS NULL",
-        # The one-row table makes the result one row even for a session without controls.
-        controls=f"SELECT ({select_settings}), {fields} FROM (SELECT 1) AS one "
-        f"LEFT JOIN {controls} ON session_id = {param}",
-        session_controls=f"SELECT session_id, {fields} FROM {controls}",
-        settings=select_settings,
-        set_settings=f"INSERT INTO {settings} (name, value) VALUES ('cache', {param}) "
-        "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-        set_caching_enabled=f"INSERT INTO {controls} AS kept (session_id, {fields}) VALUES ({param}, {param}, 0, NULL, 0) "
-        "ON CONFLICT (session_id) DO UPDATE SET caching_enabled = excluded.caching_enabled",
-        invalidate=f"INSERT INTO {controls} AS kept (session_id, {fields}) VALUES ({param}, 1, 1, {param}, 0) "
-        "ON CONFLICT (session_id) DO UPDATE SET generation = kept.generation + 1, "
-        "invalidated_at = excluded.invalidated_at",
-        request_refresh=f"INSERT INTO {controls} AS kept (session_id, {fields}) VALUES ({param}, 1, 0, NULL, 1) "
-        "ON CONFLICT (session_id) DO UPDATE SET adoptions = kept.adoptions + 1",
-        delete_controls=f"DELETE FROM {controls} WHERE session_id = {param}",
-        newest_position=f"SELECT coalesce(max(seq), 0) FROM {schema}events",
-        events_after=f"SELECT seq, {', '.join(EVENT_COLUMNS)} FROM {schema}events WHERE seq > {param} ORDER BY seq LIMIT {param}",
-    )

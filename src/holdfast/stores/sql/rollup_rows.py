@@ -7,17 +7,24 @@ from holdfast.ledger.accounting import LedgerEntry
 from holdfast.ledger.postings import Posting, component_key
 from holdfast.types.reply import ReplySource
 
+_encode = msgspec.json.Encoder().encode
 
-class CallRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+
+class _LedgerRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The columns that all three tables have."""
+
     session_id: str
-    number: int
     event_id: str
-    turn_id: str | None
     at: float
     day: str
     provider: str
     model: str
     simulated: int
+
+
+class CallRow(_LedgerRow, frozen=True, array_like=True, gc=False):
+    number: int
+    turn_id: str | None
     input: int
     cache_read: int
     cache_write_5m: int
@@ -51,14 +58,7 @@ class CallRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     source: ReplySource
 
 
-class ChargeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    session_id: str
-    event_id: str
-    at: float
-    day: str
-    provider: str
-    model: str
-    simulated: int
+class ChargeRow(_LedgerRow, frozen=True, array_like=True, gc=False):
     type: str
     spent: int
     key_id: str
@@ -66,14 +66,7 @@ class ChargeRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     team_id: str
 
 
-class FailureRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    session_id: str
-    event_id: str
-    at: float
-    day: str
-    provider: str
-    model: str
-    simulated: int
+class FailureRow(_LedgerRow, frozen=True, array_like=True, gc=False):
     outcome: str
     latency_ms: int
     latency_bits: int
@@ -84,31 +77,26 @@ TableRow = CallRow | ChargeRow | FailureRow
 
 TABLE_NAMES: dict[type[TableRow], str] = {CallRow: "calls", ChargeRow: "charges", FailureRow: "failures"}
 
-_encode = msgspec.json.Encoder().encode
-
 
 def encode_posting(posting: Posting) -> TableRow:
+    common = (
+        *(posting.session_id, posting.event_id, posting.at, posting.day, posting.provider, posting.model),
+        int(posting.is_simulated),
+    )
     if posting.entry is not None:
-        return _call_row(posting, posting.entry)
-    common = (posting.session_id, posting.event_id, posting.at, posting.day, posting.provider, posting.model)
-    simulated, latency_ms = int(posting.is_simulated), posting.latency_ms
+        return _call_row(common, posting, posting.entry)
     if posting.outcome is None:
-        return ChargeRow(*common, simulated, posting.type, posting.sums.spent, *astuple(posting.payer))
-    return FailureRow(*common, simulated, posting.outcome, latency_ms, latency_ms.bit_length(), posting.retries)
+        return ChargeRow(*common, posting.type, posting.sums.spent, *astuple(posting.payer))
+    latency_ms = posting.latency_ms
+    return FailureRow(*common, posting.outcome, latency_ms, latency_ms.bit_length(), posting.retries)
 
 
-def _call_row(posting: Posting, entry: LedgerEntry) -> CallRow:
+def _call_row(common: tuple[str, str, float, str, str, str, int], posting: Posting, entry: LedgerEntry) -> CallRow:
     call, sums, verdict = entry.record, posting.sums, entry.verdict
     return CallRow(
-        session_id=posting.session_id,
+        *common,
         number=call.number,
-        event_id=entry.event_id,
         turn_id=entry.turn_id,
-        at=posting.at,
-        day=posting.day,
-        provider=posting.provider,
-        model=posting.model,
-        simulated=int(posting.is_simulated),
         input=sums.input,
         cache_read=sums.cache_read,
         cache_write_5m=sums.cache_write_5m,

@@ -16,18 +16,19 @@ from holdfast.catalog.lookup import Models
 from holdfast.errors import StoreError
 from holdfast.events.log import Event, SessionRow
 from holdfast.ledger.accounting import AccountingState
+from holdfast.ledger.analytics.queries import END_OF_TIME
 from holdfast.ledger.postings import LEDGER_VERSION, ROLLUPS, Posting, RollUpTotals, post_event
 from holdfast.stores.sql.analytics_queries import ROLLUP_SOURCES, RollUpSql
-from holdfast.stores.sql.events import Cell, decode_event_row
+from holdfast.stores.sql.events import Cell, as_int, decode_event_row
 from holdfast.stores.sql.rollup_rows import TABLE_NAMES, TableRow, encode_posting
 from holdfast.stores.write.queue import AppendJob
 
 # Sessions whose accounting state is cached; others are rebuilt from the log when they continue.
 CACHED_SESSIONS_MAX = 1_000
 
-PAGE_EVENTS = 1_000
+PAGE_EVENTS = 1_000  # Bounds what rebuilding a long session holds in memory.
 _SESSIONS_AT_ONCE = 200  # Well below the 999 parameters that every SQLite accepts in one statement.
-_ALWAYS = (0.0, float("1e300"), 1)  # Parameters of a query: since, until, and simulated calls included.
+_ALWAYS = (0.0, END_OF_TIME, 1)  # Parameters of a query: since, until, and simulated calls included.
 _IMAGE = '%"image"%'  # Matches messages with an image block: only those change the accounting state.
 
 
@@ -80,8 +81,7 @@ class RollUpWriter:
             batch = session_ids[start : start + _SESSIONS_AT_ONCE]
             for session_id, count, entered, last_id in port.fetch(self._queries.session_states(len(batch)), batch):
                 assert isinstance(session_id, str)
-                assert isinstance(count, int)
-                count_before = count - counts[session_id]
+                count_before = as_int(count) - counts[session_id]
                 cached = self._cached.get(session_id)
                 # The cached state is valid only if no other process appended or recounted in between.
                 if cached is not None and (cached.count, cached.last_id, entered) == (count_before, last_id, count):
@@ -111,8 +111,7 @@ class RollUpWriter:
         seq = 0
         while page := port.fetch(self._queries.ledger_events, (session_id, seq, _IMAGE, PAGE_EVENTS)):
             for row_seq, *columns in page:
-                assert isinstance(row_seq, int)
-                seq = row_seq
+                seq = as_int(row_seq)
                 # A damaged event must not prevent its session from continuing.
                 with suppress(StoreError):
                     yield decode_event_row(columns)
@@ -144,7 +143,7 @@ class RollUpWriter:
             query = self._queries.sum_rows(table, table.keys, sessions=1)
             for row in port.fetch(query, (*_ALWAYS, session_id) * len(ROLLUP_SOURCES[table.name])):
                 key, sums = row[: len(table.keys)], row[len(table.keys) :]
-                self._totals.add(table.name, tuple(map(_as_cell, key)), tuple(-_as_int(sum) for sum in sums))
+                self._totals.add(table.name, tuple(map(_as_cell, key)), tuple(-as_int(sum) for sum in sums))
                 self._has_removals = True
         for statement in self._queries.delete_session_rows:
             port.write(statement, [(session_id,)])
@@ -154,16 +153,14 @@ class RollUpWriter:
         for session_id in session_ids:
             for _, count, entered, last_id in port.fetch(self._queries.session_states(1), (session_id,)):
                 if session_id not in self._rebuilt and count != entered:
-                    assert isinstance(count, int)
-                    self._active[session_id] = self._rebuild(port, session_id, count, last_id, post_all=True)
+                    self._active[session_id] = self._rebuild(port, session_id, as_int(count), last_id, post_all=True)
 
     def write(self, port: QueryPort) -> None:
         """Writes what was computed, always in the same order, so that two processes cannot deadlock."""
         for kind, rows in self._rows.items():
             if rows:
-                port.write(
-                    self._queries.insert(TABLE_NAMES[kind], kind.__struct_fields__), [astuple(row) for row in rows]
-                )
+                insert = self._queries.insert(TABLE_NAMES[kind], kind.__struct_fields__)
+                port.write(insert, [astuple(row) for row in rows])
                 rows.clear()
         for table in ROLLUPS:
             sums = self._totals.rows(table)
@@ -201,9 +198,4 @@ class RollUpWriter:
 
 def _as_cell(value: object) -> str | int:
     assert isinstance(value, str | int)
-    return value
-
-
-def _as_int(value: object) -> int:
-    assert isinstance(value, int)
     return value

@@ -1,1 +1,1 @@
-"""TODO"""
+"""The SQLite engine."""

@@ -15,7 +15,7 @@ APPLICATION_ID = 0x484F4C44  # "HOLD" in ASCII; marks the file as ours.
 
 BUSY_SECONDS_MAX = 10.0  # How long to wait for a lock of another process before giving up.
 
-_PAUSE_SECONDS = 0.02
+_PAUSE_SECONDS = 0.02  # Between two attempts: switching to WAL takes a few milliseconds.
 
 
 def prepare_file(path: Path) -> None:
@@ -91,11 +91,7 @@ def open_reader(path: Path, *, busy_seconds_max: float) -> sqlite3.Connection:
 def _connect(path: Path, busy_seconds_max: float) -> sqlite3.Connection:
     # mode=rw: a deleted file must not be recreated, empty and with other permissions than ours.
     return sqlite3.connect(
-        f"{path.as_uri()}?mode=rw",
-        uri=True,
-        timeout=busy_seconds_max,
-        isolation_level=None,
-        check_same_thread=False,
+        f"{path.as_uri()}?mode=rw", uri=True, timeout=busy_seconds_max, isolation_level=None, check_same_thread=False
     )
 
 

@@ -1,4 +1,7 @@
-"""The event log in a SQLite file; acknowledged events survive a crash, and processes can share the file."""
+"""The store in a SQLite file; acknowledged events survive a crash, and processes can share the file.
+
+Reads use pooled connections, so that no reader waits for the writer; changes beside the log use their own.
+"""
 
 import os
 import sqlite3
@@ -10,11 +13,9 @@ from pathlib import Path
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import UserError
 from holdfast.stores.event_log import DatabaseEventLog
-from holdfast.stores.instructions.tables import build_instruction_tables
 from holdfast.stores.migrate import load_migrations
 from holdfast.stores.pool import ConnectionPool
 from holdfast.stores.sql.events import EVENT_BYTES_MAX, Cell, is_storable_text
-from holdfast.stores.sql.records import build_record_queries
 from holdfast.stores.sqlite.file import (
     BUSY_SECONDS_MAX,
     explain_sqlite_error,
@@ -58,16 +59,7 @@ class SqliteStore(DatabaseEventLog):
         changes = SqliteChangeRunner(
             partial(open_change_connection, self.path, busy_seconds_max=busy_seconds_max), self.path
         )
-        super().__init__(
-            str(self.path),
-            SQLITE_QUERIES,
-            reads,
-            writer,
-            event_bytes_max=event_bytes_max,
-            record_queries=build_record_queries("?"),
-            changes=changes,
-            instruction_tables=build_instruction_tables("?"),
-        )
+        super().__init__(str(self.path), SQLITE_QUERIES, reads, changes, writer, event_bytes_max=event_bytes_max)
 
 
 class SqliteChangeRunner:

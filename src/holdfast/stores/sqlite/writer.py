@@ -11,8 +11,10 @@ from msgspec.structs import astuple
 
 from holdfast.catalog.lookup import Models
 from holdfast.stores.event_log import EngineQueries
+from holdfast.stores.instructions.tables import InstructionTables
 from holdfast.stores.sql.analytics_queries import RollUpSql
-from holdfast.stores.sql.events import EVENT_COLUMNS, Cell, build_log_queries, build_session_upsert, merge_tallies
+from holdfast.stores.sql.events import EVENT_COLUMNS, Cell, LogQueries, build_session_upsert, merge_tallies
+from holdfast.stores.sql.records import RecordQueries
 from holdfast.stores.sql.rollups import RollUpWriter
 from holdfast.stores.sqlite.file import explain_sqlite_error, file_identity, file_missing_error
 from holdfast.stores.write.batch import JobBatch
@@ -21,11 +23,13 @@ from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, SettleJo
 # The default limit per statement of SQLite before 3.32, so every version accepts it.
 PARAMETERS_MAX = 999
 
-SQLITE_LOG_QUERIES = build_log_queries("?")
+SQLITE_LOG_QUERIES = LogQueries("?")
 TABLE_QUERIES = RollUpSql("?")
 SQLITE_QUERIES = EngineQueries(
     SQLITE_LOG_QUERIES,
     TABLE_QUERIES,
+    RecordQueries("?"),
+    InstructionTables("?"),
     version="SELECT user_version FROM pragma_user_version",
     size_bytes="SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
 )

@@ -1,1 +1,1 @@
-"""TODO"""
+"""The write path of a database: queued jobs, committed in groups."""

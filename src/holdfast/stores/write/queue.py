@@ -1,4 +1,4 @@
-"""The writer thread: takes everything that is queued and commits it as one group, in order."""
+"""Group commit: the writer thread commits all queued jobs at once; changes beside the log share commits too."""
 
 import threading
 from collections import deque
@@ -14,12 +14,12 @@ from holdfast.stores.sql.events import Cell, EventRow
 
 GROUP_JOBS_MAX = 500  # Bounds how long one transaction takes.
 
-
 # Bounds memory when appends come faster than the disk can take them: `append` then blocks.
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
 
-
 _JOB_BYTES = 512  # Approximate memory of a queued job besides its payloads.
+
+SettleJob = Callable[[], None]
 
 
 class AppendJob(msgspec.Struct, frozen=True):
@@ -54,10 +54,6 @@ class RollUpJob(msgspec.Struct, frozen=True):
 
 
 WriteJob = AppendJob | DeleteJob | PruneJob | RollUpJob
-
-
-SettleJob = Callable[[], None]
-
 
 # Makes a group durable and returns a callback per job that settles it; raises StoreError if the whole group failed.
 CommitGroup = Callable[[Sequence[WriteJob]], Sequence[SettleJob]]

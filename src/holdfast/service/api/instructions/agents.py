@@ -266,7 +266,7 @@ def _coverage_line(unit: UnitCoverage, *, skipped: bool = False) -> CoverageRepo
         scaled_pct=unit.scaled_pct,
         chance=unit.chance,
         skipped=skipped,
-        failures=tuple({"query": failure.query, "taken_by": failure.taken_by} for failure in unit.failures),
+        failures=tuple({"query": failure.query, "found_instead": failure.found_instead} for failure in unit.failures),
     )
 
 

@@ -40,7 +40,7 @@ class AgentsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`failing` counts units below the coverage threshold, `waiting` versions that need an approval or a signature."""
+    """`failing` counts units below the coverage threshold, `pending` versions that need an approval or a signature."""
 
     agent_id: str
     shortname: str | None
@@ -64,7 +64,7 @@ class AgentsResponse(msgspec.Struct, frozen=True):
 
 
 class CoverageFailureRow(msgspec.Struct, frozen=True):
-    """A probe query that missed; `taken_by` is the unit found instead, null if none was."""
+    """A probe query that missed; `found_instead` is the unit found instead, null if none was."""
 
     query: str
     found_instead: str | None
@@ -203,7 +203,7 @@ def _unit_lines(library: InstructionContext, agent: Agent, run: CoverageRun | No
             scaled_pct=coverage.scaled_pct,
             hit_at_10=coverage.hit_at_10,
             passed=coverage.passed,
-            failures=tuple(CoverageFailureRow(failure.query, failure.taken_by) for failure in coverage.failures),
+            failures=tuple(CoverageFailureRow(failure.query, failure.found_instead) for failure in coverage.failures),
         )
 
     return tuple(map(make_line, instruction_set.manifest.body))

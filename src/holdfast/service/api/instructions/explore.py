@@ -27,7 +27,7 @@ class ExploreRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScoredUnit(msgspec.Struct, frozen=True, kw_only=True):
-    """`outcome` is why the unit was loaded or left out; `place` is its rank among the loaded ones."""
+    """`outcome` is why the unit was loaded or left out; `rank` is its rank among the loaded ones."""
 
     name: str
     score: float

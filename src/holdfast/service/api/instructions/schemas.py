@@ -269,7 +269,7 @@ class PublicKeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SignerRow(msgspec.Struct, frozen=True):
-    """`counts`: the entity has a usable admin key, so its signatures are accepted."""
+    """`is_accepted`: the entity has a usable admin key, so its signatures are accepted."""
 
     entity: str
     public_key: str

@@ -5,7 +5,7 @@ const GATHER_MS = 350;
 
 const KINDS = [
   "session.started", "session.ended", "epoch.opened", "turn.started", "turn.completed", "turn.cancelled",
-  "llm.call_completed", "llm.call_failed", "model.switched", "cache.kept", "cache.pinged", "cache.controlled",
+  "llm.call_completed", "llm.call_failed", "model.switched", "cache.explicit_cache", "cache.pinged", "cache.controls_applied",
   "skill.loaded", "delegation.completed", "dropped",
 ];
 

@@ -106,7 +106,7 @@ function coverageTable({ units, coverage }, measure, visitor) {
       { heading: "Coverage", meaning: "Share of paraphrases of its intents that find it among the first three; at least 80 % is required", number: true, plain: (row) => row.coverage_pct,
         show: (row) => h("span", { class: row.passed === false ? "bad" : row.passed ? "good" : null }, percent(row.coverage_pct)) },
       share("Hit at 10", (row) => row.hit_at_10, "Share of probes that find it among the first ten"),
-      { heading: "Failing paraphrases", meaning: "The query, and the unit found instead", plain: (row) => row.failures.map((failure) => `${failure.query} (${failure.taken_by ?? "no match"})`).join("; "), show: failing },
+      { heading: "Failing paraphrases", meaning: "The query, and the unit found instead", plain: (row) => row.failures.map((failure) => `${failure.query} (${failure.found_instead ?? "no match"})`).join("; "), show: failing },
     ],
   }), h("p", { class: "small under" }, state, " ", units.length ? button("Measure now", measure, {
     class: "quiet", "data-does": "measure", "data-key": "measure", disabled: !visitor.signed_in, title: visitor.signed_in ? "Run all paraphrases again" : signInHint }) : null)];
@@ -117,7 +117,7 @@ const loadRule = (row) => [row.guaranteed ? (row.first ? "always, first" : "alwa
 
 const failing = (row) => (row.failures.length
   ? h("details", { "aria-label": `Failing paraphrases of ${row.name}` }, h("summary", {}, `${count(row.failures.length)} of them`),
-    h("ul", { class: "small" }, row.failures.map((failure) => h("li", {}, `“${failure.query}”: `, failure.taken_by ? h("strong", {}, failure.taken_by) : "no match", failure.taken_by ? " was found instead" : ""))))
+    h("ul", { class: "small" }, row.failures.map((failure) => h("li", {}, `“${failure.query}”: `, failure.found_instead ? h("strong", {}, failure.found_instead) : "no match", failure.found_instead ? " was found instead" : ""))))
   : "none");
 
 function overTime(id, days, { days: rows }) {

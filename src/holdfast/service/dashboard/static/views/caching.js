@@ -95,7 +95,7 @@ function expires(row) {
 }
 
 function controls(row, change, isAdmin) {
-  const canControl = (action) => row.heeds === "all" || (row.heeds === "switch" && action !== "invalidate");
+  const canControl = (action) => row.controllable === "all" || (row.controllable === "caching_only" && action !== "invalidate");
   const control = (label, action, meaning) => button(label, () => change(row, action), {
     title: !canControl(action) ? "This session's client writes its own requests and does not support this" : isAdmin ? meaning : "Needs a key of scope admin",
     "data-key": `${action} ${row.discussion_id}`, "data-does": action, disabled: !isAdmin || !canControl(action),

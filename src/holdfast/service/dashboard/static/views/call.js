@@ -36,9 +36,9 @@ function verdictBlock({ call, verdict: judgement }) {
       judgement.byte === null ? null : ["First changed byte", count(judgement.byte)],
       ["Cached before", `${count(judgement.expected_tokens)} tokens, ${count(judgement.read_tokens)} were read`],
       call.lost_usd ? ["Lost", `${count(call.lost_tokens)} tokens, ${dollars(call.lost_usd)}`] : null,
-      judgement.bytes_say ? ["Verdict from bytes", judgement.bytes_say] : null,
-      judgement.usage_says ? ["Verdict from usage", judgement.usage_says] : null,
-      judgement.provider_says ? ["Provider diagnosis", judgement.provider_says] : null),
+      judgement.bytes_verdict ? ["Verdict from bytes", judgement.bytes_verdict] : null,
+      judgement.usage_verdict ? ["Verdict from usage", judgement.usage_verdict] : null,
+      judgement.provider_diagnosis ? ["Provider diagnosis", judgement.provider_diagnosis] : null),
     judgement.disagreement ? h("p", { class: "bad" }, judgement.disagreement) : null);
 }
 

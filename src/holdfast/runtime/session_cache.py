@@ -1,12 +1,16 @@
-"""The cache state of a session, and when an agent that waits should continue so that the cache is still warm."""
+"""`session.cache`: what the provider has cached of a session, how well that worked, and when to continue."""
+
+from collections.abc import Callable
 
 import msgspec
 
 from holdfast.cachemodel.values import cached_tokens_after
+from holdfast.catalog.lookup import Models
 from holdfast.economics.keep_alive import NextWake, plan_wake
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.model_switch import first_send_rate
 from holdfast.engine.state import CompletedCall
+from holdfast.ledger.cache.prompt_cache import CacheStatsState, PromptCacheStats, TokenStats, fold_cache_stats
 from holdfast.providers.adapter import model_capabilities
 
 _RETENTION_FIELD = "prompt_cache_retention"
@@ -18,6 +22,37 @@ class SessionCacheState(msgspec.Struct, frozen=True):
     tokens: int
     ttl_seconds: float
     expires_at: float
+
+
+class OpenSessionCache:
+    """The cache of an open session. Every method raises UserError if the session is not open."""
+
+    def __init__(self, open_conversation: Callable[[], Conversation], load_models: Callable[[], Models]) -> None:
+        self._open_conversation = open_conversation
+        self._load_models = load_models
+        self._stats = CacheStatsState()
+
+    def state(self) -> SessionCacheState:
+        """What the provider has cached of this session, by the usage it last reported, pings included."""
+        return session_cache_state(self._open_conversation())
+
+    def next_wake(self) -> NextWake:
+        """When an agent that is about to wait should continue: while the cache is warm or after, with both prices."""
+        return plan_next_wake(self._open_conversation())
+
+    def stats(self) -> PromptCacheStats:
+        """Cache statistics of this session so far: requests, hits, breaks, tokens read and written."""
+        return self._fold_new_events().stats
+
+    def get_token_stats(self) -> dict[str, TokenStats]:
+        """For each provider used: tokens sent, how many of these were read from its cache, and tokens received."""
+        return dict(self._fold_new_events().tokens)
+
+    def _fold_new_events(self) -> CacheStatsState:
+        conversation = self._open_conversation()
+        newer = conversation.deps.log.read(conversation.state.session_id, after=self._stats.last_event_id)
+        self._stats = fold_cache_stats(self._stats, newer, self._load_models())
+        return self._stats
 
 
 def session_cache_state(conversation: Conversation) -> SessionCacheState:

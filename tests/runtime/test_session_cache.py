@@ -2,11 +2,11 @@ from decimal import Decimal
 
 from tests.support.agents import MakeAgent, says
 
-from holdfast import NextWake, next_wake
 from holdfast.clock import ManualClock
+from holdfast.economics.keep_alive import NextWake
 from holdfast.events.payloads.cache import ExplicitCacheChanged
 from holdfast.runtime.options import Options
-from holdfast.runtime.session import Session
+from holdfast.runtime.session import Session, next_wake
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from holdfast.types.usage import Usage
@@ -30,13 +30,13 @@ async def test_once_the_cache_has_lapsed_there_is_no_hurry(agent: MakeAgent) -> 
     async with one.session as session:
         await session.send("hello")
         one.clock.advance(300)
-        wake = session.next_wake()
+        wake = session.cache.next_wake()
     assert (wake.within_seconds, wake.warm_usd, wake.warm_wakes_max) == (0.0, wake.cold_usd, 0)
 
 
 async def test_before_the_first_call_nothing_is_warm(agent: MakeAgent) -> None:
     async with agent(system_prompt="Be kind.").session as session:
-        assert str(session.next_wake()) == "nothing is warm: come back after 20 min or more for $0.0000"
+        assert str(session.cache.next_wake()) == "nothing is warm: come back after 20 min or more for $0.0000"
 
 
 async def test_another_models_cache_is_cold(agent: MakeAgent) -> None:
@@ -44,7 +44,7 @@ async def test_another_models_cache_is_cold(agent: MakeAgent) -> None:
     async with one.session as session:
         await session.send("hello")
         await session.switch_model("anthropic:claude-opus-5-5")
-        assert session.next_wake().within_seconds == 0
+        assert session.cache.next_wake().within_seconds == 0
 
 
 async def test_a_resumed_session_still_knows_when_its_cache_lapses(agent: MakeAgent) -> None:
@@ -52,8 +52,8 @@ async def test_a_resumed_session_still_knows_when_its_cache_lapses(agent: MakeAg
     async with one.session as session:
         await session.send("hello")
     one.clock.advance(60)
-    async with Session.resume(session.id, store=one.store, wire=one.wire, clock=one.clock) as again:
-        assert again.next_wake().within_seconds == 225.0
+    async with Session.resume(session.id, store=one.store, transport=one.wire, clock=one.clock) as again:
+        assert again.cache.next_wake().within_seconds == 225.0
 
 
 async def wake_after_one_call(model: str, system_prompt: str) -> NextWake:
@@ -65,11 +65,11 @@ async def wake_after_one_call(model: str, system_prompt: str) -> NextWake:
         "allow_uncached": True,
         "store": MemoryStore(),
         "clock": clock,
-        "wire": SimulatedProvider(clock=clock),
+        "transport": SimulatedProvider(clock=clock),
     }
     async with Session.create(**given) as session:
         await session.send("hello")
-        return session.next_wake()
+        return session.cache.next_wake()
 
 
 async def test_the_lifetime_is_the_one_that_holds_for_the_provider() -> None:
@@ -99,24 +99,24 @@ async def test_a_named_cache_is_warm_for_as_long_as_it_is_paid_for() -> None:
         profile="seed",
         store=store,
         clock=clock,
-        wire=SimulatedProvider(clock=clock),
+        transport=SimulatedProvider(clock=clock),
     ) as session:
         await session.send("hello")
         kept = next(
             event.payload for event in store.read(session.id) if isinstance(event.payload, ExplicitCacheChanged)
         )
         clock.advance(600)
-        assert session.next_wake().within_seconds == kept.expires_at - clock() - 15
+        assert session.cache.next_wake().within_seconds == kept.expires_at - clock() - 15
 
 
 async def test_what_is_cached_is_told_with_its_lifetime_and_its_end(agent: MakeAgent) -> None:
     one = agent(says("ok", usage=MARKED), system_prompt="Be kind.")
     async with one.session as session:
-        assert session.cache_state().tokens == 0
+        assert session.cache.state().tokens == 0
         await session.send("hello")
         sent_at = one.clock()
         one.clock.advance(100)
-        cached = session.cache_state()
+        cached = session.cache.state()
     assert (cached.tokens, cached.ttl_seconds, cached.expires_at) == (99_990, 300, sent_at + 300)
 
 
