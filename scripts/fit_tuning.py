@@ -1,11 +1,11 @@
-"""Fit what turns requests towards the texts that should be found for them, encoder by encoder.
+"""Fits the tuning matrices that move requests towards the texts that should be found for them, for each encoder.
 
     .venv/bin/python scripts/fit_tuning.py build/requests.jsonl src/holdfast/retrieval/tunings
 
-Encoders of sentences were made to find texts that say the same; a request and what serves it seldom do. For each
-encoder two matrices are fitted to what `scripts/collect_requests.py` collects, one for requests and one for what is
-found, such that a request is nearer to the purpose of its own package than to those of others. A tenth of the packages
-is left out, and tells what was gained. The same file gives the same matrices, but for the rounding of the machine.
+Sentence encoders are trained to match texts with the same meaning, but a request and the tool that serves it rarely
+mean the same. For each encoder two matrices are fitted to the data of `scripts/collect_requests.py`, one for requests
+and one for documents, so that a request is closer to the purpose of its own package than to that of any other. A tenth
+of the packages is held out to measure the gain. The same file gives the same matrices, except for rounding.
 """
 
 import argparse
@@ -31,9 +31,10 @@ LEFT_OUT = 10
 """One package of so many."""
 
 
-class Ways(msgspec.Struct, frozen=True):
-    """How is fitted. What was nearer than the right one by `margin` before is as right, and not pushed away: many
-    packages serve the same. `requests` are those of one package in a round, so that none counts for more."""
+class FitSettings(msgspec.Struct, frozen=True):
+    """The hyperparameters. A purpose that was closer than the right one by `margin` before counts as right too and is
+    not pushed away, because many packages do the same. `requests` is the number per package and round, so that no
+    package counts for more."""
 
     rounds: int = 16
     step: float = 1e-3
@@ -50,7 +51,7 @@ class Package(msgspec.Struct, frozen=True):
 
 
 class Texts(msgspec.Struct, frozen=True):
-    """Rows of length 1, package by package, and whose each one is."""
+    """Unit vectors, package by package, with the number of the package of each."""
 
     requests: Vectors
     askers: NDArray[np.intp]
@@ -59,7 +60,7 @@ class Texts(msgspec.Struct, frozen=True):
 
 
 class Fit:
-    """One matrix, moved by its slopes (Adam); at first what it adds to a vector is nothing."""
+    """One matrix, optimised by Adam; it starts at zero, so that it adds nothing to a vector."""
 
     def __init__(self, dimensions: int) -> None:
         self.added: Vectors = np.zeros((dimensions, dimensions), np.float32)
@@ -79,23 +80,23 @@ def main() -> int:
     parser.add_argument("requests", type=Path, help="what scripts/collect_requests.py wrote")
     parser.add_argument("into", type=Path, help="the folder of the matrices")
     parser.add_argument("--only", choices=sorted(ENCODERS), action="append", help="this encoder; all without it")
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        packages = read(told.requests)
+        packages = read(arguments.requests)
     except (OSError, ValueError) as error:
-        print(f"{told.requests} is nothing that collect_requests.py wrote: {error}", file=sys.stderr)
+        print(f"{arguments.requests} was not written by collect_requests.py: {error}", file=sys.stderr)
         return 1
     kept = [one for one in packages if not _is_left_out(one)]
     left_out = [one for one in packages if _is_left_out(one)]
     if not kept or not left_out:
-        print(f"{told.requests} has too few packages", file=sys.stderr)
+        print(f"{arguments.requests} has too few packages", file=sys.stderr)
         return 1
-    told.into.mkdir(parents=True, exist_ok=True)
+    arguments.into.mkdir(parents=True, exist_ok=True)
     print(f"{len(kept)} packages with {sum(len(one.requests) for one in kept)} requests, {len(left_out)} left out")
-    for name in told.only or sorted(ENCODERS):
+    for name in arguments.only or sorted(ENCODERS):
         encoder = ENCODERS[name].encoder()
-        asked, found = fitted(_encoded(kept, encoder), Ways())
-        path = write_tuning(told.into / f"{name}.npy", asked.added, found.added)
+        asked, found = fit_matrices(_encoded(kept, encoder), FitSettings())
+        path = write_tuning(arguments.into / f"{name}.npy", asked.added, found.added)
         tuning = read_tuning(path)
         apart, nothing = _encoded(left_out, encoder), np.zeros_like(tuning.query_matrix)
         before, after = hits(apart, nothing, nothing), hits(apart, tuning.query_matrix, tuning.document_matrix)
@@ -104,49 +105,49 @@ def main() -> int:
 
 
 def read(path: Path) -> list[Package]:
-    """In the order of their names. A request that several packages tell is that of the first, of which the others are
-    copies; one that many tell says nothing of any of them."""
+    """The packages by name. A request that several packages list belongs to the first, because the others are copies;
+    one that more than COPIES_MAX list is dropped, because it says nothing about any of them."""
     packages = [msgspec.convert(json.loads(line), Package) for line in path.read_text().splitlines()]
-    told = Counter(request.lower() for one in packages for request in one.requests)
-    known = {said for said, times in told.items() if times > COPIES_MAX}
+    counts = Counter(request.lower() for package in packages for request in package.requests)
+    known = {request for request, count in counts.items() if count > COPIES_MAX}
     kept = []
-    for one in sorted(packages, key=lambda one: one.name):
-        own = tuple(said for said in one.requests if said.lower() not in known)
-        known.update(said.lower() for said in own)
-        if own and one.purposes:
-            kept.append(msgspec.structs.replace(one, requests=own))
+    for package in sorted(packages, key=lambda package: package.name):
+        own = tuple(request for request in package.requests if request.lower() not in known)
+        known.update(request.lower() for request in own)
+        if own and package.purposes:
+            kept.append(msgspec.structs.replace(package, requests=own))
     return kept
 
 
-def fitted(texts: Texts, ways: Ways) -> tuple[Fit, Fit]:
-    """What turns requests, and what turns purposes."""
+def fit_matrices(texts: Texts, settings: FitSettings) -> tuple[Fit, Fit]:
+    """The matrix for requests and the matrix for purposes."""
     asked, found = Fit(texts.requests.shape[1]), Fit(texts.purposes.shape[1])
-    chance = random.Random(ways.seed)
+    chance = random.Random(settings.seed)
     requests_of, purposes_of = _by_package(texts.askers), _by_package(texts.servers)
-    for _ in range(ways.rounds):
-        some = [one for own in requests_of for one in chance.sample(own, min(ways.requests, len(own)))]
+    for _ in range(settings.rounds):
+        some = [one for own in requests_of for one in chance.sample(own, min(settings.requests, len(own)))]
         requests, owners = texts.requests[some], texts.askers[some]
         purposes = texts.purposes[[chance.choice(own) for own in purposes_of]]
-        asked_rows, asked_lengths = turned(requests, asked.added)
-        found_rows, found_lengths = turned(purposes, found.added)
-        slopes = slopes_of(ways, asked_rows @ found_rows.T, requests @ purposes.T, owners)
+        asked_rows, asked_lengths = apply_matrix(requests, asked.added)
+        found_rows, found_lengths = apply_matrix(purposes, found.added)
+        slopes = slopes_of(settings, asked_rows @ found_rows.T, requests @ purposes.T, owners)
         asked_slopes = requests.T @ before_length(slopes @ found_rows, asked_rows, asked_lengths)
         found_slopes = purposes.T @ before_length(slopes.T @ asked_rows, found_rows, found_lengths)
-        asked.move(asked_slopes, ways.step)
-        found.move(found_slopes, ways.step)
+        asked.move(asked_slopes, settings.step)
+        found.move(found_slopes, settings.step)
     return asked, found
 
 
 def hits(texts: Texts, asked: Vectors, found: Vectors) -> str:
-    """How often the package that tells a request is the first by its first purpose, and among the first three."""
+    """How often a request finds its own package first, and among the first three."""
     purposes = texts.purposes[[own[0] for own in _by_package(texts.servers)]]
-    near = turned(texts.requests, asked)[0] @ turned(purposes, found)[0].T
+    near = apply_matrix(texts.requests, asked)[0] @ apply_matrix(purposes, found)[0].T
     first = np.argsort(-near, axis=1, kind="stable")[:, :3] == texts.askers[:, None]
     return f"{first[:, 0].mean():.3f} {first.any(axis=1).mean():.3f}"
 
 
-def turned(rows: Vectors, added: Vectors) -> tuple[Vectors, Vectors]:
-    """With their lengths before they were made 1."""
+def apply_matrix(rows: Vectors, added: Vectors) -> tuple[Vectors, Vectors]:
+    """The moved rows, scaled to length 1, and their lengths before that."""
     moved = rows + rows @ added
     lengths = np.sqrt((moved * moved).sum(axis=1, keepdims=True))
     return moved / lengths, lengths
@@ -159,22 +160,22 @@ def _by_package(owners: NDArray[np.intp]) -> list[list[int]]:
     return texts
 
 
-def slopes_of(ways: Ways, near: Vectors, near_before: Vectors, owners: NDArray[np.intp]) -> Vectors:
-    """How the mean of the losses, -log of the share that the right purpose has among all, moves with each nearness."""
+def slopes_of(settings: FitSettings, near: Vectors, near_before: Vectors, owners: NDArray[np.intp]) -> Vectors:
+    """The gradient of the mean loss by each similarity; the loss is -log of the right purpose's softmax share."""
     rows = np.arange(len(owners))
-    logits = ways.sharpness * near
-    logits[near_before > near_before[rows, owners][:, None] + ways.margin] = -np.inf
+    logits = settings.sharpness * near
+    logits[near_before > near_before[rows, owners][:, None] + settings.margin] = -np.inf
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
     shares[rows, owners] -= 1
     # Each package counts once, however many of its requests there are.
     weights = 1 / np.bincount(owners)[owners]
-    slopes: Vectors = (ways.sharpness * shares * (weights / weights.sum())[:, None]).astype(np.float32)
+    slopes: Vectors = (settings.sharpness * shares * (weights / weights.sum())[:, None]).astype(np.float32)
     return slopes
 
 
 def before_length(slopes: Vectors, rows: Vectors, lengths: Vectors) -> Vectors:
-    """Slopes along the rows as they were before they were made to have a length of 1."""
+    """The gradient by the rows before they were scaled to length 1."""
     along: Vectors = (slopes - (slopes * rows).sum(axis=1, keepdims=True) * rows) / lengths
     return along
 

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Install this project, with the extras that are named, into .venv: by uv, which takes a fifth of pip's time.
-# Who has told pip of another index gets pip: uv would not ask there. So does whoever cannot have uv.
+# Install this project (the distribution is called holdfast-context), with the given extras, into .venv.
+# uv takes a fifth of pip's time. pip is used if uv is not available, or if pip has another index configured, which uv
+# would not use.
 set -eu
 python=.venv/bin/python
 pip() { "$python" -m pip install --quiet --disable-pip-version-check "$@" -c constraints.txt; }
@@ -8,7 +9,7 @@ has_own_index() { "$python" -m pip config list 2>/dev/null | grep -Eq '\.(no-)?i
 fast() {
   if has_own_index; then return 1; fi
   uv=$(command -v uv || command -v .venv/bin/uv) || { pip uv 2>/dev/null && uv=.venv/bin/uv; } || return 1
-  # Compiled at once, as pip does: what a package's source is warned of would else fail the first test that imports it.
+  # Compile at once, as pip does: a SyntaxWarning in a package would otherwise fail the first test that imports it.
   "$uv" pip install --quiet --compile-bytecode --python "$python" -e ".$1" -c constraints.txt
 }
 fast "${1-}" || pip -e ".${1-}"

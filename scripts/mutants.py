@@ -1,7 +1,7 @@
-"""Which small changes to a function some test ought to notice, and which of them a seed draws.
+"""The small changes to a function that a test should notice, and a random choice of them by seed.
 
-A change is made in the text, so that all around it stays as it was written. Left alone is what no test should
-depend on: docstrings, annotations, decorators, f-strings, what is logged, and the wording of errors.
+A change is made in the text, so that everything around it keeps its formatting. Docstrings, annotations, decorators,
+f-strings, log messages and error texts are not changed, because no test should depend on them.
 """
 
 import ast
@@ -44,7 +44,7 @@ SWAPPED: Mapping[type[ast.operator], tuple[str, str]] = {
     ast.BitXor: ("^", "&"),
 }
 LOGS = {"logger", "logging", "log", "warnings"}
-ORDER_IS_NOTHING = {"max", "min", "isinstance", "issubclass", "cast"}
+ORDER_IRRELEVANT = {"max", "min", "isinstance", "issubclass", "cast"}
 LEFT_ALONE = {"annotation", "returns", "decorator_list", "type_params", "msg"}
 
 
@@ -114,7 +114,7 @@ def compiles(text: str) -> bool:
 
 
 def functions_of(path: str, text: str) -> Iterator[tuple[Function, FunctionNode]]:
-    """Functions and methods with something in them; what is defined within a function belongs to it."""
+    """Functions and methods with a body; nested functions belong to the function around them."""
     return within(path, ast.parse(text), "")
 
 
@@ -170,14 +170,14 @@ def is_log(node: ast.AST) -> bool:
 
 
 def rebound_names(node: FunctionNode) -> set[str]:
-    """Names that already had a value before some assignment in the function, so that it can be left out."""
+    """Names that are assigned more than once in the function, so that one assignment can be removed."""
     arguments = [part.arg for part in ast.walk(node) if isinstance(part, ast.arg)]
     stored = [part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
     return {name for name, times in Counter(arguments + stored).items() if times > 1}
 
 
 Change = tuple[str, int, int, str]
-"""A kind, and the text that takes the place of [start, end)."""
+"""The kind, and the text that replaces [start, end)."""
 
 
 class Changes:
@@ -262,7 +262,7 @@ class Changes:
 
     def _arguments(self, call: ast.Call, first: ast.expr, second: ast.expr) -> Iterator[Change]:
         starred = isinstance(first, ast.Starred) or isinstance(second, ast.Starred)
-        if not starred and ast.unparse(call.func) not in ORDER_IS_NOTHING:
+        if not starred and ast.unparse(call.func) not in ORDER_IRRELEVANT:
             (start, gap_start), (gap_end, end) = self._span(first), self._span(second)
             before, after = self._text[start:gap_start], self._text[gap_end:end]
             yield "arguments", start, end, after + self._text[gap_start:gap_end] + before

@@ -1,8 +1,8 @@
-"""Do the tests notice when a function is broken? Breaks random ones, one at a time, and runs the tests.
+"""Mutation testing: breaks random functions, one at a time, and checks that a test fails.
 
-Everything happens in copies of the tree. A first run of all tests must be green and tells which test runs
-which line; each mutant then meets the tests that run its function, the most specific first, and behind them
-all others. Status 0: enough mutants failed a test; 1: too many did not; 2: there is nothing to judge.
+Everything happens in copies of the tree. A first run of all tests must pass and records which test runs which line.
+Each mutant is then tested with the tests that run its function, the most specific first, and after them with all
+others. Exit status 0: enough mutants failed a test; 1: too many did not; 2: there is nothing to test.
 """
 
 import argparse
@@ -41,11 +41,11 @@ def main() -> int:
     arguments = read_arguments()
     if arguments.list:
         for mutant in draw_from(arguments.root, arguments):
-            print(told(mutant))
+            print(describe_mutant(mutant))
         return 0
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         copies = [Copy(arguments.root, Path(folder, f"copy{number}")) for number in range(arguments.jobs)]
-        # Drawn from a copy: the tree may be worked on while this runs.
+        # Drawn from a copy: the tree may change while this runs.
         mutants = draw_from(copies[0].root, arguments)
         if not mutants:
             print("there is no function to mutate")
@@ -65,7 +65,7 @@ def main() -> int:
             verdicts.append(verdict)
             took = f"{verdict.status:9} {verdict.seconds:5.1f} s"
             by = f" by {verdict.killed_by}" if verdict.killed_by else ""
-            print(f"{number:3}/{len(mutants)} {took}  {told(verdict.mutant)}{by}", flush=True)
+            print(f"{number:3}/{len(mutants)} {took}  {describe_mutant(verdict.mutant)}{by}", flush=True)
         verdicts.sort(key=lambda verdict: mutants.index(verdict.mutant))
         return report(verdicts, sources_of(copies[0].root), arguments)
 
@@ -90,7 +90,7 @@ def draw_from(root: Path, arguments: argparse.Namespace) -> list[Mutant]:
 def judge_all(
     mutants: Sequence[Mutant], copies: Sequence[Copy], lines: Lines, patience_seconds: float
 ) -> Iterator[Verdict]:
-    """Verdicts as they come."""
+    """The verdicts in the order in which they are reached."""
     free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     for copy in copies:
         free.put(copy)
@@ -119,7 +119,7 @@ def judge(mutant: Mutant, copy: Copy, lines: Lines, patience_seconds: float) -> 
     by_function = lines.tests_of(mutant)
     if not by_function and not lines.run_by_no_test(mutant):
         return Verdict(mutant, "untested", 0.0)
-    # What is cached, or done at an import, is seen to run in one test only, though others rest on it.
+    # Cached results and code at import time are recorded for one test only, although others depend on them.
     others = sorted(lines.seconds.keys() - set(by_function), key=lambda test: (-lines.breadth[test], test))
     with copy.changed(mutant):
         for tests in (by_function[:FIRST_TESTS], by_function[FIRST_TESTS:], others):
@@ -133,7 +133,7 @@ def judge(mutant: Mutant, copy: Copy, lines: Lines, patience_seconds: float) -> 
 def report(verdicts: Sequence[Verdict], texts: dict[str, str], arguments: argparse.Namespace) -> int:
     survivors = [verdict for verdict in verdicts if verdict.status not in KILLED]
     for verdict in survivors:
-        print(f"\n{verdict.status}: {told(verdict.mutant)}\n{difference(verdict.mutant, texts)}")
+        print(f"\n{verdict.status}: {describe_mutant(verdict.mutant)}\n{difference(verdict.mutant, texts)}")
     killed = len(verdicts) - len(survivors)
     score = killed / len(verdicts)
     late = sum(verdict.status == "timed out" for verdict in verdicts)
@@ -166,12 +166,12 @@ def row(verdict: Verdict, texts: dict[str, str]) -> dict[str, object]:
     }
 
 
-def told(mutant: Mutant) -> str:
-    before, after = (shortened(text) for text in (mutant.before, mutant.after))
+def describe_mutant(mutant: Mutant) -> str:
+    before, after = (shorten_text(text) for text in (mutant.before, mutant.after))
     return f"{mutant.function.path}:{mutant.line} {mutant.function.name} {mutant.kind}: `{before}` -> `{after}`"
 
 
-def shortened(text: str, characters_max: int = 40) -> str:
+def shorten_text(text: str, characters_max: int = 40) -> str:
     line = " ".join(text.split())
     return line if len(line) <= characters_max else f"{line[: characters_max - 3]}..."
 

@@ -1,4 +1,4 @@
-"""A copy of the tree with an interpreter of its own, in which functions can be broken and tests be run."""
+"""A copy of the tree with its own virtual environment, in which functions are broken and tests are run."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ BASELINE_SECONDS_MAX = 1800
 MEMORY_BYTES_MAX = 8 << 30
 MADE_BY_TOOLS = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", ".coverage*")
 
-# This tool's own tests: they would break functions of a tree of theirs, and say nothing of this one.
+# The tests of this tool break functions of their own small tree, which says nothing about this one.
 OWN_TESTS = "tests/scripts/test_mutate.py"
 
 COVERAGE = """\
@@ -41,7 +41,7 @@ disable_warnings = no-data-collected, module-not-imported, module-not-measured, 
 
 @dataclass(frozen=True)
 class Lines:
-    """Who runs which line of the package, and how long every test takes. The test without a name is none."""
+    """Which tests run which line of the package, and how long each test takes; an empty name means no test."""
 
     tests: Mapping[str, Mapping[int, frozenset[str]]]
     seconds: Mapping[str, float]
@@ -54,7 +54,7 @@ class Lines:
         return sorted(tests, key=lambda test: (test not in of_line, self.breadth[test], self.seconds[test], test))
 
     def run_by_no_test(self, mutant: Mutant) -> bool:
-        """Whether the function is run outside of tests: at an import, or in a process that knew no test."""
+        """Whether the function also runs outside of tests: at import time, or in a process without a test name."""
         return bool(self._who_run(mutant) - self.seconds.keys())
 
     def _who_run(self, mutant: Mutant) -> set[str]:

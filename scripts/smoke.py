@@ -1,4 +1,4 @@
-"""Two turns with one model: did the second read from the cache what the first has sent, and what did both cost?"""
+"""Runs two turns with one model and shows what the second read from the cache and what both cost."""
 
 import asyncio
 from decimal import Decimal
@@ -12,7 +12,7 @@ from holdfast.types.usage import Usage
 SPEND_MAX_USD = Decimal("0.05")
 OUTPUT_TOKENS_MAX = 256
 PAUSE_SECONDS = 3.0
-"""Some providers take a moment until what they were sent can be read."""
+"""Some providers need a moment before a cache write can be read."""
 
 PASSED, FAILED, CANNOT = 0, 1, 2
 
@@ -21,7 +21,7 @@ MESSAGES = ("What is a prompt cache?", "And what does it save?")
 
 
 def try_model(model: str, base_url: str | None) -> int:
-    """Speak to a model, print what came of it; 0 if its cache held, 1 if not, 2 if it cannot be spoken to as asked."""
+    """Run the turns and print the result; 0 if the cache hit, 1 if not, 2 if the model cannot be called like this."""
     try:
         return asyncio.run(_two_turns(model, base_url))
     except HoldfastError as error:
@@ -45,12 +45,12 @@ async def _two_turns(model: str, base_url: str | None) -> int:
 
 
 def _session(model: str, base_url: str | None) -> Session:
-    """A natural prompt without tools or skills, padded whatever it costs."""
+    """A short prompt without tools or skills, padded regardless of the cost."""
     options: Options = {
         "model": model,
         "system_prompt": NATURAL_PROMPT,
         "padding": "always",
-        # Whether a route caches of which that is not known is what is to be found out.
+        # For a route without known caching, this script is how to find out.
         "allow_uncached": True,
         "output_tokens_max": OUTPUT_TOKENS_MAX,
         "spend_max_usd": SPEND_MAX_USD,
@@ -59,7 +59,7 @@ def _session(model: str, base_url: str | None) -> Session:
     if base_url is None:
         return Session.create(**options)
     path = get_provider(model.partition(":")[0]).path_prefix
-    # A key is for its provider alone.
+    # A real key must not be sent to any other address.
     elsewhere = Options(base_url=base_url.rstrip("/") + path, api_key="simulated")
     return Session.create(**(options | elsewhere))
 

@@ -1,4 +1,4 @@
-"""Does Anthropic's cache hold for a short prompt that was padded? Two turns with a small model, for five cents at most.
+"""Checks that Anthropic caches a short, padded prompt: two turns with a small model, for at most five cents.
 
 python scripts/smoke_cache.py                                  needs ANTHROPIC_API_KEY, costs real money
 python scripts/smoke_cache.py --base-url http://127.0.0.1:N    against `holdfast simulate`
@@ -12,7 +12,7 @@ import sys
 from smoke import try_model
 
 MODEL = "anthropic:claude-haiku-4-5"
-"""The one with the highest floor among the small ones."""
+"""The small model with the highest cache floor."""
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""Does a provider's cache hold? Two turns with a small model of it, for five cents at most each.
+"""Checks that a provider's cache hits: two turns with one of its small models, for at most five cents each.
 
 python scripts/smoke_live.py openai                               needs OPENAI_API_KEY, costs real money
-python scripts/smoke_live.py all                                  all that are reached over a network
+python scripts/smoke_live.py all                                  all providers that are reached over a network
 python scripts/smoke_live.py all --base-url http://127.0.0.1:N    against `holdfast simulate`
 
 Status 0: every second turn read from the cache; 1: one did not, or a provider failed; 2: a key is missing.

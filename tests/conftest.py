@@ -68,7 +68,7 @@ def emptied_postgres() -> Iterator[str]:
 def agent(request: pytest.FixtureRequest) -> Iterator[MakeAgent]:
     """Builds agents, and checks at the end that each of their requests extended the one before.
 
-    A test that moves the prefix on purpose says so: `@pytest.mark.moves_prefix(reason="...")`.
+    A test that moves the prefix on purpose says so: `@pytest.mark.changes_prefix(reason="...")`.
     """
     made: list[Agent] = []
 
@@ -78,4 +78,4 @@ def agent(request: pytest.FixtureRequest) -> Iterator[MakeAgent]:
 
     yield make
     moved = [line for one in made for line in moved_prefixes(one.events)]
-    enforce_prefix_mark(request.node, "\n".join(moved) or None)
+    enforce_prefix_mark(request.node, "\n".join(moved) or None, at_end=True)

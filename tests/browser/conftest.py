@@ -38,7 +38,9 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         with serving_store(store, simulated=True, library=library) as client:
             client.service.workspace = folder / "project"
             client.service.workspace.mkdir()
-            player = SamplePlayer(store, shipped_models(), pause=0, library=library, workspace=client.service.workspace)
+            player = SamplePlayer(
+                store, shipped_models(), pause=0, instructions=library, workspace=client.service.workspace
+            )
             client.service.sample, client.service.has_sample_only = player, True
             asyncio.run(player.play())
             yield client

@@ -42,7 +42,7 @@ def test_agents_are_listed_and_lead_to_their_manifest(page: Page, sampled: Clien
     page.click(f"[data-agent='{SAMPLE}'] a")
     page.until(lambda: page.text("h1") == SAMPLE)
     told = sampled.get(f"/api/instructions/{SAMPLE}")
-    for name in ("units", "failing", "waiting"):
+    for name in ("units", "failing", "pending"):
         assert page.text(f"[data-figure={name}]") == str(told["agent"][name])
     manifests = page.texts("section[aria-label=Manifests] tbody td:first-child")
     assert manifests == [one["version"] for one in told["versions"]]
@@ -66,7 +66,7 @@ def test_every_unit_is_told_with_its_coverage_and_failing_paraphrases(page: Page
 def test_an_intent_is_explored_stage_by_stage_and_the_url_keeps_it(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open(f"instructions/{SAMPLE}", heading=SAMPLE)
-    before = sampled.get(f"/api/instructions/{SAMPLE}/days")["whole"]["recalls"]
+    before = sampled.get(f"/api/instructions/{SAMPLE}/days")["total"]["recalls"]
     page.one("#intent").send_keys("give the money back", Keys.ENTER)
     page.one("[data-scored=refunds]")
     assert "intent=give+the+money+back" in page.driver.current_url
@@ -81,7 +81,7 @@ def test_an_intent_is_explored_stage_by_stage_and_the_url_keeps_it(page: Page, s
     page.driver.refresh()
     page.one("[data-scored=refunds]")
     assert page.run("return document.querySelector('#intent').value") == "give the money back"
-    assert sampled.get(f"/api/instructions/{SAMPLE}/days")["whole"]["recalls"] == before, "nothing is put on record"
+    assert sampled.get(f"/api/instructions/{SAMPLE}/days")["total"]["recalls"] == before, "nothing is put on record"
 
 
 def test_recalls_are_told_day_by_day(page: Page, sampled: Client) -> None:
@@ -94,7 +94,7 @@ def test_recalls_are_told_day_by_day(page: Page, sampled: Client) -> None:
     table = "section[aria-label='Recalls by day'] [data-heading='{}']"
     assert page.texts(table.format("Day")) == [one["day"] for one in some]
     assert page.texts(table.format("Missed")) == [str(one["missed"]) for one in some]
-    assert page.text("[data-figure='miss rate']") == f"{round(100 * told['whole']['miss_rate'])}%"
+    assert page.text("[data-figure='miss rate']") == f"{round(100 * told['total']['miss_rate'])}%"
 
 
 def test_without_a_key_nobody_approves_in_nobodys_name(page: Page, sampled: Client) -> None:
@@ -107,7 +107,7 @@ def test_without_a_key_nobody_approves_in_nobodys_name(page: Page, sampled: Clie
 
 def test_what_waits_is_read_and_approved_in_the_name_of_the_key(page: Page, kept: Place) -> None:
     signed_in(page, kept, f"instructions/{OWN}", key=kept.ann)
-    line = "[data-waiting='security-posture v2']"
+    line = "[data-pending='security-posture v2']"
     page.until(lambda: page.text(f"{line} pre") == HOSTILE)
     assert page.run("return document.querySelectorAll('main img').length") == 0
     page.one(f"{line} input").send_keys("read it")

@@ -75,7 +75,7 @@ def test_a_newcomer_sees_every_view_filled_within_seconds_of_pressing_a_button(p
             ("knowledge", "[data-item]"),
             ("knowledge", "[data-pending]"),
             ("instructions", "[data-agent]"),
-            (f"instructions/{SAMPLE}", "[data-waiting]"),
+            (f"instructions/{SAMPLE}", "[data-pending]"),
         )
         for view, selector in filled:
             page.open(view)

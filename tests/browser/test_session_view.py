@@ -40,7 +40,7 @@ def test_every_call_is_drawn_and_told_as_the_service_tells_it(page: Page, sample
     bars = page.run("return document.querySelector('.outcome.written').getAttribute('d').split('M').length - 1")
     assert bars == len(told["calls"])
     assert page.run("return document.querySelector('.break').getAttribute('d').split('M').length - 1") == 3
-    marks = sum(len(call["marks"]) for call in told["calls"])
+    marks = sum(len(call["breakpoints"]) for call in told["calls"])
     assert page.run("return document.querySelector('.breakpoint').getAttribute('d').split('M').length - 1") == marks
     legend = page.texts(".legend li")
     assert {layer["layer"] for layer in told["calls"][0]["layers"]} <= set(legend)
@@ -57,7 +57,7 @@ def test_a_click_on_a_bar_chooses_its_call_and_the_url_keeps_it(page: Page, bad:
     page.driver.refresh()
     page.until(lambda: page.text(".detail h2").startswith("Call 7"))
     detail = page.text(".detail")
-    assert "Violated: the prefix moved" in detail
+    assert "Violated: the prefix changed" in detail
     assert "miss: system_changed" in detail
     assert "end of the conversation so far" in detail
     page.click("[data-does=bytes]")

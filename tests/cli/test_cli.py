@@ -66,7 +66,7 @@ def test_the_version_is_told() -> None:
 
 def test_help_names_every_command() -> None:
     output = run("--help").output
-    for name, line in COMMANDS.items():
+    for name, (_, line) in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(line[:40])}", output, re.MULTILINE)
 
 
@@ -314,7 +314,7 @@ def test_a_session_shows_its_calls() -> None:
     numbers = [*map(str, range(1, 13))]
     assert [line.split()[0] for line in rows] == ["call", *numbers, *numbers]
     assert legend.endswith(" history")
-    assert total == "12 calls, $0.032894; anthropic:claude-sonnet-5-5"
+    assert total == "12 calls, $0.032529; anthropic:claude-sonnet-5-5"
     assert padding.startswith("not padded: ")
     assert output.count("held") == 23 + 11
     assert output.count("first_use") == 2

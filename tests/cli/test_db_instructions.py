@@ -613,4 +613,6 @@ def test_without_its_package_the_command_says_how_to_get_it(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ, cwd=tmp_path
     )
     assert ended.returncode == 1
-    assert ended.stderr == "holdfast: instructions need an extra package: pip install 'holdfast[instructions]'\n"
+    assert (
+        ended.stderr == "holdfast: instructions need an extra package: pip install 'holdfast-context[instructions]'\n"
+    )

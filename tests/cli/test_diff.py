@@ -42,7 +42,7 @@ def test_a_request_that_begins_with_the_other_holds_and_ends_with_0(
     told = ("--model", GEMINI_MODEL) if body is GEMINI else ()
     for after in (body, grown_body):
         status, found = diff(tmp_path, body, after, *told)
-        assert (status, found["held"], found["moved"], found["tokens_lost"]) == (0, True, None, 0)
+        assert (status, found["is_prefix_unchanged"], found["difference"], found["tokens_lost"]) == (0, True, None, 0)
         assert found["tokens_read"] == found["tokens_before"] > 0
 
 
@@ -67,8 +67,8 @@ def test_a_changed_block_is_named_by_its_path_and_ends_with_1(
     told = ("--model", GEMINI_MODEL) if before is GEMINI else ()
     status, found = diff(tmp_path, before, changed(before, *path, to=to), *told)
     assert status == 1
-    assert found["moved"]["path"] == named
-    assert not found["held"]
+    assert found["difference"]["path"] == named
+    assert not found["is_prefix_unchanged"]
 
 
 def test_the_difference_is_shown_cut_around_itself(tmp_path: Path) -> None:
@@ -121,16 +121,18 @@ def test_a_changed_parameter_keeps_the_tiers_in_front_of_what_it_invalidates(
     told = ("--model", GEMINI_MODEL) if before is GEMINI else ()
     status, found = diff(tmp_path, before, changed(before, name, to=value), *told)
     assert status == 1
-    assert found["moved"] is None
+    assert found["difference"] is None
     assert [one["name"] for one in found["parameters"]] == [parameter]
-    assert [tier["place"] for tier in found["tiers"] if tier["blocks_kept"] == tier["blocks"]] == surviving
+    assert [
+        section["section"] for section in found["sections"] if section["blocks_unchanged"] == section["blocks"]
+    ] == surviving
 
 
 def test_a_first_image_loses_the_messages_even_where_it_is_appended(tmp_path: Path) -> None:
     after = grown(ANTHROPIC, "messages", {"role": "user", "content": [IMAGE]})
     status, found = diff(tmp_path, ANTHROPIC, after)
     assert status == 1
-    assert found["parameters"] == [{"name": "images", "first_lost": "messages"}]
+    assert found["parameters"] == [{"name": "images", "first_lost_section": "messages"}]
 
 
 def test_another_limit_on_the_output_is_no_difference(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_another_limit_on_the_output_is_no_difference(tmp_path: Path) -> None:
 def test_a_prompt_that_was_cut_short_breaks_where_it_ends(tmp_path: Path) -> None:
     status, found = diff(tmp_path, ANTHROPIC, changed(ANTHROPIC, "messages", to=ANTHROPIC["messages"][:1]))
     assert status == 1
-    assert (found["moved"]["path"], found["moved"]["path_after"]) == ("messages.1.content.0", None)
+    assert (found["difference"]["path"], found["difference"]["path_after"]) == ("messages.1.content.0", None)
 
 
 def test_what_is_lost_is_what_lies_behind_the_last_mark_before_the_break(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_in_gemini_another_system_instruction_loses_the_tools_too(tmp_path: Path
     before = changed(GEMINI, "tools", to=tools)
     after = changed(before, "systemInstruction", "parts", 0, "text", to="Other")
     _, found = diff(tmp_path, before, after, "--model", GEMINI_MODEL)
-    assert [tier["blocks_kept"] for tier in found["tiers"]] == [0, 0, 0]
+    assert [section["blocks_unchanged"] for section in found["sections"]] == [0, 0, 0]
 
 
 def test_below_the_floor_nothing_is_lost_and_that_is_said(tmp_path: Path) -> None:

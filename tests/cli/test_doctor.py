@@ -384,7 +384,7 @@ def test_a_volatile_looking_string_in_a_file_is_named_with_its_place(
     result = enter("doctor", plant(tmp_path, "request.json", body), "--json")
     assert result.returncode == 1
     (found,) = json.loads(result.stdout)["volatile"]
-    assert (found["what"], found["shown"], found["path"]) == (what, shown, "system.0")
+    assert (found["kind"], found["excerpt"], found["path"]) == (what, shown, "system.0")
     request = parse_request(json.dumps(body).encode())
     assert request.buffer.cacheable_bytes()[found["byte"] :].startswith(shown.encode())
     assert found["rewritten_tokens"] == request.buffer.tokens_total

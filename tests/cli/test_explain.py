@@ -32,7 +32,7 @@ def explain(folder: Path, body: object, *more: str) -> dict[str, Any]:
 
 def test_every_block_is_listed_with_its_place_tokens_and_digest(tmp_path: Path) -> None:
     found = explain(tmp_path, ANTHROPIC)
-    assert [(part["path"], part["place"], part["stability"]) for part in found["parts"]] == [
+    assert [(block["path"], block["section"], block["stability"]) for block in found["blocks"]] == [
         ("tools.0", "tools", "frozen"),
         ("system.0", "system", "epoch"),
         ("messages.0.content", "messages", "growing"),
@@ -41,8 +41,8 @@ def test_every_block_is_listed_with_its_place_tokens_and_digest(tmp_path: Path) 
         ("messages.2.content.0", "messages", "growing"),
     ]
     request = parse_request(json.dumps(ANTHROPIC).encode())
-    assert [part["tokens"] for part in found["parts"]] == request.buffer.tokens
-    assert found["parts"][1]["digest"] == sha256_hex(request.buffer.blocks[1].data)[:12]
+    assert [block["tokens"] for block in found["blocks"]] == request.buffer.tokens
+    assert found["blocks"][1]["digest"] == sha256_hex(request.buffer.blocks[1].data)[:12]
     assert found["tokens"] == sum(request.buffer.tokens)
 
 
@@ -57,8 +57,8 @@ def test_the_table_says_that_counts_are_estimates_and_what_told_the_provider(tmp
 
 def test_the_callers_marks_are_theirs_and_ours_have_reasons_and_savings(tmp_path: Path) -> None:
     found = explain(tmp_path, ANTHROPIC)
-    assert [(mark["path"], mark["reason"]) for mark in found["marks"]] == [("messages.2.content.0", "yours")]
-    planned = {mark["path"]: mark for mark in found["planned"]}
+    assert [(mark["path"], mark["reason"]) for mark in found["breakpoints"]] == [("messages.2.content.0", "yours")]
+    planned = {mark["path"]: mark for mark in found["planned_breakpoints"]}
     assert {path: mark["reason"] for path, mark in planned.items()} == {
         "tools.0": "end of the tools",
         "system.0": "end of the stable system prompt",
@@ -71,14 +71,14 @@ def test_the_callers_marks_are_theirs_and_ours_have_reasons_and_savings(tmp_path
 def test_every_mark_says_what_it_is_expected_to_save_beside_those_in_front_of_it(tmp_path: Path) -> None:
     bare = changed(ANTHROPIC, "messages", 2, "content", to="A question.")
     found = explain(tmp_path, bare)
-    assert not found["marks"]
+    assert not found["breakpoints"]
     request = parse_request(json.dumps(bare).encode())
     assert request.row is not None
     price = price_at(request.row, utc_date(system_clock()), request.buffer.tokens_total)
     planned = plan_cache(
         PlanningMoment(request.buffer, request.row.cache, price, at=0.0), CacheMemory(), keep_small=True
     )
-    shown = {mark["piece"]: mark for mark in found["planned"]}
+    shown = {mark["block"]: mark for mark in found["planned_breakpoints"]}
     assert [mark["reason"] for mark in shown.values()] == [mark.reason for mark in planned.breakpoints]
     assert shown[max(shown)]["reason"].startswith("end of the conversation so far; ")
     tools, system, end = (Decimal(mark["expected_usd"]) for mark in shown.values())
@@ -101,8 +101,8 @@ def test_layers_are_listed_with_what_a_change_in_them_costs(tmp_path: Path) -> N
         ("system", "epoch", 1),
         ("history", "growing", 4),
     ]
-    history, first = found["layers"][2], found["parts"][2]
-    assert history["tokens"] == sum(part["tokens"] for part in found["parts"][2:])
+    history, first = found["layers"][2], found["blocks"][2]
+    assert history["tokens"] == sum(block["tokens"] for block in found["blocks"][2:])
     assert (history["rewritten_tokens"], history["rewritten_usd"]) == (
         first["rewritten_tokens"],
         first["rewritten_usd"],
@@ -156,8 +156,8 @@ def test_nothing_is_told_of_padding_where_no_price_is_known(tmp_path: Path) -> N
 
 def test_a_mark_below_the_floor_saves_nothing_and_says_so(tmp_path: Path) -> None:
     short = changed(ANTHROPIC, "tools", 0, "description", to="Reads.")
-    tools = next(mark for mark in explain(tmp_path, short)["planned"] if mark["path"] == "tools.0")
-    assert tools["below_floor"]
+    tools = next(mark for mark in explain(tmp_path, short)["planned_breakpoints"] if mark["path"] == "tools.0")
+    assert tools["is_below_floor"]
     assert Decimal(tools["saving_usd"]) == 0
     assert "nothing: below the floor" in enter("explain", plant(tmp_path, "request.json", short)).stdout
 
@@ -170,11 +170,11 @@ def test_a_request_below_the_floor_is_warned_of(tmp_path: Path) -> None:
 def test_a_change_costs_the_tokens_between_the_mark_before_it_and_the_last(tmp_path: Path) -> None:
     marked = changed(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral"})
     found = explain(tmp_path, marked)
-    lost = {part["path"]: part["rewritten_tokens"] for part in found["parts"]}
-    head = sum(part["tokens"] for part in found["parts"][:2])
+    lost = {block["path"]: block["rewritten_tokens"] for block in found["blocks"]}
+    head = sum(block["tokens"] for block in found["blocks"][:2])
     assert lost["system.0"] == found["tokens"]
     assert lost["messages.0.content"] == lost["messages.2.content.0"] == found["tokens"] - head
-    assert Decimal(found["parts"][0]["rewritten_usd"]) == found["tokens"] * Decimal("2.40") / 1_000_000
+    assert Decimal(found["blocks"][0]["rewritten_usd"]) == found["tokens"] * Decimal("2.40") / 1_000_000
 
 
 def test_an_automatic_mark_is_yours_and_stands_at_the_end(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_an_automatic_mark_is_yours_and_stands_at_the_end(tmp_path: Path) -> Non
         to={"type": "ephemeral", "ttl": "1h"},
     )
     found = explain(tmp_path, body)
-    assert [(mark["path"], mark["ttl"], mark["reason"]) for mark in found["marks"]] == [
+    assert [(mark["path"], mark["ttl"], mark["reason"]) for mark in found["breakpoints"]] == [
         ("messages.2.content", "1h", "yours, automatic")
     ]
 
@@ -215,12 +215,12 @@ def test_an_automatic_mark_is_yours_and_stands_at_the_end(tmp_path: Path) -> Non
 )
 def test_the_provider_is_told_by_the_body(tmp_path: Path, body: object, provider: str, because: str) -> None:
     found = explain(tmp_path, body)
-    assert (found["model"].partition(":")[0], found["told_by"]) == (provider, because)
+    assert (found["model"].partition(":")[0], found["detected_by"]) == (provider, because)
 
 
 def test_what_is_told_beats_what_is_seen(tmp_path: Path) -> None:
     found = explain(tmp_path, changed(CHAT, "model", to="mine"), "--model", "openrouter:openai/gpt-5.4")
-    assert (found["model"], found["told_by"], found["cache"]) == ("openrouter:mine", "as specified", "implicit")
+    assert (found["model"], found["detected_by"], found["cache"]) == ("openrouter:mine", "as specified", "implicit")
 
 
 def test_a_gemini_body_needs_a_model(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_gemini_body_needs_a_model(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert refused.stderr == f"holdfast: {path}: the request names no model; pass --model gemini:NAME\n"
     found = explain(tmp_path, GEMINI, "--model", GEMINI_MODEL)
-    assert [part["path"] for part in found["parts"]][:2] == ["systemInstruction.parts.0", "contents.0.parts.0"]
+    assert [block["path"] for block in found["blocks"]][:2] == ["systemInstruction.parts.0", "contents.0.parts.0"]
     assert "takes no breakpoints" in found["notes"][0]
 
 
@@ -241,7 +241,7 @@ def test_the_other_spelling_of_geminis_members_is_understood(tmp_path: Path) -> 
     }
     found = explain(tmp_path, snake)
     assert found["model"] == GEMINI_MODEL
-    assert found["parts"][0]["path"] == "systemInstruction.parts.0"
+    assert found["blocks"][0]["path"] == "systemInstruction.parts.0"
 
 
 def test_a_long_history_is_shortened_in_the_table_and_whole_in_the_json(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_long_history_is_shortened_in_the_table_and_whole_in_the_json(tmp_path
     shown = enter("explain", plant(tmp_path, "request.json", long)).stdout
     assert "142 blocks in the middle are not shown" in shown
     assert "messages.199.content" in shown
-    assert len(explain(tmp_path, long)["parts"]) == 202
+    assert len(explain(tmp_path, long)["blocks"]) == 202
 
 
 def test_a_model_that_configuration_adds_is_known(tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def test_json_names_the_sessions_that_saw_it(tmp_path: Path) -> None:
     told = json.loads(shown("--db", str(path), "--json"))
     (cache,) = told["caches"]
     assert (cache["sessions"], cache["anchors_lost"], cache["floor_tokens"]) == (["a", "b"], 1, None)
-    assert cache["upgrade"] < 0.5
-    assert [rhythm["workspace"] for rhythm in told["rhythms"]] == [None, "/home/me/shop"]
+    assert cache["upgrade_probability"] < 0.5
+    assert [rhythm["workspace"] for rhythm in told["idle_times"]] == [None, "/home/me/shop"]
 
 
 def test_a_deleted_session_is_unlearned(tmp_path: Path) -> None:

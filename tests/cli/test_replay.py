@@ -50,7 +50,7 @@ def test_json_has_the_ratios(traces: Path) -> None:
     assert row["to_bound"] == pytest.approx(row["cost_usd"] / report["bound_usd"])
     assert row["to_optimum"] == pytest.approx(row["cost_usd"] / report["optimum_usd"])
     assert report["broken_lines"] == 1
-    assert report["likeness"] is None
+    assert report["model_fit"] is None
 
 
 def test_the_truth_changes_what_an_anchor_is_worth(traces: Path) -> None:

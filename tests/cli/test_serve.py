@@ -211,4 +211,4 @@ def test_without_its_packages_the_service_says_how_to_get_them(tmp_path: Path) -
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ)
     assert ended.returncode == 1
-    assert ended.stderr == "holdfast: the service needs extra packages: pip install 'holdfast[server]'\n"
+    assert ended.stderr == "holdfast: the service needs extra packages: pip install 'holdfast-context[server]'\n"

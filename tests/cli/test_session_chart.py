@@ -96,10 +96,10 @@ async def test_the_layers_of_a_prompt_are_those_of_its_chain() -> None:
     (parts,) = compute_layer_runs(events).values()
     layers = [part.layer for part in parts]
     assert layers[-2:] == ["volatile", "history"]
-    links = next(event.payload.links for event in events if hasattr(event.payload, "links"))
-    assert all(isinstance(link, PrefixDigest) for link in links)
-    assert sum(part.bytes for part in parts) == links[-1].end
-    assert parts[-1] == LayerSize("history", links[-1].end - links[-1].start)
+    digests = next(event.payload.digests for event in events if hasattr(event.payload, "digests"))
+    assert all(isinstance(digest, PrefixDigest) for digest in digests)
+    assert sum(part.bytes for part in parts) == digests[-1].end
+    assert parts[-1] == LayerSize("history", digests[-1].end - digests[-1].start)
 
 
 async def test_show_tells_what_moved_the_prefix_and_json_has_the_layers(tmp_path: Path) -> None:

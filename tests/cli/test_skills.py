@@ -174,7 +174,7 @@ def test_index_prints_what_a_prompt_says(root: Path) -> None:
     assert result.exit_code == 0
     assert run("index", root).exit_code == 1
     made = json.loads(run("index", root, "--tokens-max", "1", "--json").stdout)
-    assert (made["listed"], made["more"]) == (0, 1)
+    assert (made["listed_count"], made["unlisted_count"]) == (0, 1)
     assert made["text"].endswith("(1 more skill is not listed: find it with `skill_search`.)")
 
 

@@ -201,7 +201,7 @@ def test_a_limit_that_says_nothing_is_the_default() -> None:
     assert parse_threshold("4321") == 4_321
 
 
-@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 async def test_a_session_is_compacted_by_the_rules_of_the_seed() -> None:
     talk = LongTalk()
     async with talk.create() as session:
@@ -216,7 +216,7 @@ async def test_a_session_is_compacted_by_the_rules_of_the_seed() -> None:
     assert event.strategy == "seed"
 
 
-@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 async def test_under_the_seed_profile_a_session_compacts_the_seeds_way_by_itself() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=20_000, money=False)
     talk = LongTalk(profile="seed", compaction=limit)
@@ -243,7 +243,7 @@ class Probed:
         return "nothing"
 
 
-@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 async def test_behind_a_compaction_a_tool_that_fails_ends_the_turn_before_anything_is_sent() -> None:
     probed = Probed(profile="seed")
     async with probed.talk.create() as session:
@@ -262,7 +262,7 @@ async def test_behind_a_compaction_a_tool_that_fails_ends_the_turn_before_anythi
     assert len(probed.talk.provider.requests) == sent + 2
 
 
-@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 async def test_where_nothing_is_left_but_the_summary_no_tool_is_tried() -> None:
     probed = Probed(profile="seed")
     async with probed.talk.create() as session:
@@ -274,7 +274,7 @@ async def test_where_nothing_is_left_but_the_summary_no_tool_is_tried() -> None:
     assert probed.looked == 0
 
 
-@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 async def test_no_tool_is_tried_without_the_seeds_profile_or_without_one_to_try() -> None:
     probed, without = Probed(), LongTalk(profile="seed")
     for talk in (probed.talk, without):
@@ -285,7 +285,7 @@ async def test_no_tool_is_tried_without_the_seeds_profile_or_without_one_to_try(
     assert probed.looked == 0
 
 
-@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 async def test_a_session_stays_the_one_it_was_and_knows_of_its_compaction() -> None:
     talk = LongTalk(profile="seed")
     async with talk.create() as session:
@@ -300,7 +300,7 @@ async def test_a_session_stays_the_one_it_was_and_knows_of_its_compaction() -> N
     assert event.segments[0].text == done.summary
 
 
-@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 @pytest.mark.parametrize(("limit", "compacted"), [(15_000, True), (1_000_000, False)])
 async def test_the_limit_is_held_against_the_prompt_as_it_is_now(limit: int, compacted: bool) -> None:
     talk = LongTalk(profile="seed", compaction=CompactionConfig(auto_compaction_input_tokens_threshold=limit))

@@ -166,7 +166,7 @@ def test_a_simulated_chat_that_was_resumed_holds_and_says_what_was_not_demanded(
     assert "A simulated cache ends with its process. First call of a new process: 3;" in result.output
     assert "4 requests certified" in result.output
     made = json.loads(invoke(command, [*certify, "--json"]).output)
-    assert [one["restarted"] for one in made] == [False, False, True, False]
+    assert [one["is_restarted"] for one in made] == [False, False, True, False]
     assert made[2]["expected_read_tokens"] > 1_000
     assert made[3]["read_tokens"] >= made[3]["expected_read_tokens"] > 1_000
 

@@ -5,9 +5,17 @@ from hypothesis import strategies as st
 from tests.support import wire_values as values
 
 from holdfast.engine.history_transfer import UNPORTABLE_RESULT, transfer_history
-from holdfast.types.blocks import THINKING_TYPES, Opaque, Text, Thinking, ToolResult, ToolUse
+from holdfast.types.blocks import (
+    THINKING_TYPES,
+    Opaque,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    get_call_id,
+    get_result_call_id,
+)
 from holdfast.types.prompt import HistoryEntry
-from holdfast.types.transcript import get_call_id, get_result_call_id
 
 passages = st.lists(values.passages, max_size=6)
 

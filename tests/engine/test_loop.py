@@ -184,7 +184,7 @@ async def test_a_prompt_that_holds_the_boundary_is_split_there(agent: MakeAgent)
     assert b"BOUNDARY" not in one.wire.bodies[0]
 
 
-@pytest.mark.moves_prefix(reason="ephemeral text leaves with its turn")
+@pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
 async def test_ephemeral_text_is_gone_in_the_next_turn_and_said_again(agent: MakeAgent) -> None:
     one = agent(
         says(CALL), says("3"), says("ok"), tools=[add], volatile=[LayerText("rag-context", "found", ephemeral=True)]
@@ -197,7 +197,7 @@ async def test_ephemeral_text_is_gone_in_the_next_turn_and_said_again(agent: Mak
     assert texts(one.bodies[2]) == ["1 + 2?", "tool_use", "tool_result", "3", "more", found]
 
 
-@pytest.mark.moves_prefix(reason="the seed layout puts volatile text in front of the history")
+@pytest.mark.changes_prefix(reason="the seed layout puts volatile text in front of the history")
 async def test_the_seed_layout_sends_volatile_text_in_the_system_prompt_and_drops_thinking_when_it_changes(
     agent: MakeAgent,
 ) -> None:

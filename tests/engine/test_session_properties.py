@@ -152,9 +152,9 @@ def test_a_draft_spells_only_what_is_new() -> None:
     spelled: list[Segment] = []
 
     class Counting(type(ADAPTER)):  # type: ignore[misc]
-        def spell(self, segment: Segment):  # type: ignore[no-untyped-def]
+        def encode_segment(self, segment: Segment):  # type: ignore[no-untyped-def]
             spelled.append(segment)
-            return super().spell(segment)
+            return super().encode_segment(segment)
 
     draft = RequestDraft(Counting(), len)
     history = tuple(HistoryEntry("user" if number % 2 else "assistant", (Text(str(number)),)) for number in range(100))

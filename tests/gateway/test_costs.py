@@ -355,8 +355,11 @@ def test_costs_and_changes_are_told_over_http(stored: tuple[str, str]) -> None:
         assert costs == json.loads(run("gateway", "costs", session, "--db", path, "--json"))
         told = client.get(f"{below}/changes", key=key)
         assert [call["number"] for call in told["calls"]] == [1, 2, 3]
-        assert {change["habit"] for change in told["calls"][1]["changes"]} >= {"volatile date", "tools out of order"}
-        assert all(call["improved"] for call in told["calls"])
+        assert {change["anti_pattern"] for change in told["calls"][1]["changes"]} >= {
+            "volatile date",
+            "tools out of order",
+        }
+        assert all(call["rewritten"] for call in told["calls"])
         assert not told["more"]
         page = client.get(f"{below}/changes?after=1&limit=1", key=key)
         assert (page["calls"], page["more"]) == (told["calls"][1:2], True)

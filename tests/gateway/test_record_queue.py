@@ -45,7 +45,7 @@ def test_who_records_runs_nothing_of_the_folder_that_the_gateway_was_started_in(
     (tmp_path / "msgspec.py").write_text("open('was_run', 'w').close()\n")
     monkeypatch.chdir(tmp_path)
     RecorderProcess(
-        (RECORDER_MODULE,), RecorderSetup("memory:", simulated=True), spent=lambda key_id, at, dollars: None
+        (RECORDER_MODULE,), RecorderSetup("memory:", simulated=True), on_spent=lambda key_id, at, dollars: None
     ).close()
     assert [path.name for path in tmp_path.iterdir()] == ["msgspec.py"]
 
@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_dropped_and_counted_and_nobody_waits() -> None:
         go_on.wait(10)
         worked.append(note)
 
-    notes = RecordQueue(work, notes_max=3, bytes_max=100)
+    notes = RecordQueue(work, records_max=3, bytes_max=100)
     assert notes.put(0, 1)
     assert stuck.wait(10)
     assert [notes.put(number, 1) for number in (1, 2, 3, 4)] == [True, True, True, False]
@@ -84,7 +84,7 @@ def test_a_queue_that_was_never_used_closes() -> None:
 
 def test_where_the_process_that_records_is_gone_calls_go_on_and_are_counted() -> None:
     relay = RecorderProcess(
-        ("holdfast.errors",), RecorderSetup(None, simulated=True), spent=lambda key_id, at, dollars: None
+        ("holdfast.errors",), RecorderSetup(None, simulated=True), on_spent=lambda key_id, at, dollars: None
     )
     relay._process.wait()
     for _ in range(3):
@@ -128,7 +128,7 @@ def test_another_process_is_told_all_that_is_recorded() -> None:
 
 def _observed_behind(waiting: int) -> GatewayForwarded:
     store = MemoryStore()
-    observer = GatewayRecorder(store, models=shipped_models(), new_id=new_ulid, notes=run_at_once)
+    observer = GatewayRecorder(store, models=shipped_models(), new_id=new_ulid, make_queue=run_at_once)
     heard = MessageReceiver(observer.on_request, observer.on_end, observer.on_ping)
     target = Target("anthropic", "/v1/messages", "anthropic")
     heard.handle_message(RequestMessage(1, target, [], GatewayCaller("account"), 5.0, UNMARKED, None, (), waiting))

@@ -105,7 +105,7 @@ def test_a_key_of_a_cache_names_no_session() -> None:
 
 
 def test_a_reply_that_is_named_leads_back_to_its_conversation() -> None:
-    assert entered(ConversationMatcher(), said("u1"), said("other", follows="reply 0")) == ["a", "a"]
+    assert entered(ConversationMatcher(), said("u1"), said("other", previous_response_id="reply 0")) == ["a", "a"]
 
 
 def test_accounts_are_kept_apart() -> None:

@@ -18,6 +18,7 @@ from holdfast.instructions.usage.trace import (
     TRACE_STEPS_MAX,
     AgentTextStep,
     ObservationStep,
+    StepCollector,
     ToolCallStep,
     Trace,
     TraceStep,
@@ -27,7 +28,7 @@ from holdfast.instructions.usage.trace import (
     trace_from_token,
     truncate_trace,
 )
-from holdfast.runtime.instructions.session_tools import StepCollector, TurnTraceSubmitter
+from holdfast.runtime.instructions.session_tools import TurnTraceSubmitter
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.types.blocks import Text as TextBlock
 from holdfast.types.blocks import ToolResult, ToolUse, make_assistant_message, make_user_message

@@ -3,8 +3,13 @@
 import pytest
 
 from holdfast.errors import OrderError
-from holdfast.layers.assemble import assemble_prompt, changed_volatile_texts, check_layer_order
-from holdfast.layers.standard import STANDARD_LAYERS, pinned_layer
+from holdfast.layers.assemble import (
+    STANDARD_LAYERS,
+    assemble_prompt,
+    changed_volatile_texts,
+    check_layer_order,
+    pinned_layer,
+)
 from holdfast.types.blocks import Text, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry, LayerText, Segment, Stability, View
 from holdfast.types.tool_spec import build_tool_spec

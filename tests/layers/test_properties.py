@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 from tests.support.changed_layers import first_changed_layer
 
 from holdfast.errors import OrderError
-from holdfast.layers.assemble import assemble_prompt, changed_volatile_texts, check_layer_order
-from holdfast.layers.standard import PINNED_LAYERS, VOLATILE_LAYERS
+from holdfast.layers.assemble import (
+    PINNED_LAYERS,
+    VOLATILE_LAYERS,
+    assemble_prompt,
+    changed_volatile_texts,
+    check_layer_order,
+)
 from holdfast.runtime.context_report import encode_prompt
 from holdfast.types.blocks import Text
 from holdfast.types.prompt import HistoryEntry, LayerText, Layout, Segment, Stability, View

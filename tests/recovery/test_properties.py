@@ -10,10 +10,12 @@ from tests.support.transcripts import transcripts
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
+from holdfast.engine.cache.plan import apply_limits
 from holdfast.engine.recovery.provider_errors import truncate_results
 from holdfast.engine.recovery.runner import RecoveryRunner, StepContext
 from holdfast.engine.recovery.transcript_repair import find_pairing_faults, repair_pairing
-from holdfast.engine.state import NO_LIMITS, add_limit, apply_limits
+from holdfast.engine.reducer import add_limit
+from holdfast.engine.state import NO_LIMITS
 from holdfast.events.log import Event
 from holdfast.events.payloads.recovery import (
     ContextRepaired,
@@ -28,9 +30,9 @@ from holdfast.recovery.attempts import fold_recovery_events
 from holdfast.recovery.history_edits import apply_repair, count_answered_entries
 from holdfast.recovery.recipes import RecoveryRecipe, RecoveryRules, RecoveryStep
 from holdfast.recovery.scenarios import EscalationPolicy, FailureScenario, StepName
-from holdfast.types.blocks import Message, Text, ToolResult, ToolUse
+from holdfast.types.blocks import Message, Text, ToolResult, ToolUse, get_result_call_id
 from holdfast.types.prompt import Breakpoint, HistoryEntry, Plan
-from holdfast.types.transcript import get_result_call_id, merge_into_messages, validate_transcript
+from holdfast.types.transcript import merge_into_messages, validate_transcript
 
 STEPS = (StepName.RebaseBranch, StepName.CleanBuild, StepName.RestartWorker)
 SCENARIO = FailureScenario.StaleBranch

@@ -88,7 +88,7 @@ async def test_a_tool_loop_with_volatile_text_is_recorded_as_it_was_sent(agent: 
     assert [tool.name for tool in recording.tools] == ["add"]
 
 
-@pytest.mark.moves_prefix(reason="ephemeral text leaves with its turn")
+@pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
 async def test_ephemeral_text_leaves_the_recording_with_its_turn(agent: MakeAgent) -> None:
     texts = [LayerText("rag-context", "found", ephemeral=True)]
     one = agent(says(Thinking("hm", "signed"), CALL), says("3"), says("ok"), tools=[add], volatile=texts)
@@ -99,7 +99,7 @@ async def test_ephemeral_text_leaves_the_recording_with_its_turn(agent: MakeAgen
     assert [call.kept_entries for call in recorded(one.events).recording.calls] == [None, None, 1]
 
 
-@pytest.mark.moves_prefix(reason="the seed layout puts volatile text in front of the history")
+@pytest.mark.changes_prefix(reason="the seed layout puts volatile text in front of the history")
 async def test_text_at_the_end_of_the_system_prompt_is_told_call_by_call(agent: MakeAgent) -> None:
     state = {"memory": "milk"}
     one = agent(

@@ -119,11 +119,15 @@ def test_a_file_that_is_something_else_is_refused_by_name(tmp_path: Path) -> Non
     wrong = tmp_path / "pieces"
     for content in (b"", b"\x0a", b"\x0a\x05\x0a\xff", b"\x0b\x00", b"PK\x03\x04 and more", b"\x0a\x02\x10\x01"):
         wrong.write_bytes(content)
-        with pytest.raises(UserError, match=r"pieces is not a SentencePiece model; reinstall holdfast\[semantic\]"):
+        with pytest.raises(
+            UserError, match=r"pieces is not a SentencePiece model; reinstall holdfast-context\[semantic\]"
+        ):
             read_sentence_pieces(wrong)
     for content in (b"", b"HMSEMB01", b"HMSEMB01" + bytes(8) + b"{}", b"HMSEMB01\x02" + bytes(7) + b"{}"):
         wrong.write_bytes(content)
-        with pytest.raises(UserError, match=r"pieces is not a pack of this model; reinstall holdfast\[minilm\]"):
+        with pytest.raises(
+            UserError, match=r"pieces is not a pack of this model; reinstall holdfast-context\[minilm\]"
+        ):
             granite.GraniteEncoder(wrong, "wrong")
     np.savez(tmp_path / "weights.npz", scale=np.zeros(17))
     with pytest.raises(UserError, match=r"weights\.npz lacks cnn_W; reinstall"):

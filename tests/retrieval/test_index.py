@@ -214,7 +214,7 @@ def test_a_missing_extra_is_named_and_the_rest_works_without_it() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "a",
-        "UserError ranking by wordllama needs wordllama, numpy, tokenizers: pip install 'holdfast[semantic]', "
+        "UserError ranking by wordllama needs wordllama, numpy, tokenizers: pip install 'holdfast-context[semantic]', "
         "or rank lexically",
     ]
 

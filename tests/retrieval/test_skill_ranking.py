@@ -134,8 +134,8 @@ def test_the_command_finds_as_the_model_does(root: Path, monkeypatch: pytest.Mon
 def test_without_the_extra_the_error_names_it_and_words_still_rank(root: Path) -> None:
     result = run("search", QUERY, root, "--ranking", "semantic")
     assert str(result.exception) == (
-        "ranking by wordllama needs numpy: pip install 'holdfast[semantic]', or rank lexically"
+        "ranking by wordllama needs numpy: pip install 'holdfast-context[semantic]', or rank lexically"
     )
     assert "invoices" in run("search", "customers", root).stdout
-    with pytest.raises(UserError, match=r"holdfast\[semantic\]"):
+    with pytest.raises(UserError, match=r"holdfast-context\[semantic\]"):
         SkillStore(SKILLS).with_ranking("semantic")

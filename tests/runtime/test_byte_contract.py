@@ -10,8 +10,14 @@ from tests.support.changed_layers import first_changed_layer
 
 from holdfast.errors import OrderError
 from holdfast.layers.aggregate_stack import EncodedPrompt
-from holdfast.layers.assemble import assemble_prompt
-from holdfast.layers.standard import STANDARD_LAYERS, history_layer, pinned_layer, tools_layer, user_message_layer
+from holdfast.layers.assemble import (
+    STANDARD_LAYERS,
+    assemble_prompt,
+    history_layer,
+    pinned_layer,
+    tools_layer,
+    user_message_layer,
+)
 from holdfast.runtime.context_report import (
     build_initial_context,
     encode_prompt,

@@ -123,7 +123,7 @@ async def test_nothing_is_expected_to_be_read_of_what_another_digest_has_moved(w
     assert fourth > 0
 
 
-@pytest.mark.moves_prefix(reason="another digest is adopted")
+@pytest.mark.changes_prefix(reason="another digest is adopted")
 async def test_what_is_refused_behind_another_digest_was_never_taken(workspace: Path, agent: MakeAgent) -> None:
     refused = ProviderError("invalid_request", "no", status=400)
     one = agent(says("a"), says("b"), refused, says("c"), system_prompt="Be brief.", workspace=workspace)

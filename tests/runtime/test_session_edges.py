@@ -32,7 +32,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-@pytest.mark.moves_prefix(reason="ephemeral text leaves with its turn")
+@pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
 async def test_ephemeral_text_and_bound_thinking_go_together(agent: MakeAgent) -> None:
     provider = SimulatedProvider(script=parse_script(THINKING))
     found = [LayerText("rag-context", "found", ephemeral=True)]
@@ -41,7 +41,7 @@ async def test_ephemeral_text_and_bound_thinking_go_together(agent: MakeAgent) -
     assert answers == ["answer 0", "answer 1", "answer 2"]
 
 
-@pytest.mark.moves_prefix(reason="the seed layout puts volatile text in front of the history")
+@pytest.mark.changes_prefix(reason="the seed layout puts volatile text in front of the history")
 async def test_volatile_text_may_appear_late_in_the_seed_layout(agent: MakeAgent) -> None:
     provider = SimulatedProvider(script=parse_script(THINKING))
     said = iter(["", "", "now", "now", ""])
@@ -51,7 +51,7 @@ async def test_volatile_text_may_appear_late_in_the_seed_layout(agent: MakeAgent
     assert answers == [f"answer {number}" for number in range(5)]
 
 
-@pytest.mark.moves_prefix(reason="ephemeral text leaves with its turn")
+@pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
 async def test_text_that_stops_being_ephemeral_within_a_turn_leaves_only_what_is_lasting(agent: MakeAgent) -> None:
     said = iter([LayerText("memory", "one", ephemeral=True), *[LayerText("memory", "zwei")] * 2])
     one = agent(

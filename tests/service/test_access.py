@@ -1,4 +1,4 @@
-"""Who may use which route: generated from the route table, so that a new route is judged as soon as it is there."""
+"""Who may use which route: generated from the route table, so that a new route is covered at once."""
 
 from collections.abc import Iterator
 from typing import get_args
@@ -6,82 +6,109 @@ from typing import get_args
 import msgspec
 import pytest
 from tests.support.instruction_places import library_of, opened_store
-from tests.support.served_service import Client, serving_store
+from tests.support.served_service import Client, calling_store, serving_store
 
 from holdfast.clock import ManualClock
+from holdfast.service.auth.keys import check_allowed
+from holdfast.service.http.errors import ApiError
 from holdfast.service.http.routes import AccessRule, Route
 from holdfast.service.route_table import ROUTES
 from holdfast.stores.memory import MemoryStore
 
-HOLDERS = ("nobody", "read", "agent", "admin", "revoked", "expired", "unknown")
+ROLES = ("no key", "read", "gateway", "agent", "admin", "revoked", "expired", "unknown")
 
 MAY: dict[AccessRule, tuple[str, ...]] = {
-    "open": HOLDERS,
+    "open": ROLES,
     "read": ("read", "admin"),
     "admin": ("admin",),
     "agent": ("agent", "admin"),
     "caller": ("agent", "admin"),
 }
-"""By rule, whose requests get past the door."""
+"""By rule, whose requests are allowed. With rule `caller` the route decides; none allows a key of scope read."""
 
 
-class Served:
+@pytest.mark.parametrize("rule", MAY)
+def test_a_rule_allows_whole_scopes_only(rule: AccessRule) -> None:
+    scopes = {None: "no key", "read": "read", "gateway": "gateway", "admin": "admin", "agent:a1": "agent"}
+    for scope, role in scopes.items():
+        # The rule `caller` leaves keys of every scope to the route.
+        allowed = role in MAY[rule] or (rule == "caller" and scope is not None)
+        assert is_allowed(rule, scope) == allowed, scope
+    near = ("", "Admin", "admin ", "administrator", "reader", "agent", "agent:", "agent:a", "agent:a11", "agent:a1:b")
+    for scope in near:
+        assert is_allowed(rule, scope) == (rule in ("open", "caller")), scope
+
+
+def is_allowed(rule: AccessRule, scope: str | None) -> bool:
+    refusal = None
+    try:
+        check_allowed(rule, scope, {"agent_id": "a1"})
+    except ApiError as error:
+        refusal = error.status, error.response.error.code
+    assert refusal in (None, (401, "key_required") if scope is None else (403, "not_allowed"))
+    return refusal is None
+
+
+class Roles:
     def __init__(self, client: Client, clock: ManualClock) -> None:
         self.client = client
-        read, agent, admin = client.key("read"), client.key("agent:a1"), client.key("admin")
+        admin = client.key("admin")
         revoked = client.key("admin", expires_at=clock() + 1_000_000)
         client.service.records.revoke_key(revoked.split("_")[1], at=1.0)
         expired = client.key("admin", expires_at=clock() + 10)
         clock.advance(10)
-        unknown = admin[:-1] + ("0" if admin[-1] != "0" else "1")
         self.keys: dict[str, str | None] = {
-            "nobody": None,
-            "read": read,
-            "agent": agent,
+            "no key": None,
+            "read": client.key("read"),
+            "gateway": client.key("gateway"),
+            "agent": client.key("agent:a1"),
             "admin": admin,
             "revoked": revoked,
             "expired": expired,
-            "unknown": unknown,
+            "unknown": admin[:-1] + ("0" if admin[-1] != "0" else "1"),
         }
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Instructions too: routes that are switched off are there for nobody."""
+def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roles]:
+    """With instructions: routes that are switched off respond 404 to everyroute."""
     clock, folder = ManualClock(), tmp_path_factory.mktemp("served")
     with opened_store("sqlite", folder) as store:
         library = library_of(store, clock, folder / "root")
-        with serving_store(MemoryStore(), clock=clock, library=library) as client:
-            yield Served(client, clock)
+        with calling_store(MemoryStore(), clock=clock, library=library) as client:
+            yield Roles(client, clock)
 
 
-def path_of(one: Route) -> str:
-    filled = one.path.replace("{agent_id}", "a1")
-    for name in one.path_names:
+def path_of(route: Route) -> str:
+    filled = route.path.replace("{agent_id}", "a1")
+    for name in route.path_names:
         filled = filled.replace(f"{{{name}}}", "none-such")
-    # A feed never ends; one that cannot be asked for is judged at the same door.
-    return f"{filled}?after=x" if one.content_type == "text/event-stream" else filled
+    # A feed never ends; access is checked before this invalid request is refused.
+    return f"{filled}?after=x" if route.content_type == "text/event-stream" else filled
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
-@pytest.mark.parametrize("one", ROUTES, ids=lambda one: f"{one.method} {one.path}")
-def test_a_route_is_open_to_whom_its_rule_names_and_to_nobody_else(served: Served, one: Route, holder: str) -> None:
-    answered = served.client.ask(one.method, path_of(one), {} if one.method == "PUT" else None, key=served.keys[holder])
-    if holder in MAY[one.rule]:
-        assert answered.status in (200, 400, 404, 409)
-    elif holder in ("read", "agent"):
-        assert (answered.status, answered.code) == (403, one.denied_code)
-    else:
-        expected = "key_required" if holder == "nobody" else "invalid_key"
-        assert (answered.status, answered.code) == (401, expected)
-        assert answered.headers["www-authenticate"] == "Bearer"
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_a_route_is_open_to_the_roles_of_its_rule_and_to_no_other(roles: Roles, route: Route) -> None:
+    body: object = {} if route.method == "PUT" else None
+    for role in ROLES:
+        answered = roles.client.ask(route.method, path_of(route), body, key=roles.keys[role])
+        if role in MAY[route.rule]:
+            assert answered.status in (200, 400, 404, 409), role
+        elif role in ("read", "gateway", "agent"):
+            assert (answered.status, answered.code) == (403, route.denied_code), role
+        else:
+            expected = "key_required" if role == "no key" else "invalid_key"
+            assert (answered.status, answered.code) == (401, expected), role
+            assert answered.headers["www-authenticate"] == "Bearer"
 
 
 def test_every_route_has_a_rule_and_only_harmless_ones_are_open() -> None:
-    assert {one.rule for one in ROUTES} <= set(get_args(AccessRule)) == MAY.keys()
-    assert {one.path for one in ROUTES if one.rule == "open"} == {"/healthz", "/readyz"}
-    assert all(one.rule == "admin" for one in ROUTES if one.method != "GET" and one.path.startswith("/api/cache"))
-    assert next(one.rule for one in ROUTES if one.path.endswith("/bytes")) == "admin", "it quotes the prompt"
+    assert {route.rule for route in ROUTES} <= set(get_args(AccessRule)) == MAY.keys()
+    assert {route.path for route in ROUTES if route.rule == "open"} == {"/healthz", "/readyz"}
+    assert all(
+        route.rule == "admin" for route in ROUTES if route.method != "GET" and route.path.startswith("/api/cache")
+    )
+    assert next(route.rule for route in ROUTES if route.path.endswith("/bytes")) == "admin", "it quotes the prompt"
 
 
 @pytest.mark.parametrize(
@@ -123,13 +150,13 @@ def test_a_revocation_holds_at_once_and_opens_no_door() -> None:
 
 
 def test_a_route_that_always_needs_a_key_has_no_keyless_admin() -> None:
-    listing = next(one for one in ROUTES if one.path == "/api/cache")
+    listing = next(route for route in ROUTES if route.path == "/api/cache")
     with serving_store(MemoryStore(), routes=(msgspec.structs.replace(listing, keyless=False),)) as client:
         assert client.ask("GET", "/api/cache").code == "key_required"
 
 
 def test_an_agents_key_opens_its_own_paths_and_no_others() -> None:
-    listing = next(one for one in ROUTES if one.path == "/api/cache/{discussion_id}")
+    listing = next(route for route in ROUTES if route.path == "/api/cache/{discussion_id}")
     own = msgspec.structs.replace(listing, path="/v1/agents/{agent_id}/{discussion_id}", rule="agent", keyless=False)
     with serving_store(MemoryStore(), routes=(own,)) as client:
         key, reading = client.key("agent:a1"), client.key("read")

@@ -103,7 +103,7 @@ async def test_a_named_cache_is_told_with_its_own_end(play: Play) -> None:
         assert told["cached"]
         assert told["expires_at"] == "2026-09-21T15:33:20Z"
         changed = play.client.ask("POST", f"/api/cache/{session.id}/invalidate").json
-        assert changed["changed"] == ["prefix_nonce", "named_cache"]
+        assert changed["changed"] == ["prefix_nonce", "explicit_cache"]
     # A session that is closed deletes its cache.
     assert not play.client.get(f"/api/cache/{session.id}")["cached"]
 

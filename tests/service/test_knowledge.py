@@ -62,7 +62,7 @@ async def test_a_harvest_is_only_shown_unless_it_is_told_to_apply(
     assert done["digest_change"]["bytes_before"] == 0
     assert done["digest_change"]["invalidated_tokens"] == done["digest_change"]["bytes_after"] // 4 > 0
     again = client.ask("POST", "/api/knowledge/harvest", {"apply": True}).json
-    assert (again["sessions"], again["known_sessions"], again["new_items"]) == ([], 1, 0)
+    assert (again["sessions"], again["harvested_before"], again["new_items"]) == ([], 1, 0)
 
 
 async def test_what_was_said_to_a_simulated_model_is_harvested_only_where_all_is_simulated(
@@ -80,7 +80,7 @@ async def test_items_are_listed_by_category_and_page(client: Client, store: Memo
     assert {FACT, RULE, DECISION} <= ids.keys()
     assert listed(client, "?category=facts").keys() == {FACT}
     told = client.get("/api/knowledge?category=decisions&limit=1&skip=1")
-    assert (len(told["items"]), told["items_total"], told["on"]) == (1, 2, True)
+    assert (len(told["items"]), told["items_total"], told["enabled"]) == (1, 2, True)
     assert {(one["category"], one["items"]) for one in told["categories"]} == {
         ("facts", 1),
         ("decisions", 2),
@@ -95,7 +95,7 @@ async def test_an_item_says_where_it_came_from(client: Client, store: MemoryStor
     told = client.get(f"/api/knowledge/items/{ids[FACT]}")
     (source,) = told["sources"]
     assert (source["session_id"], source["origin"]) == (row.id, "user")
-    assert (told["scope"], told["held_back"], told["edited"]) == ("project", "", False)
+    assert (told["scope"], told["exclusion_reason"], told["edited"]) == ("project", "", False)
 
 
 async def test_a_changed_item_keeps_its_id_and_is_in_the_digest_at_once(
@@ -107,8 +107,11 @@ async def test_a_changed_item_keeps_its_id_and_is_in_the_digest_at_once(
     digest = client.get("/api/knowledge/digest")["text"]
     assert "- It is port 6000 &lt;b>now" in digest
     assert FACT not in digest
-    assert client.ask("PUT", f"/api/knowledge/items/{ids[RULE]}", {"status": "retracted"}).json["held_back"]
+    assert client.ask("PUT", f"/api/knowledge/items/{ids[RULE]}", {"status": "retracted"}).json["exclusion_reason"]
     assert RULE not in client.get("/api/knowledge/digest")["text"]
+    for changed in ({"done": True}, {"approved": True}, {"done": False}):
+        item = client.ask("PUT", f"/api/knowledge/items/{ids[FACT]}", changed).json
+        assert {name: item[name] for name in changed} == changed
 
 
 @pytest.mark.parametrize(

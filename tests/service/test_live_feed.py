@@ -16,7 +16,7 @@ from holdfast.clock import ManualClock
 from holdfast.events.log import Event
 from holdfast.events.records import PositionedEvent
 from holdfast.runtime.session import Session
-from holdfast.service.live.hub import MISSING_PLACE_SECONDS_MAX, EventHub, FeedItem, SkippedEvents
+from holdfast.service.live.hub import MISSING_POSITION_SECONDS_MAX, EventHub, FeedItem, SkippedEvents
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
@@ -81,7 +81,7 @@ async def test_several_listeners_hear_every_event_of_a_session_in_order(tmp_path
     told = next(frame.data for frame in first if frame.event == "llm.call_completed")
     assert told["payload"]["usage"]["cache_write_5m"] > 0
     marked = next(frame.data for frame in first if frame.event == "request.prepared")
-    assert marked["payload"]["marks"]
+    assert marked["payload"]["breakpoints"]
     assert all("canary" not in json.dumps(frame.data) for frame in first)
     assert all("quick brown fox" not in json.dumps(frame.data) for frame in first)
 
@@ -175,7 +175,7 @@ def event(at: int) -> Event:
 
 async def test_a_slow_listener_holds_nobody_up_and_misses_nothing_within_the_limit() -> None:
     feed = SteadyFeed()
-    hub = EventHub(feed, ManualClock(), poll_seconds=0.0, ring_events_max=10, lag_places_max=500)
+    hub = EventHub(feed, ManualClock(), poll_seconds=0.0, ring_events_max=10, lag_positions_max=500)
     slow, fast = hub.listen(0), hub.listen(0)
     feed.newest = 1
     assert places(await heard(slow, 1)) == [1]
@@ -189,7 +189,7 @@ async def test_a_slow_listener_holds_nobody_up_and_misses_nothing_within_the_lim
 
 async def test_a_listener_that_is_too_far_behind_is_told_what_it_misses() -> None:
     feed = SteadyFeed()
-    hub = EventHub(feed, ManualClock(), poll_seconds=0.0, ring_events_max=10, lag_places_max=50)
+    hub = EventHub(feed, ManualClock(), poll_seconds=0.0, ring_events_max=10, lag_positions_max=50)
     slow, fast = hub.listen(0), hub.listen(0)
     feed.newest = 20
     assert places(await heard(slow, 1)) == [1]
@@ -210,7 +210,7 @@ async def test_drops_are_said_on_the_wire() -> None:
     store = MemoryStore()
     store.append(talk(30)).result(10)
     with serving_store(store) as client:
-        client.service.hub._lag_places_max = 10
+        client.service.hub._lag_positions_max = 10
         async with (
             aiohttp.ClientSession() as http,
             http.get(f"{client.url}/api/cache/stream", params={"after": "0"}) as response,
@@ -235,7 +235,7 @@ async def test_a_place_that_may_still_be_filled_is_waited_for() -> None:
     waiting = asyncio.ensure_future(heard(listening, 1))
     await looked(feed, 4)
     assert not waiting.done()
-    clock.advance(MISSING_PLACE_SECONDS_MAX)
+    clock.advance(MISSING_POSITION_SECONDS_MAX)
     assert places(await waiting) == [5]
     await hub.close()
 

@@ -14,7 +14,7 @@ from tests.support.skill_folders import write_skill
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.runtime.session import Session
-from holdfast.service.sample.sessions import SAMPLE_QUESTIONS, SAMPLE_SESSIONS, SamplePlayer
+from holdfast.service.sample.sessions import SamplePlayer, load_sample
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.sources.skills.discovery import SkillRoot
 from holdfast.stores.memory import MemoryStore
@@ -42,14 +42,20 @@ def calls_of(client: Client, words: str, query: str = "") -> Any:
 
 def test_every_call_says_of_which_layers_its_prompt_was_made_and_what_was_read(client: Client) -> None:
     told = calls_of(client, "stable prefix")
-    assert (told["name"], told["model"], told["simulated"]) == (SAMPLE_SESSIONS[0].name, SAMPLE_SESSIONS[0].model, True)
+    assert (told["name"], told["model"], told["simulated"]) == (
+        load_sample().sessions[0].name,
+        load_sample().sessions[0].model,
+        True,
+    )
     assert told["calls_total"] == len(told["calls"]) == 9
     for call in told["calls"]:
         sent = call["read_tokens"] + call["written_tokens"] + call["uncached_tokens"]
         assert sum(layer["tokens"] for layer in call["layers"]) == sent
         assert [layer["layer"] for layer in call["layers"]] == ["tools", "preset", "skills", "metadata", "history"]
-        assert [mark["tokens"] for mark in call["marks"]] == sorted(mark["tokens"] for mark in call["marks"])
-        assert call["marks"][-1]["tokens"] == sent
+        assert [mark["tokens"] for mark in call["breakpoints"]] == sorted(
+            mark["tokens"] for mark in call["breakpoints"]
+        )
+        assert call["breakpoints"][-1]["tokens"] == sent
     assert [call["verdict"] for call in told["calls"]] == ["first_use", *["held"] * 8]
     assert all(call["cost_usd"] < call["uncached_usd"] for call in told["calls"][1:])
 
@@ -73,8 +79,8 @@ def test_a_switch_of_models_stands_between_the_calls(client: Client) -> None:
 def test_a_call_tells_its_plan_its_verdict_and_its_certificate(client: Client) -> None:
     told = client.get(f"/api/sessions/{session_named(client, 'time is before')}/calls/7")
     assert told["call"]["number"] == 7
-    assert [mark["layer"] for mark in told["marks"]] == ["tools", "skills", "history"]
-    assert all(mark["reason"] for mark in told["marks"])
+    assert [mark["layer"] for mark in told["breakpoints"]] == ["tools", "skills", "history"]
+    assert all(mark["reason"] for mark in told["breakpoints"])
     verdict = told["verdict"]
     assert (verdict["kind"], verdict["component"], verdict["bytes_verdict"]) == (
         "prefix_changed",
@@ -182,8 +188,8 @@ def test_sessions_are_listed_by_pages(client: Client) -> None:
 def test_the_last_verdict_and_the_coverage_are_told_with_the_cache(client: Client) -> None:
     told = client.get("/api/cache")
     verdicts = {one["name"]: one["verdict"] for one in told["discussions"]}
-    assert verdicts[SAMPLE_SESSIONS[1].name] == "prefix_changed"
-    assert verdicts[SAMPLE_SESSIONS[0].name] == "held"
+    assert verdicts[load_sample().sessions[1].name] == "prefix_changed"
+    assert verdicts[load_sample().sessions[0].name] == "held"
     coverage = {one["provider"]: one["hit_coverage"] for one in told["providers"]}
     assert coverage["openai"] == pytest.approx(8 / 9)
     alone = client.get(f"/api/cache/{session_named(client, 'time is before')}")
@@ -193,13 +199,13 @@ def test_the_last_verdict_and_the_coverage_are_told_with_the_cache(client: Clien
 
 def test_the_sample_plays_good_and_bad_habits_to_their_end(client: Client) -> None:
     told = client.get("/api/cache")["discussions"]
-    assert [one["name"] for one in told] == [habit.name for habit in SAMPLE_SESSIONS]
+    assert [one["name"] for one in told] == [habit.name for habit in load_sample().sessions]
     assert all(one["cached"] for one in told)
     causes = {row["cause"] for row in client.get("/analytics/breaks")["data"]}
     assert causes >= {"prefix_changed", "ttl_expired", "planned"}
-    assert {row["turn_count"] for row in client.get("/analytics/sessions")["data"]} == {len(SAMPLE_QUESTIONS)}
+    assert {row["turn_count"] for row in client.get("/analytics/sessions")["data"]} == {len(load_sample().questions)}
     (skill,) = client.get("/analytics/skills")["data"]
-    assert (skill["skill"], skill["loads_on_demand"]) == ("refunds", len(SAMPLE_SESSIONS))
+    assert (skill["skill"], skill["loads_on_demand"]) == ("refunds", len(load_sample().sessions))
 
 
 def test_without_simulation_there_is_no_sample_to_play() -> None:
@@ -218,5 +224,5 @@ def test_skills_are_told_with_what_is_wrong_with_them(tmp_path: Path) -> None:
     broken, review = sorted(told["skills"], key=lambda one: str(one["name"]))
     assert (review["name"], review["loads"], review["source"], review["findings"]) == ("review", True, "workspace", [])
     assert (broken["name"], broken["loads"], told["skills_total"]) == ("broken", False, 2)
-    assert all(one["rule"] and one["mend"] for one in broken["findings"])
+    assert all(one["rule"] and one["fix"] for one in broken["findings"])
     assert any(one["severity"] == "error" for one in broken["findings"])

@@ -122,7 +122,7 @@ async def exported(collector: Collector, *, content: bool = False, script: str =
             assert "fault" in script
         newest = store.records.newest_position()
         async with asyncio.timeout(10):
-            while (hub.place or 0) < newest:  # noqa: ASYNC110 - as above
+            while (hub.position or 0) < newest:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0)
         await hub.close()
         await running

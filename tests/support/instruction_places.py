@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.postgres_server import used_database
-from tests.support.served_service import Answered, Client, serving_store
+from tests.support.served_service import Answered, Client, calling_store, serving_store
 
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.events.log import EventLog
@@ -190,10 +190,10 @@ def library_of(
 
 
 @contextmanager
-def place(kind: str, folder: Path, **settings: Any) -> Iterator[Place]:
+def place(kind: str, folder: Path, *, in_process: bool = False, **settings: Any) -> Iterator[Place]:
     clock, root = ManualClock(), folder / "root"
     (root / AGENT).mkdir(parents=True)
     with opened_store(kind, folder) as store:
         library = library_of(store, clock, root, **settings)
-        with serving_store(store, clock=clock, library=library) as client:
+        with (calling_store if in_process else serving_store)(store, clock=clock, library=library) as client:
             yield Place(client, clock, library, root / AGENT)

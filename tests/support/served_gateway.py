@@ -9,10 +9,8 @@ from contextlib import contextmanager
 from decimal import Decimal
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp
-
 from holdfast.catalog.lookup import shipped_models
-from holdfast.cli.serve.gateway import make_key_check
+from holdfast.cli.serve.gateway import GatewayMount, make_key_check
 from holdfast.clock import Clock, new_ulid, system_clock
 from holdfast.events.records import HasRecords
 from holdfast.gateway.app import Gateway
@@ -83,50 +81,43 @@ def serving_gateway(
     service = AppContext(kept, kept.records, shipped_models(), clock=clock, require_keys=require_keys)
     granted = KeyLimitTable(grants or {}, environ or {})
     restore_spending(granted, kept, clock())
-    improver = RequestRewriter(shipped_models(), VolatileExtractor(rules))
+    rewriter = RequestRewriter(shipped_models(), VolatileExtractor(rules))
     observer = GatewayRecorder(
-        kept, models=shipped_models(), new_id=new_ulid, improver=improver, spent=granted.add_spending
+        kept, models=shipped_models(), new_id=new_ulid, rewriter=rewriter, on_spent=granted.add_spending
     )
-    door = KeyAuthenticator(make_key_check(service), granted, clock=clock, salt=b"salt", improve=improve)
-    keeper = None
+    authenticator = KeyAuthenticator(make_key_check(service), granted, clock=clock, salt=b"salt", improve=improve)
+    keep_alive = None
     if keep_alive_usd is not None:
-        keeper = GatewayKeepAlive(clock=clock, usd_a_day_max=Decimal(keep_alive_usd), pinged=observer.on_ping)
-    made: list[Gateway] = []
-
-    def fronted(app: ASGIApp) -> ASGIApp:
-        made.append(
-            Gateway(
-                app,
-                make_simulated_upstreams(upstream_url),
-                door=door,
-                watcher=watcher(observer),
-                clock=clock,
-                improver=improver,
-                keeper=keeper,
-                drain=drain,
-            )
-        )
-        return made[0]
+        keep_alive = GatewayKeepAlive(clock=clock, usd_a_day_max=Decimal(keep_alive_usd), on_ping=observer.on_ping)
+    gateway = Gateway(
+        make_simulated_upstreams(upstream_url),
+        authenticator=authenticator,
+        watcher=watcher(observer),
+        clock=clock,
+        rewriter=rewriter,
+        keep_alive=keep_alive,
+        drain=drain,
+    )
 
     async def started() -> tuple[asyncio.Event, "asyncio.Task[None]"]:
         stop = asyncio.Event()
-        app = make_app(service, ROUTES, fronted=fronted)
+        app = make_app(service, ROUTES, mounts=(GatewayMount(gateway),))
         return stop, asyncio.ensure_future(serve(app, service, bound, stop=stop))
 
     async def stopped() -> None:
         stop.set()
         await running
-        made[0].close()
+        gateway.close()
 
     with LoopThread() as thread, bind_socket("127.0.0.1", 0) as bound:
         stop, running = thread.run(started())
         try:
             running_gateway = ServedGateway(
-                make_url(bound, "127.0.0.1"), service, observer, kept, lambda: made[0].active_requests
+                make_url(bound, "127.0.0.1"), service, observer, kept, lambda: gateway.active_requests
             )
             running_gateway.tasks = lambda: thread.run(_tasks())
-            if keeper is not None:
-                running_gateway.look = lambda: thread.run(keeper.send_due_pings())
+            if keep_alive is not None:
+                running_gateway.look = lambda: thread.run(keep_alive.send_due_pings())
             yield running_gateway
         finally:
             thread.run(stopped())

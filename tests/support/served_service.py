@@ -1,4 +1,4 @@
-"""The service on a real port in a thread of its own, and a client that can say anything to it."""
+"""The service on a real port in a thread of its own or called in process, and a client that can send it anything."""
 
 import asyncio
 import http.client
@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
+
+import httpx
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import Clock, system_clock
@@ -90,6 +92,44 @@ class Client:
         return made.key
 
 
+class InProcessClient(Client):
+    """Calls the application itself, for tables of requests that need no socket."""
+
+    def __init__(self, service: AppContext, routes: Sequence[Route], thread: LoopThread) -> None:
+        super().__init__("http://localhost", service)
+        self._thread = thread
+        self._http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(make_app(service, routes)), base_url=self.url, timeout=TIMEOUT_SECONDS
+        )
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answered:
+        self._http.cookies.clear()
+        sent = {**({} if key is None else {"authorization": f"Bearer {key}"}), **(headers or {})}
+        content: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
+        request = self._http.build_request(method, path, headers=sent, **({} if body is None else content))
+        response = self._thread.run(self._http.send(request))
+        return Answered(response.status_code, response.headers, response.content)
+
+
+@contextmanager
+def calling_store(
+    store: ServedLog, *, clock: Clock = system_clock, library: InstructionContext | None = None
+) -> Iterator[Client]:
+    """Like serving_store, in process."""
+    assert isinstance(store, HasRecords)
+    service = AppContext(store, store.records, shipped_models(), clock=clock, instructions=library)
+    with LoopThread() as thread:
+        yield InProcessClient(service, ROUTES, thread)
+
+
 @contextmanager
 def serving_store(
     store: ServedLog,
@@ -113,7 +153,7 @@ def serving_store(
             clock=clock,
             require_keys=require_keys,
             simulated=simulated,
-            library=library,
+            instructions=library,
         )
         stop = asyncio.Event()
         app = make_app(service, routes, allowed_hosts=allowed_hosts, requests_max=requests_max)

@@ -104,7 +104,7 @@ async def test_a_session_with_the_provider_as_its_wire_holds_and_is_counted(
     assert prefix_guard.breaks == ()
 
 
-@pytest.mark.moves_prefix(reason="ephemeral text leaves with its turn")
+@pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
 async def test_ephemeral_text_of_a_session_is_seen_to_leave(
     simulated_provider: ServedProvider, prefix_guard: PrefixGuard
 ) -> None:

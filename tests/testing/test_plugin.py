@@ -43,7 +43,7 @@ def test_a_test_that_moves_the_prefix_fails_with_layer_and_byte(pytester: pytest
     result.assert_outcomes(failed=1)
     assert "the cached prefix changed: call 2 does not extend call 1 (anthropic:claude-sonnet-5-5)" in printed(result)
     assert "system.0 differs: layer system, block 0, byte 36" in printed(result)
-    assert 'to change it on purpose: @pytest.mark.moves_prefix(reason="...")' in printed(result)
+    assert 'to change it on purpose: @pytest.mark.changes_prefix(reason="...")' in printed(result)
 
 
 def test_a_test_that_does_not_move_it_passes(pytester: pytest.Pytester) -> None:
@@ -68,7 +68,7 @@ def test_the_guard_can_be_asked_in_the_middle(pytester: pytest.Pytester) -> None
 def test_a_mark_with_a_reason_lets_the_prefix_move(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
-        "@pytest.mark.moves_prefix(reason='to see it')\n"
+        "@pytest.mark.changes_prefix(reason='to see it')\n"
         "def test_it(prefix_guard):\n    talk(LONG, LONG + 'x')\n    prefix_guard.check()\n"
         "    assert len(prefix_guard.breaks) == 1\n",
         "--strict-markers",
@@ -78,15 +78,15 @@ def test_a_mark_with_a_reason_lets_the_prefix_move(pytester: pytest.Pytester) ->
 
 @pytest.mark.parametrize("given", ["", "()", "('to see it')", "(reason=' ')", "(reason=3)", "(because='x')"])
 def test_a_mark_without_a_reason_is_an_error(pytester: pytest.Pytester, given: str) -> None:
-    result = run(pytester, f"@pytest.mark.moves_prefix{given}\ndef test_it():\n    pass\n")
+    result = run(pytester, f"@pytest.mark.changes_prefix{given}\ndef test_it():\n    pass\n")
     result.assert_outcomes(errors=1)
-    assert '::test_it: give a reason: @pytest.mark.moves_prefix(reason="...")' in printed(result)
+    assert '::test_it: give a reason: @pytest.mark.changes_prefix(reason="...")' in printed(result)
 
 
 def test_a_mark_that_was_not_needed_is_warned_of(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
-        "@pytest.mark.moves_prefix(reason='long ago')\n"
+        "@pytest.mark.changes_prefix(reason='long ago')\n"
         "def test_it(prefix_guard):\n    talk(LONG, LONG)\n    prefix_guard.check()\n",
     )
     result.assert_outcomes(passed=1, warnings=1)
@@ -103,7 +103,7 @@ def test_a_failure_tells_of_the_prefix_beside_its_own_reason(pytester: pytest.Py
 def test_a_failure_that_has_nothing_to_do_with_the_prefix_is_told_alone(pytester: pytest.Pytester) -> None:
     tests = "def test_it(prefix_guard):\n    talk(LONG, LONG)\n    assert 1 == 2\n"
     marked = (
-        "@pytest.mark.moves_prefix(reason='x')\n"
+        "@pytest.mark.changes_prefix(reason='x')\n"
         "def test_marked(prefix_guard):\n    talk(LONG, LONG + 'x')\n    assert 1 == 2\n"
     )
     result = run(pytester, tests + marked)
@@ -171,7 +171,7 @@ def test_one_call_and_a_prefix_that_may_move_need_not_read(pytester: pytest.Pyte
     result = run(
         pytester,
         "def test_one_call(simulated_provider):\n    talk(LONG)\n"
-        "@pytest.mark.moves_prefix(reason='x')\ndef test_moved(simulated_provider):\n    talk(LONG, 'x' + LONG)\n"
+        "@pytest.mark.changes_prefix(reason='x')\ndef test_moved(simulated_provider):\n    talk(LONG, 'x' + LONG)\n"
         "def test_no_provider():\n    pass\n",
         "--holdfast-min-read-share=1",
     )

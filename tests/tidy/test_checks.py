@@ -402,7 +402,7 @@ def troubles_of(root: Path, language: str, text: str) -> list[str]:
         ("console", "$ echo took 3.2 s, cost 5\ntook ... s, cost 5"),
         ("console", "$ ls nowhere\nls: ...nowhere...: No such file or directory"),
         ("console", "$ make demo\nplayed"),
-        ("console", "$ pip install 'holdfast[server]'\n$ make all"),
+        ("console", "$ pip install 'holdfast-context[server]'\n$ make all"),
     ],
 )
 def test_a_block_that_does_what_it_says_is_in_order(root: Path, language: str, text: str) -> None:
@@ -415,7 +415,7 @@ def test_a_block_that_does_what_it_says_is_in_order(root: Path, language: str, t
         ("python", "import holdfast; holdfast.question", "no attribute 'question'"),
         ("bash", "false\ntrue", "ends with status 1"),
         ("bash", "make demo\nmake gold", "no target 'gold'"),
-        ("bash", "pip install 'holdfast[server, moon]'", "no extra 'moon'"),
+        ("bash", "pip install 'holdfast-context[server, moon]'", "no extra 'moon'"),
         ("bash", "pip install . -c constraints.txt", "no file 'constraints.txt'"),
         ("console", "$ echo a\nb", "`echo a` prints\na\n\nand not\nb"),
         ("console", "$ seq 3\n1\n3", "`seq 3` prints"),

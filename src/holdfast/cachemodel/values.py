@@ -85,17 +85,6 @@ def requested_ttl(rules: CacheRules, ttl: str | None) -> str:
     return name
 
 
-def cached_tokens_after(usage: Usage, rules: CacheRules) -> int:
-    """What the next call can read: the reported reads and writes, or the whole prompt where writes are not reported."""
-    match rules.kind:
-        case "explicit" | "hybrid":
-            return usage.cache_read + usage.cache_write
-        case "implicit":
-            return usage.tokens_sent if usage.tokens_sent >= rules.tokens_min else 0
-        case "none":
-            return 0
-
-
 class PromptPrefix(msgspec.Struct, frozen=True):
     """A prompt up to and including one of its blocks.
 

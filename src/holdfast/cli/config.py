@@ -1,12 +1,16 @@
 """`holdfast config`: shows every setting, its value, and where that was set."""
 
+import os
 from pathlib import Path
 
 import click
 
+from holdfast.cli.format import print_json
+from holdfast.cli.options import json_option
+
 
 @click.command("config")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.option(
     "--workspace",
     type=click.Path(path_type=Path, file_okay=False),
@@ -15,12 +19,8 @@ import click
 )
 def command(as_json: bool, workspace: Path) -> None:
     """Show the configuration: flag > environment > workspace file > home file > default."""
-    import os
-
-    import msgspec
-
     from holdfast.runtime.config import SETTINGS, load_config, setting_value
-    from holdfast.stores.open import redact_address
+    from holdfast.stores.address import redact_address
 
     config = load_config(os.environ, workspace=workspace.resolve())
     values = (
@@ -34,7 +34,7 @@ def command(as_json: bool, workspace: Path) -> None:
     if as_json:
         settings = {key: {"value": value, "from": origins[key]} for key, value in values.items()}
         document = {**settings, "models": config.models, "project": config.project}
-        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+        print_json(document)
         return
 
     from holdfast.cli.tables import print_table

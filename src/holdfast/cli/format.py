@@ -1,8 +1,11 @@
-"""Makes error messages that quote untrusted text safe to print."""
+"""Formats what commands print: counts, money, JSON, untrusted text, and the list of commands in a help page."""
 
+import datetime
 from decimal import Decimal
 
 import click
+
+HELP_CHARACTERS_MAX = 300
 
 
 def replace_unprintable(message: str) -> str:
@@ -21,7 +24,17 @@ def format_usd(amount: Decimal | float, places: int) -> str:
     return f"-${digits}" if amount < 0 and float(digits) else f"${digits}"
 
 
-HELP_CHARACTERS_MAX = 300
+def format_local_time(at: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"second {at:g}"
+
+
+def print_json(value: object) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
 class CommandGroup(click.Group):

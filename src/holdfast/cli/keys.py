@@ -1,10 +1,14 @@
 """`holdfast keys`: creates, lists and revokes the API keys of the service."""
 
+import datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import CommandGroup
+from holdfast.cli.format import CommandGroup, print_json
+from holdfast.cli.options import db_option, json_option
+from holdfast.clock import system_clock
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.events.records import KeyRow
@@ -15,10 +19,6 @@ def command() -> None:
     """Create, list and revoke API keys of the service."""
 
 
-_db = click.option("--db", metavar="URL", help="Store to use instead of the configured one.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
 @command.command("create")
 @click.option("--scope", required=True, metavar="admin|read|gateway|agent:<id>", help="What the key may access.")
 @click.option("--name", help="Name to show in lists.")
@@ -26,8 +26,8 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--entity", metavar="URI", help="Entity of the holder as author of instructions; for admins.")
 @click.option("--user", metavar="NAME", help="User to charge its gateway calls to.")
 @click.option("--team", metavar="NAME", help="Team to charge its gateway calls to.")
-@_db
-@_json
+@db_option
+@json_option
 def create_key(
     *,
     scope: str,
@@ -45,7 +45,6 @@ def create_key(
     import msgspec
 
     from holdfast.cli.open_store import open_store_with_records
-    from holdfast.clock import system_clock
     from holdfast.service.auth.keys import assign_account, make_key
 
     now = system_clock()
@@ -62,14 +61,13 @@ def create_key(
 
 
 @command.command("list")
-@_db
-@_json
+@db_option
+@json_option
 def list_keys(db: str | None, as_json: bool) -> None:
     """List all keys ever created, oldest first, without the secrets."""
     import msgspec
 
     from holdfast.cli.open_store import open_store_with_records
-    from holdfast.clock import system_clock
     from holdfast.service.auth.keys import get_key_state
 
     now = system_clock()
@@ -82,7 +80,7 @@ def list_keys(db: str | None, as_json: bool) -> None:
             | {"state": get_key_state(row, now)}
             for row in rows
         ]
-        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+        print_json(document)
         return
     if not rows:
         click.echo("There are no keys yet; `holdfast keys create --scope admin` creates one.")
@@ -95,12 +93,10 @@ def list_keys(db: str | None, as_json: bool) -> None:
 
 @command.command("revoke")
 @click.argument("key_id")
-@_db
+@db_option
 def revoke_key(key_id: str, db: str | None) -> None:
     """Revoke a key with immediate effect."""
     from holdfast.cli.open_store import open_store_with_records
-    from holdfast.clock import system_clock
-    from holdfast.errors import UserError
 
     with open_store_with_records(db) as (_, records):
         if not records.revoke_key(key_id, at=system_clock()):
@@ -111,7 +107,6 @@ def revoke_key(key_id: str, db: str | None) -> None:
 def parse_expiry(expires: str, now: float) -> float:
     """The time, as seconds since the epoch, that 30d, 12h, 2w (from now) or a date such as 2027-11-01 stands for."""
     from holdfast.cli.costs.report import parse_time_option
-    from holdfast.errors import UserError
 
     try:
         parsed = parse_time_option(expires, now)
@@ -126,6 +121,4 @@ def _key_cells(row: "KeyRow") -> tuple[str, str, str, str, str]:
 
 
 def _day(at: float | None) -> str:
-    import datetime
-
     return "" if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M")

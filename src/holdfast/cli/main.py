@@ -11,59 +11,46 @@ from holdfast.cli.format import replace_unprintable
 from holdfast.errors import HoldfastError
 
 COMMANDS = {
-    "audit": "Show what your sessions spent, which calls missed the cache and why, and what Holdfast would save.",
-    "certify": "Rebuild every request of a stored session and check that its prefix never changed.",
-    "chat": "Chat with an agent that works in a folder, and see what each turn costs.",
-    "compact": "Compact a stored session, or show what compaction would remove, cost and save.",
-    "config": "Show the configuration and where each value comes from.",
-    "curation": "Choose, by preset, which files are added to the context of sessions.",
-    "db": "Inspect, check, rebuild, prune, export and import the store.",
-    "demo": "Run a cached multi-turn session against the simulator, offline.",
-    "diff": "Show where one request breaks the cached prefix of another, and what that costs.",
-    "doctor": "Find what makes a prompt differ from run to run, in a function or a request file.",
-    "explain": "Show the blocks and cache breakpoints of a request, and what a change to each block would cost.",
-    "gateway": "Show gateway traffic: costs and possible savings, rewritten requests, spending.",
-    "history": "Show the original messages of a session, including those that were compacted.",
-    "instructions": "Split instruction files into units that agents recall when they need them.",
-    "keys": "Create, list and revoke API keys of the service.",
-    "knowledge": "Extract knowledge from finished sessions, and show what new sessions receive.",
-    "learned": "Show the cache parameters learned from stored sessions.",
-    "mcp": "Serve an agent's instructions and skills to any MCP client.",
-    "rag": "Index the files of a project and search them for relevant passages.",
-    "recovery": "List known failures of stored sessions and run their recovery recipes.",
-    "replay": "Replay recorded conversations under other cache policies and compare their cost.",
-    "report": "Show what stored sessions spent, saved and lost, and what broke their caches.",
-    "serve": "Serve the dashboard, the HTTP API and the gateway.",
-    "sessions": "List, show and delete stored sessions.",
-    "simulate": "Serve a provider simulator on a local port.",
-    "skills": "List, check and search skills, and show the skill index that a prompt contains.",
+    "audit": (
+        "costs.audit",
+        "Show what your sessions spent, which calls missed the cache and why, and what Holdfast would save.",
+    ),
+    "certify": (
+        "sessions.certify",
+        "Rebuild every request of a stored session and check that its prefix never changed.",
+    ),
+    "chat": ("chat.command", "Chat with an agent that works in a folder, and see what each turn costs."),
+    "compact": ("sessions.compact", "Compact a stored session, or show what compaction would remove, cost and save."),
+    "config": ("config", "Show the configuration and where each value comes from."),
+    "curation": ("knowledge.curation", "Choose, by preset, which files are added to the context of sessions."),
+    "db": ("db.command", "Inspect, check, rebuild, prune, export and import the store."),
+    "demo": ("demo.command", "Run a cached multi-turn session against the simulator, offline."),
+    "diff": ("requests.diff", "Show where one request breaks the cached prefix of another, and what that costs."),
+    "doctor": ("requests.doctor", "Find what makes a prompt differ from run to run, in a function or a request file."),
+    "explain": (
+        "requests.explain",
+        "Show the blocks and cache breakpoints of a request, and what a change to each block would cost.",
+    ),
+    "gateway": ("costs.gateway", "Show gateway traffic: costs and possible savings, rewritten requests, spending."),
+    "history": ("sessions.history", "Show the original messages of a session, including those that were compacted."),
+    "instructions": (
+        "instructions.command",
+        "Split instruction files into units that agents recall when they need them.",
+    ),
+    "keys": ("keys", "Create, list and revoke API keys of the service."),
+    "knowledge": ("knowledge.harvest", "Extract knowledge from finished sessions, and show what new sessions receive."),
+    "learned": ("costs.learned", "Show the cache parameters learned from stored sessions."),
+    "mcp": ("mcp", "Serve an agent's instructions and skills to any MCP client."),
+    "rag": ("knowledge.rag", "Index the files of a project and search them for relevant passages."),
+    "recovery": ("sessions.recovery", "List known failures of stored sessions and run their recovery recipes."),
+    "replay": ("costs.replay", "Replay recorded conversations under other cache policies and compare their cost."),
+    "report": ("costs.report", "Show what stored sessions spent, saved and lost, and what broke their caches."),
+    "serve": ("serve.command", "Serve the dashboard, the HTTP API and the gateway."),
+    "sessions": ("sessions.sessions", "List, show and delete stored sessions."),
+    "simulate": ("simulate", "Serve a provider simulator on a local port."),
+    "skills": ("skills", "List, check and search skills, and show the skill index that a prompt contains."),
 }
-"""Name and one line of help of each command."""
-
-MODULES = {
-    "audit": "costs.audit",
-    "certify": "sessions.certify",
-    "chat": "chat.command",
-    "compact": "sessions.compact",
-    "curation": "knowledge.curation",
-    "db": "db.command",
-    "demo": "demo.command",
-    "diff": "requests.diff",
-    "doctor": "requests.doctor",
-    "explain": "requests.explain",
-    "gateway": "costs.gateway",
-    "history": "sessions.history",
-    "instructions": "instructions.command",
-    "knowledge": "knowledge.harvest",
-    "learned": "costs.learned",
-    "rag": "knowledge.rag",
-    "recovery": "sessions.recovery",
-    "replay": "costs.replay",
-    "report": "costs.report",
-    "serve": "serve.command",
-    "sessions": "sessions.sessions",
-}
-"""Where each command's module is below `holdfast.cli`, if not under its own name; each defines a click `command`."""
+"""Command name -> (module, one line of help). `holdfast.cli.<module>` defines the click `command`."""
 
 
 class LazyCommandGroup(click.Group):
@@ -73,7 +60,7 @@ class LazyCommandGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"holdfast.cli.{MODULES.get(cmd_name, cmd_name)}").command
+        command = importlib.import_module(f"holdfast.cli.{COMMANDS[cmd_name][0]}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -89,7 +76,7 @@ class LazyCommandGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # The help texts come from COMMANDS: importing every command module just to list them takes a second.
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(COMMANDS.items()))
+            formatter.write_dl([(name, help_text) for name, (_, help_text) in sorted(COMMANDS.items())])
 
 
 @click.group(cls=LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"]})

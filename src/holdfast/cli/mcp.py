@@ -1,11 +1,17 @@
 """`holdfast mcp`: serves an agent's instructions and skills to MCP clients."""
 
+import contextlib
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.instructions.open import agent_option, db_option
+from holdfast.cli.instructions.open import agent_option
+from holdfast.cli.options import db_option
+from holdfast.clock import system_clock
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.events.records import StoreRecords
@@ -38,11 +44,8 @@ def command(
     created one.
     """
     import asyncio
-    import contextlib
-    import os
 
     from holdfast.cli.open_store import open_store_with_records
-    from holdfast.errors import UserError
 
     try:
         import uvicorn
@@ -51,7 +54,7 @@ def command(
         from holdfast.mcp.tools import McpToolbox
         from holdfast.service.server import bind_socket, make_url
     except ImportError as error:
-        raise UserError("MCP needs extra packages: pip install 'holdfast[mcp,server]'") from error
+        raise UserError("MCP needs extra packages: pip install 'holdfast-context[mcp,server]'") from error
     from holdfast.cli.instructions.command import open_instruction_context
     from holdfast.service.auth.origins import is_loopback
 
@@ -78,7 +81,6 @@ def make_mcp_authorizer(
     records: "StoreRecords", *, agent: str, require_keys: bool
 ) -> "Callable[[str | None], InstructionCaller]":
     """Maps an Authorization header to a caller. While no key exists, a local caller without one is the agent itself."""
-    from holdfast.clock import system_clock
     from holdfast.instructions.access import InstructionCaller
     from holdfast.instructions.errors import InstructionError
     from holdfast.service.auth.keys import verify_key
@@ -99,11 +101,7 @@ def make_mcp_authorizer(
 
 
 def _skills() -> "SkillStore":
-    import os
-    from pathlib import Path
-
-    from holdfast.runtime.config import load_config
-    from holdfast.runtime.skills import default_skill_roots
+    from holdfast.runtime.config import default_skill_roots, load_config
     from holdfast.sources.skills.library import read_skill_library
 
     config = load_config(os.environ, workspace=Path.cwd())

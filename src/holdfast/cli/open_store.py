@@ -1,7 +1,12 @@
 """Opens the store that a command works on and resolves session ids in it."""
 
+import contextlib
+import os
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,11 +26,6 @@ def open_configured_store(db: str | None) -> "AbstractContextManager[Store]":
 
     If nothing is stored yet, this is an empty in-memory store.
     """
-    import contextlib
-    import os
-    from pathlib import Path
-
-    from holdfast.errors import UserError
     from holdfast.runtime.config import load_config
     from holdfast.stores.memory import MemoryStore
     from holdfast.stores.open import open_store
@@ -43,8 +43,6 @@ def open_configured_store(db: str | None) -> "AbstractContextManager[Store]":
 
 def resolve_session_id(log: "EventLog", prefix: str) -> str:
     """Resolve a session id or an unambiguous start of one (at least PREFIX_CHARACTERS_MIN characters)."""
-    from holdfast.errors import UserError
-
     if next(iter(log.read(prefix)), None) is not None:
         return prefix
     matches = (
@@ -66,9 +64,6 @@ def resolve_session_id(log: "EventLog", prefix: str) -> str:
 
 def load_configured_models() -> "Models":
     """The shipped model catalog with the overrides of the configuration applied."""
-    import os
-    from pathlib import Path
-
     from holdfast.catalog.lookup import apply_model_overrides, shipped_models
     from holdfast.runtime.config import load_config
 
@@ -78,11 +73,6 @@ def load_configured_models() -> "Models":
 @contextmanager
 def open_store_with_records(db: str | None) -> "Iterator[tuple[Store, StoreRecords]]":
     """Open the store and its records (keys and other data outside the event log); creates a missing file."""
-    import contextlib
-    import os
-    from pathlib import Path
-
-    from holdfast.errors import UserError
     from holdfast.events.records import HasRecords
     from holdfast.runtime.config import load_config
     from holdfast.stores.open import open_store

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from holdfast.cli.open_store import load_configured_models
+
 
 @click.command("simulate")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -32,17 +34,13 @@ def command(host: str, port: int, script: Path | None) -> None:
     content-type.
     """
     import asyncio
-    import os
     import signal
 
-    from holdfast.catalog.lookup import apply_model_overrides, shipped_models
-    from holdfast.runtime.config import load_config
     from holdfast.simulator.provider import SimulatedProvider
     from holdfast.simulator.script import load_script
     from holdfast.simulator.server import serve_simulator
 
-    models = apply_model_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
-    provider = SimulatedProvider(models=models, script=load_script(script) if script else None)
+    provider = SimulatedProvider(models=load_configured_models(), script=load_script(script) if script else None)
 
     async def run() -> None:
         server = await serve_simulator(provider, host=host, port=port)

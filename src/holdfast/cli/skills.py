@@ -1,10 +1,15 @@
 """`holdfast skills`: lists, validates, shows and searches skills, and prints the skill index of a prompt."""
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import CommandGroup, format_count
+from holdfast.cli.format import CommandGroup, format_count, print_json
+from holdfast.cli.options import json_option
+from holdfast.errors import SkillValidationError, UserError
+from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +38,6 @@ def command() -> None:
         logger.addHandler(logging.NullHandler())
 
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _also = click.option(
     "--also",
     multiple=True,
@@ -51,13 +55,13 @@ def _mode(default: str, *more: str) -> "Callable[[Callable[..., None]], Callable
 @click.argument("folder", metavar="[DIR]", required=False)
 @_mode("seed")
 @_also
-@_json
+@json_option
 def list_skills(folder: str | None, mode: "SkillMode", also: tuple[str, ...], as_json: bool) -> None:
     """List the skills that load, by name."""
     library = _library(folder, mode, also)
     skills = library.store.list_skills()
     if as_json:
-        _print_json([_summary(skill) for skill in skills])
+        print_json([_summary(skill) for skill in skills])
     elif skills:
         from holdfast.cli.tables import print_table
 
@@ -77,7 +81,7 @@ def list_skills(folder: str | None, mode: "SkillMode", also: tuple[str, ...], as
 @click.argument("folder", metavar="[DIR]", required=False)
 @_mode("strict", ALL_MODES)
 @_also
-@_json
+@json_option
 def validate_skills(folder: str | None, mode: str, also: tuple[str, ...], as_json: bool) -> None:
     """Show problems per file, with line, rule and how to fix them; with --mode all, only how many skills load."""
     if mode == ALL_MODES:
@@ -85,10 +89,8 @@ def validate_skills(folder: str | None, mode: str, also: tuple[str, ...], as_jso
         return
     reports = _library(folder, _parse_mode(mode), also).reports
     if as_json:
-        _print_json(_reports_json(reports))
+        print_json(_reports_json(reports))
     else:
-        from holdfast.ledger.requests.format import strip_control_characters
-
         for finding in (finding for report in reports for finding in report.findings):
             click.echo(strip_control_characters(f"{finding.severity}: {finding}"))
         click.echo(f"{_count_text(reports)} under the {mode} rules")
@@ -100,14 +102,12 @@ def validate_skills(folder: str | None, mode: str, also: tuple[str, ...], as_jso
 @click.argument("target")
 @_mode("seed")
 @_also
-@_json
+@json_option
 def show_skill(target: str, mode: "SkillMode", also: tuple[str, ...], as_json: bool) -> None:
     """Show one skill in full. TARGET is its folder or name."""
-    from holdfast.ledger.requests.format import strip_control_characters
-
     skill = _find_skill(target, mode, also)
     if as_json:
-        _print_json({**_summary(skill), **_details(skill), "body": skill.body})
+        print_json({**_summary(skill), **_details(skill), "body": skill.body})
         return
     for key, value in (_summary(skill) | _details(skill)).items():
         if value not in (None, {}, []):
@@ -122,19 +122,17 @@ def show_skill(target: str, mode: "SkillMode", also: tuple[str, ...], as_json: b
 @_mode("seed")
 @click.option("--tokens-max", type=click.IntRange(min=1), help="Maximum size of the index, in estimated tokens.")
 @_also
-@_json
+@json_option
 def show_skill_index(
     folder: str | None, mode: "SkillMode", *, tokens_max: int | None, also: tuple[str, ...], as_json: bool
 ) -> None:
     """Show the skill index that a prompt contains."""
-    import msgspec
-
     from holdfast.sources.skills.index import INDEX_TOKENS_MAX, render_skill_index
 
     library = _library(folder, mode, also)
     skill_list = render_skill_index(library.store.list_skills(), tokens_max=tokens_max or INDEX_TOKENS_MAX)
     if as_json:
-        _print_json(msgspec.to_builtins(skill_list))
+        print_json(skill_list)
     elif skill_list.text:
         click.echo(skill_list.text)
     _exit_if_invalid(library.reports)
@@ -147,7 +145,7 @@ def show_skill_index(
 @click.option("--limit", type=click.IntRange(1, 50), default=10, show_default=True, help="Maximum number of results.")
 @_mode("seed")
 @_also
-@_json
+@json_option
 def search_skills(
     query: str,
     folder: str | None,
@@ -159,9 +157,6 @@ def search_skills(
     as_json: bool,
 ) -> None:
     """Show the skills that match QUERY, best first, as the model's search would find them."""
-    import os
-    from pathlib import Path
-
     from holdfast.runtime.config import load_config
 
     config = load_config(os.environ, workspace=Path.cwd(), flags={"skill_ranking": ranking})
@@ -169,26 +164,19 @@ def search_skills(
     store = library.store.with_ranking(config.skill_ranking)
     matches = store.search(query, limit=limit)
     if as_json:
-        _print_json([_summary(skill) for skill in matches])
+        print_json([_summary(skill) for skill in matches])
     elif matches:
         from holdfast.cli.tables import print_table
 
         rows = ((skill.name, skill.source, " ".join(skill.description.split())) for skill in matches)
         print_table(("name", "source", "description"), rows)
     else:
-        from holdfast.ledger.requests.format import strip_control_characters
-
         click.echo(strip_control_characters(f"No skills matched {query!r}."))
     _exit_if_invalid(library.reports)
 
 
 def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "SkillLibrary":
-    import os
-    from pathlib import Path
-
-    from holdfast.errors import UserError
-    from holdfast.runtime.config import load_config
-    from holdfast.runtime.skills import default_skill_roots
+    from holdfast.runtime.config import default_skill_roots, load_config
     from holdfast.sources.skills.library import read_library_at, read_skill_library
 
     if folder is None:
@@ -205,9 +193,6 @@ def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "S
 
 def _find_skill(target: str, mode: "SkillMode", also: "Sequence[str]") -> "Skill":
     import difflib
-    from pathlib import Path
-
-    from holdfast.errors import SkillValidationError, UserError
 
     if Path(target).exists():
         library = _library(target, mode, also)
@@ -234,9 +219,7 @@ def _show_counts(folder: str | None, also: "Sequence[str]", as_json: bool) -> No
     reports = {mode: _library(folder, _parse_mode(mode), also).reports for mode in _MODES}
     if as_json:
         documents = {mode: _reports_json(mode_reports) for mode, mode_reports in reports.items()}
-        _print_json(
-            {mode: {key: document[key] for key in ("valid", "invalid")} for mode, document in documents.items()}
-        )
+        print_json({mode: {key: document[key] for key in ("valid", "invalid")} for mode, document in documents.items()})
     else:
         for mode, mode_reports in reports.items():
             click.echo(f"{mode}: {_count_text(mode_reports)}")
@@ -296,16 +279,8 @@ def _details(skill: "Skill") -> dict[str, object]:
 
 def _exit_if_invalid(reports: "Sequence[SkillReport]") -> None:
     """Print the skills that do not load to stderr, and exit with status 1 if there are any."""
-    from holdfast.ledger.requests.format import strip_control_characters
-
     invalid = [report for report in reports if not report.valid]
     for finding in (finding for report in invalid for finding in report.findings if finding.severity == "error"):
         click.echo(strip_control_characters(f"left out: {finding}"), err=True)
     if invalid:
         raise click.exceptions.Exit(1)
-
-
-def _print_json(value: object) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -10,11 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 PIPED_WIDTH = 400
-
-
 """Table width when stdout is not a terminal: another program cannot parse truncated or folded lines."""
-
-
 _GAP_COLUMNS = 2
 
 

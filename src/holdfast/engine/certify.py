@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.catalog.lookup import Models, find_model
 from holdfast.engine.reducer import apply_event
@@ -22,7 +23,7 @@ class Certificate(msgspec.Struct, frozen=True):
     """The first `prefix_bytes` of a call equal the previous call's, and it had to read `expected_read_tokens`.
 
     `violation` says which of the two does not hold; `read_tokens` is None where the call got no response. A simulated
-    cache ends with its process: a call that finds it empty is `restarted`, and only its bytes are checked.
+    cache ends with its process: a call that finds it empty is `is_restarted`, and only its bytes are checked.
     """
 
     call: int
@@ -83,35 +84,29 @@ def _certify_bytes(
         expected_read_tokens=prepared.plan.expected_read_tokens,
     )
     if shared_blocks != prepared.shared_blocks:
-        return _with_violation(
-            certificate,
-            f"it claims {prepared.shared_blocks} shared blocks, but the previous call has {len(previous_digests)}",
-        )
+        claim = f"it claims {prepared.shared_blocks} shared blocks, but the previous call has {len(previous_digests)}"
+        return replace(certificate, violation=claim)
     if prepared.encoding != JSON_ENCODING_VERSION:
-        return _with_violation(
-            certificate, f"it was encoded with {prepared.encoding}, which this version does not support"
-        )
+        problem = f"it was encoded with {prepared.encoding}, which this version does not support"
+        return replace(certificate, violation=problem)
     rebuilt = draft.buffer.digests
     equal_blocks = count_shared_blocks(recorded, rebuilt)
     if equal_blocks < max(len(recorded), len(rebuilt)):
         changed = (recorded if equal_blocks < len(recorded) else rebuilt)[equal_blocks]
         where = f"block {equal_blocks}, layer {changed.layer!r}, from byte {changed.start} on"
-        return _with_violation(certificate, f"the bytes rebuilt from the log differ from those sent: {where}")
+        return replace(certificate, violation=f"the bytes rebuilt from the log differ from those sent: {where}")
     if shared_blocks < min(len(previous_digests), state.answered_blocks):
         changed = previous_digests[shared_blocks]
         where = f"block {shared_blocks}, layer {changed.layer!r}, from byte {changed.start} on"
-        return _with_violation(certificate, f"the prefix changed: {where}")
+        return replace(certificate, violation=f"the prefix changed: {where}")
     return certificate
 
 
 def _with_read(certificate: Certificate, read: int, drop_tokens_min: int, *, simulated: bool) -> Certificate:
-    with_usage = msgspec.structs.replace(certificate, read_tokens=read)
+    with_usage = replace(certificate, read_tokens=read)
     if with_usage.violation is None and certificate.expected_read_tokens - read >= drop_tokens_min:
         if simulated and not read:
-            return msgspec.structs.replace(with_usage, is_restarted=True)
-        return _with_violation(with_usage, f"only {read} of {certificate.expected_read_tokens} cached tokens were read")
+            return replace(with_usage, is_restarted=True)
+        missed = f"only {read} of {certificate.expected_read_tokens} cached tokens were read"
+        return replace(with_usage, violation=missed)
     return with_usage
-
-
-def _with_violation(certificate: Certificate, violation: str) -> Certificate:
-    return msgspec.structs.replace(certificate, violation=violation)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.schema import Model, Price
@@ -17,7 +18,7 @@ from holdfast.engine.cache.response_cache import ResponseCacheConfig
 from holdfast.engine.cache.single_flight import SingleFlight
 from holdfast.engine.compaction.history import LoggedMessages
 from holdfast.engine.reducer import apply_event
-from holdfast.engine.request_draft import RequestDraft
+from holdfast.engine.request_draft import RequestDraft, build_sent_view, plan_injections
 from holdfast.engine.state import SessionState
 from holdfast.engine.tools.dispatch import Toolbox
 from holdfast.errors import BudgetError
@@ -27,6 +28,7 @@ from holdfast.events.payloads.cache import CacheControlsApplied
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed
 from holdfast.events.payloads.session import TurnStarted
 from holdfast.events.payloads.union import AnyPayload
+from holdfast.layers.assemble import assemble_prompt
 from holdfast.planning.explicit_cache import ExplicitCacheConfig
 from holdfast.planning.learned import NOTHING_LEARNED, LearnedParameters, LearningScope
 from holdfast.providers.adapter import Adapter
@@ -70,10 +72,10 @@ class KeepAlive(msgspec.Struct, frozen=True):
 class Dependencies(msgspec.Struct, frozen=True):
     """Everything that a conversation is given from outside.
 
-    `asks_for_diagnosis` lets it ask the provider for the reason of a cache miss. `learned` are the parameters that
-    earlier sessions learned in the same `scene` (model, route, workspace). `account` identifies whose provider cache it
-    is, for single flight (`gate`) and the response cache (`completions`). `overflow_steps` are tried in the recipe's
-    order when a prompt does not fit the context window.
+    `diagnoses_misses` lets it ask the provider for the reason of a cache miss. `learned` are the parameters that
+    earlier sessions learned in the same `learning_scope` (model, route, workspace). `account` identifies whose provider
+    cache it is, for single flight and the response cache. `overflow_steps` are tried in the recipe's order when a
+    prompt does not fit the context window.
     """
 
     log: EventLog
@@ -106,19 +108,19 @@ class Dependencies(msgspec.Struct, frozen=True):
 
 def apply_cache_settings(deps: Dependencies, control: CacheControlsApplied) -> Dependencies:
     """The dependencies with the user's cache settings applied; a model with caching off counts as unable to cache."""
-    model, keeping = deps.model, deps.explicit_cache
+    model, explicit_cache = deps.model, deps.explicit_cache
     if not control.caching_enabled:
-        model = msgspec.structs.replace(model, supports_prompt_caching=False)
+        model = replace(model, supports_prompt_caching=False)
     if control.explicit_ttl_seconds is not None:
-        keeping = msgspec.structs.replace(keeping, ttl_seconds=control.explicit_ttl_seconds)
-    return msgspec.structs.replace(deps, model=model, explicit_cache=keeping)
+        explicit_cache = replace(explicit_cache, ttl_seconds=control.explicit_ttl_seconds)
+    return replace(deps, model=model, explicit_cache=explicit_cache)
 
 
 class Conversation:
     """A conversation whose state changes by events alone, after they are on the log.
 
-    `parts` are the dependencies in `given` with the user's cache settings applied. `children` are delegated
-    conversations that spend this one's budget; `promised_usd` is reserved for the call in progress.
+    `deps` are the dependencies in `base_deps` with the user's cache settings applied. `children` are delegated
+    conversations that spend this one's budget; `reserved_usd` is reserved for the call in progress.
     """
 
     def __init__(self, deps: Dependencies, state: SessionState, *, parent: "Conversation | None" = None) -> None:
@@ -139,7 +141,7 @@ class Conversation:
         base, parent = self.deps.parameters, self.state.parent
         owner = self.state.cache_settings.cache_key or (parent.prefix_session_id if parent else self.state.session_id)
         fields = self.deps.adapter.session_fields(self.deps.model, owner)
-        return msgspec.structs.replace(base, extra=(*base.extra, *fields)) if fields else base
+        return replace(base, extra=(*base.extra, *fields)) if fields else base
 
     def switch_deps(self, deps: Dependencies) -> None:
         """Continue with other dependencies; the encoded draft is discarded."""
@@ -151,6 +153,24 @@ class Conversation:
         """An empty request draft for the current provider."""
         factor = self.deps.model.tokens_factor
         return RequestDraft(self.deps.adapter, lambda data: count_block_tokens(data, factor))
+
+    def assemble_request(self) -> None:
+        """Bring the draft up to date: the prompt that the state describes, encoded for the provider."""
+        self.draft.update(assemble_prompt(build_sent_view(self.state)))
+
+    @property
+    def request_tokens(self) -> int:
+        """Estimated tokens of the request as it was last assembled."""
+        return self.state.calibration.correct_estimate(self.draft.buffer.tokens_total)
+
+    async def inject_changed_context(self) -> None:
+        """Record changed volatile text in the middle of a turn."""
+        if self.state.layout == "seed":
+            # Changing the system prompt within a turn would invalidate the turn's thinking.
+            return
+        early, late = plan_injections(self.state, await self.deps.volatile())
+        if early or late:
+            await self.record("system", *early, *late)
 
     async def record(self, actor: Actor, *payloads: AnyPayload) -> None:
         """Append events to the log and apply them; a cancellation is raised only once log and state agree."""

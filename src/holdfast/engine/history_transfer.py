@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
-from holdfast.types.blocks import Block, Opaque, Text, ToolResult, is_thinking
+from holdfast.types.blocks import Block, Opaque, Text, ToolResult, get_result_call_id, is_thinking, parse_tool_call
 from holdfast.types.prompt import HistoryEntry
-from holdfast.types.transcript import get_result_call_id, parse_tool_call
 
 UNPORTABLE_RESULT = "The result was in a form that only another provider knows."
 
@@ -25,7 +25,7 @@ def transfer_history(entries: Sequence[HistoryEntry], *, same_provider: bool) ->
     Opaque provider-specific blocks are kept only within the same provider, except tool calls, which are converted.
     """
     dropped: Counter[str] = Counter()
-    carried = []
+    kept = []
     for entry in entries:
         content = tuple(
             converted
@@ -33,10 +33,10 @@ def transfer_history(entries: Sequence[HistoryEntry], *, same_provider: bool) ->
             if (converted := _portable_block(block, same_provider, dropped)) is not None
         )
         if len(content) == len(entry.content) and all(a is b for a, b in zip(content, entry.content, strict=True)):
-            carried.append(entry)
+            kept.append(entry)
         elif content:
-            carried.append(msgspec.structs.replace(entry, content=content))
-    return TransferredHistory(tuple(carried), tuple(sorted(dropped.items())))
+            kept.append(replace(entry, content=content))
+    return TransferredHistory(tuple(kept), tuple(sorted(dropped.items())))
 
 
 def _portable_block(block: Block, same_provider: bool, dropped: Counter[str]) -> Block | None:
@@ -59,7 +59,7 @@ def _portable_block(block: Block, same_provider: bool, dropped: Counter[str]) ->
         foreign = [part.kind for part in block.content if isinstance(part, Opaque)]
         dropped.update(foreign)
         portable = tuple(part for part in block.content if not isinstance(part, Opaque))
-        return msgspec.structs.replace(block, content=portable)
+        return replace(block, content=portable)
     return block
 
 

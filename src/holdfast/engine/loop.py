@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -10,11 +11,13 @@ import msgspec
 from holdfast.compaction.view import count_leading_summaries
 from holdfast.engine.cache.controls import refresh_prefix
 from holdfast.engine.call_record import failed_call_event
-from holdfast.engine.context_injection import inject_changed_context, plan_injections
 from holdfast.engine.conversation import Conversation
-from holdfast.engine.model_call import OnDelta, call_model
+from holdfast.engine.exchange import OnDelta
+from holdfast.engine.model_call import call_model
 from holdfast.engine.recovery.incidents import report_provider_failure
+from holdfast.engine.recovery.provider_errors import RefusalRecovery
 from holdfast.engine.reducer import fold_events, open_tool_calls
+from holdfast.engine.request_draft import plan_injections
 from holdfast.engine.state import SessionState, TurnState
 from holdfast.engine.tools.dispatch import ToolsCancelledError, error_result
 from holdfast.errors import BudgetError, ProviderError, UserError
@@ -27,20 +30,29 @@ from holdfast.events.payloads.session import (
     TurnCompleted,
     TurnStarted,
 )
-from holdfast.events.payloads.union import AnyPayload
 from holdfast.extraction.tool_calls import is_failed_result, result_text
 from holdfast.providers.errors import sanitize_message
-from holdfast.types.blocks import Block, Image, Message, Text, ToolResult, ToolUse, join_text_blocks, replace_surrogates
+from holdfast.recovery.error_classification import classify_refusal
+from holdfast.recovery.scenarios import FailureScenario
+from holdfast.types.blocks import (
+    Base64Source,
+    Block,
+    FileSource,
+    Image,
+    Message,
+    Text,
+    ToolResult,
+    ToolUse,
+    UrlSource,
+    join_text_blocks,
+    replace_surrogates,
+)
 from holdfast.types.json_encoding import canonical_json, sha256_hex
-from holdfast.types.reply import Reply, StopReason
+from holdfast.types.reply import Delta, Reply, StopReason
 from holdfast.types.usage import Usage
 
 _REQUEST_REFUSED = ("invalid_request", "context_overflow")
-
-
 CancelReason = Literal["user_cancel", "client_disconnect", "timeout", "error", "step_limit", "budget"]
-
-
 EndReason = StopReason | Literal["step_limit"]
 
 
@@ -64,11 +76,11 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: O
     last_reply: Reply | None = None
     await run_health_probe(conversation)
     try:
-        await _open_turn(conversation, _checked(content))
+        await _open_turn(conversation, _clean_content(content))
         while True:
             match next_step(conversation.state, steps_max=conversation.deps.steps_max):
                 case CallModel():
-                    last_reply = await call_model(conversation, emit)
+                    last_reply = await _call_with_recovery(conversation, emit)
                     if not last_reply.content:
                         break
                 case RunTools(calls):
@@ -115,20 +127,47 @@ async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> 
         await refresh_prefix(conversation)
     started = TurnStarted(
         user_message_hash=sha256_hex(canonical_json(content)),
-        estimated_input_tokens=conversation.state.calibration.correct_estimate(conversation.draft.buffer.tokens_total),
+        estimated_input_tokens=conversation.request_tokens,
         has_images=any(isinstance(block, Image) for block in content),
         has_tool_calls_in_history=conversation.state.has_called_tools,
     )
     await conversation.record("user", started)
-    current = await conversation.deps.volatile()
-    early, late = plan_injections(conversation, current)
+    early, late = plan_injections(conversation.state, await conversation.deps.volatile())
     await conversation.record("user", *early, MessageAppended(Message("user", content)), *late)
 
 
-async def _run_tools(conversation: Conversation, calls: tuple[ToolUse, ...]) -> None:
-    async def record(payload: AnyPayload) -> None:
-        await conversation.record("tool", payload)
+async def _call_with_recovery(conversation: Conversation, emit: OnDelta) -> Reply:
+    """Call the model; a request refused for a known reason is fixed and sent again, once per reason.
 
+    Raises the provider's last error if nothing helped. A response that has begun is never requested again.
+    """
+    has_output = False
+
+    def on_delta(delta: Delta) -> None:
+        nonlocal has_output
+        has_output = True
+        emit(delta)
+
+    call = partial(call_model, conversation, on_delta)
+    try:
+        return await call()
+    except ProviderError as error:
+        last_error = error
+    tried: set[FailureScenario] = set()
+    while (scenario := classify_refusal(last_error)) is not None and scenario not in tried and not has_output:
+        tried.add(scenario)
+        recovery = RefusalRecovery(conversation, call, scenario, last_error)
+        await recovery.attempt()
+        if recovery.reply is not None:
+            return recovery.reply
+        if recovery.stopped is not None:
+            raise recovery.stopped
+        last_error = recovery.refused
+    raise last_error
+
+
+async def _run_tools(conversation: Conversation, calls: tuple[ToolUse, ...]) -> None:
+    record = partial(conversation.record, "tool")
     try:
         turn_id = conversation.state.turn.id if conversation.state.turn else None
         results = await conversation.deps.toolbox.run_calls(
@@ -138,7 +177,7 @@ async def _run_tools(conversation: Conversation, calls: tuple[ToolUse, ...]) -> 
         await _append_results(conversation, stopped.results)
         raise asyncio.CancelledError from None
     await _append_results(conversation, results)
-    await inject_changed_context(conversation)
+    await conversation.inject_changed_context()
 
 
 async def _answer(conversation: Conversation, calls: Sequence[ToolUse], message: str) -> None:
@@ -182,7 +221,32 @@ async def _close_turn(conversation: Conversation, last_reply: Reply | None) -> T
     return TurnResult(content, stop_reason, turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
 
 
-def _checked(content: Sequence[Block]) -> tuple[Block, ...]:
+def message_content(message: str | Block | Sequence[Block]) -> tuple[Block, ...]:
+    """The blocks of a message. Raises UserError for anything but text and images."""
+    if isinstance(message, str):
+        return (Text(message),)
+    content = tuple(message) if isinstance(message, list | tuple) else (message,)
+    if invalid := [block.text for block in content if isinstance(block, Text) and not isinstance(block.text, str)]:
+        raise UserError(f"the text of a message must be text, not {type(invalid[0]).__name__}")
+    for image in (block for block in content if isinstance(block, Image)):
+        _check_source(image.source)
+    if isinstance(message, Text | Image | list | tuple):
+        return content
+    raise UserError(f"a message is text or a list of text and images, not {type(message).__name__}")
+
+
+def _check_source(source: object) -> None:
+    match source:
+        case Base64Source(media_type=str(), data=str()) | UrlSource(url=str()) | FileSource(file_id=str()):
+            return
+        case _:
+            raise UserError(
+                "the source of an image must be Base64Source(media_type, data) with its bytes as base64 text, "
+                f"UrlSource(url) or FileSource(file_id), with text fields; this one is {type(source).__name__}"
+            )
+
+
+def _clean_content(content: Sequence[Block]) -> tuple[Block, ...]:
     """A user's message in a form that can be sent: no lone surrogates, no empty text."""
     if unsupported := [block for block in content if not isinstance(block, Text | Image)]:
         raise UserError(f"a user message can hold text and images, not {type(unsupported[0]).__name__}")
@@ -224,12 +288,7 @@ def next_step(state: SessionState, *, steps_max: int) -> TurnStep:
     return Finish() if limit_reached else CallModel()
 
 
-HEALTH_PROBES = (
-    ("glob_search", '{"pattern":"*.health-check-probe-"}'),
-    ("list_dir", '{"path":"."}'),
-)
-
-
+HEALTH_PROBES = (("glob_search", '{"pattern":"*.health-check-probe-"}'), ("list_dir", '{"path":"."}'))
 """Read-only tools with their arguments; the first one that the session has is used."""
 
 
@@ -243,10 +302,7 @@ async def run_health_probe(conversation: Conversation) -> None:
     probe_call = next(((name, arguments) for name, arguments in HEALTH_PROBES if name in tool_names), None)
     if probe_call is None:
         return
-
-    async def record(payload: AnyPayload) -> None:
-        await conversation.record("tool", payload)
-
+    record = partial(conversation.record, "tool")
     call = ToolUse(conversation.deps.new_id(conversation.deps.clock()), *probe_call)
     (result,) = await conversation.deps.toolbox.run_calls((call,), record, active=state.activations)
     if is_failed_result(result):

@@ -3,17 +3,16 @@
 from decimal import Decimal
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.schema import Model, Price
 from holdfast.catalog.token_count import count_block_tokens
 from holdfast.engine.conversation import Conversation
-from holdfast.engine.history_transfer import TransferredHistory, model_provider, transfer_history
+from holdfast.engine.history_transfer import model_provider, transfer_history
 from holdfast.engine.request_draft import RequestDraft, build_view
 from holdfast.layers.assemble import assemble_prompt
 from holdfast.providers.adapter import Adapter, model_capabilities
-from holdfast.types.prompt import Prompt
-from holdfast.types.request_buffer import RequestBuffer
 
 _MILLION = Decimal(1_000_000)
 
@@ -50,13 +49,16 @@ class SwitchQuote(msgspec.Struct, frozen=True):
 
 def quote_switch(conversation: Conversation, model: Model, adapter: Adapter) -> SwitchQuote:
     state, current_model = conversation.state, conversation.deps.model
-    carried = transfer_history(state.entries, same_provider=model_provider(current_model.id) == model.provider)
-    buffer = _request_buffer(conversation, model, adapter, carried)
+    transferred = transfer_history(state.entries, same_provider=model_provider(current_model.id) == model.provider)
+    view = build_view(replace(state, entries=transferred.entries, sent_count=len(transferred.entries)))
+    draft = RequestDraft(adapter, lambda data: count_block_tokens(data, model.tokens_factor))
+    draft.update(assemble_prompt(view))
+    buffer = draft.buffer
     tokens, stable_tokens = buffer.tokens_total, sum(buffer.tokens[: buffer.stable_count])
     target_caches = model_capabilities(model).supports_prompt_caching
     today = utc_date(conversation.deps.clock())
     # Cold: the other model sees every token for the first time. Warm: the current model reads the whole prompt.
-    warm_tokens = state.calibration.correct_estimate(conversation.draft.buffer.tokens_total) or tokens
+    warm_tokens = conversation.request_tokens or tokens
     warm = price_at(current_model, today, warm_tokens)
     current_caches = model_capabilities(current_model).supports_prompt_caching
     return SwitchQuote(
@@ -66,8 +68,8 @@ def quote_switch(conversation: Conversation, model: Model, adapter: Adapter) -> 
         cold_usd=tokens * first_send_rate(model, price_at(model, today, tokens)) / _MILLION,
         warm_usd=warm_tokens * (warm.cache_read if current_caches else warm.input) / _MILLION,
         supports_prompt_caching=target_caches,
-        dropped=carried.dropped,
-        reworded=sum(adapter.lower_entry(entry) != entry for entry in carried.entries),
+        dropped=transferred.dropped,
+        reworded=sum(adapter.lower_entry(entry) != entry for entry in transferred.entries),
         below_floor_tokens=max(model.cache.tokens_min - stable_tokens, 0) if target_caches else 0,
     )
 
@@ -83,14 +85,3 @@ def first_send_rate(model: Model, price: Price) -> Decimal:
             return price.cache_write_other
         case "implicit" | "none":
             return price.input
-
-
-def _request_buffer(
-    conversation: Conversation, model: Model, adapter: Adapter, carried: TransferredHistory
-) -> RequestBuffer:
-    count = len(carried.entries)
-    view = build_view(msgspec.structs.replace(conversation.state, entries=carried.entries, sent_count=count))
-    draft = RequestDraft(adapter, lambda data: count_block_tokens(data, model.tokens_factor))
-    prompt: Prompt = assemble_prompt(view)
-    draft.update(prompt)
-    return draft.buffer

@@ -39,7 +39,7 @@ _NOT_RECORDED = "a call is not recorded"
 class ObservedRequest(msgspec.Struct, frozen=True):
     """A request in our encoding; `row` is None if the model is not in the catalog.
 
-    `compares`: the caller has asked the provider for a cache diagnosis against an earlier request.
+    `expects_diagnosis`: the caller has asked the provider for a cache diagnosis against an earlier request.
     """
 
     model: str
@@ -50,7 +50,7 @@ class ObservedRequest(msgspec.Struct, frozen=True):
     parameters_digest: str
     body_bytes: int
     tokens: int
-    compares: bool = False
+    expects_diagnosis: bool = False
     settings: tuple[tuple[str, str], ...] = ()
     change: PrefixChange | None = None
 
@@ -98,7 +98,7 @@ class CallRecorder:
         self._warnings = warnings
         self._session_started = session_started
         self._lock = RLock()
-        self._links: tuple[PrefixDigest, ...] = resumed.digests if resumed else ()
+        self._digests: tuple[PrefixDigest, ...] = resumed.digests if resumed else ()
         self._last_event_id: str | None = resumed.last_event_id if resumed else None
         self._written: Future[None] | None = None
         self._open: set[str] = set()
@@ -145,14 +145,14 @@ class CallRecorder:
     def count_shared_blocks(self, digests: Sequence[PrefixDigest]) -> int:
         """How many leading blocks a request shares with the previous one."""
         with self._lock:
-            return count_shared_blocks(self._links, digests)
+            return count_shared_blocks(self._digests, digests)
 
     def begin_call(self, prepared: ObservedRequest, *also: AnyPayload) -> ObservedCall | None:
         """Record the start of a call, with the events `also` before it; None if recording failed."""
         with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):
             self._flush_dropped()
             at = self._clock()
-            shared_blocks = count_shared_blocks(self._links, prepared.digests)
+            shared_blocks = count_shared_blocks(self._digests, prepared.digests)
             call = ObservedCall(self._new_id(at), prepared, at)
             self._write(
                 *also,
@@ -164,11 +164,11 @@ class CallRecorder:
                     parameters_digest=prepared.parameters_digest,
                     body_bytes=prepared.body_bytes,
                     settings=prepared.settings,
-                    prefix_change=prepared.change if shared_blocks < len(self._links) else None,
+                    prefix_change=prepared.change if shared_blocks < len(self._digests) else None,
                 ),
                 LlmCallStarted(prepared.model, prepared.provider, prepared.tokens, call.request_id),
             )
-            self._links = prepared.digests
+            self._digests = prepared.digests
             self._open.add(call.request_id)
             return call
         return None
@@ -188,7 +188,7 @@ class CallRecorder:
             request_id=call.request_id,
             compaction_usage=reply.compaction_usage,
             response_id=reply.id,
-            diagnosis=reply.diagnosis if prepared.compares else None,
+            diagnosis=reply.diagnosis if prepared.expects_diagnosis else None,
         )
         self._end(call, completed)
 
@@ -274,7 +274,7 @@ class CallRecorder:
         return self._log.read(self.session_id)
 
     def cost_of(self, call: ObservedCall, usage: Usage) -> Decimal:
-        """The cost of a call with this usage, as returned by `billed`."""
+        """The cost of a call with this usage, as returned by `bill_usage`."""
         row = call.prepared.row
         if row is None or not row.prices:
             return Decimal(0)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from itertools import takewhile
 
-import msgspec
+from msgspec.structs import replace
 
 from holdfast.catalog.token_count import TokenCalibration
 from holdfast.compaction.decision import observe_call, observe_compaction, observe_refusal, observe_user_message
@@ -16,15 +16,7 @@ from holdfast.compaction.view import (
     summary_as_user_message,
 )
 from holdfast.engine.history_transfer import model_provider, transfer_history
-from holdfast.engine.state import (
-    NO_LIMITS,
-    CompletedCall,
-    TurnState,
-    add_limit,
-    make_completed_call,
-    update_diagnosis_baseline,
-)
-from holdfast.engine.state import SessionState as SessionState
+from holdfast.engine.state import NO_LIMITS, CompletedCall, DiagnosisBaseline, ProviderLimits, SessionState, TurnState
 from holdfast.engine.tools.skill_budget import add_activation, remove_activations
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CacheControlsApplied, CacheLearned, CachePinged, ExplicitCacheChanged
@@ -78,9 +70,8 @@ from holdfast.planning.learned import memory_after_call as remembered
 from holdfast.planning.policy import PingResult, WaitedFor
 from holdfast.recovery.attempts import apply_recovery_event
 from holdfast.recovery.history_edits import apply_repair, drop_ephemeral, filter_entries
-from holdfast.types.blocks import Text, ToolUse, join_text_blocks
+from holdfast.types.blocks import Text, ToolUse, join_text_blocks, parse_tool_call
 from holdfast.types.prompt import HistoryEntry, LayerText, Stability, View, drop_thinking
-from holdfast.types.transcript import parse_tool_call
 from holdfast.types.usage import Usage
 
 # Recorded for readers of the log only: the state does not depend on these.
@@ -106,11 +97,10 @@ def fold_events(events: Iterable[Event], session_id: str) -> SessionState:
 
 def apply_event(state: SessionState, event: Event) -> SessionState:
     """The state after one more event."""
-    return msgspec.structs.replace(_apply(state, event), last_event_id=event.id)
+    return replace(_apply(state, event), last_event_id=event.id)
 
 
 def _apply(state: SessionState, event: Event) -> SessionState:
-    change = msgspec.structs.replace
     if isinstance(event.payload, LogOnlyPayload):
         return state
     match event.payload:
@@ -135,38 +125,38 @@ def _apply(state: SessionState, event: Event) -> SessionState:
         case CachePinged() as payload:
             return apply_ping(state, payload)
         case CacheLearned() as payload:
-            return change(state, learned_record=payload)
+            return replace(state, learned_record=payload)
         case CacheControlsApplied() as payload:
             return _control(state, payload)
         case LlmCallStarted() as payload:
-            return change(state, open_call=payload)
+            return replace(state, open_call=payload)
         case LlmCallCompleted() as payload:
             return apply_call(state, payload)
         case LlmCallFailed() as payload:
             return apply_failed_call(state, payload)
         case DelegationStarted() as payload:
-            return change(state, delegated_sessions=state.delegated_sessions | {payload.child_session_id})
+            return replace(state, delegated_sessions=state.delegated_sessions | {payload.child_session_id})
         case DelegationCompleted() as payload:
-            return change(
+            return replace(
                 add_turn_cost(state, payload.cost_usd, payload.usage),
                 delegated_sessions=state.delegated_sessions - {payload.child_session_id},
             )
         case ToolCalled():
             return apply_tool_call(state)
         case TurnCompleted() | TurnCancelled():
-            return change(state, turn=None, turn_count=state.turn_count + 1)
+            return replace(state, turn=None, turn_count=state.turn_count + 1)
         case SkillLoaded() as payload:
-            return change(state, activations=add_activation(state.activations, payload))
+            return replace(state, activations=add_activation(state.activations, payload))
         case ContextCompacted() | CompactionSkipped() | SkillReleased() as payload:
             return _apply_compaction(state, payload)
         case SessionEnded():
-            return change(state, is_ended=True)
+            return replace(state, is_ended=True)
         case RecoveryPayload() | ProviderLimited() | ViewRepair() as payload:
             return _recover(state, payload, event.at)
 
 
 def _begin_session(state: SessionState, started: SessionStarted, at: float) -> SessionState:
-    return msgspec.structs.replace(
+    return replace(
         state,
         model=started.model,
         name=started.name,
@@ -201,7 +191,7 @@ def _open_epoch(state: SessionState, opened: EpochOpened) -> SessionState:
         segment.name for segment, other in zip(stable_prefix, state.stable_prefix, strict=False) if segment == other
     ]
     digests = tuple(takewhile(lambda prefix_digest: prefix_digest.layer in unchanged_layers, state.digests))
-    return msgspec.structs.replace(
+    return replace(
         state,
         entries=entries,
         sent_count=sent,
@@ -220,12 +210,12 @@ def _open_epoch(state: SessionState, opened: EpochOpened) -> SessionState:
 def _prepare(state: SessionState, prepared: RequestPrepared, at: float) -> SessionState:
     digests = (*state.digests[: prepared.shared_blocks], *prepared.digests)
     request = RequestRecord(at, prepared.plan.breakpoints, len(digests), wait_cause(state), prepared.plan.floor_tokens)
-    return msgspec.structs.replace(state, digests=digests, sent_count=len(state.entries), request=request)
+    return replace(state, digests=digests, sent_count=len(state.entries), request=request)
 
 
 def _control(state: SessionState, control: CacheControlsApplied) -> SessionState:
     is_cache_kept = not control.reason and control.caching_enabled == state.cache_settings.caching_enabled
-    changed = msgspec.structs.replace(
+    changed = replace(
         state,
         cache_settings=control,
         cache_memory=state.cache_memory if is_cache_kept else forget_cached(state.cache_memory),
@@ -235,7 +225,7 @@ def _control(state: SessionState, control: CacheControlsApplied) -> SessionState
     # Thinking is bound to the text before it (Anthropic, "Preserved thinking"), so a changed prefix drops it.
     stable_prefix = with_nonce(state.stable_prefix, control.nonce)
     entries, sent = filter_entries(state.entries, state.sent_count, drop_thinking)
-    return msgspec.structs.replace(
+    return replace(
         changed, stable_prefix=stable_prefix, entries=entries, sent_count=sent, digests=(), answered_blocks=0
     )
 
@@ -253,7 +243,7 @@ def _switch_model(state: SessionState, switched: ModelSwitched) -> SessionState:
     readable = state.entries if same_provider else summary_as_user_message(state.entries)
     sent = transfer_history(readable[: state.sent_count], same_provider=same_provider).entries
     unsent = transfer_history(readable[state.sent_count :], same_provider=same_provider).entries
-    return msgspec.structs.replace(
+    return replace(
         state,
         model=switched.after,
         parameters=switched.parameters,
@@ -263,9 +253,7 @@ def _switch_model(state: SessionState, switched: ModelSwitched) -> SessionState:
         digests=(),
         answered_blocks=0,
         # Idle times stay valid; observations about the other model's cache do not.
-        cache_memory=msgspec.structs.replace(
-            forget_cached(state.cache_memory), upgrade_belief=UpgradeBelief(), floor=ObservedFloor()
-        ),
+        cache_memory=replace(forget_cached(state.cache_memory), upgrade_belief=UpgradeBelief(), floor=ObservedFloor()),
         calibration=TokenCalibration(),
         uncached_calls=state.uncached_calls if same_provider else 0,
         uncached_span=state.uncached_span if same_provider else (0.0, 0.0),
@@ -282,7 +270,7 @@ def _withdraw(state: SessionState) -> SessionState:
         : assistant_indexes[-1] + 1 if assistant_indexes else count_leading_summaries(state.entries)
     ]
     ephemeral = state.first_ephemeral
-    withdrawn = msgspec.structs.replace(
+    withdrawn = replace(
         state,
         entries=remaining,
         sent_count=len(remaining),
@@ -291,17 +279,17 @@ def _withdraw(state: SessionState) -> SessionState:
         digests=state.digests[: state.answered_blocks],
     )
     unanswered = {call.id for call in open_tool_calls(withdrawn)}
-    return msgspec.structs.replace(withdrawn, activations=remove_activations(state.activations, unanswered))
+    return replace(withdrawn, activations=remove_activations(state.activations, unanswered))
 
 
 def _recover(state: SessionState, payload: RecoveryPayload | ProviderLimited | ViewRepair, at: float) -> SessionState:
     if isinstance(payload, RecoveryPayload):
-        return msgspec.structs.replace(state, incidents=apply_recovery_event(state.incidents, payload, at))
+        return replace(state, incidents=apply_recovery_event(state.incidents, payload, at))
     if isinstance(payload, ProviderLimited):
-        return msgspec.structs.replace(state, limits=add_limit(state.limits, payload))
+        return replace(state, limits=add_limit(state.limits, payload))
     # The refused request was never cached. If the repair also changes earlier blocks, their cache is useless too.
     repaired = apply_repair(state.entries, state.sent_count, payload)
-    return msgspec.structs.replace(
+    return replace(
         state,
         entries=repaired.entries,
         sent_count=repaired.sent_count,
@@ -323,7 +311,7 @@ def _append(state: SessionState, event: MessageAppended) -> SessionState:
     entries = (*state.entries, HistoryEntry(event.message.role, event.message.content, number=number))
     # A reply is in no request yet, but it will directly follow what was sent, so it counts as sent.
     sent = len(entries) if event.message.role == "assistant" else state.sent_count
-    return msgspec.structs.replace(state, entries=entries, sent_count=sent, message_count=number)
+    return replace(state, entries=entries, sent_count=sent, message_count=number)
 
 
 def _apply_compaction(state: SessionState, event: ContextCompacted | CompactionSkipped | SkillReleased) -> SessionState:
@@ -331,17 +319,17 @@ def _apply_compaction(state: SessionState, event: ContextCompacted | CompactionS
         case ContextCompacted():
             return compact_view(state, event)
         case CompactionSkipped():
-            return msgspec.structs.replace(state, compaction_watch=observe_refusal(state.compaction_watch, event))
+            return replace(state, compaction_watch=observe_refusal(state.compaction_watch, event))
         case SkillReleased():
             active = remove_activations(state.activations, {event.tool_use_id or ""})
-            return msgspec.structs.replace(state, activations=active)
+            return replace(state, activations=active)
 
 
 def compact_view(state: SessionState, event: ContextCompacted) -> SessionState:
     """Replace the view of the log by the compacted one; the unchanged leading blocks stay cached."""
     sent = apply_compaction(state.entries[: state.sent_count], event)
     entries = sent + apply_compaction_to_unsent(state.entries[state.sent_count :], event)
-    return msgspec.structs.replace(
+    return replace(
         state,
         epoch=event.epoch,
         entries=entries,
@@ -361,8 +349,8 @@ def _begin_turn(state: SessionState, event: Event) -> SessionState:
     """A new turn drops the previous turn's ephemeral text, and the thinking that was bound to it."""
     if state.first_ephemeral is not None:
         entries, sent = drop_ephemeral(state.entries, state.sent_count, state.first_ephemeral)
-        state = msgspec.structs.replace(state, entries=entries, sent_count=sent)
-    return msgspec.structs.replace(
+        state = replace(state, entries=entries, sent_count=sent)
+    return replace(
         state,
         turn=TurnState(event.turn_id or event.id, event.at),
         compaction_watch=observe_user_message(state.compaction_watch),
@@ -379,7 +367,7 @@ def _inject(state: SessionState, injected: ContextInjected) -> SessionState:
         entries, sent = state.entries, state.sent_count
         if before != layer_text.text:
             entries, sent = filter_entries(entries, sent, drop_thinking)
-        return msgspec.structs.replace(state, system_tail=layer_text, entries=entries, sent_count=sent)
+        return replace(state, system_tail=layer_text, entries=entries, sent_count=sent)
     entry = HistoryEntry(
         "user",
         (Text(injected.text),),
@@ -392,7 +380,7 @@ def _inject(state: SessionState, injected: ContextInjected) -> SessionState:
     first_ephemeral = state.first_ephemeral
     if layer_text.ephemeral and first_ephemeral is None:
         first_ephemeral = len(state.entries)
-    return msgspec.structs.replace(
+    return replace(
         state,
         entries=(*state.entries, entry),
         emitted=(*other_layers, layer_text),
@@ -404,7 +392,7 @@ def _inject(state: SessionState, injected: ContextInjected) -> SessionState:
 def apply_explicit_cache(state: SessionState, event: ExplicitCacheChanged) -> SessionState:
     exists = event.action in ("created", "extended")
     explicit_cache = ExplicitCacheState(event.name, event.model, event.digest, event.tokens, event.expires_at)
-    return msgspec.structs.replace(
+    return replace(
         add_turn_cost(state, event.cost_usd + event.storage_cost_usd, Usage()),
         explicit_cache=explicit_cache if exists else None,
         refused_prefix=event.digest if event.action == "refused" else state.refused_prefix,
@@ -414,18 +402,18 @@ def apply_explicit_cache(state: SessionState, event: ExplicitCacheChanged) -> Se
 def add_turn_cost(state: SessionState, cost_usd: Decimal, usage: Usage) -> SessionState:
     turn = state.turn
     if turn is not None:
-        turn = msgspec.structs.replace(turn, usage=turn.usage + usage, cost_usd=turn.cost_usd + cost_usd)
-    return msgspec.structs.replace(state, turn=turn, usage=state.usage + usage, cost_usd=state.cost_usd + cost_usd)
+        turn = replace(turn, usage=turn.usage + usage, cost_usd=turn.cost_usd + cost_usd)
+    return replace(state, turn=turn, usage=state.usage + usage, cost_usd=state.cost_usd + cost_usd)
 
 
 def add_cost(state: SessionState, cost_usd: Decimal, usage: Usage) -> SessionState:
-    return msgspec.structs.replace(state, usage=state.usage + usage, cost_usd=state.cost_usd + cost_usd)
+    return replace(state, usage=state.usage + usage, cost_usd=state.cost_usd + cost_usd)
 
 
 def apply_ping(state: SessionState, ping: CachePinged) -> SessionState:
     """A ping is paid for, but is no call of the conversation: the last request stays the last request."""
     pinged_usd = state.pinged_usd + (ping.cost_usd if ping.breakpoint_block is not None else 0)
-    after = msgspec.structs.replace(add_cost(state, ping.cost_usd, ping.usage), pinged_usd=pinged_usd)
+    after = replace(add_cost(state, ping.cost_usd, ping.usage), pinged_usd=pinged_usd)
     last_call_at = state.cache_memory.last_at
     if (
         ping.breakpoint_block is None
@@ -437,9 +425,7 @@ def apply_ping(state: SessionState, ping: CachePinged) -> SessionState:
         return after
     result = PingResult(ping.sent_at, ping.ttl, ping.usage, ping.breakpoint_block, ping.block_count, ping.prefix_tokens)
     last_call = CompletedCall(ping.sent_at, ping.ttl, ping.usage)
-    return msgspec.structs.replace(
-        after, cache_memory=memory_after_ping(state.cache_memory, result), last_call=last_call
-    )
+    return replace(after, cache_memory=memory_after_ping(state.cache_memory, result), last_call=last_call)
 
 
 def apply_call(state: SessionState, call: LlmCallCompleted) -> SessionState:
@@ -450,12 +436,12 @@ def apply_call(state: SessionState, call: LlmCallCompleted) -> SessionState:
     corrected = state.open_call.estimated_input_tokens if state.open_call else 0
     estimated = round(corrected / state.calibration.factor)
     after = add_turn_cost(state, call.cost_usd, call.usage)
-    turn = after.turn and msgspec.structs.replace(after.turn, llm_calls=after.turn.llm_calls + 1)
-    with_call = msgspec.structs.replace(after, turn=turn, open_call=None)
+    turn = after.turn and replace(after.turn, llm_calls=after.turn.llm_calls + 1)
+    with_call = replace(after, turn=turn, open_call=None)
     if call.source == "completion-cache":
         # The provider has not seen this request, so its cache is unchanged.
         return with_call
-    return msgspec.structs.replace(
+    return replace(
         with_call,
         last_call=make_completed_call(state.request, call.answer_usage),
         answered_blocks=len(state.digests),
@@ -480,7 +466,7 @@ def _span(state: SessionState) -> tuple[float, float]:
 
 def apply_failed_call(state: SessionState, call: LlmCallFailed) -> SessionState:
     memory = state.cache_memory if call.is_diagnosis_refused else distrust_anchor(state.cache_memory)
-    return msgspec.structs.replace(
+    return replace(
         add_cost(state, call.cost_usd, call.usage),
         open_call=None,
         cache_memory=memory,
@@ -489,5 +475,33 @@ def apply_failed_call(state: SessionState, call: LlmCallFailed) -> SessionState:
 
 
 def apply_tool_call(state: SessionState) -> SessionState:
-    turn = state.turn and msgspec.structs.replace(state.turn, tool_calls=state.turn.tool_calls + 1)
-    return msgspec.structs.replace(state, turn=turn, has_called_tools=True)
+    turn = state.turn and replace(state.turn, tool_calls=state.turn.tool_calls + 1)
+    return replace(state, turn=turn, has_called_tools=True)
+
+
+def make_completed_call(request: RequestRecord | None, usage: Usage) -> CompletedCall | None:
+    if request is None:
+        return None
+    return CompletedCall(request.at, request.breakpoints[-1].ttl if request.breakpoints else None, usage)
+
+
+def update_diagnosis_baseline(
+    before: DiagnosisBaseline, outcome: LlmCallCompleted | LlmCallFailed
+) -> DiagnosisBaseline:
+    match outcome:
+        case LlmCallCompleted(model=model, response_id=id) if id:
+            return replace(before, response_ids={**before.response_ids, model: id})
+        case LlmCallFailed(is_diagnosis_refused=True, provider=provider):
+            return replace(before, refused_by=before.refused_by | {provider})
+        case _:
+            return before
+
+
+def add_limit(limits: ProviderLimits, refusal: ProviderLimited) -> ProviderLimits:
+    """Add a refusal. Limits only become narrower, except the window: there the newest value applies."""
+    breakpoints = [count for count in (limits.breakpoints_max, refusal.breakpoints_max) if count is not None]
+    return ProviderLimits(
+        breakpoints_max=min(breakpoints, default=None),
+        short_ttls_only=limits.short_ttls_only or refusal.shortest_ttl_only,
+        window_tokens_max=refusal.window_tokens_max or limits.window_tokens_max,
+    )

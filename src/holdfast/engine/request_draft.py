@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 from holdfast.engine.state import SessionState
+from holdfast.events.payloads.session import ContextInjected
+from holdfast.layers.assemble import SYSTEM_SUFFIX, changed_volatile_texts, system_suffix_text
 from holdfast.ledger.cache.change_cause import find_prefix_change
 from holdfast.providers.adapter import Adapter
 from holdfast.types.prompt import HistoryEntry, LayerText, PrefixChange, Prompt, Segment, Stability, View
@@ -68,7 +70,7 @@ class RequestDraft:
 
     def encode_entry(self, entry: HistoryEntry) -> tuple[EncodedBlock, ...]:
         """A history entry encoded for the provider; it is not added to the draft."""
-        return self._adapter.encode_segment(_segment_of(entry))
+        return self._adapter.encode_segment(Segment("history", Stability.GROWING, "messages", entries=(entry,)))
 
     def _unchanged_count(self, entries: tuple[HistoryEntry, ...]) -> int:
         """How many leading entries are the same as in the previous prompt."""
@@ -78,10 +80,6 @@ class RequestDraft:
             return len(previous)
         pairs = enumerate(zip(previous, entries, strict=False))
         return next((index for index, (old, new) in pairs if old != new), min(len(previous), len(entries)))
-
-
-def _segment_of(entry: HistoryEntry) -> Segment:
-    return Segment("history", Stability.GROWING, "messages", entries=(entry,))
 
 
 def build_view(state: SessionState, current: tuple[LayerText, ...] = ()) -> View:
@@ -102,3 +100,17 @@ def build_sent_view(state: SessionState) -> View:
     """The view to send next. The seed layout uses the recorded volatile text: a request depends on the log alone."""
     tail = state.system_tail
     return build_view(state, (tail,) if state.layout == "seed" and tail else ())
+
+
+def plan_injections(
+    state: SessionState, current: tuple[LayerText, ...]
+) -> tuple[tuple[ContextInjected, ...], tuple[ContextInjected, ...]]:
+    """Changed volatile text as events: what goes before the user's message, and what goes after it."""
+    if state.layout == "seed":
+        text, tail = system_suffix_text(current), state.system_tail
+        if not current or text == (tail.text if tail else ""):
+            return (), ()
+        return (ContextInjected(SYSTEM_SUFFIX, text, section="system"),), ()
+    changed = changed_volatile_texts(build_view(state, current))
+    events = [ContextInjected(layer.layer, layer.text, layer.ephemeral) for layer in changed]
+    return tuple(event for event in events if not event.ephemeral), tuple(event for event in events if event.ephemeral)

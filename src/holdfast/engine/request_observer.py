@@ -39,7 +39,7 @@ class RequestObserver:
                 f"model {model[:120]!r} is not in the catalog: its requests are not rewritten, and it has no price"
             )
         with self._lock:
-            buffer, move = self._update_draft(adapter, wire, 1.0 if row is None else row.tokens_factor)
+            buffer, change = self._update_draft(adapter, wire, 1.0 if row is None else row.tokens_factor)
             sent = wire if row is None or rewrite is None else rewrite(buffer, row)
             # Our encoding omits what the provider would not accept, and any breakpoint on it.
             breakpoints = tuple(
@@ -64,9 +64,9 @@ class RequestObserver:
                 parameters_digest=sha256_hex(request_head),
                 body_bytes=len(buffer.render(request_head, breakpoints)),
                 tokens=buffer.tokens_total,
-                compares=expects_diagnosis(adapter, sent.parameters),
+                expects_diagnosis=expects_diagnosis(adapter, sent.parameters),
                 settings=() if row is None else cache_settings(row.provider, row.cache, sent.parameters),
-                change=move,
+                change=change,
             )
 
     def previous_tail(self, adapter: Adapter, buffer: RequestBuffer) -> int | None:
@@ -90,7 +90,7 @@ class RequestObserver:
             del self._drafts[key]
             raise
         shared_blocks = count_shared_blocks(previous_digests, draft.buffer.digests)
-        move = draft.describe_change(shared_blocks) if shared_blocks < len(previous_digests) else None
+        change = draft.describe_change(shared_blocks) if shared_blocks < len(previous_digests) else None
         draft.mark_sent()
         self.newest_buffer = draft.buffer
-        return draft.buffer, move
+        return draft.buffer, change

@@ -6,18 +6,16 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.catalog.schema import CacheRules
 from holdfast.catalog.token_count import TokenCalibration
 from holdfast.compaction.decision import CompactionMonitor
 from holdfast.engine.tools.skill_budget import NO_ACTIVATIONS, Activations
 from holdfast.events.payloads.cache import CacheControlsApplied, CacheLearned
-from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
-from holdfast.events.payloads.recovery import ProviderLimited
+from holdfast.events.payloads.calls import LlmCallStarted
 from holdfast.events.payloads.session import ParentSession
 from holdfast.planning.explicit_cache import ExplicitCacheState
 from holdfast.planning.learned import CacheMemory, RequestRecord
 from holdfast.recovery.attempts import EMPTY_LEDGER, RecoveryLedger
-from holdfast.types.prompt import HistoryEntry, LayerText, Layout, Parameters, Plan, Segment, Ttl
+from holdfast.types.prompt import HistoryEntry, LayerText, Layout, Parameters, Segment, Ttl
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.tool_spec import ToolSpec
 from holdfast.types.usage import Usage
@@ -42,7 +40,7 @@ class DiagnosisBaseline(msgspec.Struct, frozen=True):
 
 
 class ProviderLimits(msgspec.Struct, frozen=True):
-    """None where no limit is known. `short_lifetimes`: breakpoints use the shortest TTL only."""
+    """None where no limit is known. `short_ttls_only`: breakpoints use the shortest TTL only."""
 
     breakpoints_max: int | None = None
     short_ttls_only: bool = False
@@ -64,12 +62,12 @@ class TurnState(msgspec.Struct, frozen=True):
 
 
 class SessionState(msgspec.Struct, frozen=True):
-    """The first `sent` entries were in the last request or its reply; `links` is that request's digest chain.
+    """The first `sent_count` entries were in the last request or its reply; `digests` is that request's digest chain.
 
     `uncached_calls` counts calls that read nothing from any cache; `uncached_span` holds the start times of the first
     and the last of them. `padding` is the reason for the padding decision. `request` is the newest request, `last_call`
-    the newest completed one. `delegating` are sessions that work for this one; their cost is not included yet.
-    `messages` counts all messages on the log, including those no longer in the view.
+    the newest completed one. `delegated_sessions` work for this one; their cost is not included yet.
+    `message_count` counts all messages on the log, including those no longer in the view.
     """
 
     session_id: str
@@ -124,53 +122,3 @@ class SessionState(msgspec.Struct, frozen=True):
     is_ended: bool = False
     message_count: int = 0
     compaction_watch: CompactionMonitor = CompactionMonitor()
-
-
-def make_completed_call(request: RequestRecord | None, usage: Usage) -> CompletedCall | None:
-    if request is None:
-        return None
-    return CompletedCall(request.at, request.breakpoints[-1].ttl if request.breakpoints else None, usage)
-
-
-def update_diagnosis_baseline(
-    before: DiagnosisBaseline, outcome: LlmCallCompleted | LlmCallFailed
-) -> DiagnosisBaseline:
-    match outcome:
-        case LlmCallCompleted(model=model, response_id=id) if id:
-            return msgspec.structs.replace(before, response_ids={**before.response_ids, model: id})
-        case LlmCallFailed(is_diagnosis_refused=True, provider=provider):
-            return msgspec.structs.replace(before, refused_by=before.refused_by | {provider})
-        case _:
-            return before
-
-
-def add_limit(limits: ProviderLimits, refusal: ProviderLimited) -> ProviderLimits:
-    """Add a refusal. Limits only become narrower, except the window: there the newest value applies."""
-    breakpoints = [count for count in (limits.breakpoints_max, refusal.breakpoints_max) if count is not None]
-    return ProviderLimits(
-        breakpoints_max=min(breakpoints, default=None),
-        short_ttls_only=limits.short_ttls_only or refusal.shortest_ttl_only,
-        window_tokens_max=refusal.window_tokens_max or limits.window_tokens_max,
-    )
-
-
-def apply_limits(plan: Plan, limits: ProviderLimits, rules: CacheRules) -> Plan:
-    """The plan without its deepest breakpoints, if there are too many; cache reads are then no longer predicted."""
-    breakpoints = (
-        plan.breakpoints if limits.breakpoints_max is None else plan.breakpoints[: max(0, limits.breakpoints_max)]
-    )
-    if limits.short_ttls_only:
-        short = shortest_ttl(rules)
-        breakpoints = tuple(
-            breakpoint if breakpoint.ttl == short else msgspec.structs.replace(breakpoint, ttl=short)
-            for breakpoint in breakpoints
-        )
-    if breakpoints == plan.breakpoints:
-        return plan
-    note = f"the provider refused the planned breakpoints: {len(breakpoints)} of {len(plan.breakpoints)} are set"
-    return msgspec.structs.replace(plan, breakpoints=breakpoints, notes=(*plan.notes, note), expected_read_tokens=0)
-
-
-def shortest_ttl(rules: CacheRules) -> Ttl:
-    ttls: tuple[Ttl, ...] = ("5m", "30m", "1h", "12h")
-    return next((ttl for ttl in ttls if ttl in rules.ttls_seconds), "5m")

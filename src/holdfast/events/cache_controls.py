@@ -49,6 +49,9 @@ class ControlStore(Protocol):
     def controls(self, session_id: str) -> CacheControls:
         """The controls of a session, by one primary-key lookup."""
 
+    async def look_up_controls(self, session_id: str) -> CacheControls:
+        """The same, without blocking the event loop."""
+
     def session_controls(self) -> dict[str, SessionControl]:
         """The controls of every session that has any."""
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -24,15 +24,12 @@ from holdfast.gateway.http.headers import filter_request_headers, filter_respons
 from holdfast.gateway.http.response_parser import Headers
 from holdfast.gateway.keep_alive import GatewayKeepAlive
 from holdfast.gateway.rewrite.rewriter import RequestRewriter
-from holdfast.gateway.routes import Target, Upstream, find_target
+from holdfast.gateway.routes import Target, Upstream, find_target, get_raw_path
 from holdfast.providers.registry import get_adapter
 
 logger = logging.getLogger(__name__)
-
-Scope = MutableMapping[str, object]
+Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 
 DRAIN_SECONDS_MAX = 600.0
 """With `drain`: how long to keep reading a response whose client has disconnected, to learn its usage."""
@@ -60,49 +57,42 @@ class GatewayRefusedError(Exception):
 
 class Authenticator(Protocol):
     async def authenticate(self, target: Target, headers: Headers) -> AuthenticatedRequest:
-        """Raises TurnedAwayError if the caller may not use the gateway."""
+        """Raises GatewayRefusedError if the caller may not use the gateway."""
 
 
 class Gateway:
-    """ASGI application that forwards provider paths to their upstream and passes all others to the inner app."""
+    """ASGI application that forwards provider requests to their upstream; serves the paths that `find_mount` knows."""
 
     def __init__(
         self,
-        inner_app: App,
         upstreams: Mapping[str, Upstream],
         *,
-        door: Authenticator,
+        authenticator: Authenticator,
         watcher: ExchangeWatcher,
         clock: Clock,
-        improver: RequestRewriter | None = None,
-        keeper: GatewayKeepAlive | None = None,
+        rewriter: RequestRewriter | None = None,
+        keep_alive: GatewayKeepAlive | None = None,
         drain: bool = False,
     ) -> None:
-        self._inner_app = inner_app
         self._upstreams = upstreams
-        self._authenticator = door
+        self._authenticator = authenticator
         self._watcher = watcher
         self._clock = clock
-        self._rewriter = improver
-        self._keep_alive = keeper
+        self._rewriter = rewriter
+        self._keep_alive = keep_alive
         self._drain = drain
         self._single_flight = SingleFlight()
         self._connections = UpstreamPool()
         self.active_requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        target = find_target(_raw_path(scope)) if scope["type"] == "http" else None
-        if target is None:
-            await self._inner_app(scope, receive, send)
-            return
-        headers = scope["headers"]
-        assert isinstance(headers, list)
+        target = find_target(get_raw_path(scope))
         try:
-            admitted = await self._authenticator.authenticate(target, headers)
+            admitted = await self._authenticator.authenticate(target, scope["headers"])
         except GatewayRefusedError as error:
             await _refuse(target, error, send)
             return
-        exchange = Exchange(target, headers, admitted.caller, self._clock())
+        exchange = Exchange(target, scope["headers"], admitted.caller, self._clock())
         self.active_requests += 1
         try:
             await self._handle(exchange, admitted, scope, (receive, send))
@@ -149,9 +139,7 @@ class Gateway:
             await _unreachable(exchange, send)
             return
         path = _upstream_path(upstream, exchange.target, scope)
-        connection.start_request(
-            str(scope["method"]), path, filter_request_headers(request.headers, upstream.authority)
-        )
+        connection.start_request(scope["method"], path, filter_request_headers(request.headers, upstream.authority))
         active = _ActiveConnection(self._connections, upstream, connection, drain=self._drain)
         sending = asyncio.ensure_future(self._send_request(exchange, active, request.receive))
         try:
@@ -174,8 +162,7 @@ class Gateway:
                     return
                 if not body_incomplete:
                     continue
-                body = message.get("body", b"")
-                assert isinstance(body, bytes)
+                body: bytes = message.get("body", b"")
                 # Send first, then buffer for the recorder: recording must not delay the call.
                 await active.connection.write_body(body)
                 exchange.add_request_bytes(body)
@@ -262,15 +249,8 @@ async def _relay_response(
             await send({"type": "http.response.body", "body": chunk, "more_body": not is_complete})
 
 
-def _raw_path(scope: Scope) -> str:
-    raw = scope.get("raw_path") or str(scope["path"]).encode()
-    assert isinstance(raw, bytes)
-    return raw.decode("latin-1")
-
-
 def _upstream_path(upstream: Upstream, target: Target, scope: Scope) -> bytes:
-    query = scope.get("query_string", b"")
-    assert isinstance(query, bytes)
+    query: bytes = scope.get("query_string", b"")
     path = (upstream.prefix + target.path).encode("latin-1")
     return b"%s?%s" % (path, query) if query else path
 

@@ -27,7 +27,7 @@ GATEWAY_KEY_PATTERN = re.compile(rb"(?:Bearer +)?(hf_[0-9a-f]{16}_[0-9a-f]{64})"
 FindHolder = Callable[[str | None], "KeyHolder | None"]
 """Returns the holder of a gateway key, or None if no key is required and none was sent. May block on a store.
 
-Raises TurnedAwayError if the key is invalid, or if a key is required and missing.
+Raises GatewayRefusedError if the key is invalid, or if a key is required and missing.
 """
 
 
@@ -39,7 +39,7 @@ class KeyHolder(msgspec.Struct, frozen=True):
 
 
 class KeyAuthenticator:
-    """Checks gateway keys and caches the result for REMEMBERED_SECONDS."""
+    """Checks gateway keys and caches the result for KEY_CACHE_SECONDS."""
 
     def __init__(
         self, find_holder: FindHolder, limits: KeyLimitTable, *, clock: Clock, salt: bytes, improve: bool = False
@@ -112,16 +112,16 @@ def _with_provider_key(headers: Headers, key_header: bytes, provider_key: bytes)
 
     Some clients send the same key in several headers; none of them may reach the provider.
     """
+
+    def replace_key(value: bytes) -> bytes:
+        scheme, _, _ = value.rpartition(b" ")
+        return b"%s %s" % (scheme, provider_key) if scheme else provider_key
+
     return [
-        (name, _with_scheme(value, provider_key)) if name == key_header else (name, value)
+        (name, replace_key(value) if name == key_header else value)
         for name, value in headers
         if name == key_header or name not in CREDENTIAL_HEADERS or not GATEWAY_KEY_PATTERN.fullmatch(value.strip())
     ]
-
-
-def _with_scheme(value: bytes, provider_key: bytes) -> bytes:
-    scheme, _, _ = value.rpartition(b" ")
-    return b"%s %s" % (scheme, provider_key) if scheme else provider_key
 
 
 def is_subscription(headers: Headers) -> bool:

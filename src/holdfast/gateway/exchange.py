@@ -1,10 +1,10 @@
-"""One request through the gateway and its response, buffered for the recorder."""
+"""One request through the gateway: prepared (rewritten or unchanged), then buffered with its response for recording."""
 
 import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -17,8 +17,10 @@ from holdfast.gateway.routes import Target
 # Larger bodies are forwarded but not recorded.
 BUFFERED_BYTES_MAX = 32 * 1024 * 1024
 
-
 ExchangeEnd = Literal["whole", "cut", "cancelled", "unreachable"]
+logger = logging.getLogger(__name__)
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 
 
 class GatewayCaller(msgspec.Struct, frozen=True):
@@ -36,10 +38,10 @@ class GatewayCaller(msgspec.Struct, frozen=True):
 
 
 class Exchange:
-    """Bodies are buffered as received, up to KEPT_BYTES_MAX; headers are stored without credentials.
+    """Bodies are buffered as received, up to BUFFERED_BYTES_MAX; headers are stored without credentials.
 
-    `record` belongs to the watcher. `waiting` is the length of the recorder process's queue when this was enqueued.
-    `original` is the request body as received, if a rewritten one was sent.
+    `record` belongs to the watcher. `queue_length` is how many exchanges waited for the recorder before this one.
+    `original_body` is the request body as received, if a rewritten one was sent.
     """
 
     def __init__(self, target: Target, headers: Headers, caller: GatewayCaller, at: float) -> None:
@@ -56,7 +58,7 @@ class Exchange:
         self.queue_length = 0
         self.original_body: bytes | None = None
         self._request = BoundedBuffer(is_too_large=exceeds_buffer_limit(headers))
-        self._reply = BoundedBuffer()
+        self._response = BoundedBuffer()
 
     @property
     def request_body(self) -> bytes | None:
@@ -65,17 +67,17 @@ class Exchange:
 
     @property
     def response_body(self) -> bytes | None:
-        return self._reply.join()
+        return self._response.join()
 
     @property
     def buffered_bytes(self) -> int:
-        return self._request.size_bytes + self._reply.size_bytes + len(self.original_body or b"")
+        return self._request.size_bytes + self._response.size_bytes + len(self.original_body or b"")
 
     def add_request_bytes(self, body: bytes) -> None:
         self._request.add(body)
 
     def add_response_bytes(self, body: bytes) -> None:
-        self._reply.add(body)
+        self._response.add(body)
 
     def free_request(self) -> None:
         """Frees the buffered request."""
@@ -83,27 +85,27 @@ class Exchange:
         self.original_body = None
 
     def free_response(self) -> None:
-        self._reply = BoundedBuffer()
+        self._response = BoundedBuffer()
 
 
 class BoundedBuffer:
-    """Collects chunks up to KEPT_BYTES_MAX; drops all of them when the limit is exceeded."""
+    """Collects chunks up to BUFFERED_BYTES_MAX; drops all of them when the limit is exceeded."""
 
     def __init__(self, *, is_too_large: bool = False) -> None:
-        self._parts: list[bytes] | None = None if is_too_large else []
+        self._chunks: list[bytes] | None = None if is_too_large else []
         self.size_bytes = 0
 
-    def add(self, part: bytes) -> None:
-        if self._parts is None:
+    def add(self, chunk: bytes) -> None:
+        if self._chunks is None:
             return
-        if self.size_bytes + len(part) > BUFFERED_BYTES_MAX:
-            self._parts, self.size_bytes = None, 0
+        if self.size_bytes + len(chunk) > BUFFERED_BYTES_MAX:
+            self._chunks, self.size_bytes = None, 0
             return
-        self._parts.append(part)
-        self.size_bytes += len(part)
+        self._chunks.append(chunk)
+        self.size_bytes += len(chunk)
 
     def join(self) -> bytes | None:
-        return None if self._parts is None else b"".join(self._parts)
+        return None if self._chunks is None else b"".join(self._chunks)
 
 
 def exceeds_buffer_limit(headers: Headers) -> bool:
@@ -128,15 +130,6 @@ class ExchangeWatcher(Protocol):
         """The response ended, complete or not."""
 
 
-logger = logging.getLogger(__name__)
-
-
-Message = MutableMapping[str, object]
-
-
-Receive = Callable[[], Awaitable[Message]]
-
-
 class ForwardRequest(msgspec.Struct, frozen=True):
     """The request to forward: its headers, the source of its body, and the rewrite, if any."""
 
@@ -150,7 +143,7 @@ class ForwardRequest(msgspec.Struct, frozen=True):
 
 
 async def prepare_request(
-    improver: RequestRewriter, exchange: Exchange, headers: Headers, receive: Receive
+    rewriter: RequestRewriter, exchange: Exchange, headers: Headers, receive: Receive
 ) -> ForwardRequest:
     """Never raises: if anything goes wrong, the request is forwarded unchanged."""
     target = exchange.target
@@ -159,38 +152,41 @@ async def prepare_request(
     messages, body = await _collect(receive)
     if body is None or get_header_value(headers, b"content-encoding") not in (None, b"identity"):
         return ForwardRequest(headers, _replay(messages, receive))
-    reading: RequestAnalysis | None = None
-    analyze = functools.partial(analyze_request, improver, target.adapter_name, body, path=target.path)
+    analysis: RequestAnalysis | None = None
+    analyze = functools.partial(analyze_request, rewriter, target.adapter_name, body, path=target.path)
     try:
-        reading = await asyncio.to_thread(analyze, account=exchange.caller.account, at=exchange.started_at)
+        analysis = await asyncio.to_thread(analyze, account=exchange.caller.account, at=exchange.started_at)
     except Exception as error:  # noqa: BLE001 - a failing rewrite must not break the client's call
         # Log the type only: the message could quote the prompt.
         logger.info("a request is forwarded unchanged: %s", type(error).__name__)
-    if reading is None or reading.rewritten.body is None:
-        return ForwardRequest(headers, _replay(messages, receive), reading)
-    rewritten = reading.rewritten.body
+    if analysis is None or analysis.rewritten.body is None:
+        return ForwardRequest(headers, _replay(messages, receive), analysis)
+    rewritten = analysis.rewritten.body
     exchange.original_body = body
     whole: Message = {"type": "http.request", "body": rewritten, "more_body": False}
-    return ForwardRequest(_with_content_length(headers, len(rewritten)), _replay([whole], receive), reading)
+    # Correct an existing content-length; a chunked body stays chunked.
+    length = b"%d" % len(rewritten)
+    headers = [(name, length if name == b"content-length" else value) for name, value in headers]
+    return ForwardRequest(headers, _replay([whole], receive), analysis)
 
 
 async def _collect(receive: Receive) -> tuple[list[Message], bytes | None]:
     """The messages received, and the body if it is complete and not too large."""
     messages: list[Message] = []
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     size_bytes = 0
     while True:
         message = await receive()
         messages.append(message)
-        part = message.get("body", b"")
-        if message["type"] != "http.request" or not isinstance(part, bytes):
+        chunk = message.get("body", b"")
+        if message["type"] != "http.request" or not isinstance(chunk, bytes):
             return messages, None
-        parts.append(part)
-        size_bytes += len(part)
+        chunks.append(chunk)
+        size_bytes += len(chunk)
         if size_bytes > BUFFERED_BYTES_MAX:
             return messages, None
         if not message.get("more_body", False):
-            return messages, b"".join(parts)
+            return messages, b"".join(chunks)
 
 
 def _replay(messages: list[Message], receive: Receive) -> Receive:
@@ -202,8 +198,3 @@ def _replay(messages: list[Message], receive: Receive) -> Receive:
         return await receive() if message is None else message
 
     return replayed
-
-
-def _with_content_length(headers: Headers, size_bytes: int) -> Headers:
-    """Corrects an existing content-length; a chunked body stays chunked."""
-    return [(name, b"%d" % size_bytes if name == b"content-length" else value) for name, value in headers]

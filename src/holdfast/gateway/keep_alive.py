@@ -43,19 +43,14 @@ class GatewayKeepAlive:
     the client's credential are held in memory only, and only while the conversation is kept alive.
     """
 
-    def __init__(self, *, clock: Clock, usd_a_day_max: Decimal, pinged: OnPing) -> None:
+    def __init__(self, *, clock: Clock, usd_a_day_max: Decimal, on_ping: OnPing) -> None:
         self._clock = clock
         self._usd_a_day_max = usd_a_day_max
-        self._pinged = pinged
+        self._on_ping = on_ping
         self._connections = UpstreamPool()
         self._idle: OrderedDict[str, _IdleConversation] = OrderedDict()
         self._spent: tuple[date, Decimal] = utc_date(0.0), Decimal(0)
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def conversation_count(self) -> int:
-        """Number of conversations currently kept alive."""
-        return len(self._idle)
 
     def on_request_sent(self, digests: frozenset[str]) -> None:
         """A request was sent: stop pinging the conversations that it continues, because it refreshes their cache."""
@@ -123,7 +118,7 @@ class GatewayKeepAlive:
             return False
         if status != 200:
             return False
-        self._pinged(idle.exchange, idle.ping, response, now)
+        self._on_ping(idle.exchange, idle.ping, response, now)
         return True
 
     async def _exchange(self, idle: _IdleConversation) -> tuple[int, bytes]:

@@ -47,7 +47,7 @@ class KeyLimitTable:
         return self._rows.get(key_id) or self._rows.get(DEFAULT_ROW) or KeyLimits()
 
     def get_provider_key(self, key_id: str, mount: str) -> bytes:
-        """Raises TurnedAwayError if there is none."""
+        """Raises GatewayRefusedError if there is none."""
         configured: str | None = getattr(self.get_limits(key_id), mount)
         variable = configured.removeprefix("env:") if configured and configured.startswith("env:") else None
         if configured is None or variable:
@@ -72,7 +72,7 @@ class KeyLimitTable:
             return self._spent.get((key_id, utc_date(now)), 0.0)
 
     def check_request(self, key_id: str, now: float) -> None:
-        """Counts a request. Raises TurnedAwayError if the key's budget is spent or its request rate is exceeded."""
+        """Counts a request. Raises GatewayRefusedError if the key's budget is spent or its request rate is exceeded."""
         row = self.get_limits(key_id)
         if row.budget_usd_a_day is not None and self.get_spent_today(key_id, now) >= row.budget_usd_a_day:
             # Budgets reset at midnight UTC.

@@ -1,8 +1,9 @@
-"""Maps request paths to providers: everything below a provider's mount, and a few exact paths at the root."""
+"""Which request paths belong to providers (all below a mount, a few exact ones at the root), and their upstreams."""
 
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -27,6 +28,7 @@ _VERSION = r"/v1(?:beta)?"
 _GEMINI = (
     rf"{_VERSION}/(?:models/[^/:]+:(?:generateContent|streamGenerateContent|countTokens)|cachedContents(?:/[^/]+)?)"
 )
+
 # At the root, only paths that no route of our own service uses.
 _ROOT_PATHS = (
     ("anthropic", re.compile(r"/v1/messages(?:/count_tokens)?")),
@@ -46,7 +48,7 @@ _MODEL_CALLS = (
 class Target(msgspec.Struct, frozen=True):
     """Where a request goes.
 
-    `path` is relative to the upstream's URL, as received. `speaks` names the adapter if the request calls a model.
+    `path` is relative to the upstream's URL, as received. `adapter_name` is set if the request calls a model.
     """
 
     mount: str
@@ -68,20 +70,30 @@ class Upstream(msgspec.Struct, frozen=True):
         return (host if is_default_port else f"{host}:{self.port}").encode("ascii")
 
 
+def get_raw_path(scope: Mapping[str, Any]) -> str:
+    """The path of an ASGI request as sent, not decoded."""
+    raw: bytes = scope.get("raw_path") or str(scope["path"]).encode()
+    return raw.decode("latin-1")
+
+
+def find_mount(path: str) -> str | None:
+    """The mount of the provider whose path this is; None if it is not a provider's."""
+    first = path[1:].partition("/")[0]
+    if first in MOUNTS and path.startswith("/"):
+        return first
+    return next((name for name, pattern in _ROOT_PATHS if pattern.fullmatch(unquote(path))), None)
+
+
 @lru_cache(CACHED_PATHS_MAX)
-def find_target(path: str) -> Target | None:
-    """The provider target of a path, or None if the path is not a provider's."""
-    mount, _, rest = path[1:].partition("/")
-    if mount in MOUNTS and path.startswith("/"):
-        provider_path = f"/{rest}"
+def find_target(path: str) -> Target:
+    """The target of a path that has a mount."""
+    mount = find_mount(path)
+    assert mount is not None, "only provider paths are routed here"
+    if path.startswith(f"/{mount}"):
+        path = path.removeprefix(f"/{mount}") or "/"
         # OpenRouter's own base URL is https://openrouter.ai/api/v1, so clients may send /api/v1.
-        if mount == "openrouter" and provider_path.startswith("/api/"):
-            provider_path = provider_path.removeprefix("/api")
-        return _target(mount, provider_path)
-    return next((_target(name, path) for name, pattern in _ROOT_PATHS if pattern.fullmatch(unquote(path))), None)
-
-
-def _target(mount: str, path: str) -> Target:
+        if mount == "openrouter" and path.startswith("/api/"):
+            path = path.removeprefix("/api")
     adapters = (name for owner, pattern, name in _MODEL_CALLS if owner == mount and pattern.fullmatch(unquote(path)))
     return Target(mount, path, next(adapters, None))
 

@@ -4,7 +4,7 @@ The state carried from event to event does not grow with the session. A store re
 `iter_entries` does the same for a whole log.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 
 import msgspec
@@ -27,7 +27,8 @@ from holdfast.events.payloads.compaction import ContextCompacted
 from holdfast.events.payloads.recovery import ProviderLimited, ViewRepair
 from holdfast.events.payloads.session import EpochOpened, MessageAppended, MessagesWithdrawn, SessionStarted
 from holdfast.events.payloads.union import AnyPayload
-from holdfast.ledger.attribution import Payer, StablePrefix, build_payer, estimate_stable_writes, extend_stable_prefix
+from holdfast.layers.assemble import PINNED_LAYERS
+from holdfast.ledger.attribution import Payer, build_payer
 from holdfast.ledger.cache.verdicts import (
     DROP_TOKENS_MIN,
     CachedPrefix,
@@ -40,6 +41,7 @@ from holdfast.ledger.money import clamp_event, clamp_integer, round_usd
 from holdfast.types.blocks import Image, ToolResult
 from holdfast.types.prompt import Plan, PrefixChange
 from holdfast.types.reply import ReplySource
+from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
 
 # Requests of one session that can be in progress at once; older ones are taken as never answered. It keeps the state
@@ -64,6 +66,23 @@ ACCOUNTED_PAYLOADS = (
     ContextCompacted,
     GatewayForwarded,
 )
+
+
+# Layers that are FROZEN or pinned for an epoch; `nonce` is inserted by a cache invalidation.
+STABLE_LAYERS = frozenset({"tools", "nonce", *PINNED_LAYERS})
+
+
+class StablePrefix(msgspec.Struct, frozen=True):
+    """The blocks before the first one that grows or changes: their number, their end, and the prompt's total bytes."""
+
+    blocks: int = 0
+    end: int = 0
+    total: int = 0
+
+    @property
+    def share(self) -> float:
+        # Bytes stand in for tokens here: the log has exact byte offsets, but no token count per block.
+        return min(1.0, max(0.0, self.end / self.total)) if self.total > 0 else 0.0
 
 
 class CallRecord(msgspec.Struct, frozen=True):
@@ -387,3 +406,28 @@ def has_image(block: object) -> bool:
     if isinstance(block, ToolResult):
         return any(isinstance(content_block, Image) for content_block in block.content)
     return isinstance(block, Image)
+
+
+def extend_stable_prefix(before: StablePrefix, shared_blocks: int, digests: Sequence[PrefixDigest]) -> StablePrefix:
+    """The stable prefix of the next request, which shares `shared_blocks` with the one before and adds `digests`."""
+    if not digests:
+        return before
+    total = digests[-1].end
+    # The first block after the stable prefix is shared too, so the prefix ends where it did.
+    if shared_blocks > before.blocks:
+        return StablePrefix(before.blocks, before.end, total)
+    blocks, end = shared_blocks, before.end if shared_blocks == before.blocks else digests[0].start
+    # The stable prefix was cut short or ends exactly here: extend it by the new blocks of stable layers.
+    for digest in digests:
+        if digest.layer not in STABLE_LAYERS:
+            break
+        blocks, end = blocks + 1, digest.end
+    return StablePrefix(blocks, end, total)
+
+
+def estimate_stable_writes(share: float, usage: Usage) -> int:
+    """Estimates how many tokens a call wrote for its stable prefix."""
+    # With s = the stable prefix's share of the prompt's bytes, t = tokens sent, r = tokens read and w = tokens written,
+    # the prefix has about s * t tokens. Reads cover the prompt from its start, so max(0, s * t - r) of them were not
+    # read; of these at most w were written.
+    return min(usage.cache_write, max(0, round(share * usage.tokens_sent) - usage.cache_read))

@@ -29,7 +29,7 @@ Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=400)], ...], msgs
 
 
 class McpToolResult(msgspec.Struct, frozen=True):
-    """`text` is for the model, `told` is the structured content for programs."""
+    """`text` is for the model, `structured` is for programs."""
 
     text: str
     structured: dict[str, object]

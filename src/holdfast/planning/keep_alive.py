@@ -6,9 +6,8 @@ from holdfast.economics.cost import PriceMultipliers
 from holdfast.economics.keep_alive import best_ping_count, upgrade_ping_pays
 from holdfast.planning.idle_times import IdleTimes
 from holdfast.planning.policy import Ping
-from holdfast.types.blocks import Text, ToolResult
+from holdfast.types.blocks import Text, ToolResult, get_call_id
 from holdfast.types.prompt import HistoryEntry, Ttl
-from holdfast.types.transcript import get_call_id
 
 # How long before an entry expires it is pinged: TTLs count from the start of a request, which takes time to arrive.
 PING_MARGIN_SECONDS = 15.0

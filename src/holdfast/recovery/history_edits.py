@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from holdfast.events.payloads.recovery import ContextRepaired, Splice, ThinkingDropped, ViewRepair
+from holdfast.types.blocks import get_result_call_id
 from holdfast.types.prompt import HistoryEntry, drop_thinking
-from holdfast.types.transcript import get_result_call_id
 
 HistoryEntries = tuple[HistoryEntry, ...]
 

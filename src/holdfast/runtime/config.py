@@ -19,8 +19,9 @@ from holdfast.layers.padding import Padding
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.registry import PROVIDERS
 from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX
-from holdfast.sources.directories import holdfast_home
-from holdfast.sources.skills.library import OPTIONAL_FOLDERS
+from holdfast.sources.directories import holdfast_home, user_home
+from holdfast.sources.skills.discovery import SkillRoot
+from holdfast.sources.skills.library import OPTIONAL_FOLDERS, skill_roots
 from holdfast.sources.skills.store import SKILL_RANKINGS, SkillRanking
 from holdfast.types.prompt import Layout
 
@@ -277,3 +278,10 @@ def _dollars(key: str, value: object, origin: str) -> Decimal:
     if not amount.is_finite() or amount < 0:
         raise UserError(f"{key} must be an amount such as 0.50, not {value!r} (set by {origin})")
     return amount
+
+
+def default_skill_roots(config: Config, environ: Mapping[str, str], *, workspace: Path | None) -> tuple[SkillRoot, ...]:
+    """The folders to read; a skill in a later folder overrides one of the same name in an earlier one."""
+    also = config.also_skills
+    home = user_home(environ) if also else None
+    return skill_roots(Path(config.home) / "skills", workspace, home=home, also=also)

@@ -1,6 +1,5 @@
-"""Turns what a caller passes to a session (a message, a store, an id to resume) into what the engine uses."""
+"""What a session opens or resumes from its options, and the errors of sessions that are not open or not known."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.clock import new_ulid, system_clock
@@ -11,37 +10,11 @@ from holdfast.events.log import EventLog
 from holdfast.runtime.compose import load_models, load_session_config
 from holdfast.runtime.options import Options
 from holdfast.stores.open import open_store
-from holdfast.types.blocks import Base64Source, Block, FileSource, Image, Text, UrlSource
 
 TURN_IN_PROGRESS = (
     "a turn is in progress in this session; wait for it, or use a second session "
     "(a stream that was left early stays in progress until it is closed: wrap it in contextlib.aclosing)"
 )
-
-
-def message_content(message: str | Block | Sequence[Block]) -> tuple[Block, ...]:
-    """The blocks of a message. Raises UserError for anything but text and images."""
-    if isinstance(message, str):
-        return (Text(message),)
-    content = tuple(message) if isinstance(message, list | tuple) else (message,)
-    if invalid := [block.text for block in content if isinstance(block, Text) and not isinstance(block.text, str)]:
-        raise UserError(f"the text of a message must be text, not {type(invalid[0]).__name__}")
-    for image in (block for block in content if isinstance(block, Image)):
-        _check_source(image.source)
-    if isinstance(message, Text | Image | list | tuple):
-        return content
-    raise UserError(f"a message is text or a list of text and images, not {type(message).__name__}")
-
-
-def _check_source(source: object) -> None:
-    match source:
-        case Base64Source(media_type=str(), data=str()) | UrlSource(url=str()) | FileSource(file_id=str()):
-            return
-        case _:
-            raise UserError(
-                "the source of an image must be Base64Source(media_type, data) with its bytes as base64 text, "
-                f"UrlSource(url) or FileSource(file_id), with text fields; this one is {type(source).__name__}"
-            )
 
 
 def not_open_error(closed_id: str | None) -> UserError:

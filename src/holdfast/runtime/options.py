@@ -18,7 +18,7 @@ from holdfast.engine.recovery.runner import StepFunction
 from holdfast.engine.tools.definition import Tool, ToolFunction
 from holdfast.engine.tools.permissions import Allowed, Confirm
 from holdfast.errors import UserError
-from holdfast.events.log import EventLog
+from holdfast.events.log import EventListener, EventLog
 from holdfast.events.payloads.tools import SideEffects
 from holdfast.knowledge.flags import DigestRefresh
 from holdfast.layers.padding import Padding
@@ -26,7 +26,6 @@ from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.wire_request import Transport
 from holdfast.runtime.config import Config, Diagnostics
-from holdfast.runtime.instructions.session_tools import SessionInstructions
 from holdfast.sources.skills.skill import SkillMode
 from holdfast.sources.skills.store import SkillRanking, SkillStore
 from holdfast.types.blocks import Json, replace_surrogates
@@ -42,6 +41,17 @@ class TransportProvider(Protocol):
     """A substitute for any provider, such as the simulator."""
 
     def create_transport(self, models: Models, *, provider: str) -> Transport: ...
+
+
+class SessionInstructions(msgspec.Struct, frozen=True):
+    """An agent's instructions for a session. Defined here, because `runtime.instructions` needs an extra package.
+
+    The text is pinned for an epoch; tool results become history. `listener` receives the session's events.
+    """
+
+    text: str
+    tools: tuple[Tool, ...]
+    listener: EventListener | None = None
 
 
 class Options(TypedDict, total=False):

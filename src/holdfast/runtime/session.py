@@ -20,7 +20,7 @@ from holdfast.engine.cache.single_flight import SingleFlight
 from holdfast.engine.compaction.compact import handoff_summary
 from holdfast.engine.compaction.triggers import snapshot_conversation
 from holdfast.engine.conversation import Conversation
-from holdfast.engine.loop import TurnResult, run_turn
+from holdfast.engine.loop import TurnResult, message_content, run_turn
 from holdfast.engine.model_switch import SwitchQuote
 from holdfast.engine.recovery.runner import (
     RecoveryRunner,
@@ -44,14 +44,13 @@ from holdfast.runtime.context_report import ContextUse, measure_context
 from holdfast.runtime.inputs import (
     TURN_IN_PROGRESS,
     load_session_state,
-    message_content,
     not_open_error,
     open_session_log,
 )
-from holdfast.runtime.instructions.session_tools import SessionInstructions
 from holdfast.runtime.model_switch import quote_session_switch, switch_session
 from holdfast.runtime.options import (
     Options,
+    SessionInstructions,
     TransportProvider,
     VolatileLayers,
     VolatileText,

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.cachemodel.values import cached_tokens_after
 from holdfast.catalog.lookup import Models
 from holdfast.economics.keep_alive import NextWake, plan_wake
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.model_switch import first_send_rate
 from holdfast.engine.state import CompletedCall
 from holdfast.ledger.cache.prompt_cache import CacheStatsState, PromptCacheStats, TokenStats, fold_cache_stats
+from holdfast.ledger.cache.verdicts import cached_tokens_after
 from holdfast.providers.adapter import model_capabilities
 
 _RETENTION_FIELD = "prompt_cache_retention"

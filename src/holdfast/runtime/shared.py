@@ -1,18 +1,15 @@
 """State that sessions of one process share: single flight, the response cache, account names and cache controls."""
 
-import asyncio
 from itertools import count
 from weakref import WeakKeyDictionary
 
 from holdfast.engine.cache.response_cache import STORED_SECONDS, ResponseCache, ResponseCacheConfig
 from holdfast.engine.cache.single_flight import SingleFlight
 from holdfast.engine.conversation import LookUpControls
-from holdfast.events.cache_controls import CacheControls
 from holdfast.events.log import EventLog
 from holdfast.events.records import HasRecords
 from holdfast.providers.wire_request import Transport
 from holdfast.runtime.options import Options
-from holdfast.stores.memory import MemoryStore
 
 _SHARED_FLIGHT = SingleFlight()
 _SHARED_RESPONSES = ResponseCache()
@@ -53,14 +50,4 @@ def account_name(transport: Transport) -> str:
 
 def controls_reader(log: EventLog) -> LookUpControls | None:
     """A function that reads the controls of a session; None if the store holds nothing but a log."""
-    if not isinstance(log, HasRecords):
-        return None
-    store = log
-
-    async def look_up(session_id: str) -> CacheControls:
-        if isinstance(store, MemoryStore):
-            return store.records.controls(session_id)
-        # A database may be remote or locked, and a query on the event loop would block every other session.
-        return await asyncio.to_thread(store.records.controls, session_id)
-
-    return look_up
+    return log.records.look_up_controls if isinstance(log, HasRecords) else None

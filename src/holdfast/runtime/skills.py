@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,12 +13,11 @@ from holdfast.engine.tools.skill_budget import ActivationLimits, skill_loaded_ev
 from holdfast.errors import UserError
 from holdfast.events.payloads.session import SkillLoaded
 from holdfast.layers.system_prompt import clean_text
-from holdfast.runtime.config import Config
+from holdfast.runtime.config import Config, default_skill_roots
 from holdfast.runtime.options import Options
-from holdfast.sources.directories import user_home
 from holdfast.sources.skills.discovery import SKILL_FILE, SkillRoot
 from holdfast.sources.skills.index import render_skill_index
-from holdfast.sources.skills.library import SkillLibrary, load_skill, read_skill_library, skill_roots
+from holdfast.sources.skills.library import SkillLibrary, load_skill, read_skill_library
 from holdfast.sources.skills.skill import SKILL_MODES, Skill, SkillMode
 from holdfast.sources.skills.store import SkillStore
 from holdfast.types.prompt import LayerText
@@ -116,10 +115,3 @@ def _root(folder: Path, workspace: Path | None) -> SkillRoot:
     if workspace is not None and Path(path).is_relative_to(os.path.abspath(workspace)):
         return SkillRoot(path, "workspace", str(workspace))
     return SkillRoot(path, "global")
-
-
-def default_skill_roots(config: Config, environ: Mapping[str, str], *, workspace: Path | None) -> tuple[SkillRoot, ...]:
-    """The folders to read; a skill in a later folder overrides one of the same name in an earlier one."""
-    also = config.also_skills
-    home = user_home(environ) if also else None
-    return skill_roots(Path(config.home) / "skills", workspace, home=home, also=also)

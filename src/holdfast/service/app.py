@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Router
 from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -30,7 +31,6 @@ from holdfast.service.http.request_parsing import decode_fields
 from holdfast.service.http.routes import JSON, Route, RouteRequest, RouteResponse
 
 logger = logging.getLogger(__name__)
-
 _encode = msgspec.json.Encoder().encode
 
 REQUESTS_MAX = 1_000
@@ -49,11 +49,12 @@ def make_app(
     *,
     allowed_hosts: Collection[str] = (),
     requests_max: int = REQUESTS_MAX,
-    fronted: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    mounts: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """The ASGI application. Responses are JSON unless the route declares a stream or text.
 
-    `fronted` wraps the routes (the gateway does); it too sees only requests that passed the host and origin checks.
+    `mounts` are other applications, such as the gateway; they too get only requests that passed the host and origin
+    checks.
     """
     document = _encode(make_openapi(routes))
 
@@ -63,7 +64,7 @@ def make_app(
     by_path: dict[str, dict[str, Route]] = {}
     for route in routes:
         by_path.setdefault(route.path, {})[route.method] = route
-    app = Starlette(
+    api = Starlette(
         routes=[
             HttpRoute("/openapi.json", describe, methods=["GET"]),
             *make_page_routes(),
@@ -74,8 +75,11 @@ def make_app(
         ],
         exception_handlers={HTTPException: _no_such_route},
     )
-    app.router.redirect_slashes = False
-    return _RequestGuard(fronted(app), allowed_hosts, requests_max)
+    api.router.redirect_slashes = False
+    # Beside the API, not among its routes: Starlette's exception middleware would wrap each chunk that the gateway
+    # forwards (0.2 us a chunk), and its router would try them in order.
+    app = Router(mounts, redirect_slashes=False, default=api)
+    return _RequestGuard(app, allowed_hosts, requests_max)
 
 
 class _RequestGuard:
@@ -156,7 +160,10 @@ async def _respond(context: AppContext, route: Route, request: Request) -> Respo
             key=admitted.key,
             secret=admitted.secret,
         )
-        return _to_response(await _call_route(context, route, call))
+        try:
+            return _to_response(await route.respond(context, call))
+        except msgspec.ValidationError as error:
+            raise make_validation_error(error, route.request, is_text=call.is_text) from error
     except ApiError as refused:
         return _refusal(refused)
     except StoreError:
@@ -170,13 +177,6 @@ async def _respond(context: AppContext, route: Route, request: Request) -> Respo
         # Log the type only: the message could quote a prompt.
         logger.error("%s %s failed: %s", route.method, route.path, type(error).__name__)
         return _refusal(ApiError(500, "internal_error", "the service failed; see its log"))
-
-
-async def _call_route(context: AppContext, route: Route, call: RouteRequest) -> RouteResponse:
-    try:
-        return await route.respond(context, call)
-    except msgspec.ValidationError as error:
-        raise make_validation_error(error, route.request, is_text=call.is_text) from error
 
 
 class _Admitted(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The dependencies that every route uses: log, records, model catalog, clock, and per-process state."""
+"""What every route uses: log, records, model catalog, clock, and the state that one process holds in memory."""
 
 import asyncio
 from collections import OrderedDict
@@ -23,6 +23,9 @@ from holdfast.service.api.prompt_view import PromptViews
 from holdfast.service.live.hub import EventHub
 from holdfast.service.telemetry.prometheus import RequestMetrics
 from holdfast.sources.skills.discovery import SkillRoot
+
+SESSIONS_MAX = 10_000
+"""How many sessions are held in memory; an evicted one is read again from its first event."""
 
 
 class ServedLog(EventLog, HasCostQueries, HasAnalyticsQueries, Protocol):
@@ -52,7 +55,7 @@ class AppContext:
         new_id: NewId = new_ulid,
         require_keys: bool = False,
         simulated: bool = False,
-        library: InstructionContext | None = None,
+        instructions: InstructionContext | None = None,
     ) -> None:
         self.log = log
         self.records = records
@@ -61,7 +64,7 @@ class AppContext:
         self.clock = clock
         self.new_id = new_id
         self.require_keys = require_keys
-        self.instructions = library
+        self.instructions = instructions
         self.request_metrics = RequestMetrics()
         self.simulated = simulated
         self.cache_states = CacheStateStore(log, models)
@@ -79,12 +82,6 @@ class AppContext:
         if not (self.require_keys or self._has_keys):
             self._has_keys = await asyncio.to_thread(self.records.has_keys)
         return self.require_keys or self._has_keys
-
-
-SESSIONS_MAX = 10_000
-
-
-"""How many sessions are held in memory; an evicted one is read again from its first event."""
 
 
 class SessionCache(msgspec.Struct, frozen=True):
@@ -128,10 +125,10 @@ class CacheStateStore:
             return cache
 
     def _advance(self, before: SessionCache, events: Iterable[Event]) -> SessionCache:
-        state, books, verdict = before.state, before.accounting, before.verdict
+        state, accounting, verdict = before.state, before.accounting, before.verdict
         for event in events:
             state = fold_cache_state(state, (event,), self._models)
             if isinstance(event.payload, ACCOUNTED_PAYLOADS):
-                books, entry = record_event(books, event, self._models)
+                accounting, entry = record_event(accounting, event, self._models)
                 verdict = entry.verdict if entry is not None and entry.verdict is not None else verdict
-        return SessionCache(state, books, verdict)
+        return SessionCache(state, accounting, verdict)

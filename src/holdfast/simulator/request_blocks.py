@@ -10,12 +10,11 @@ from holdfast.cachemodel.values import BlockKind
 from holdfast.catalog.schema import Model
 from holdfast.catalog.token_count import count_block_tokens
 from holdfast.providers.adapter import Adapter, WireRequest
-from holdfast.types.blocks import Block
+from holdfast.types.blocks import Block, block_kind
 from holdfast.types.json_encoding import canonical_json, extend_digest, sha256_hex
 from holdfast.types.prompt import PromptSection, Segment, Ttl
 from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.tool_spec import ToolSpec
-from holdfast.types.transcript import block_kind
 
 COUNTS_CACHED_MAX = 50_000
 THINKING_NAMES = ("thinking", "redacted_thinking")

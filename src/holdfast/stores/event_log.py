@@ -2,10 +2,11 @@
 
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Protocol, Self
+from threading import Lock
+from typing import Generic, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -33,6 +34,7 @@ from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJo
 
 READ_BATCH_EVENTS = 128  # Bounds what a reader of a long session holds in memory.
 SESSIONS_AT_ONCE = 500  # Ids per page of pending sessions; the next page starts after the last id.
+IDLE_MAX = 4  # Open connections that nobody uses still cost a file handle, or a PostgreSQL server process.
 
 _ROWS_MAX = 2**62  # No limit: more rows than any table has, and within every engine's integers.
 
@@ -246,3 +248,46 @@ def _release(pid: int, resources: tuple[WriterThread, Reader, ChangeRunner], clo
     writer.close(closed)
     reads.close()
     changes.close()
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+Connection = TypeVar("Connection", bound=_Closes)
+
+
+class ConnectionPool(Generic[Connection]):
+    """Connections for readers. Any number of threads may borrow; at most `IDLE_MAX` idle ones stay open."""
+
+    def __init__(self, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
+        self._lock = Lock()
+        self._idle: list[Connection] = []
+        self._idle_max = IDLE_MAX
+
+    def borrow(self) -> Connection:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self._connect()
+
+    def release(self, connection: Connection) -> None:
+        with self._lock:
+            if len(self._idle) < self._idle_max:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def close_idle(self) -> None:
+        """Closes the idle connections."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def close(self) -> None:
+        """Closes the idle connections, and from now on every connection that is given back."""
+        with self._lock:
+            self._idle_max = 0
+        self.close_idle()

@@ -12,7 +12,7 @@ from holdfast.events.payloads.session import DelegationCompleted, DelegationStar
 from holdfast.events.payloads.tools import ToolCalled, ToolConfirmationResolved
 from holdfast.ledger.postings import ROLLUPS, RollUpTotals, iter_postings
 from holdfast.stores.event_log import DatabaseEventLog
-from holdfast.stores.sql.rollup_rows import TABLE_NAMES, TableRow, encode_posting
+from holdfast.stores.sql.rollups import TABLE_NAMES, TableRow, encode_posting
 
 # Event types that outlive the retention period. None contains conversation content: prompts, replies, tool inputs and
 # outputs are deleted, and with them the composition of requests, so verdicts cannot be recomputed.

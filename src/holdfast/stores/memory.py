@@ -188,6 +188,9 @@ class MemoryRecords:
     def controls(self, session_id: str) -> CacheControls:
         return CacheControls(self._settings, self._controls.get(session_id, SessionControl()))
 
+    async def look_up_controls(self, session_id: str) -> CacheControls:
+        return self.controls(session_id)
+
     def session_controls(self) -> dict[str, SessionControl]:
         return dict(self._controls)
 

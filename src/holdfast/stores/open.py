@@ -52,7 +52,7 @@ def _open_postgres(url: str, models: Models | None) -> Store:
     try:
         from holdfast.stores.postgres.store import PostgresStore  # noqa: PLC0415 - the driver is an optional extra
     except ImportError as error:
-        raise UserError("PostgreSQL needs its driver: pip install 'holdfast[postgres]'") from error
+        raise UserError("PostgreSQL needs its driver: pip install 'holdfast-context[postgres]'") from error
     return PostgresStore(url, models=models)
 
 

@@ -23,39 +23,39 @@ NAME_CHARS_MAX = 64
 _WORDS = re.compile(rb"[\w-]+")
 
 
-def guess_cause(before: ParsedRequest, after: ParsedRequest, moved: PrefixDifference) -> str | None:
+def guess_cause(before: ParsedRequest, after: ParsedRequest, difference: PrefixDifference) -> str | None:
     """The likely cause of the change, with advice; None if the bytes give no hint."""
-    if moved.section == "tools" and (tool_cause := _tool_list_cause(before, after)):
+    if difference.section == "tools" and (tool_cause := _tool_list_cause(before, after)):
         return tool_cause
-    if moved.change == "changed":
-        old, new = before.buffer.blocks[moved.block].data, after.buffer.blocks[moved.block].data
+    if difference.change == "changed":
+        old, new = before.buffer.blocks[difference.block].data, after.buffer.blocks[difference.block].data
         # Volatile text explains most changes; the other guesses are tried only if there is none.
-        kind = _volatile_kind(after, moved) or _volatile_kind(before, moved) or _inserted_kind(old, new)
+        kind = _volatile_kind(after, difference) or _volatile_kind(before, difference) or _inserted_kind(old, new)
         if kind in _CAUSES:
             return _with_advice(_CAUSES[kind], kind)
         if kind is not None:
             return f"it contains {kind}"
         if _same_value(old, new):
             return _with_advice("unsorted JSON keys")
-        if _same_words(old, new) or _same_blocks(before, after, moved):
+        if _same_words(old, new) or _same_blocks(before, after, difference):
             return _with_advice("set order")
-    if moved.section == "messages":
-        return _history_cause(before, after, moved)
-    return "tool schema: the description or schema of a tool changed" if moved.section == "tools" else None
+    if difference.section == "messages":
+        return _history_cause(before, after, difference)
+    return "tool schema: the description or schema of a tool changed" if difference.section == "tools" else None
 
 
-def is_time_difference(before: ParsedRequest, after: ParsedRequest, moved: PrefixDifference) -> bool:
+def is_time_difference(before: ParsedRequest, after: ParsedRequest, difference: PrefixDifference) -> bool:
     """Whether the difference is a time of day in both requests."""
-    return moved.change == "changed" and all(
-        _volatile_kind(request, moved) in TIME_KINDS for request in (before, after)
+    return difference.change == "changed" and all(
+        _volatile_kind(request, difference) in TIME_KINDS for request in (before, after)
     )
 
 
-def _volatile_kind(request: ParsedRequest, moved: PrefixDifference) -> str | None:
-    piece, link = request.buffer.blocks[moved.block], request.buffer.digests[moved.block]
-    # moved.byte counts from the start of the prompt, link.end is where this block ends in it: their difference gives
-    # the offset in the block. It is negative if the change is in the separator before the block.
-    return classify_volatile_at(piece.data, max(0, moved.byte - (link.end - len(piece.data))))
+def _volatile_kind(request: ParsedRequest, difference: PrefixDifference) -> str | None:
+    data, block_end = request.buffer.blocks[difference.block].data, request.buffer.digests[difference.block].end
+    # difference.byte and block_end count from the start of the prompt, and the block starts at block_end - len(data).
+    # The offset in the block is negative if the change is in the separator before it.
+    return classify_volatile_at(data, max(0, difference.byte - (block_end - len(data))))
 
 
 def _inserted_kind(old: bytes, new: bytes) -> str | None:
@@ -68,7 +68,7 @@ def _inserted_kind(old: bytes, new: bytes) -> str | None:
 def _tool_list_cause(before: ParsedRequest, after: ParsedRequest) -> str | None:
     """Names the tools that were added or removed."""
     old, new = (
-        [parse_tool_name(piece.data) or "?" for piece in request.buffer.blocks if piece.section == "tools"]
+        [parse_tool_name(block.data) or "?" for block in request.buffer.blocks if block.section == "tools"]
         for request in (before, after)
     )
     differences = [
@@ -91,13 +91,13 @@ def _list_names(names: Sequence[str]) -> str:
     return ", ".join(name[:NAME_CHARS_MAX] for name in names[:TOOLS_NAMED_MAX]) + more
 
 
-def _history_cause(before: ParsedRequest, after: ParsedRequest, moved: PrefixDifference) -> str:
-    followers = before.buffer.blocks[moved.block + 1 :]
-    if moved.change == "removed":
+def _history_cause(before: ParsedRequest, after: ParsedRequest, difference: PrefixDifference) -> str:
+    followers = before.buffer.blocks[difference.block + 1 :]
+    if difference.change == "removed":
         return "history: messages at the end were removed; only append to what was sent"
-    new = after.buffer.blocks[moved.block]
+    new = after.buffer.blocks[difference.block]
     # If the block now in this position came later before, the blocks between were removed.
-    if any((piece.role, piece.data) == (new.role, new.data) for piece in followers):
+    if any((block.role, block.data) == (new.role, new.data) for block in followers):
         return "history: older messages were removed here; compact rarely, and remove much at a time"
     return "history: a message that was already sent has changed; only append to what was sent"
 
@@ -117,10 +117,10 @@ def _same_words(old: bytes, new: bytes) -> bool:
     return Counter(_WORDS.findall(old)) == Counter(_WORDS.findall(new))
 
 
-def _same_blocks(before: ParsedRequest, after: ParsedRequest, moved: PrefixDifference) -> bool:
+def _same_blocks(before: ParsedRequest, after: ParsedRequest, difference: PrefixDifference) -> bool:
     """Whether the section (for example the tools) holds the same blocks in another order."""
     old, new = (
-        Counter(piece.data for piece in request.buffer.blocks if piece.section == moved.section)
+        Counter(block.data for block in request.buffer.blocks if block.section == difference.section)
         for request in (before, after)
     )
-    return moved.section != "messages" and old == new
+    return difference.section != "messages" and old == new

@@ -1,8 +1,8 @@
-"""The pytest mark `moves_prefix`, which allows a test to change the cached prefix."""
+"""The pytest mark `changes_prefix`, which allows a test to change the cached prefix."""
 
 import pytest
 
-MARK = "moves_prefix"
+MARK = "changes_prefix"
 MARK_DECLARATION = f"{MARK}(reason): this test changes the cached prefix on purpose"
 
 
@@ -21,10 +21,10 @@ def get_mark_reason(node: pytest.Item) -> str | None:
     return reason
 
 
-def enforce_prefix_mark(node: pytest.Item, moved: str | None, *, ended: bool = True) -> None:
+def enforce_prefix_mark(node: pytest.Item, change: str | None, *, at_end: bool) -> None:
     """Fail a test that changed the prefix without the mark; at its end, warn about a mark that was not needed."""
     reason = get_mark_reason(node)
-    if moved is not None and reason is None:
-        pytest.fail(f'{moved}\nto change it on purpose: @pytest.mark.{MARK}(reason="...")', pytrace=False)
-    if moved is None and reason is not None and ended:
+    if change is not None and reason is None:
+        pytest.fail(f'{change}\nto change it on purpose: @pytest.mark.{MARK}(reason="...")', pytrace=False)
+    if change is None and reason is not None and at_end:
         node.warn(PrefixUnchangedWarning(f"{node.nodeid} is marked as changing the prefix, but did not change it"))

@@ -99,7 +99,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         _add_breaks_to_report(item)
         raise
     if (guard := item.stash.get(_guard, None)) is not None:
-        guard.check_at_end()
+        guard.check(at_end=True)
     if (provider := item.stash.get(_provider, None)) is not None and get_mark_reason(item) is None:
         from holdfast.testing.cache_report import check_read_share
         from holdfast.testing.spending import sum_spending

@@ -26,7 +26,7 @@ from holdfast.types.request_buffer import count_shared_blocks
 
 
 class PrefixBreak(msgspec.Struct, frozen=True):
-    """`call` should have extended `call_before`, both counted from 1. `opens` marks a conversation's first call."""
+    """`call` should have extended `call_before`, both counted from 1. `is_first_call`: of its conversation."""
 
     call: int
     call_before: int
@@ -41,7 +41,7 @@ def find_prefix_breaks(calls: Iterable[ModelCall], models: Models) -> tuple[Pref
 
 
 class RequestHistory:
-    """The requests so far; `tips` are those that no later request has extended."""
+    """The requests so far, by model; `_tips` are those that no later request has extended."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -69,80 +69,75 @@ class RequestHistory:
         self, request: "_Request", extended: "_Request | None", earlier: Sequence["_Request"]
     ) -> PrefixBreak | None:
         if extended is None and not request.assistant_turns:
-            return self._find_head_break(request, earlier)
+            return self._find_first_call_break(request, earlier)
         before = extended or _continued_request(request, earlier)
         if before is None or request.branches_off(before):
             return None
         comparison = self._compare(before, request)
         if comparison.is_prefix_unchanged:
             return None
-        cause = guess_cause(before.sent, request.sent, comparison.difference) if comparison.difference else None
+        cause = guess_cause(before.parsed, request.parsed, comparison.difference) if comparison.difference else None
         return PrefixBreak(request.call.number, before.call.number, comparison, cause)
 
-    def _find_head_break(self, request: "_Request", earlier: Sequence["_Request"]) -> PrefixBreak | None:
-        # One request per distinct head: equal heads would give the same comparison.
-        heads = {seen.head: seen for seen in earlier}
-        if request.head in heads:
+    def _find_first_call_break(self, request: "_Request", earlier: Sequence["_Request"]) -> PrefixBreak | None:
+        # One request per distinct prefix: equal prefixes would give the same comparison.
+        by_prefix = {before.stable_digest: before for before in earlier}
+        if request.stable_digest in by_prefix:
             return None
-        for before in reversed(heads.values()):
+        for before in reversed(by_prefix.values()):
             comparison = self._compare(before, request)
-            moved = comparison.difference
-            if moved and moved.section != "messages" and is_time_difference(before.sent, request.sent, moved):
-                cause = guess_cause(before.sent, request.sent, moved)
+            difference = comparison.difference
+            if not difference or difference.section == "messages":
+                continue
+            if is_time_difference(before.parsed, request.parsed, difference):
+                cause = guess_cause(before.parsed, request.parsed, difference)
                 return PrefixBreak(request.call.number, before.call.number, comparison, cause, is_first_call=True)
         return None
 
     def _compare(self, before: "_Request", request: "_Request") -> RequestComparison:
-        tokens = before.sent.buffer.tokens_total
+        tokens = before.parsed.buffer.tokens_total
         price = find_price(request.call.model, self._models, at=request.call.at, tokens=tokens)
-        return compare_requests(before.sent, request.sent, price)
+        return compare_requests(before.parsed, request.parsed, price)
 
 
 class _Request:
     """A call, its decoded request, and the properties by which requests are matched."""
 
-    def __init__(self, call: ModelCall, sent: ParsedRequest) -> None:
+    def __init__(self, call: ModelCall, parsed: ParsedRequest) -> None:
         self.call = call
-        self.sent = sent
+        self.parsed = parsed
 
     @cached_property
     def blocks(self) -> Counter[tuple[str | None, bytes]]:
         """The message blocks with their roles, regardless of order."""
-        pieces = self.sent.buffer.blocks
-        return Counter((piece.role, piece.data) for piece in pieces if piece.section == "messages")
+        blocks = self.parsed.buffer.blocks
+        return Counter((block.role, block.data) for block in blocks if block.section == "messages")
 
     @cached_property
     def roles(self) -> tuple[str | None, ...]:
-        return tuple(piece.role for piece in self.sent.buffer.blocks)
+        return tuple(block.role for block in self.parsed.buffer.blocks)
 
     @cached_property
     def assistant_turns(self) -> int:
-        """The number of assistant turns."""
         is_assistant = [role == "assistant" for role in self.roles]
         return sum(now and not before for before, now in zip([False, *is_assistant], is_assistant, strict=False))
 
     @cached_property
-    def head(self) -> str:
+    def stable_digest(self) -> str:
         """A digest of the tools and the system prompt."""
-        end = find_section_start(self.sent, "messages")
-        return self.sent.buffer.digests[end - 1].digest if end else ""
+        end = find_section_start(self.parsed, "messages")
+        return self.parsed.buffer.digests[end - 1].digest if end else ""
 
     @cached_property
     def assistant_keys(self) -> frozenset[str]:
-        passages = self.sent.wire.prompt.entries
-        return frozenset(
-            key
-            for passage in passages
-            if passage.role == "assistant"
-            for block in passage.content
-            if (key := _block_key(block))
-        )
+        entries = (entry for entry in self.parsed.wire.prompt.entries if entry.role == "assistant")
+        return frozenset(key for entry in entries for block in entry.content if (key := _block_key(block)))
 
     def extends(self, before: "_Request") -> bool:
-        return self.count_shared_blocks(before) == len(before.sent.buffer.digests)
+        return self.count_shared_blocks(before) == len(before.parsed.buffer.digests)
 
     def count_shared_blocks(self, before: "_Request") -> int:
-        return count_shared_blocks(before.sent.buffer.digests, self.sent.buffer.digests)
+        return count_shared_blocks(before.parsed.buffer.digests, self.parsed.buffer.digests)
 
     def count_common_blocks(self, before: "_Request") -> int:
         """How many blocks of the earlier request and of its reply also occur here."""
@@ -152,7 +147,7 @@ class _Request:
     def branches_off(self, before: "_Request") -> bool:
         """Whether this request differs from the earlier one only in that one's last turn."""
         last_turn = max((at + 1 for at, role in enumerate(before.roles) if role == "assistant"), default=0)
-        last_turn = max(last_turn, find_section_start(before.sent, "messages"))
+        last_turn = max(last_turn, find_section_start(before.parsed, "messages"))
         shared = self.count_shared_blocks(before)
         return self.assistant_turns <= before.assistant_turns and last_turn <= shared < len(before.roles)
 

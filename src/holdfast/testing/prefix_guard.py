@@ -26,15 +26,10 @@ class PrefixGuard:
         """Every call so far that did not extend the call that it continues."""
         return find_prefix_breaks(self._provider.calls, self._provider.models)
 
-    def check(self) -> None:
-        """Fail the test if the prefix changed without being allowed to."""
+    def check(self, *, at_end: bool = False) -> None:
+        """Fail the test if its prefix changed without being allowed to; `at_end` warns if it could have and did not."""
         breaks = self.breaks
-        enforce_prefix_mark(self._node, describe_breaks(breaks) if breaks else None, ended=False)
-
-    def check_at_end(self) -> None:
-        """As `check`, and warn if the prefix was allowed to change but did not."""
-        breaks = self.breaks
-        enforce_prefix_mark(self._node, describe_breaks(breaks) if breaks else None)
+        enforce_prefix_mark(self._node, describe_breaks(breaks) if breaks else None, at_end=at_end)
 
 
 def describe_breaks(breaks: Sequence[PrefixBreak]) -> str:

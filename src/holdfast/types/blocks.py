@@ -102,3 +102,105 @@ def replace_surrogates(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+class _NestedId(msgspec.Struct, frozen=True):
+    id: str | None = None
+
+
+class _Ids(msgspec.Struct, frozen=True):
+    """The fields in which each provider writes the id of a call, and the id of the call that a result belongs to."""
+
+    id: str | None = None
+    tool_use_id: str | None = None
+    call_id: str | None = None
+    function_call: _NestedId | None = msgspec.field(name="functionCall", default=None)
+    function_response: _NestedId | None = msgspec.field(name="functionResponse", default=None)
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _WireCall(msgspec.Struct):
+    """A provider's tool call: its arguments are `input`, a string `arguments`, or nested `args`."""
+
+    name: str = ""
+    input: msgspec.Raw = msgspec.Raw(b"{}")
+    arguments: str | None = None
+    function_call: _Function | None = msgspec.field(name="functionCall", default=None)
+
+
+def block_kind(block: Block) -> str:
+    if isinstance(block, Opaque):
+        return block.kind
+    tag = type(block).__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
+
+
+def is_blank_block(block: Block) -> bool:
+    """Inside a tool result white space may be genuine output, so only an empty text is refused there."""
+    if isinstance(block, ToolResult):
+        return any(isinstance(part, Text) and not part.text for part in block.content)
+    return isinstance(block, Text) and not block.text.strip()
+
+
+def get_call_id(block: Block) -> str | None:
+    if isinstance(block, ToolUse):
+        return block.id
+    if not isinstance(block, Opaque):
+        return None
+    ids = _ids_in(block)
+    match block.kind:
+        case "tool_use":  # Anthropic
+            return ids.id
+        case "function_call":  # OpenAI Responses
+            return ids.call_id
+        case "functionCall":  # Gemini
+            return ids.function_call.id if ids.function_call else None
+        case _:
+            return None
+
+
+def get_result_call_id(block: Block) -> str | None:
+    if isinstance(block, ToolResult):
+        return block.tool_use_id
+    if not isinstance(block, Opaque):
+        return None
+    ids = _ids_in(block)
+    match block.kind:
+        case "tool_result":
+            return ids.tool_use_id
+        case "function_call_output":
+            return ids.call_id
+        case "functionResponse":
+            return ids.function_response.id if ids.function_response else None
+        case _:
+            return None
+
+
+def _ids_in(block: Opaque) -> _Ids:
+    """A call with an unknown field is carried as opaque bytes, but its result still has to be matched to it."""
+    try:
+        return msgspec.json.decode(block.raw, type=_Ids)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return _Ids()
+
+
+def parse_tool_call(block: Block) -> ToolUse | None:
+    """The tool call in a block, even if the block has fields that we do not know; None if it is no call."""
+    if isinstance(block, ToolUse):
+        return block
+    id = get_call_id(block)
+    if id is None or not isinstance(block, Opaque):
+        return None
+    try:
+        call = msgspec.json.decode(block.raw, type=_WireCall)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        call = _WireCall()
+    if call.function_call is not None:
+        return ToolUse(id, call.function_call.name, bytes(call.function_call.args).decode("utf-8", "replace"))
+    arguments = call.arguments if call.arguments is not None else bytes(call.input).decode("utf-8", "replace")
+    return ToolUse(id, call.name, arguments)

@@ -1,12 +1,14 @@
 """The prompt before it is encoded for a provider: segments in wire order, cache breakpoints, and parameters."""
 
 import enum
+import re
 from decimal import Decimal
 from typing import Literal
 
 import msgspec
 
-from holdfast.types.blocks import Block, Role, Text, is_thinking
+from holdfast.types.blocks import Block, Role, Text, ToolResult, ToolUse, is_thinking
+from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.tool_spec import ToolSpec
 
 
@@ -18,6 +20,8 @@ class Stability(enum.IntEnum):
     GROWING = 2  # only by appending
     VOLATILE = 3  # every turn
 
+
+_CALL_ID_DIGEST_CHARS = 24  # 96 bits: no two calls of a conversation share an id by chance.
 
 PromptSection = Literal["tools", "system", "messages"]
 
@@ -49,6 +53,31 @@ def drop_thinking(entry: HistoryEntry) -> HistoryEntry | None:
     if len(content) == len(entry.content):
         return entry
     return msgspec.structs.replace(entry, content=content) if content else None
+
+
+def fit_call_id(id: str, legal: re.Pattern[str]) -> str:
+    """The id itself if the provider accepts it, else a replacement that depends only on the id."""
+    return id if legal.fullmatch(id) else f"call_{sha256_hex(id.encode(errors='replace'))[:_CALL_ID_DIGEST_CHARS]}"
+
+
+def fit_call_ids(entry: HistoryEntry, legal: re.Pattern[str]) -> HistoryEntry:
+    """The entry with an id that the provider accepts on every call and every result.
+
+    A provider may refuse ids that another provider assigned.
+    """
+    content = tuple(_with_fitting_id(block, legal) for block in entry.content)
+    unchanged = all(new is old for new, old in zip(content, entry.content, strict=True))
+    return entry if unchanged else msgspec.structs.replace(entry, content=content)
+
+
+def _with_fitting_id(block: Block, legal: re.Pattern[str]) -> Block:
+    match block:
+        case ToolUse(id=id) if not legal.fullmatch(id):
+            return msgspec.structs.replace(block, id=fit_call_id(id, legal))
+        case ToolResult(tool_use_id=id) if not legal.fullmatch(id):
+            return msgspec.structs.replace(block, tool_use_id=fit_call_id(id, legal))
+        case _:
+            return block
 
 
 class Segment(msgspec.Struct, frozen=True):

@@ -71,7 +71,7 @@ def test_without_a_network_the_host_and_what_to_do_are_told(tmp_path: Path, monk
 def test_yes_allows_it(tmp_path: Path) -> None:
     result = offline(tmp_path, "write a.txt: x", "replace x by y in a.txt", "run cat a.txt", words=("--yes",))
     assert (tmp_path / "a.txt").read_text() == "y\n"
-    assert "The tool says: y" in result.stdout
+    assert "The tool returned: y" in result.stdout
     assert "run_command cat a.txt → 2 bytes, " in result.stderr
 
 
@@ -125,7 +125,7 @@ def test_a_session_is_resumed_by_its_id_from_anywhere_in_its_own_folder(tmp_path
     offline(home, "write a.txt: x", words=("--yes",))
     (known,) = session_ids()
     result = CliRunner().invoke(command, ["chat", "--simulate", "--resume", known], input="read a.txt\n")
-    assert "The tool says: x" in result.stdout
+    assert "The tool returned: x" in result.stdout
     elsewhere = offline(tmp_path, "read a.txt", words=("--resume", known))
     assert f"session {known} belongs to '{home}'; leave out the folder" in elsewhere.stderr
 

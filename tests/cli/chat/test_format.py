@@ -228,7 +228,7 @@ def test_the_simulated_model_calls_tools_on_plain_words(said: str, tool: str, ar
 def test_the_simulated_model_tells_what_a_tool_has_answered() -> None:
     results = Message("user", (ToolResult("1", (Text("fine"),)), ToolResult("2", (Text("no"),), is_error=True)))
     reply = simulate_chat_reply([make_user_message("read a"), results])
-    assert reply.content == (Text("The tool says: fine\nThat did not work: no"),)
+    assert reply.content == (Text("The tool returned: fine\nThe tool failed: no"),)
 
 
 def test_the_simulated_model_answers_what_was_said_behind_the_results_of_a_cancelled_turn() -> None:

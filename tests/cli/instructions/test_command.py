@@ -80,4 +80,6 @@ def test_without_its_package_a_command_says_how_to_get_it(name: str) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ)
     assert ended.returncode == 1
-    assert ended.stderr == "holdfast: instructions need an extra package: pip install 'holdfast[instructions]'\n"
+    assert (
+        ended.stderr == "holdfast: instructions need an extra package: pip install 'holdfast-context[instructions]'\n"
+    )

@@ -240,7 +240,9 @@ def test_without_its_package_the_hook_says_how_to_get_it(runtime: Runtime) -> No
         [sys.executable, "-c", program], input=b"{}", capture_output=True, check=False, env=os.environ | runtime.environ
     )
     assert (ended.returncode, ended.stdout) == (0, b"{}\n")
-    assert ended.stderr == b"holdfast: instructions need an extra package: pip install 'holdfast[instructions]'\n"
+    assert (
+        ended.stderr == b"holdfast: instructions need an extra package: pip install 'holdfast-context[instructions]'\n"
+    )
 
 
 def test_strict_ends_with_one_and_a_line(runtime: Runtime) -> None:

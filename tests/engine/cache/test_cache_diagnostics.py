@@ -72,7 +72,7 @@ async def test_asking_changes_neither_what_is_recorded_of_a_request_nor_what_it_
         seen.append(
             (
                 [
-                    (one.parameters_digest, one.settings, one.links, one.plan)
+                    (one.parameters_digest, one.settings, one.digests, one.plan)
                     for one in payloads(store, RequestPrepared)
                 ],
                 [call.usage for call in payloads(store, LlmCallCompleted)],
@@ -160,7 +160,7 @@ async def test_a_provider_that_refuses_is_asked_again_without_and_never_more(mod
     refused_first = [400, 200, 200, 200] if model == SONNET else [200, 400, 200, 200]
     assert [request.status for request in provider.requests] == refused_first
     (failed,) = payloads(store, LlmCallFailed)
-    assert failed.refused_diagnosis
+    assert failed.is_diagnosis_refused
     assert diagnoses(store) == [None, None, None]
     assert [message.role for message in session.history] == ["user", "assistant"] * 3
 
@@ -173,7 +173,7 @@ async def test_a_refusal_for_any_other_reason_is_not_tried_again() -> None:
         assert len(provider.requests) == 1
         await session.send("one")
     assert asked(provider)[1] == {"previous_message_id": None}
-    assert [failed.refused_diagnosis for failed in payloads(store, LlmCallFailed)] == [False]
+    assert [failed.is_diagnosis_refused for failed in payloads(store, LlmCallFailed)] == [False]
 
 
 async def test_a_session_with_a_model_that_does_not_diagnose_does_not_ask() -> None:

@@ -372,7 +372,7 @@ class Unwilling(SimulatedProvider):
         super().__init__(clock=clock)
         self._fault, self._method, self._path, self._times = fault, method, path, times
 
-    def answer(
+    def handle(
         self,
         method: str,
         path: str,

@@ -77,7 +77,7 @@ class HarbourNight(Night):
 
 
 def tasks_left() -> set[asyncio.Task[object]]:
-    return {task for task in asyncio.all_tasks() if "Keeper" in str(task.get_coro())}
+    return {task for task in asyncio.all_tasks() if "SessionKeepAlive" in str(task.get_coro())}
 
 
 async def test_a_turn_goes_on_beside_a_ping_and_the_ping_is_counted_when_it_ends() -> None:
@@ -115,7 +115,7 @@ async def test_closing_waits_a_moment_for_what_is_paid_for_already() -> None:
 
 
 async def test_closing_waits_no_longer_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep_alive, "CLOSING_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(keep_alive, "CLOSE_WAIT_SECONDS_MAX", 0.01)
     night = HarbourNight()
     async with asyncio.timeout(5), Session.create(**night.created) as session:
         await night.until_pinging(session)

@@ -17,7 +17,7 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.types.blocks import Text, ToolResult, join_text_blocks
 from holdfast.types.transcript import merge_into_messages, validate_transcript
 
-pytestmark = pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+pytestmark = pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 
 
 def compactions(store: MemoryStore) -> list[ContextCompacted]:

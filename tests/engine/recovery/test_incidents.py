@@ -28,7 +28,7 @@ from holdfast.types.json_encoding import encode_json
 Kept = TypeVar("Kept", bound=AnyPayload)
 HAND = CompactionConfig(auto=False, auto_compaction_input_tokens_threshold=20_000)
 
-pytestmark = pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+pytestmark = pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 
 
 def kept(talk: LongTalk, kind: type[Kept]) -> list[Kept]:

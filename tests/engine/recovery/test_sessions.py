@@ -219,7 +219,7 @@ async def test_thinking_that_is_refused_where_there_is_none_ends_the_turn(agent:
     assert len(one.wire.bodies) == 2
 
 
-@pytest.mark.moves_prefix(reason="thinking that the provider refuses leaves the view")
+@pytest.mark.changes_prefix(reason="thinking that the provider refuses leaves the view")
 async def test_what_was_changed_to_no_avail_is_not_sent_again_unchanged(agent: MakeAgent) -> None:
     words = ProviderError("invalid_request", "messages.1: Invalid `signature` in `thinking` block", status=400)
     one = agent(says(Thinking("hm", "sealed"), "One."), words, words, says("Three."))

@@ -99,7 +99,7 @@ from holdfast.engine.tools.dispatch import Toolbox
 async def record(payload): pass
 schema = {"type": "object"}
 hang = tool(threading.Event().wait, name="hang", description="Hang.", input_schema=schema, timeout_seconds=0.01)
-print(asyncio.run(Toolbox([hang]).run([ToolUse("t", "hang", "{}")], record))[0].content[0].text)
+print(asyncio.run(Toolbox([hang]).run_calls([ToolUse("t", "hang", "{}")], record))[0].content[0].text)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=10, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "The tool did not answer within 0.01 s.\n", "")

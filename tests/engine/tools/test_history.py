@@ -20,7 +20,7 @@ def recalling(messages: Sequence[Message]) -> ScriptedReply:
     return ScriptedReply((ToolUse("", "recall_history", encode_json({"source": source}).decode()),))
 
 
-@pytest.mark.moves_prefix(reason="a compaction gives up what stands behind the cut")
+@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 async def test_a_model_reads_what_is_no_longer_in_view() -> None:
     talk = LongTalk(recall_history=True)
     talk.provider._script = recalling

@@ -194,12 +194,12 @@ def test_an_address_with_a_password_in_it_is_left_out() -> None:
 SPY = """
 import asyncio, ctypes, os, sys
 from pathlib import Path
-from holdfast.engine.tools.builtin.shell import command_tool
+from holdfast.engine.tools.builtin.shell import make_run_command
 from tests.support.toolboxes import call
-from holdfast.engine.tools.definition import Surroundings
+from holdfast.engine.tools.definition import ToolEnvironment
 from holdfast.engine.tools.dispatch import Toolbox
 from holdfast.engine.tools.definition import tool
-from holdfast.sources.confined_paths import roots_of
+from holdfast.sources.confined_paths import resolve_roots
 
 if os.geteuid() == 0:
     # Nothing can be hidden from root.
@@ -211,7 +211,8 @@ if child == 0:
     os.execv("/bin/sh", ["sh", "-c", "cat /proc/$PPID/environ"])
 os.waitpid(child, 0)
 print("|", flush=True)
-box = Toolbox([tool(command_tool({"PATH": "/usr/bin:/bin"}))], environment=Surroundings("s", roots_of(Path("/"))))
+environment = ToolEnvironment("s", resolve_roots(Path("/")))
+box = Toolbox([tool(make_run_command({"PATH": "/usr/bin:/bin"}))], environment=environment)
 print(asyncio.run(call(box, "run_command", command="cat /proc/$PPID/environ; cat /proc/$PPID/maps")).text)
 """
 

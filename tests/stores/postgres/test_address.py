@@ -10,8 +10,9 @@ from tests.support.log_examples import talk
 from tests.support.postgres_server import new_database, run, server_url
 
 from holdfast.errors import HoldfastError, StoreError, UserError
+from holdfast.stores.address import redact_address
 from holdfast.stores.migrate import load_migrations
-from holdfast.stores.open import open_store, redact_address
+from holdfast.stores.open import open_store
 from holdfast.stores.postgres.server import parse_address
 from holdfast.stores.postgres.store import PostgresStore
 
@@ -118,7 +119,7 @@ def test_a_missing_driver_is_named_with_the_way_to_install_it(monkeypatch: pytes
     for name in [name for name in sys.modules if name.startswith("holdfast.stores.postgres.store")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(UserError, match=r"PostgreSQL needs its driver: pip install 'holdfast\[postgres\]'"):
+    with pytest.raises(UserError, match=r"PostgreSQL needs its driver: pip install 'holdfast-context\[postgres\]'"):
         open_store("postgresql://me:secret@host/db")
 
 

@@ -17,9 +17,8 @@ from tests.support.log_examples import event, said, talk
 
 from holdfast.errors import StoreError
 from holdfast.events.payloads.session import MessageAppended
-from holdfast.stores.event_log import READ_BATCH_EVENTS
+from holdfast.stores.event_log import IDLE_MAX, READ_BATCH_EVENTS
 from holdfast.stores.migrate import load_migrations
-from holdfast.stores.pool import IDLE_MAX
 from holdfast.stores.sql.events import encode_events, tally_sessions
 from holdfast.stores.sqlite.file import open_reader, open_writer, prepare_file
 from holdfast.stores.sqlite.store import SqliteReader, SqliteStore

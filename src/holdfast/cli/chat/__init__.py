@@ -1,1 +1,1 @@
-"""TODO"""
+"""`holdfast chat`: an agent in the terminal."""

@@ -1,4 +1,4 @@
-"""Runs a chat from start to end: opens the store and session, reads messages, prints the closing line."""
+"""Runs a chat from start to end, and answers as the simulated model of `holdfast chat --simulate`."""
 
 import logging
 import re
@@ -45,64 +45,66 @@ from holdfast.types.blocks import Message, Text, ToolResult, ToolUse, join_text_
 RESUMED_LINES_MAX = 12
 
 
-def run_chat(wishes: ChatOptions, screen: ChatScreen, environ: Mapping[str, str]) -> int:
+def run_chat(flags: ChatOptions, screen: ChatScreen, environ: Mapping[str, str]) -> int:
     """Run a whole chat and return the exit status."""
     with ExitStack() as stack:
         stack.enter_context(exit_on_hangup())
-        if wishes.resume is None:
+        if flags.resume is None:
             # Check the model and key before opening the store, so that a failure leaves no empty store behind.
-            _load_setting(wishes, None, environ)
-            path = wishes.store or load_config(environ).db_path
+            _load_settings(flags, None, environ)
+            path = flags.store or load_config(environ).db_path
             log: EventLog = stack.enter_context(closing(open_store(path, models=load_configured_models())))
         else:
-            log = stack.enter_context(open_configured_store(wishes.store))
-        stored = load_stored_chat(wishes, log)
-        setting = _load_setting(wishes, stored, environ)
+            log = stack.enter_context(open_configured_store(flags.store))
+        stored = load_stored_chat(flags, log)
+        settings = _load_settings(flags, stored, environ)
         thread = ChatLoopThread()
         stack.callback(thread.close)
-        with _open_room(setting, stored, log=log, screen=screen, thread=thread) as room:
-            _show_greeting(room, stored)
-            _run_messages(room)
-        _show_ending(room, is_new=stored is None)
+        with _open_chat(settings, stored, log=log, screen=screen, thread=thread) as chat:
+            _show_greeting(chat, stored)
+            _run_messages(chat)
+        _show_ending(chat, is_new=stored is None)
         # A script that pipes messages must see a failure; an interactive user has already seen it.
-        return int(room.has_failed and not screen.interactive)
+        return int(chat.has_failed and not screen.interactive)
 
 
-def _load_setting(wishes: ChatOptions, stored: SessionState | None, environ: Mapping[str, str]) -> ChatSettings:
-    workspace = resolve_chat_workspace(wishes, stored)
+def _load_settings(flags: ChatOptions, stored: SessionState | None, environ: Mapping[str, str]) -> ChatSettings:
+    workspace = resolve_chat_workspace(flags, stored)
     config = load_config(
-        environ, workspace=workspace, flags={"model": wishes.model, "also_skills": wishes.also_skills or None}
+        environ,
+        workspace=workspace,
+        flags={"model": flags.model, "also_skills": flags.also_skills or None},
     )
     models = apply_model_overrides(shipped_models(), config.models)
     if stored is None or stored.model:
         name = stored.model if stored else config.model
-        check_model_usable(find_model(name, models), wishes, config, environ)
-    return ChatSettings(wishes, workspace, config, models, environ)
+        check_model_usable(find_model(name, models), flags, config, environ)
+    return ChatSettings(flags, workspace, config, models, environ)
 
 
 @contextmanager
-def _open_room(
-    setting: ChatSettings, stored: SessionState | None, *, log: EventLog, screen: ChatScreen, thread: ChatLoopThread
+def _open_chat(
+    settings: ChatSettings, stored: SessionState | None, *, log: EventLog, screen: ChatScreen, thread: ChatLoopThread
 ) -> Iterator[ChatSession]:
     """Open the session; on exit it is closed cleanly, and a new session without a turn is deleted."""
-    wishes = setting.options
-    model = find_model((stored.model if stored else "") or setting.config.model, setting.models)
-    options = build_session_options(wishes, model, stored, workspace=setting.workspace)
-    talk = TurnRunner(thread)
-    options["confirm"] = talk.ask_confirmation
+    flags = settings.options
+    model = find_model((stored.model if stored else "") or settings.config.model, settings.models)
+    options = build_session_options(flags, model, stored, workspace=settings.workspace)
+    turn_runner = TurnRunner(thread)
+    options["confirm"] = turn_runner.ask_confirmation
     options["store"] = log
-    if wishes.simulate:
+    if flags.simulate:
         from holdfast.simulator.provider import SimulatedProvider
 
-        options["transport"] = SimulatedProvider(models=setting.models, script=simulate_chat_reply)
+        options["transport"] = SimulatedProvider(models=settings.models, script=simulate_chat_reply)
     session = Session.resume(stored.session_id, **options) if stored else Session.create(**options)
-    warnings = WarningNoticeHandler(talk.notices)
+    warnings = WarningNoticeHandler(turn_runner.notices)
     logger = logging.getLogger("holdfast")
     logger.addHandler(warnings)
     try:
         thread.run_coroutine(session.__aenter__())
         try:
-            yield ChatSession(setting, session, talk, log=log, screen=screen)
+            yield ChatSession(settings, session, turn_runner, log=log, screen=screen)
         finally:
             with ignore_signals():
                 thread.run_coroutine(session.aclose())
@@ -113,78 +115,63 @@ def _open_room(
         logger.removeHandler(warnings)
 
 
-def _show_greeting(room: ChatSession, stored: SessionState | None) -> None:
+def _show_greeting(chat: ChatSession, stored: SessionState | None) -> None:
     """Show the model and workspace; for a resumed session, also its last messages."""
-    session, wishes = room.session, room.settings.options
-    if room.screen.interactive:
-        folder = strip_control_characters(shorten_home_path(str(room.settings.workspace.resolve())))
-        room.screen.show_lines(f"{session.model}{' (simulated)' if wishes.simulate else ''} in {folder}")
-        room.screen.show_note("/help lists commands; Ctrl-C stops a call, Ctrl-D exits")
+    session, flags = chat.session, chat.settings.options
+    if chat.screen.interactive:
+        folder = strip_control_characters(shorten_home_path(str(chat.settings.workspace.resolve())))
+        chat.screen.show_lines(f"{session.model}{' (simulated)' if flags.simulate else ''} in {folder}")
+        chat.screen.show_note("/help lists commands; Ctrl-C stops a call, Ctrl-D exits")
     if stored is None:
         return
-    room.screen.show_note(f"resumed after {format_count(session.turn_count, 'turn')}, {format_usd_4(session.cost)}")
-    messages = [
-        passage for passage in stored.entries if not passage.is_injected and join_text_blocks(passage.content).strip()
-    ]
-    if room.screen.interactive:
-        for passage in messages[-2:]:
-            lines = split_visible_lines(join_text_blocks(passage.content))
-            prefix = "> " if passage.role == "user" else "  "
-            room.screen.show_change([prefix + line for line in truncate_lines(lines, RESUMED_LINES_MAX)], whole=True)
-        for passage in messages:
-            if passage.role == "user":
-                add_to_input_history(join_text_blocks(passage.content))
-    if wishes.model is not None and wishes.model != session.model:
-        switch_chat_model(room, wishes.model)
+    chat.screen.show_note(f"resumed after {format_count(session.turn_count, 'turn')}, {format_usd_4(session.cost)}")
+    messages = [entry for entry in stored.entries if not entry.is_injected and join_text_blocks(entry.content).strip()]
+    if chat.screen.interactive:
+        for entry in messages[-2:]:
+            lines = split_visible_lines(join_text_blocks(entry.content))
+            prefix = "> " if entry.role == "user" else "  "
+            chat.screen.show_change([prefix + line for line in truncate_lines(lines, RESUMED_LINES_MAX)], whole=True)
+        for entry in messages:
+            if entry.role == "user":
+                add_to_input_history(join_text_blocks(entry.content))
+    if flags.model is not None and flags.model != session.model:
+        switch_chat_model(chat, flags.model)
 
 
-def _run_messages(room: ChatSession) -> None:
-    screen = room.screen
+def _run_messages(chat: ChatSession) -> None:
+    screen = chat.screen
     messages = read_typed_messages(screen) if screen.interactive else read_piped_messages(sys.stdin)
-    room.show_warnings()
+    chat.show_warnings()
     for message in messages:
         try:
             if not message.startswith("/"):
-                room.send_message(message)
-            elif not run_chat_command(room, message):
+                chat.send_message(message)
+            elif not run_chat_command(chat, message):
                 break
         except KeyboardInterrupt:
             if not screen.interactive:
                 raise
-        room.show_warnings()
+        chat.show_warnings()
 
 
-def _show_ending(room: ChatSession, *, is_new: bool) -> None:
-    session = room.session
+def _show_ending(chat: ChatSession, *, is_new: bool) -> None:
+    session = chat.session
     if is_new and not session.turn_count:
-        room.screen.show_note("no message was sent; nothing is stored")
+        chat.screen.show_note("no message was sent; nothing is stored")
         return
-    room.screen.show_note(f"{format_usd_4(session.cost)} in {format_count(session.turn_count, 'turn')}; to continue:")
-    room.screen.show_note(format_resume_command(room.settings.options, session.id))
+    chat.screen.show_note(f"{format_usd_4(session.cost)} in {format_count(session.turn_count, 'turn')}; to continue:")
+    chat.screen.show_note(format_resume_command(chat.settings.options, session.id))
 
 
 SHOWN_CHARACTERS_MAX = 400
-
-
 COUNT_MAX = 1_000
-
-
 PAUSE_SECONDS = 0.05
-
-
 """Delay before each chunk of `count to N`, which leaves the user time to try cancelling."""
-
-
 SIMULATED_COMMANDS = (
     "read FILE, list DIR, search PATTERN, write FILE: TEXT, replace OLD by NEW in FILE, run COMMAND, count to N"
 )
-
-
 _CONTEXT = "<context layer="
-
-
 _Arguments = Callable[[re.Match[str]], dict[str, str]]
-
 
 _ORDERS: tuple[tuple[str, str, _Arguments], ...] = (
     (r"read\s+(\S+)", "read_file", lambda match: {"path": match[1]}),
@@ -226,7 +213,7 @@ def _text(text: str) -> ScriptedReply:
 
 def _describe_result(result: ToolResult) -> str:
     text = join_text_blocks(tuple(block for block in result.content if isinstance(block, Text)))
-    return f"{'That did not work' if result.is_error else 'The tool says'}: {_short(text)}"
+    return f"{'The tool failed' if result.is_error else 'The tool returned'}: {_short(text)}"
 
 
 def _short(text: str) -> str:

@@ -59,11 +59,8 @@ def parse_arguments(arguments_json: str) -> dict[str, object] | None:
 
 
 def format_tool_outcome(size_bytes: int, latency_ms: int) -> str:
-    return (
-        f"{format_size(size_bytes)}, {latency_ms} ms"
-        if latency_ms < 1000
-        else f"{format_size(size_bytes)}, {latency_ms / 1000:.1f} s"
-    )
+    duration = f"{latency_ms} ms" if latency_ms < 1000 else f"{latency_ms / 1000:.1f} s"
+    return f"{format_size(size_bytes)}, {duration}"
 
 
 def format_size(count_bytes: int) -> str:
@@ -91,10 +88,8 @@ def format_status_line(
     """Tokens and cost of a turn, and how long its prompt stays cached."""
     output = f"{'about ' if estimated else ''}{usage.output:,}"
     warm = format_clock_time(warm_seconds) if warm_seconds > 0 else "empty"
-    return (
-        f"in {usage.tokens_sent:,} ({format_percent(usage.read_share)} read) · out {output} · {format_usd_4(cost_usd)} · "
-        f"session {format_usd_4(session_usd)} · cache {warm}"
-    )
+    tokens = f"in {usage.tokens_sent:,} ({format_percent(usage.read_share)} read) · out {output}"
+    return f"{tokens} · {format_usd_4(cost_usd)} · session {format_usd_4(session_usd)} · cache {warm}"
 
 
 def subtract_usage(before: Usage, now: Usage) -> Usage:
@@ -115,7 +110,8 @@ def format_cost_total(turns: Sequence[TurnCost]) -> str:
     whole = sum_turn_costs(turns)
     saved = whole.uncached_cost_usd - whole.cost_usd
     share = f" ({100 * saved / whole.uncached_cost_usd:.0f} %)" if whole.uncached_cost_usd else ""
-    return f"{format_usd_4(whole.cost_usd)}; without a cache {format_usd_4(whole.uncached_cost_usd)}: saved {format_usd_4(saved)}{share}"
+    cost, uncached_cost = format_usd_4(whole.cost_usd), format_usd_4(whole.uncached_cost_usd)
+    return f"{cost}; without a cache {uncached_cost}: saved {format_usd_4(saved)}{share}"
 
 
 def format_cache_lines(
@@ -159,11 +155,12 @@ def format_context_lines(use: ContextUse, width: int) -> list[str]:
     """A bar of the prompt's layers, then each layer with its share, then the share of the context window."""
     cells = divide_bar_cells([layer.tokens for layer in use.layers], width)
     fills = [FILLS[number % len(FILLS)] for number in range(len(cells))]
-    widest = max((len(layer.layer) for layer in use.layers), default=0)
+    names = [strip_control_characters(layer.layer) for layer in use.layers]
+    widest = max(map(len, names), default=0)
     whole = max(use.tokens, 1)
     lines = [
-        f"{fill} {strip_control_characters(layer.layer):<{widest}}  {layer.tokens:>9,}  {format_percent(layer.tokens / whole):>5}"
-        for fill, layer in zip(fills, use.layers, strict=True)
+        f"{fill} {name:<{widest}}  {layer.tokens:>9,}  {format_percent(layer.tokens / whole):>5}"
+        for fill, name, layer in zip(fills, names, use.layers, strict=True)
     ]
     share = f"{100 * use.tokens / use.tokens_max:.1f} %"
     summary = f"{use.tokens:,} of {use.tokens_max:,} tokens ({share})"

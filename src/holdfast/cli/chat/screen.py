@@ -1,4 +1,4 @@
-"""Terminal input and output of a chat: streamed text, dim notes, typed messages, signals."""
+"""Terminal input and output of a chat: typed messages, signals, streamed text, notes, and each turn as it runs."""
 
 import io
 import os
@@ -23,23 +23,13 @@ from holdfast.types.prompt import Plan
 from holdfast.types.reply import Delta, Reply, ReplyFinished, TextDelta, ThinkingDelta
 
 PROMPT = "> "
-
-
 CONTINUATION_PROMPT = ". "
-
-
 INDENT = "  "
-
-
+OUTCOME_CHARACTERS = 30  # Room after a tool call for its outcome.
+ERROR_CHARACTERS_MAX = 200
 SIGNAL_POLL_SECONDS = 0.25
-
-
 _DIM, _RED, _GREEN, _PLAIN = "\033[2m", "\033[31m", "\033[32m", "\033[0m"
-
-
 SignalHandler = Callable[[int, FrameType | None], object] | signal.Handlers
-
-
 """A signal handler: a function, SIG_IGN or SIG_DFL."""
 
 
@@ -137,7 +127,7 @@ def open_terminal_screen(environ: Mapping[str, str]) -> ChatScreen:
     if interactive:
         import readline
 
-        # Answers to questions do not belong in the input history; `remember` adds only messages.
+        # Answers to questions do not belong in the input history; `add_to_input_history` adds only messages.
         readline.set_auto_history(False)
     colours = interactive and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
     return ChatScreen(sys.stdout, sys.stderr, interactive=interactive, colours=colours)
@@ -239,12 +229,6 @@ def shorten_home_path(path: str) -> str:
     """The path with `~` for the user's home."""
     home = os.path.expanduser("~")
     return "~" + path[len(home) :] if path == home or path.startswith(home + os.sep) else path
-
-
-OUTCOME_CHARACTERS = 30
-
-
-ERROR_CHARACTERS_MAX = 200
 
 
 class TurnView:

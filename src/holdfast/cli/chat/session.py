@@ -38,6 +38,7 @@ from holdfast.sources.confined_paths import (
 )
 from holdfast.types.prompt import Plan
 
+DIFF_BYTES_MAX = 2_000_000  # A larger file is not compared with what replaces it.
 Result = TypeVar("Result")
 
 
@@ -55,13 +56,13 @@ class ChatSession:
     """A session, the screen that shows it, and the thread that runs it."""
 
     def __init__(
-        self, setting: ChatSettings, session: Session, talk: TurnRunner, *, log: EventLog, screen: ChatScreen
+        self, settings: ChatSettings, session: Session, turn_runner: TurnRunner, *, log: EventLog, screen: ChatScreen
     ) -> None:
-        self.settings = setting
+        self.settings = settings
         self.session = session
         self.log = log
         self.screen = screen
-        self.turn_runner = talk
+        self.turn_runner = turn_runner
         self.plan: Plan | None = None
         self.has_failed = False
 
@@ -158,9 +159,6 @@ class ChatSession:
 def _is_output_estimated(event: Event) -> bool:
     """Whether the event is a broken-off call whose output tokens the provider did not report."""
     return isinstance(event.payload, LlmCallFailed) and event.payload.is_output_estimated
-
-
-DIFF_BYTES_MAX = 2_000_000
 
 
 def format_confirmation(request: ConfirmationRequest, workspace: Path) -> list[str]:

@@ -60,7 +60,7 @@ class ChatLoopThread:
 
 
 class TurnRunner:
-    """Runs one turn at a time: `begin` it, then read `notices` until `Over` arrives."""
+    """Runs one turn at a time: `start_turn`, then read `notices` until a `TurnEnd` arrives."""
 
     def __init__(self, thread: ChatLoopThread) -> None:
         self.thread = thread
@@ -71,7 +71,7 @@ class TurnRunner:
 
     def start_turn(self, session: Session, message: str) -> None:
         def start() -> None:
-            self._turn = self._loop.create_task(self._speak(session, message))
+            self._turn = self._loop.create_task(self._stream(session, message))
             self._turn.add_done_callback(self._end)
             self._stopping = False
 
@@ -96,7 +96,7 @@ class TurnRunner:
         )
         return await answer
 
-    async def _speak(self, session: Session, message: str) -> None:
+    async def _stream(self, session: Session, message: str) -> None:
         async with aclosing(session.stream(message)) as items:
             async for item in items:
                 self.notices.put(item)

@@ -34,7 +34,7 @@ class ChatCommand(NamedTuple):
     description: str
 
 
-def run_chat_command(room: ChatSession, line: str) -> bool:
+def run_chat_command(chat: ChatSession, line: str) -> bool:
     """Run the slash command in `line`; False if it ends the chat."""
     name, _, argument = line[1:].strip().partition(" ")
     name = name.lower()
@@ -44,137 +44,136 @@ def run_chat_command(room: ChatSession, line: str) -> bool:
     if command is None:
         closest = find_closest_word(name, (*CHAT_COMMANDS, *EXIT_COMMANDS))
         hint = f"did you mean /{closest}?" if closest else "/help lists all commands."
-        room.screen.show_error(
-            f"unknown command /{strip_control_characters(name)}; {hint} To send the line as a message, start it with a space."
-        )
+        advice = f"{hint} To send the line as a message, start it with a space."
+        chat.screen.show_error(f"unknown command /{strip_control_characters(name)}; {advice}")
         return True
     try:
-        command.run(room, argument.strip())
+        command.run(chat, argument.strip())
     except HoldfastError as error:
-        room.screen.show_error(strip_control_characters(str(error)))
+        chat.screen.show_error(strip_control_characters(str(error)))
     return True
 
 
-def switch_chat_model(room: ChatSession, name: str) -> None:
+def switch_chat_model(chat: ChatSession, name: str) -> None:
     """Switch to another model after the user has seen the cost and agreed."""
-    setting, session = room.settings, room.session
-    model = find_model(name, setting.models)
+    settings, session = chat.settings, chat.session
+    model = find_model(name, settings.models)
     if model.id == session.model:
-        room.screen.show_lines(f"{model.id} is already in use")
+        chat.screen.show_lines(f"{model.id} is already in use")
         return
-    check_model_usable(model, setting.options, setting.config, setting.environ)
+    check_model_usable(model, settings.options, settings.config, settings.environ)
     quote = session.quote_switch(model.id)
-    room.screen.show_lines(str(quote))
+    chat.screen.show_lines(str(quote))
     if quote.dropped:
-        room.screen.show_lines("not transferred: " + ", ".join(f"{count} {kind}" for kind, count in quote.dropped))
-    if not room.ask_yes_no("Switch?"):
-        room.screen.show_lines(f"staying with {session.model}")
+        chat.screen.show_lines("not transferred: " + ", ".join(f"{count} {kind}" for kind, count in quote.dropped))
+    if not chat.ask_yes_no("Switch?"):
+        chat.screen.show_lines(f"staying with {session.model}")
         return
-    room.run_coroutine(session.switch_model(model.id, allow_uncached=True))
-    room.plan = None
-    room.screen.show_lines(f"now using {session.model}")
+    chat.run_coroutine(session.switch_model(model.id, allow_uncached=True))
+    chat.plan = None
+    chat.screen.show_lines(f"now using {session.model}")
 
 
-def _help(room: ChatSession, argument: str) -> None:
+def _help(chat: ChatSession, argument: str) -> None:
     rows = [(command.usage, command.description) for command in CHAT_COMMANDS.values()]
     widest = max(len(usage) for usage, _ in rows)
-    room.screen.show_lines(
+    chat.screen.show_lines(
         *(f"{usage:<{widest}}  {about}" for usage, about in rows),
         f"{'/exit':<{widest}}  end the chat; Ctrl-D does the same",
         "A line that ends in \\ continues on the next one. Ctrl-C stops a call.",
     )
 
 
-def _cost(room: ChatSession, argument: str) -> None:
+def _cost(chat: ChatSession, argument: str) -> None:
     from holdfast.cli.tables import print_table
 
-    turns = compute_turn_costs(room.log.read(room.session.id), room.settings.models)
+    turns = compute_turn_costs(chat.log.read(chat.session.id), chat.settings.models)
     if not turns:
-        room.screen.show_lines("no cost yet")
+        chat.screen.show_lines("no cost yet")
         return
-    room.screen.end_line()
+    chat.screen.end_line()
     print_table(
         ("turn", "calls", "in", "read", "written", "uncached", "out", "cost", "without"), build_cost_rows(turns)
     )
-    room.screen.show_lines(format_cost_total(turns))
+    chat.screen.show_lines(format_cost_total(turns))
 
 
-def _cache(room: ChatSession, argument: str) -> None:
+def _cache(chat: ChatSession, argument: str) -> None:
     from holdfast.ledger.accounting import iter_entries
 
-    session, verdict = room.session, None
-    for entry in iter_entries(room.log.read(session.id), room.settings.models):
+    session, verdict = chat.session, None
+    for entry in iter_entries(chat.log.read(session.id), chat.settings.models):
         verdict = entry.verdict or verdict
-    room.screen.show_lines(
-        *format_cache_lines(session.cache.state(), session.cache.next_wake(), room.plan, verdict, at=system_clock())
+    chat.screen.show_lines(
+        *format_cache_lines(session.cache.state(), session.cache.next_wake(), chat.plan, verdict, at=system_clock())
     )
 
 
-def _context(room: ChatSession, argument: str) -> None:
-    room.screen.show_lines(*format_context_lines(room.session.context_use(), room.screen.width))
+def _context(chat: ChatSession, argument: str) -> None:
+    chat.screen.show_lines(*format_context_lines(chat.session.context_use(), chat.screen.width))
 
 
-def _compact(room: ChatSession, argument: str) -> None:
-    result = room.run_coroutine(room.session.compact())
+def _compact(chat: ChatSession, argument: str) -> None:
+    result = chat.run_coroutine(chat.session.compact())
     if result.reason:
-        room.screen.show_lines(f"not compacted: {result.reason}")
+        chat.screen.show_lines(f"not compacted: {result.reason}")
         return
-    room.plan = None
-    room.screen.show_lines(
+    chat.plan = None
+    chat.screen.show_lines(
         f"compacted {result.removed_message_count} messages: {result.tokens_before:,} tokens became "
         f"{result.tokens_after:,}; the log keeps the messages",
-        f"`holdfast history {room.session.id}` shows them; the next call writes the shorter prompt to the cache",
+        f"`holdfast history {chat.session.id}` shows them; the next call writes the shorter prompt to the cache",
     )
 
 
-def _skills(room: ChatSession, argument: str) -> None:
-    from holdfast.runtime.skills import default_skill_roots
+def _skills(chat: ChatSession, argument: str) -> None:
+    from holdfast.runtime.config import default_skill_roots
     from holdfast.sources.skills.library import read_skill_library
 
-    setting = room.settings
-    library = read_skill_library(default_skill_roots(setting.config, setting.environ, workspace=setting.workspace))
+    settings = chat.settings
+    library = read_skill_library(default_skill_roots(settings.config, settings.environ, workspace=settings.workspace))
     skills = library.store.list_skills()
     if not skills:
-        room.screen.show_lines(
+        chat.screen.show_lines(
             "no skills; a skill is a folder with a SKILL.md in .holdfast/skills, here or in your home"
         )
     for skill in skills:
         description = " ".join(strip_control_characters(skill.description).split())[:DESCRIPTION_CHARACTERS_MAX]
         tokens = format_count(skill.estimated_body_tokens, "token")
-        room.screen.show_lines(f"{skill.name} ({skill.source}, {tokens}): {description}")
+        chat.screen.show_lines(f"{skill.name} ({skill.source}, {tokens}): {description}")
     if invalid := sum(not report.valid for report in library.reports):
-        room.screen.show_lines(f"{invalid} could not be loaded; `holdfast skills validate` says why")
+        chat.screen.show_lines(f"{invalid} could not be loaded; `holdfast skills validate` says why")
 
 
-def _model(room: ChatSession, argument: str) -> None:
+def _model(chat: ChatSession, argument: str) -> None:
     if argument:
-        switch_chat_model(room, argument)
+        switch_chat_model(chat, argument)
         return
-    provider = room.session.model.partition(":")[0]
-    others = [name for name in room.settings.models if name.startswith(f"{provider}:") and name != room.session.model]
-    room.screen.show_lines(room.session.model, *(f"  {name}" for name in others))
-    room.screen.show_lines("/model PROVIDER:NAME shows what a switch costs and asks before switching")
+    provider = chat.session.model.partition(":")[0]
+    others = [name for name in chat.settings.models if name.startswith(f"{provider}:") and name != chat.session.model]
+    chat.screen.show_lines(chat.session.model, *(f"  {name}" for name in others))
+    chat.screen.show_lines("/model PROVIDER:NAME shows what a switch costs and asks before switching")
 
 
-def _tools(room: ChatSession, argument: str) -> None:
+def _tools(chat: ChatSession, argument: str) -> None:
     confirmed = {tool.spec.name for tool in builtin_tools() if tool.side_effects in CONFIRM_FOR} | set(MEMORY_NAMES)
-    if not room.session.tools:
-        room.screen.show_lines("the model has no tools")
-    for spec in room.session.tools:
+    if not chat.session.tools:
+        chat.screen.show_lines("the model has no tools")
+    for spec in chat.session.tools:
         sentence = spec.description.partition("\n")[0].partition(". ")[0][:DESCRIPTION_CHARACTERS_MAX].rstrip(".")
-        room.screen.show_lines(
+        chat.screen.show_lines(
             f"{spec.name}{' (asks first)' if spec.name in confirmed else ''}: {strip_control_characters(sentence)}"
         )
 
 
-def _session(room: ChatSession, argument: str) -> None:
-    session, setting = room.session, room.settings
-    room.screen.show_lines(
+def _session(chat: ChatSession, argument: str) -> None:
+    session, settings = chat.session, chat.settings
+    chat.screen.show_lines(
         f"session    {session.id}",
-        f"model      {session.model}{' (simulated)' if setting.options.simulate else ''}",
-        f"workspace  {strip_control_characters(shorten_home_path(str(setting.workspace.resolve())))}",
+        f"model      {session.model}{' (simulated)' if settings.options.simulate else ''}",
+        f"workspace  {strip_control_characters(shorten_home_path(str(settings.workspace.resolve())))}",
         f"turns      {session.turn_count}, {format_usd_4(session.cost)}",
-        f"resume     {format_resume_command(setting.options, session.id)}",
+        f"resume     {format_resume_command(settings.options, session.id)}",
     )
 
 

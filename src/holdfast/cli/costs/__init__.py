@@ -1,1 +1,1 @@
-"""TODO"""
+"""Commands that explain costs: audit, report, replay, gateway and learned."""

@@ -1,15 +1,21 @@
 """`holdfast audit`: what the sessions on this disk spent, what cache misses cost, and what Holdfast would save."""
 
+import contextlib
 import datetime
+import os
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from holdfast.cli.format import format_count
+from holdfast.cli.format import format_count, print_json
+from holdfast.cli.open_store import load_configured_models
+from holdfast.errors import UserError
+from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from holdfast.catalog.lookup import Models
     from holdfast.replay.audit import AuditedSession, AuditReport
@@ -73,12 +79,11 @@ def command(
     import msgspec
 
     from holdfast.cli.tables import track_progress
-    from holdfast.errors import UserError
     from holdfast.replay.audit import Audit
     from holdfast.replay.recording import Transcript, deduplicate_transcripts
     from holdfast.replay.trace_files import BrokenLine
 
-    models = _models()
+    models = load_configured_models()
     audit = Audit(models)
     start_at = since.replace(tzinfo=datetime.UTC).timestamp() if since else 0.0
     query = AuditQuery(start_at, rivals, simulated or wanted is not None, [])
@@ -99,7 +104,7 @@ def command(
     if rivals:
         report = msgspec.structs.replace(report, other_policies=_rivals(chosen, models))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+        print_json(report)
     else:
         _show(report, limit)
         for line in _describe_left_out(query):
@@ -125,16 +130,6 @@ def _describe_skipped(report: "AuditReport", query: AuditQuery) -> "Iterator[str
     yield from _describe_left_out(query)
 
 
-def _models() -> "Models":
-    import os
-    from pathlib import Path
-
-    from holdfast.catalog.lookup import apply_model_overrides, shipped_models
-    from holdfast.runtime.config import load_config
-
-    return apply_model_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
-
-
 def _describe_nothing_found(location: str, since: datetime.datetime | None) -> str:
     when = f" since {since:%Y-%m-%d}" if since else ""
     return f"no call with reported usage{when} in {location}"
@@ -142,9 +137,7 @@ def _describe_nothing_found(location: str, since: datetime.datetime | None) -> s
 
 def _find_transcripts(path: str | None, query: AuditQuery) -> "tuple[str, Read]":
     """The source in words (for error messages), and its transcripts."""
-    from pathlib import Path
-
-    from holdfast.stores.open import redact_address
+    from holdfast.stores.address import redact_address
 
     if path is None:
         return _find_default_transcripts(query)
@@ -154,12 +147,8 @@ def _find_transcripts(path: str | None, query: AuditQuery) -> "tuple[str, Read]"
 
 
 def _find_default_transcripts(query: AuditQuery) -> "tuple[str, Read]":
-    import os
-    from pathlib import Path
-
-    from holdfast.errors import UserError
     from holdfast.runtime.config import load_config
-    from holdfast.stores.open import redact_address
+    from holdfast.stores.address import redact_address
 
     folders = _client_folders()
     for folder in folders:
@@ -174,15 +163,12 @@ def _find_default_transcripts(query: AuditQuery) -> "tuple[str, Read]":
 
 def _client_folders() -> "tuple[Path, ...]":
     """Where Claude Code stores its transcripts: below CLAUDE_CONFIG_DIR, or in one of its two default places."""
-    import os
-    from pathlib import Path
-
     configured = os.environ.get("CLAUDE_CONFIG_DIR")
     homes = (Path(configured),) if configured else (Path.home() / ".claude", Path.home() / ".config" / "claude")
     return tuple(home / "projects" for home in homes)
 
 
-def _is_database(path: "Path") -> bool:
+def _is_database(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(SQLITE_HEADER)) == SQLITE_HEADER
@@ -190,7 +176,7 @@ def _is_database(path: "Path") -> bool:
         return False
 
 
-def _read_transcripts(path: "Path", query: AuditQuery) -> "Read":
+def _read_transcripts(path: Path, query: AuditQuery) -> "Read":
     from holdfast.cli.tables import track_progress
     from holdfast.replay.claude_code_transcripts import find_transcript_files, read_transcript
 
@@ -201,8 +187,6 @@ def _read_transcripts(path: "Path", query: AuditQuery) -> "Read":
 
 
 def _read_store(address: str, query: AuditQuery) -> "Read":
-    import contextlib
-
     from holdfast.cli.tables import track_progress
     from holdfast.ledger.calls import is_simulated
     from holdfast.replay.stored_sessions import build_stored_transcript
@@ -220,8 +204,6 @@ def _read_store(address: str, query: AuditQuery) -> "Read":
 
 
 def _select_session(transcripts: "list[Transcript]", wanted: str | None) -> "list[Transcript]":
-    from holdfast.errors import UserError
-
     if wanted is None:
         return transcripts
     matches = [transcript for transcript in transcripts if transcript.session.startswith(wanted)]
@@ -238,17 +220,14 @@ def _select_session(transcripts: "list[Transcript]", wanted: str | None) -> "lis
 
 def _rivals(transcripts: "Sequence[Transcript]", models: "Models") -> "tuple[PolicyRow, ...]":
     """Replay each conversation with the cache rules and today's prices of the model that answered most of its calls."""
-    from collections import Counter
-
     from holdfast.catalog.lookup import find_model
     from holdfast.cli.costs.replay import PolicyFactory
     from holdfast.cli.tables import track_progress
-    from holdfast.errors import UserError
     from holdfast.replay.audit import has_plannable_cache
     from holdfast.replay.comparison import ReplayTotals, compare_policies
     from holdfast.replay.playback import make_replay_setting
 
-    totals, roster = ReplayTotals(), PolicyFactory()
+    totals, policies = ReplayTotals(), PolicyFactory()
     for transcript in track_progress(transcripts, "conversations played", len(transcripts)):
         name = Counter(call.model or "" for call in transcript.recording.calls).most_common(1)[0][0]
         try:
@@ -257,13 +236,9 @@ def _rivals(transcripts: "Sequence[Transcript]", models: "Models") -> "tuple[Pol
             continue
         # Replaying needs the message text, and a model whose cache is controlled by breakpoints.
         if transcript.has_text and has_plannable_cache(row):
-            totals.add_comparison(
-                compare_policies(
-                    transcript.recording, roster.create_policies(), make_replay_setting(row, ttl_upgrade=False)
-                ),
-                None,
-                0,
-            )
+            setting = make_replay_setting(row, ttl_upgrade=False)
+            comparison = compare_policies(transcript.recording, policies.create_policies(), setting)
+            totals.add_comparison(comparison, None, 0)
     return totals.build_report().policies
 
 
@@ -331,8 +306,6 @@ def _describe_difference(report: "AuditReport") -> str:
 
 
 def _footnotes(report: "AuditReport") -> "Iterator[str]":
-    from holdfast.ledger.requests.format import strip_control_characters
-
     yield "\nPrices are those of each day. Plan costs are estimates from prompt sizes and times;"
     yield "they are a range because no provider documents whether a 1h breakpoint also extends"
     yield "the 5m prefix before it."

@@ -1,19 +1,22 @@
 """`holdfast gateway`: costs of forwarded sessions and their alternatives, rewritten requests, spending per key."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import CommandGroup, format_count, format_usd
+from holdfast.cli.format import CommandGroup, format_count, format_usd, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option, json_option
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError, UserError
+from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from holdfast.replay.counterfactual import Counterfactual
 
 REQUEST_BYTES_MAX = 32 * 1024 * 1024
-WIRE_FORMATS = {"anthropic": "anthropic", "openai": "openai", "openai-chat": "openai-chat", "gemini": "gemini"}
+WIRE_FORMATS = ("anthropic", "gemini", "openai", "openai-chat")
 
 
 @click.group("gateway", cls=CommandGroup)
@@ -21,58 +24,49 @@ def command() -> None:
     """Show gateway traffic: costs and possible savings, rewritten requests, spending."""
 
 
-_db = click.option("--db", help="Store to use instead of the configured one.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
 @command.command("costs")
 @click.argument("session_id")
-@_db
-@_json
+@db_option
+@json_option
 def show_session_costs(session_id: str, db: str | None, as_json: bool) -> None:
     """Show what a session cost, and what it would have cost improved, with single anti-patterns, or under other plans.
 
     The optimum is the lowest cost that any plan could have reached in hindsight.
     """
-    import msgspec
-
-    from holdfast.errors import UserError
     from holdfast.replay.counterfactual import estimate_counterfactual
 
     with open_configured_store(db) as log:
         resolved_id = resolve_session_id(log, session_id)
-        costs_of_session = estimate_counterfactual(log.read(resolved_id), load_configured_models())
-    if costs_of_session is None:
+        costs = estimate_counterfactual(log.read(resolved_id), load_configured_models())
+    if costs is None:
         raise UserError(f"session {resolved_id!r} did not go through the gateway, or no price is known for its calls")
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(costs_of_session)).decode())
+        print_json(costs)
         return
-    _show_costs(costs_of_session)
+    _show_costs(costs)
 
 
-def _show_costs(costs_of_session: "Counterfactual") -> None:
+def _show_costs(costs: "Counterfactual") -> None:
     from holdfast.cli.tables import print_table
 
-    click.echo(
-        f"paid: ${costs_of_session.cost_usd:.6f} for {format_count(costs_of_session.calls, 'call')}, replies included"
-    )
+    click.echo(f"paid: ${costs.cost_usd:.6f} for {format_count(costs.calls, 'call')}, replies included")
     click.echo("prompts only, by the cache model:")
-    rows = [("as sent", costs_of_session.as_sent_usd), ("improved", costs_of_session.improved_usd)]
-    if costs_of_session.optimum_usd is not None and costs_of_session.improved_optimum_usd is not None:
-        rows.append(("optimum, as sent", costs_of_session.optimum_usd))
-        rows.append(("optimum, improved", costs_of_session.improved_optimum_usd))
-    rows += [(f"policy {row.policy}", row.usd) for row in costs_of_session.policies]
+    rows = [("as sent", costs.as_sent_usd), ("improved", costs.improved_usd)]
+    if costs.optimum_usd is not None and costs.improved_optimum_usd is not None:
+        rows.append(("optimum, as sent", costs.optimum_usd))
+        rows.append(("optimum, improved", costs.improved_optimum_usd))
+    rows += [(f"policy {row.policy}", row.usd) for row in costs.policies]
     print_table(
         ("", "cost", "vs improved"),
-        ((name, f"${usd:.6f}", _times(usd, costs_of_session.improved_usd)) for name, usd in rows),
+        ((name, f"${usd:.6f}", _times(usd, costs.improved_usd)) for name, usd in rows),
     )
-    if costs_of_session.anti_patterns:
+    if costs.anti_patterns:
         click.echo("cost of each anti-pattern, if only the others are fixed:")
-        habit_rows = (
+        pattern_rows = (
             (row.anti_pattern, str(row.calls), "fixed" if row.is_fixed else format_usd(row.usd, 6))
-            for row in costs_of_session.anti_patterns
+            for row in costs.anti_patterns
         )
-        print_table(("anti-pattern", "calls", "cost"), habit_rows)
+        print_table(("anti-pattern", "calls", "cost"), pattern_rows)
 
 
 def _times(usd: float, reference_usd: float) -> str:
@@ -81,11 +75,10 @@ def _times(usd: float, reference_usd: float) -> str:
 
 @command.command("changes")
 @click.argument("session_id")
-@_db
+@db_option
 def show_changes(session_id: str, db: str | None) -> None:
     """Show what was or could be rewritten in the requests of a session; letters appear as x and digits as 0."""
     from holdfast.events.payloads.calls import GatewayForwarded
-    from holdfast.ledger.requests.format import strip_control_characters
 
     with open_configured_store(db) as log:
         payloads = [event.payload for event in log.read(resolve_session_id(log, session_id))]
@@ -93,9 +86,8 @@ def show_changes(session_id: str, db: str | None) -> None:
     for number, call in enumerate(forwarded, 1):
         for change in call.changes:
             done = "fixed" if change.is_applied else "can be fixed"
-            click.echo(
-                f"call {number}: {done}: {strip_control_characters(change.anti_pattern)} ({strip_control_characters(change.location)})"
-            )
+            change_text = strip_control_characters(f"{change.anti_pattern} ({change.location})")
+            click.echo(f"call {number}: {done}: {change_text}")
             for line in change.diff:
                 click.echo(f"    {strip_control_characters(line)}")
     if not any(call.changes for call in forwarded):
@@ -104,22 +96,18 @@ def show_changes(session_id: str, db: str | None) -> None:
 
 @command.command("spend")
 @click.option("--since", metavar="7d|12h|2w|DATE", help="Only days from then on.")
-@_db
-@_json
+@db_option
+@json_option
 def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
     """Show spending through the gateway by day and key."""
-    import msgspec
-
     from holdfast.catalog.lookup import utc_date
     from holdfast.cli.costs.report import parse_time_option
     from holdfast.cli.tables import print_table
-    from holdfast.clock import system_clock
-    from holdfast.errors import UserError
 
     try:
         from holdfast.gateway.recording.restore import iterate_spending
     except ImportError as error:
-        raise UserError("the gateway needs extra packages: pip install 'holdfast[server]'") from error
+        raise UserError("the gateway needs extra packages: pip install 'holdfast-context[server]'") from error
 
     first_day = utc_date(parse_time_option(since, system_clock())) if since else None
     sums: dict[tuple[str, str, str], tuple[int, int, float]] = {}
@@ -131,9 +119,7 @@ def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
     rows = [(*row, *amounts) for row, amounts in sorted(sums.items())]
     if as_json:
         names = ("day", "key_id", "label", "calls", "failed", "cost_usd")
-        click.echo(
-            msgspec.json.format(msgspec.json.encode([dict(zip(names, row, strict=True)) for row in rows])).decode()
-        )
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
         return
     if not rows:
         click.echo("No gateway spending in that time.")
@@ -147,21 +133,17 @@ def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
 
 @command.command("try")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--speaks", type=click.Choice(sorted(WIRE_FORMATS)), default="anthropic", show_default=True)
+@click.option("--speaks", type=click.Choice(WIRE_FORMATS), default="anthropic", show_default=True)
 @click.option("--path", default="", help="Path of the request, needed for Gemini, whose path names the model.")
 @click.option("--volatile", metavar="NAME=REGEX", multiple=True, help="As for `holdfast serve`.")
 def preview_improvement(file: str, speaks: str, path: str, volatile: tuple[str, ...]) -> None:
     """Show, as a diff, what --improve would rewrite in the request body in FILE."""
-    from pathlib import Path
-
-    from holdfast.errors import HoldfastError, UserError
-
     try:
         from holdfast.gateway.rewrite.findings import iterate_diff_lines
         from holdfast.gateway.rewrite.rewriter import RequestRewriter
         from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
     except ImportError as error:
-        raise UserError("the gateway needs extra packages: pip install 'holdfast[server]'") from error
+        raise UserError("the gateway needs extra packages: pip install 'holdfast-context[server]'") from error
     body = _read(Path(file))
     rules = tuple(VolatileRule(*option.partition("=")[::2]) for option in volatile)
     improver = RequestRewriter(load_configured_models(), VolatileExtractor((DATE_RULE, *rules)))
@@ -181,9 +163,7 @@ def preview_improvement(file: str, speaks: str, path: str, volatile: tuple[str, 
         click.echo(line)
 
 
-def _read(path: "Path") -> bytes:
-    from holdfast.errors import UserError
-
+def _read(path: Path) -> bytes:
     try:
         body = path.read_bytes()
     except OSError as error:

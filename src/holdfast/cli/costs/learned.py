@@ -4,28 +4,28 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.format import print_json
 from holdfast.cli.open_store import open_configured_store
+from holdfast.cli.options import db_option, json_option
 
 if TYPE_CHECKING:
     from holdfast.ledger.learned import IdleTimeSummary, LearnedCacheSummary, LearnedSummary
 
 
 @click.command("learned")
-@click.option("--db", help="Store to use instead of the configured one.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@db_option
+@json_option
 def command(db: str | None, as_json: bool) -> None:
     """Show what stored sessions observed about caches and idle times, and how often.
 
     New sessions start with these parameters. Deleting a session removes its evidence.
     """
-    import msgspec
-
     from holdfast.ledger.learned import summarize_learned
 
     with open_configured_store(db) as log:
         lessons = summarize_learned(log)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(lessons)).decode())
+        print_json(lessons)
     elif not lessons.caches:
         click.echo("Nothing has been learned yet.")
     else:

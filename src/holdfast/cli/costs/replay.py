@@ -1,12 +1,15 @@
 """`holdfast replay`: what recorded conversations would have cost under different cache policies."""
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from holdfast.cli.format import format_count
+from holdfast.cli.format import format_count, print_json
+from holdfast.cli.open_store import load_configured_models
+from holdfast.cli.options import json_option
 from holdfast.cli.tables import print_table
 from holdfast.errors import UserError
 from holdfast.planning.adaptive_policy import AdaptivePolicy
@@ -19,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.replay.comparison import ReplayTotals
-    from holdfast.replay.model_accuracy import ModelFit
     from holdfast.replay.playback import OnRequest, ReplaySetting
+
+ALL = "all"
 
 
 @click.command("replay")
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--model", "model_name", required=True, help="Model whose cache rules and prices apply, as provider:name."
 )
-@click.option("--policy", default="all", show_default=True, help="Name of one policy, or all.")
+@click.option("--policy", default=ALL, show_default=True, help="Name of one policy, or all.")
 @click.option("--lookback", type=click.Choice(["blocks", "positions"]), help="Unit of the provider's cache lookback.")
 @click.option("--compact", is_flag=True, help="Compact each conversation whenever a session would have.")
 @click.option("--keep-alive", is_flag=True, help="Let policies ping an idle cache.")
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write every request of the selected policy to this file, one JSON object per line.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(
     *,
     traces: tuple[Path, ...],
@@ -62,27 +66,23 @@ def command(
     TRACES are .jsonl or .jsonl.gz files, or folders of them. Costs cover prompts only: no policy changes what replies
     cost.
     """
-    import os
-
     import msgspec
 
-    from holdfast.catalog.lookup import apply_model_overrides, find_model, shipped_models
-    from holdfast.errors import UserError
+    from holdfast.catalog.lookup import find_model
     from holdfast.replay.playback import make_replay_setting
     from holdfast.replay.trace_files import find_trace_files
-    from holdfast.runtime.config import load_config
 
     if requests_out is not None and policy == ALL:
         raise UserError("requests are written for one policy; name it with --policy")
-    roster = PolicyFactory(policy, keep_alive=keep_alive)
-    models = apply_model_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
-    setting = make_replay_setting(find_model(model_name, models), ttl_upgrade=truth == "upgrade", lookback=lookback)
+    policies = PolicyFactory(policy, keep_alive=keep_alive)
+    model = find_model(model_name, load_configured_models())
+    setting = make_replay_setting(model, ttl_upgrade=truth == "upgrade", lookback=lookback)
     setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
-    totals = _replay_all(_Traces(find_trace_files(traces), compact), roster, setting, requests_out)
+    totals = _replay_all(_Traces(find_trace_files(traces), compact), policies, setting, requests_out)
     if not totals.recordings:
         raise UserError(f"none of the {totals.broken} lines holds a conversation; check the traces")
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(totals.build_report())).decode())
+        print_json(totals.build_report())
     else:
         _show(totals)
 
@@ -95,10 +95,8 @@ class _Traces(NamedTuple):
 
 
 def _replay_all(
-    traces: _Traces, roster: "PolicyFactory", setting: "ReplaySetting", requests_out: Path | None
+    traces: _Traces, policies: "PolicyFactory", setting: "ReplaySetting", requests_out: Path | None
 ) -> "ReplayTotals":
-    import contextlib
-
     from holdfast.cli.tables import track_progress
     from holdfast.compaction.models import DEFAULT_CONFIG
     from holdfast.replay.compaction import compact_recording
@@ -114,22 +112,17 @@ def _replay_all(
             if not isinstance(recording, Recording):
                 totals.broken += 1
                 continue
-            sent = _request_writer(out.write, recording.id) if out is not None else None
+            on_request = _request_writer(out.write, recording.id) if out is not None else None
+            played, model_fit = recording, None
             if traces.compact:
+                # The recorded usage is of the uncompacted conversation, so it cannot validate the cache model here.
                 compacted = compact_recording(recording, setting.model, DEFAULT_CONFIG)
                 totals.compactions += compacted.compactions
-                # The recorded usage is of the uncompacted conversation, so it cannot validate the cache model here.
-                totals.add_comparison(
-                    compare_policies(compacted.recording, roster.create_policies(), setting, sent),
-                    None,
-                    len(recording.calls),
-                )
+                played = compacted.recording
             else:
-                totals.add_comparison(
-                    compare_policies(recording, roster.create_policies(), setting, sent),
-                    measure_model_fit(recording, setting),
-                    len(recording.calls),
-                )
+                model_fit = measure_model_fit(recording, setting)
+            comparison = compare_policies(played, policies.create_policies(), setting, on_request)
+            totals.add_comparison(comparison, model_fit, len(recording.calls))
     return totals
 
 
@@ -138,14 +131,15 @@ def _request_writer(write: "Callable[[bytes], int]", conversation: str) -> "OnRe
 
     from holdfast.types.json_encoding import encode_json
 
-    def sent(policy: str, at: float, body: bytes) -> None:
+    def write_request(policy: str, at: float, body: bytes) -> None:
         # Raw keeps the body byte for byte as it would be sent.
         write(encode_json({"conversation": conversation, "at": at, "body": msgspec.Raw(body)}) + b"\n")
 
-    return sent
+    return write_request
 
 
 def _show(totals: "ReplayTotals") -> None:
+    from holdfast.replay.model_accuracy import format_model_fit
 
     report = totals.build_report()
     print_policies(report.policies)
@@ -156,17 +150,8 @@ def _show(totals: "ReplayTotals") -> None:
     if report.broken_lines:
         click.echo(f"{report.broken_lines} broken lines were skipped")
     if totals.model_fit is not None:
-        _show_likeness(totals.model_fit)
-
-
-def _show_likeness(likeness: "ModelFit") -> None:
-    from holdfast.replay.model_accuracy import format_model_fit
-
-    for question, figures in format_model_fit(likeness):
-        click.echo(f"{question}: {figures}")
-
-
-ALL = "all"
+        for question, figures in format_model_fit(totals.model_fit):
+            click.echo(f"{question}: {figures}")
 
 
 class PolicyFactory:

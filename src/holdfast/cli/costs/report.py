@@ -1,11 +1,15 @@
 """`holdfast report`: what stored sessions spent, saved and lost."""
 
+import datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import format_count, format_usd
+from holdfast.cli.format import format_count, format_usd, print_json
 from holdfast.cli.open_store import open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option, json_option
+from holdfast.clock import system_clock
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.ledger.analytics.queries import Amounts, SessionAmounts
@@ -24,16 +28,14 @@ UNIT_SECONDS = {"h": 3_600, "d": 86_400, "w": 604_800}
 @click.option("--session", "wanted", metavar="ID", help="Only this session; the start of its id is enough.")
 @click.option("--simulated", is_flag=True, help="Include simulated sessions.")
 @click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Sessions to list.")
-@click.option("--db", help="Store to use instead of the configured one.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@db_option
+@json_option
 def command(
     *, since: str | None, wanted: str | None, simulated: bool, limit: int, db: str | None, as_json: bool
 ) -> None:
     """Show what was spent and saved, what broke the cache, and which sessions lost most."""
     import msgspec
 
-    from holdfast.clock import system_clock
-    from holdfast.errors import UserError
     from holdfast.ledger.analytics.queries import LedgerScope
     from holdfast.ledger.report import build_report, iter_session_amounts
 
@@ -43,16 +45,14 @@ def command(
         rows = [row for row in log.sessions() if row.last_event_at >= start and wanted in (None, row.id)]
         if wanted is not None and not rows:
             raise UserError(f"session {wanted!r} has no event since then; `holdfast sessions list` shows all")
-        tables, scope = (
-            log.cost_queries(),
-            LedgerScope(since=start, session_id=wanted, simulated=simulated or wanted is not None),
-        )
+        tables = log.cost_queries()
+        scope = LedgerScope(since=start, session_id=wanted, simulated=simulated or wanted is not None)
         report = build_report(tables, scope)
         # Simulated sessions cost no real money, so they are left out by default; the output says how many there are.
         everything = msgspec.structs.replace(scope, simulated=True)
         simulated_count = sum(1 for _ in iter_session_amounts(tables, everything)) - len(report.sessions)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
+        print_json(report)
         return
     if report.sessions:
         _show(report, limit)
@@ -63,11 +63,7 @@ def command(
 
 
 def parse_time_option(since: str, now: float, *, option: str = "--since") -> float:
-    """The time, as seconds since the epoch, that `7d`, `12h`, `2w` (ago) or a date such as 2026-11-01 stands for."""
-    import datetime
-
-    from holdfast.errors import UserError
-
+    """The time, as seconds since the epoch, that `7d`, `12h`, `2w` (ago) or a date such as 2026-11-01 means."""
     count, unit = since[:-1], since[-1:]
     if unit in UNIT_SECONDS and count.isascii() and count.isdigit() and len(count) < 6:
         return now - int(count) * UNIT_SECONDS[unit]

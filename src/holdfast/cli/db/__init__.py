@@ -1,1 +1,1 @@
-"""TODO"""
+"""`holdfast db`: maintains, exports and imports a store."""

@@ -1,12 +1,19 @@
 """`holdfast db`: inspects, checks, rebuilds, prunes, exports and imports the store."""
 
+import contextlib
+import os
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import CommandGroup, format_count
+from holdfast.cli.format import CommandGroup, format_count, format_local_time, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option, json_option
+from holdfast.clock import system_clock
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,20 +29,14 @@ def command() -> None:
     """Inspect the store, check and rebuild its roll-up tables, prune it, export and import events."""
 
 
-_db = click.option("--db", help="Store to use instead of the configured one.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
 @command.command("info")
-@_db
-@_json
+@db_option
+@json_option
 @click.option(
     "--check", is_flag=True, help="Compare the roll-up tables with all events; exit with status 1 if they differ."
 )
 def show_store_info(db: str | None, as_json: bool, check: bool) -> None:
     """Show the store's version, size and contents."""
-    import msgspec
-
     from holdfast.stores.maintenance import find_differences
 
     with _open_database(db) as log:
@@ -46,8 +47,7 @@ def show_store_info(db: str | None, as_json: bool, check: bool) -> None:
         mismatches = tuple(find_differences(log, load_configured_models())) if check else None
     if as_json:
         fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
-        document = fields if mismatches is None else {**fields, "differences": mismatches}
-        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+        print_json(fields if mismatches is None else {**fields, "differences": mismatches})
     else:
         for name, value in _fact_rows(facts):
             click.echo(f"{name:<9} {value}")
@@ -58,25 +58,18 @@ def show_store_info(db: str | None, as_json: bool, check: bool) -> None:
 
 
 def _fact_rows(facts: "StoreFacts") -> "Iterator[tuple[str, str]]":
-    from holdfast.stores.open import redact_address
+    from holdfast.stores.address import redact_address
 
     yield "store", redact_address(facts.name)
     yield "version", str(facts.version)
     yield "size", f"{facts.size_bytes / 1_000_000:,.1f} MB"
     yield "sessions", f"{facts.sessions:,}"
     yield "events", f"{facts.events:,}"
-    yield (
-        "calls",
-        f"{facts.calls:,}"
-        + (
-            f", and {format_count(facts.pending_sessions, 'session')} not rolled up yet"
-            if facts.pending_sessions
-            else ""
-        ),
-    )
+    pending = format_count(facts.pending_sessions, "session")
+    yield "calls", f"{facts.calls:,}" + (f", and {pending} not rolled up yet" if facts.pending_sessions else "")
     if facts.oldest_at is not None and facts.newest_at is not None:
-        yield "from", _time(facts.oldest_at)
-        yield "to", _time(facts.newest_at)
+        yield "from", format_local_time(facts.oldest_at)
+        yield "to", format_local_time(facts.newest_at)
 
 
 def _show_check(mismatches: tuple[str, ...]) -> None:
@@ -93,7 +86,7 @@ def _show_check(mismatches: tuple[str, ...]) -> None:
 
 
 @command.command("migrate")
-@_db
+@db_option
 def migrate_store(db: str | None) -> None:
     """Migrate an older store to the current version and update its roll-up tables."""
     with _open_database(db) as log:
@@ -102,7 +95,7 @@ def migrate_store(db: str | None) -> None:
 
 
 @command.command("rebuild")
-@_db
+@db_option
 def rebuild_store(db: str | None) -> None:
     """Recompute the roll-up tables from the events.
 
@@ -114,7 +107,7 @@ def rebuild_store(db: str | None) -> None:
 
 
 @command.command("prune")
-@_db
+@db_option
 @click.option(
     "--older-than",
     metavar="90d|12w|DATE",
@@ -138,9 +131,10 @@ def prune_store(*, db: str | None, older_than: str | None, audit_too: bool, dry_
     with _open_database(db) as log:
         old = log.list_prunable(kept_types or ("",), before=before)
         count = sum(events for _, events in old)
-        what = f"{format_count(count, 'event')} of {format_count(len(old), 'session')} without an event since {_time(before)}"
+        events_text = f"{format_count(count, 'event')} of {format_count(len(old), 'session')}"
+        what = f"{events_text} without an event since {format_local_time(before)}"
         if not old:
-            click.echo(f"nothing to remove: no session is older than {_time(before)}")
+            click.echo(f"nothing to remove: no session is older than {format_local_time(before)}")
             return
         if not audit_too:
             click.echo("Costs and confirmations are kept; content and the verdicts on calls are removed.")
@@ -156,12 +150,7 @@ def prune_store(*, db: str | None, older_than: str | None, audit_too: bool, dry_
 
 
 def _prune_before(older_than: str | None) -> float:
-    import os
-    from pathlib import Path
-
     from holdfast.cli.costs.report import parse_time_option
-    from holdfast.clock import system_clock
-    from holdfast.errors import UserError
     from holdfast.runtime.config import load_config
 
     now = system_clock()
@@ -175,7 +164,7 @@ def _prune_before(older_than: str | None) -> float:
 
 @command.command("export")
 @click.argument("file", default="-")
-@_db
+@db_option
 @click.option("--session", "wanted", metavar="ID", help="Only this session.")
 @click.option("--since", metavar="7d|12h|DATE", help="Only sessions with an event since then; each is exported whole.")
 @click.option("--content", is_flag=True, help="Include content; only such a file can be imported.")
@@ -187,10 +176,7 @@ def export_events(
 
     Without --content, messages, system prompts, tool results, names and paths are left out. Keys are never exported.
     """
-    import sys
-
     from holdfast.cli.db.instructions import get_exported_deployment
-    from holdfast.clock import system_clock
     from holdfast.stores.export import export_lines
 
     now = system_clock()
@@ -213,7 +199,6 @@ def _select_sessions(
 ) -> "list[SessionRow]":
     """The sessions to export, oldest activity first."""
     from holdfast.cli.costs.report import parse_time_option
-    from holdfast.errors import UserError
 
     start = parse_time_option(since, now) if since else float("-inf")
     chosen = [row for row in reversed(rows) if row.last_event_at >= start and wanted in (None, row.id)]
@@ -230,10 +215,6 @@ def _session_ids_with_progress(rows: "list[SessionRow]") -> "Iterator[str]":
 
 def _write_new(file: str, lines: "Iterator[bytes]") -> None:
     """Write a new file that only its owner can read; never overwrite an existing one."""
-    import os
-
-    from holdfast.errors import UserError
-
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
@@ -246,17 +227,13 @@ def _write_new(file: str, lines: "Iterator[bytes]") -> None:
 
 @command.command("import")
 @click.argument("file", type=click.File("rb"))
-@_db
+@db_option
 def import_events(file: IO[bytes], db: str | None) -> None:
     """Add the events of an export to the store; existing events are left unchanged.
 
     Each session is imported completely or not at all. The same holds for each agent's instructions, which must belong
     to this deployment. After a failure, run the same command again to continue where it stopped.
     """
-    import contextlib
-    import os
-    from pathlib import Path
-
     from holdfast.cli.db.instructions import ImportedOwnersSummary, check_deployment, open_instruction_intake
     from holdfast.cli.tables import track_progress
     from holdfast.runtime.config import load_config
@@ -282,14 +259,12 @@ def import_events(file: IO[bytes], db: str | None) -> None:
         for line in owners.format_lines():
             click.echo(line)
         if sessions:
-            click.echo(
-                f"{format_count(sessions, 'session')}: {format_count(added, 'event')} added, {existing:,} already stored"
-            )
+            events_text = f"{format_count(added, 'event')} added, {existing:,} already stored"
+            click.echo(f"{format_count(sessions, 'session')}: {events_text}")
 
 
 @contextmanager
 def _open_database(db: str | None) -> "Iterator[DatabaseEventLog]":
-    from holdfast.errors import UserError
     from holdfast.stores.event_log import DatabaseEventLog
 
     with open_configured_store(db) as log:
@@ -307,12 +282,3 @@ def _catch_up(log: "DatabaseEventLog") -> int:
         log.roll_up_session(session_id)
         entered += 1
     return entered
-
-
-def _time(at: float) -> str:
-    import datetime
-
-    try:
-        return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError, OSError):
-        return f"second {at:g}"

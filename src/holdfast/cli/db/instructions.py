@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.cli.format import format_count
-from holdfast.cli.instructions.command import SIGNING_PACKAGE
+from holdfast.cli.instructions.open import explain_missing_package
+from holdfast.clock import new_ulid, system_clock
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,14 +46,13 @@ def check_deployment(deployment: str, name: str) -> None:
 
 
 def open_instruction_intake(log: "Store") -> "OwnerImporter":
-    from holdfast.clock import new_ulid, system_clock
     from holdfast.instructions.store import SupportsInstructions
     from holdfast.stores.instructions.transfer import OwnerImporter
 
     if not isinstance(log, SupportsInstructions):
         raise UserError("instructions need a SQLite file or PostgreSQL as store: name one with --db")
     configured = _configured()
-    with _with_package():
+    with explain_missing_package():
         from holdfast.instructions.context import InstructionContext
         from holdfast.instructions.units.signatures import load_deployment_key
         from holdfast.instructions.units.transfer import validate_imported_records
@@ -98,16 +97,6 @@ class ImportedOwnersSummary:
 
 
 def _configured() -> "InstructionConfig":
-    with _with_package():
+    with explain_missing_package():
         from holdfast.runtime.instructions.settings import load_instruction_config
     return load_instruction_config(os.environ)
-
-
-@contextmanager
-def _with_package() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != SIGNING_PACKAGE:
-            raise
-        raise UserError("instructions need an extra package: pip install 'holdfast[instructions]'") from error

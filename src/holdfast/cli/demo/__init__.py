@@ -1,1 +1,1 @@
-"""TODO"""
+"""`holdfast demo`: a scripted coding session."""

@@ -1,12 +1,16 @@
 """`holdfast demo`: runs a coding session of several turns over HTTP and shows what its cache saved."""
 
+import os
+import textwrap
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import format_count, format_usd
+from holdfast.cli.format import format_count, format_usd, print_json
+from holdfast.cli.options import json_option
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -23,7 +27,7 @@ _COLUMNS = "{:>4}  {:>7}  {:>7}  {:>7}  {:>8}  {:>6}  {:>10}  {:>10}"
 
 
 @click.command("demo")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.option("--model", help="Model to use, such as openai:gpt-6-luna or gemini:gemini-3.8-flash.")
 @click.option("--live", is_flag=True, help="Run against the real API; needs the provider's key and costs a few cents.")
 @click.option("--keep", is_flag=True, help="Store the session in the configured store.")
@@ -34,12 +38,10 @@ def command(as_json: bool, model: str | None, live: bool, keep: bool) -> None:
     tools are real and work in a temporary folder.
     """
     import asyncio
-    import os
     import tempfile
 
     from holdfast.catalog.lookup import apply_model_overrides, find_model, shipped_models
     from holdfast.cli.demo import scenario
-    from holdfast.errors import UserError
     from holdfast.providers.registry import get_provider
     from holdfast.runtime.config import load_config
     from holdfast.simulator.provider import SimulatedProvider
@@ -156,8 +158,6 @@ def _line(record: "CallRecord", model: "Model") -> str:
 
 
 def _wrapped(text: str) -> str:
-    import textwrap
-
     return textwrap.fill(text, 98, initial_indent="      ", subsequent_indent="      ")
 
 
@@ -174,7 +174,6 @@ def _conclude(
     as_json: bool,
     stored_id: str | None,
 ) -> None:
-    import msgspec
 
     if as_json:
         turns = [
@@ -200,7 +199,7 @@ def _conclude(
             result["explicit_cache_cost_usd"] = _plain(total.explicit_cache_cost_usd)
         if stored_id is not None:
             result["session_id"] = stored_id
-        click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
+        print_json(result)
         return
     unchanged = sum(record.is_prefix_unchanged for record in records)
     share = 100 * total.saved_usd / total.uncached_cost_usd

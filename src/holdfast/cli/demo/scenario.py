@@ -42,14 +42,14 @@ A library that prices a shopping basket. Standard library only; Python 3.11 and 
 
 
 def line_total(price: int, quantity: int) -> int:
-    """The price of so many pieces of one thing."""
+    """The price of `quantity` items."""
     if price < 0:
         raise ValueError(f"price must not be negative: {price}")
     return price * quantity
 
 
 def discounted(total: int, discounts: list[int]) -> int:
-    """The total after all discounts, each in percent of what the one before has left."""
+    """The total after all discounts, each in percent of what the previous one left."""
     return round(total * (100 - sum(discounts)) / 100)
 
 
@@ -83,7 +83,7 @@ if __name__ == "__main__":
 }
 
 USER_MESSAGES = (
-    "test_two_discounts_are_taken_one_after_the_other fails. Find out why and mend it.",
+    "test_two_discounts_are_taken_one_after_the_other fails. Find out why and fix it.",
     "Good. Now let line_total refuse a negative quantity, with a test.",
     "Write one line for the changelog.",
 )
@@ -113,7 +113,7 @@ def _says(text: str) -> dict[str, object]:
 
 
 SCRIPTED_REPLIES: tuple[dict[str, object], ...] = (
-    _calls("I look at what is here first.", ("list_files", {})),
+    _calls("First I look at the files.", ("list_files", {})),
     _calls(
         "The arithmetic and its tests.",
         ("read_file", {"path": "basket.py"}),
@@ -121,7 +121,7 @@ SCRIPTED_REPLIES: tuple[dict[str, object], ...] = (
     ),
     _calls("Let me see the failure itself.", ("run_tests", {})),
     _calls(
-        "`discounted` adds the percentages up, but each discount is taken of what the one before has left.",
+        "`discounted` adds the percentages up, but each discount applies to what the previous one left.",
         (
             "edit_file",
             {
@@ -133,8 +133,8 @@ SCRIPTED_REPLIES: tuple[dict[str, object], ...] = (
     ),
     _calls("Now the tests again.", ("run_tests", {})),
     _says(
-        "Mended. `discounted` took 10 % and 10 % off as 20 % of the first price; it now takes each discount of what "
-        "the one before has left, and rounds once at the end. All four tests pass."
+        "Fixed. `discounted` took 10 % and 10 % off as 20 % of the first price; now each discount applies to what the "
+        "previous one left, rounded once at the end. All four tests pass."
     ),
     _calls(
         "The test first.",
@@ -147,7 +147,7 @@ SCRIPTED_REPLIES: tuple[dict[str, object], ...] = (
             },
         ),
     ),
-    _calls("It must fail before I go on.", ("run_tests", {})),
+    _calls("It must fail before I continue.", ("run_tests", {})),
     _calls(
         "It fails, as it should. Now the check.",
         (
@@ -213,7 +213,7 @@ def make_demo_tools(folder: Path) -> Sequence[Tool]:
         return target
 
     def list_files() -> str:
-        """List the files of the project, one a line, sorted by name. Use it before you guess at a path."""
+        """List the files of the project, one per line, sorted by name. Use it before you guess at a path."""
         return "\n".join(sorted(path.name for path in folder.iterdir() if path.is_file()))
 
     def read_file(path: str) -> str:
@@ -224,12 +224,12 @@ def make_demo_tools(folder: Path) -> Sequence[Tool]:
             raise ToolError(f"there is no file {path!r}; list_files shows what there is") from None
 
     def edit_file(path: str, old: str, new: str) -> str:
-        """Replace a piece of text in one file of the project. `old` must stand in the file exactly once, white
-        space included; `new` takes its place. Nothing is written when it does not."""
+        """Replace a piece of text in one file of the project. `old` must occur in the file exactly once, white
+        space included; `new` replaces it. Otherwise nothing is written."""
         target = inside(path)
         text = target.read_text(encoding="utf-8")
         if text.count(old) != 1:
-            raise ToolError(f"the text to replace stands {text.count(old)} times in {path!r}; it must stand once")
+            raise ToolError(f"the text to replace occurs {text.count(old)} times in {path!r}; it must occur once")
         target.write_text(text.replace(old, new), encoding="utf-8")
         return f"{path}: 1 place changed"
 

@@ -1,1 +1,1 @@
-"""TODO"""
+"""`holdfast instructions`: publishes, checks and recalls the instructions of agents."""

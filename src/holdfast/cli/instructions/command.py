@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.format import CommandGroup, format_count
+from holdfast.cli.instructions.open import explain_missing_package
+from holdfast.clock import new_ulid, system_clock
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,9 +38,6 @@ INSTRUCTION_COMMANDS = {
 }
 """Command name -> (module, one line of help). `holdfast.cli.instructions.<module>` defines the click command."""
 
-SIGNING_PACKAGE = "cryptography"
-"""The package that signs units; a plain installation does not include it."""
-
 
 class _Commands(CommandGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -53,13 +52,8 @@ class _Commands(CommandGroup):
         return subcommand
 
     def invoke(self, ctx: click.Context) -> object:
-        try:
+        with explain_missing_package():
             return super().invoke(ctx)
-        except ModuleNotFoundError as error:
-            # Only the missing signing package is an installation hint; any other missing module is a bug.
-            if (error.name or "").partition(".")[0] != SIGNING_PACKAGE:
-                raise
-            raise UserError("instructions need an extra package: pip install 'holdfast[instructions]'") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -80,7 +74,6 @@ def limit_blas_threads() -> None:
 def open_instruction_context(log: "EventLog", *, wanted: bool, for_sample: bool = False) -> "InstructionContext | None":
     """The instruction library over this store; None if no flag, configuration or sample needs one."""
     limit_blas_threads()
-    from holdfast.clock import new_ulid, system_clock
     from holdfast.runtime.instructions.settings import load_instruction_config
 
     configured = load_instruction_config(os.environ)
@@ -104,8 +97,8 @@ def open_instruction_context(log: "EventLog", *, wanted: bool, for_sample: bool 
     failed = activate_encoder(library)
     if failed:
         click.echo(
-            f"the encoder is not switched: {format_count(len(failed), 'manifest')} failed with the new one, such as that "
-            f"of {failed[0]}; `holdfast instructions encoder` shows all",
+            f"the encoder is not switched: {format_count(len(failed), 'manifest')} failed with the new one, such as "
+            f"that of {failed[0]}; `holdfast instructions encoder` shows all",
             err=True,
         )
     return library
@@ -113,7 +106,6 @@ def open_instruction_context(log: "EventLog", *, wanted: bool, for_sample: bool 
 
 def _temporary_library(log: "EventLog") -> "InstructionContext | None":
     """A library for a temporary store; its signing key is lost with the process too."""
-    from holdfast.clock import new_ulid, system_clock
     from holdfast.instructions.context import InstructionContext
     from holdfast.instructions.settings import InstructionSettings
     from holdfast.instructions.store import SupportsInstructions

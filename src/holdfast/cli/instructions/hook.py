@@ -2,7 +2,9 @@
 
 import os
 import shlex
+import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +12,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from holdfast.cli.instructions.open import db_option, open_library
+from holdfast.cli.instructions.open import MISSING_PACKAGE_HINT, open_library
 from holdfast.cli.mcp import KEY_VARIABLE
+from holdfast.cli.options import db_option
 from holdfast.errors import HoldfastError, UserError
 
 if TYPE_CHECKING:
@@ -178,7 +181,6 @@ def read_standard_input(seconds_max: float) -> bytes:
     """Read stdin until its end, the size limit or the time limit; a terminal is not waited for."""
     import io
     import select
-    import time
 
     from holdfast.runtime.instructions.hook import EVENT_BYTES_MAX
 
@@ -200,13 +202,14 @@ def read_standard_input(seconds_max: float) -> bytes:
 
 
 def _print_reply(context: str | None, *, plain: bool) -> None:
+    if context is None:
+        # Without an import: the hook must answer even where the extra package is missing.
+        click.echo("" if plain else "{}", nl=not plain)
+        return
     from holdfast.runtime.instructions.hook import encode_hook_output
 
     # As bytes, so that the runtime's locale cannot change what its model reads.
-    if not plain:
-        click.echo(encode_hook_output(context))
-    elif context is not None:
-        click.echo(context.encode(), nl=False)
+    click.echo(context.encode() if plain else encode_hook_output(context), nl=not plain)
 
 
 def _error_line(error: Exception, *, hidden: Sequence[str | None]) -> str:
@@ -214,7 +217,7 @@ def _error_line(error: Exception, *, hidden: Sequence[str | None]) -> str:
         case HoldfastError():
             line = str(error)
         case ImportError():
-            line = "instructions need an extra package: pip install 'holdfast[instructions]'"
+            line = MISSING_PACKAGE_HINT
         case _:
             line = f"the hook failed: {type(error).__name__}"
     # An error may quote the key or the token, and stderr often ends up in a log file.
@@ -232,10 +235,8 @@ def _one_line(message: str) -> str:
 
 def _command(ctx: click.Context, options: HookOptions) -> str:
     """The shell command that a runtime starts: this program with the options given here."""
-    import shutil
-
     from holdfast.runtime.instructions.hook import check_service_address
-    from holdfast.stores.open import redact_address
+    from holdfast.stores.address import redact_address
 
     names = [
         name for name in INSTALLED_OPTIONS if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

@@ -1,12 +1,14 @@
 """`holdfast instructions migrate`: proposes units and a manifest for instruction files, for review."""
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.instructions.open import db_option, open_library
+from holdfast.cli.instructions.open import open_library
+from holdfast.cli.options import db_option, json_option
 
 if TYPE_CHECKING:
     from holdfast.instructions.migration.proposal import MigrationProposal
@@ -39,7 +41,7 @@ def compile_pattern(context: click.Context, parameter: click.Parameter, value: s
 @click.option("--out", type=click.Path(path_type=Path), help="Write units and manifest into this new folder.")
 @click.option("--write", is_flag=True, help="Also write each text as a signed unit; manifest and stub are unchanged.")
 @db_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def migrate(
     *,
     paths: tuple[Path, ...],
@@ -58,8 +60,6 @@ def migrate(
     Every line ends up in one unit or in the rules of the boot stub. Review the proposal, improve its triggers, then run
     `holdfast instructions check` and `publish` on the folder that --out has written.
     """
-    import os
-
     import msgspec
 
     from holdfast.cli.instructions.format import encode_proposal, show_proposal

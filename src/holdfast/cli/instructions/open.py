@@ -1,17 +1,35 @@
-"""Opens the instruction library for a command, and defines the options that these commands share."""
+"""Opens the instruction library for a command; says how to install the package that it needs for signatures."""
 
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.clock import system_clock
+from holdfast.errors import UserError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.runtime.instructions.embedded import Library
 
+SIGNING_PACKAGE = "cryptography"
+MISSING_PACKAGE_HINT = "instructions need an extra package: pip install 'holdfast-context[instructions]'"
+
 agent_option = click.option("--agent", default="main", show_default=True, help="Agent whose instructions to use.")
-db_option = click.option("--db", metavar="URL", help="Store to use instead of the configured one.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@contextmanager
+def explain_missing_package() -> "Iterator[None]":
+    """Say how to install the package that signs units; any other missing module is a bug and is raised as it is."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != SIGNING_PACKAGE:
+            raise
+        raise UserError(MISSING_PACKAGE_HINT) from error
 
 
 def resolve_store_address(db: str | None) -> str:
@@ -37,14 +55,10 @@ def open_library(
 
     A caller that invokes the command from Python can pass a clock as click's `obj`.
     """
-    from holdfast.clock import system_clock
-    from holdfast.errors import UserError
     from holdfast.runtime.instructions.settings import load_instruction_config
 
-    try:
+    with explain_missing_package():
         from holdfast.runtime.instructions.embedded import Library
-    except ImportError as error:
-        raise UserError("instructions need extra packages: pip install 'holdfast[instructions]'") from error
     address = resolve_store_address(db)
     if not make and not has_store(db):
         raise UserError(f"there is no store at {address!r}; check the path, or publish something first")
@@ -60,9 +74,3 @@ def open_library(
         clock=clock if callable(clock) else system_clock,
         warn=lambda line: click.echo(line, err=True),
     )
-
-
-def print_json(value: object) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -1,11 +1,14 @@
 """`holdfast instructions` check, publish, approve, promote, archive and rollback."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.instructions.open import agent_option, db_option, has_store, json_option, open_library, print_json
+from holdfast.cli.format import print_json
+from holdfast.cli.instructions.open import agent_option, has_store, open_library
+from holdfast.cli.options import db_option, json_option
 
 if TYPE_CHECKING:
     from holdfast.instructions.manifest.check import DraftCheck
@@ -42,8 +45,6 @@ def check(folder: Path, db: str | None, as_json: bool) -> None:
 
 def _check_without_store(folder: Path) -> "DraftCheck":
     """Before the first publication there is no store, and a check must not create one."""
-    import os
-
     from holdfast.instructions.access import InstructionCaller
     from holdfast.instructions.manifest.check import assume_submitted, check_draft
     from holdfast.instructions.migration.folder import read_instruction_folder

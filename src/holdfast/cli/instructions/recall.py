@@ -2,8 +2,9 @@
 
 import click
 
-from holdfast.cli.format import format_count
-from holdfast.cli.instructions.open import agent_option, db_option, json_option, open_library, print_json
+from holdfast.cli.format import format_count, print_json
+from holdfast.cli.instructions.open import agent_option, open_library
+from holdfast.cli.options import db_option, json_option
 
 
 @click.command("index")

@@ -1,12 +1,14 @@
-"""`holdfast instructions shadow`: whether lazy recall would have sufficed in turns that had all instructions."""
+"""`holdfast instructions usage` and `shadow`: which units agents used, and whether recall would suffice."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import format_count
-from holdfast.cli.instructions.open import agent_option, db_option, json_option, open_library, print_json
+from holdfast.cli.format import format_count, print_json
+from holdfast.cli.instructions.open import agent_option, open_library
+from holdfast.cli.options import db_option, json_option
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.instructions.models import DetectedUnit
@@ -91,8 +93,6 @@ def usage(
     ({"type": "text", "text"}, {"type": "tool_call", "tool", "arguments"}, {"type": "tool_result", "text", "tool"}),
     recorded conversations, or a Claude Code transcript.
     """
-    from holdfast.errors import UserError
-
     has_trace = trace is not None or session_id is not None
     if audit_token is None and (used or missed or not has_trace):
         raise UserError("which recall? Give its audit token, or what the agent did with --trace or --session")
@@ -118,7 +118,6 @@ def usage(
 
 
 def _steps(library: "Library", trace: Path | None, session_id: str | None) -> "Trace":
-    from holdfast.errors import UserError
     from holdfast.runtime.instructions.traces import read_trace_file
 
     if trace is not None and session_id is not None:

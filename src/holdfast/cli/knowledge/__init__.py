@@ -1,1 +1,1 @@
-"""TODO"""
+"""Commands for what sessions know beyond their prompt: knowledge, curation and rag."""

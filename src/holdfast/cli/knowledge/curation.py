@@ -1,14 +1,14 @@
 """`holdfast curation`: presets of files that are added to the context of sessions."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.cli.format import CommandGroup
+from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from holdfast.knowledge.folder import KnowledgeFolder
 
 _workspace = click.option(
@@ -50,7 +50,6 @@ def list_presets(workspace: str) -> None:
 def show_preset(name: str, workspace: str) -> None:
     """Show the text that a preset adds to a session."""
     from holdfast.knowledge.curation import read_preset, render_preset
-    from holdfast.ledger.requests.format import strip_control_characters
 
     folder, root = _folder(workspace)
     for line in render_preset(root, name, read_preset(folder, name).slices).split("\n"):
@@ -79,8 +78,6 @@ def deactivate_presets(workspace: str) -> None:
 
 
 def _folder(workspace: str) -> "tuple[KnowledgeFolder, Path]":
-    from pathlib import Path
-
     from holdfast.runtime.volatile_context import curation_folder
 
     root = Path(workspace)

@@ -1,25 +1,26 @@
-"""`holdfast knowledge`: extracts knowledge from finished sessions into files, and shows the digest for new ones."""
+"""`holdfast knowledge`: extracts what finished sessions learned into pages, and manages the digest of new sessions."""
 
+import os
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from holdfast.catalog.lookup import price_at, utc_date
-from holdfast.catalog.schema import Model
-from holdfast.cli.format import CommandGroup, format_count
-from holdfast.events.log import EventLog
-from holdfast.knowledge.llm_extraction import ModelReply, SendPrompt
-from holdfast.runtime.options import Options
-from holdfast.runtime.session import run_sync
+from holdfast.cli.format import CommandGroup, format_count, print_json
+from holdfast.cli.options import db_option, json_option
+from holdfast.clock import system_clock
+from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
+    from holdfast.catalog.schema import Model
+    from holdfast.events.log import EventLog
     from holdfast.knowledge.folder import KnowledgeFolder
     from holdfast.knowledge.harvest import HarvestPlan, HarvestResult
-
+    from holdfast.knowledge.llm_extraction import SendPrompt
+    from holdfast.runtime.options import Options
 
 HOUR_SECONDS = 3600
 
@@ -30,12 +31,6 @@ def command() -> None:
 
     Knowledge is stored as Markdown in .holdfast/knowledge of the workspace. You can edit it: your text wins.
     """
-
-
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-_db = click.option("--db", help="The store: a path or a URL. Default: the configured one.")
 
 
 _NO_WORKSPACE = "holdfast.no_workspace"
@@ -70,8 +65,8 @@ def _workspace(function: "Callable[..., None]") -> "Callable[..., None]":
 @click.option("--ask", "model", metavar="MODEL", help="Also have this model read each session; it costs money.")
 @click.option("--simulated", is_flag=True, help="Include sessions with a simulated model.")
 @_workspace
-@_db
-@_json
+@db_option
+@json_option
 def harvest_knowledge(
     *,
     applies: bool,
@@ -86,16 +81,14 @@ def harvest_knowledge(
 
     Text that may contain a secret is left out. An unchanged session is never harvested twice.
     """
-    import msgspec
-
-    from holdfast.cli.open_store import open_configured_store
-    from holdfast.clock import system_clock
+    from holdfast.catalog.lookup import find_model
+    from holdfast.cli.open_store import load_configured_models, open_configured_store
     from holdfast.knowledge.harvest import apply_harvest, plan_harvest
     from holdfast.knowledge.journal import read_ledger
     from holdfast.runtime.knowledge import finished_sessions, project_lookup
 
     folder, root = _folder(workspace)
-    model_row = _find_model(model) if model else None
+    model_row = find_model(model, load_configured_models()) if model else None
     with open_configured_store(db) as log:
         sessions = finished_sessions(
             log,
@@ -108,33 +101,25 @@ def harvest_knowledge(
         if applies:
             ask = knowledge_model(log, model_row.id) if model_row else None
             outcome = apply_harvest(folder, sessions, project=project_lookup(root), ask=ask)
-            _print_json(msgspec.to_builtins(outcome)) if as_json else _show_outcome(outcome, folder)
+            print_json(outcome) if as_json else _show_outcome(outcome, folder)
             return
         plan = plan_harvest(folder, sessions)
-    _print_json(msgspec.to_builtins(plan)) if as_json else _show_plan(plan, model_row)
-
-
-def _find_model(name: str) -> "Model":
-    from holdfast.catalog.lookup import find_model
-    from holdfast.cli.open_store import load_configured_models
-
-    return find_model(name, load_configured_models())
+    print_json(plan) if as_json else _show_plan(plan, model_row)
 
 
 @command.command("list")
 @click.option("--category", type=click.Choice(("facts", "decisions", "tasks", "questions", "playbooks", "files")))
 @_workspace
-@_json
+@json_option
 def list_knowledge(category: str | None, workspace: str, as_json: bool) -> None:
     """List all items; those that are not in the digest show why."""
     import msgspec
 
     from holdfast.knowledge.item_edits import list_knowledge_items
-    from holdfast.ledger.requests.format import strip_control_characters
 
     items = [item for item in list_knowledge_items(_folder(workspace)[0]) if category in (None, item.category)]
     if as_json:
-        _print_json([{**msgspec.to_builtins(item), "exclusion_reason": item.exclusion_reason} for item in items])
+        print_json([{**msgspec.to_builtins(item), "exclusion_reason": item.exclusion_reason} for item in items])
         return
     for item in items:
         reason = f"  [{item.exclusion_reason}]" if item.exclusion_reason else ""
@@ -149,7 +134,6 @@ def list_knowledge(category: str | None, workspace: str, as_json: bool) -> None:
 def show_digest(rebuild: bool, workspace: str) -> None:
     """Show the digest that new sessions receive; delete digest.md to give them none."""
     from holdfast.knowledge.harvest import rebuild_digest
-    from holdfast.ledger.requests.format import strip_control_characters
     from holdfast.runtime.knowledge import digest_text
 
     folder, _ = _folder(workspace)
@@ -171,9 +155,8 @@ def turn_off(workspace: str) -> None:
     folder, _ = _folder(workspace)
     folder.replace(DISABLED_FILE, b"Knowledge is turned off here; delete this file to turn it on again.\n")
     folder.remove(DIGEST_FILE)
-    click.echo(
-        f"Knowledge is off; `holdfast knowledge on` or deleting {folder.display_path}/{DISABLED_FILE} turns it on again."
-    )
+    marker = f"{folder.display_path}/{DISABLED_FILE}"
+    click.echo(f"Knowledge is off; `holdfast knowledge on` or deleting {marker} turns it on again.")
 
 
 @command.command("on")
@@ -191,9 +174,6 @@ def turn_on(workspace: str) -> None:
 
 
 def _folder(workspace: str) -> "tuple[KnowledgeFolder, Path | None]":
-    import os
-    from pathlib import Path
-
     from holdfast.knowledge.folder import open_knowledge_folder
     from holdfast.sources.directories import holdfast_home
 
@@ -203,8 +183,6 @@ def _folder(workspace: str) -> "tuple[KnowledgeFolder, Path | None]":
 
 
 def _show_plan(plan: "HarvestPlan", model: "Model | None") -> None:
-    from holdfast.clock import system_clock
-
     for source in plan.sources:
         click.echo(
             f"{source.session}  {source.content_bytes:>10,} bytes  {format_count(len(source.extracted.items), 'item')}"
@@ -228,11 +206,8 @@ def _show_plan(plan: "HarvestPlan", model: "Model | None") -> None:
 
 
 def _show_outcome(outcome: "HarvestResult", folder: "KnowledgeFolder") -> None:
-    from decimal import Decimal
-
-    click.echo(
-        f"{format_count(outcome.sessions, 'session')} harvested into {folder.display_path}: {format_count(outcome.items, 'item')}"
-    )
+    items = format_count(outcome.items, "item")
+    click.echo(f"{format_count(outcome.sessions, 'session')} harvested into {folder.display_path}: {items}")
     if outcome.secrets:
         click.echo(f"{format_count(outcome.secrets, 'text')} left out because of possible secrets")
     if outcome.failed:
@@ -241,31 +216,27 @@ def _show_outcome(outcome: "HarvestResult", folder: "KnowledgeFolder") -> None:
         click.echo(f"the model cost ${Decimal(outcome.cost_usd):.4f}")
     if outcome.quarantined:
         click.echo(f"{format_count(outcome.quarantined, 'line')} of the journal could not be read and was set aside")
+    change, digest_items = outcome.digest_change, format_count(outcome.digest.items, "item")
     if not outcome.digest_written:
         click.echo("The digest is turned off and was not written.")
-    elif outcome.digest_change.bytes_changed:
+    elif change.bytes_changed:
         # About four bytes per token: only an order of magnitude is needed here.
-        tokens_changed = outcome.digest_change.bytes_changed // 4
+        tokens_changed = change.bytes_changed // 4
         click.echo(
-            f"digest.md: {format_count(outcome.digest.items, 'item')}, {outcome.digest_change.bytes_after:,} bytes, changed from "
-            f"byte {outcome.digest_change.first_byte:,} on; new sessions write about {tokens_changed:,} tokens of it again, "
-            "and everything after it"
+            f"digest.md: {digest_items}, {change.bytes_after:,} bytes, changed from byte {change.first_byte:,} on; "
+            f"new sessions write about {tokens_changed:,} tokens of it again, and everything after it"
         )
     else:
-        click.echo(f"digest.md: {format_count(outcome.digest.items, 'item')}, unchanged")
+        click.echo(f"digest.md: {digest_items}, unchanged")
 
 
-def _print_json(value: object) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
-
-
-def knowledge_model(log: EventLog, model: str, /, **options: Unpack[Options]) -> SendPrompt:
+def knowledge_model(log: "EventLog", model: str, /, **options: "Unpack[Options]") -> "SendPrompt":
     """Return a function that sends one prompt to the model.
 
     Each prompt runs in a session of its own, so that its cost is recorded in `log` like that of any other session.
     """
+    from holdfast.knowledge.llm_extraction import ModelReply
+    from holdfast.runtime.session import run_sync
 
     def ask(prompt: str) -> ModelReply:
         defaults: Options = {"model": model, "store": log, "name": "knowledge harvest", "knowledge": False}
@@ -275,7 +246,9 @@ def knowledge_model(log: EventLog, model: str, /, **options: Unpack[Options]) ->
     return ask
 
 
-def estimate_input_cost(model: Model, tokens: int, at: float) -> Decimal:
+def estimate_input_cost(model: "Model", tokens: int, at: float) -> Decimal:
     """Estimate the price of `tokens` uncached input tokens; output is not included."""
+    from holdfast.catalog.lookup import price_at, utc_date
+
     # Catalog prices are US dollars per million tokens.
     return price_at(model, utc_date(at), tokens).input * tokens / 1_000_000

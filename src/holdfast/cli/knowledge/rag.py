@@ -1,8 +1,13 @@
 """`holdfast rag`: indexes a project's files and searches them for passages that answer a question."""
 
+from pathlib import Path
+
 import click
 
-from holdfast.cli.format import CommandGroup
+from holdfast.cli.format import CommandGroup, format_count, print_json
+from holdfast.cli.options import json_option
+from holdfast.errors import UserError
+from holdfast.ledger.requests.format import strip_control_characters
 
 _workspace = click.option(
     "--workspace",
@@ -11,7 +16,6 @@ _workspace = click.option(
     show_default="this folder",
     help="Project folder.",
 )
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group("rag", cls=CommandGroup)
@@ -25,14 +29,11 @@ def command() -> None:
 
 @command.command("index")
 @_workspace
-@_json
+@json_option
 def index_files(workspace: str, as_json: bool) -> None:
     """Index the files that are new or changed since the last run."""
-    from pathlib import Path
-
     import msgspec
 
-    from holdfast.cli.format import format_count
     from holdfast.knowledge.rag_index import update_rag_index
     from holdfast.runtime.volatile_context import rag_folder
 
@@ -53,16 +54,10 @@ def index_files(workspace: str, as_json: bool) -> None:
 @click.argument("question")
 @click.option("--limit", type=click.IntRange(1, 50), default=4, show_default=True, help="Maximum number of passages.")
 @_workspace
-@_json
+@json_option
 def query_files(question: str, limit: int, workspace: str, as_json: bool) -> None:
     """Show the best matching passages, each with its path, lines and the digest of its file."""
-    from pathlib import Path
-
-    import msgspec
-
-    from holdfast.errors import UserError
     from holdfast.knowledge.rag_index import RagIndex, read_rag_index
-    from holdfast.ledger.requests.format import strip_control_characters
     from holdfast.runtime.volatile_context import rag_folder
 
     root = Path(workspace)
@@ -71,7 +66,7 @@ def query_files(question: str, limit: int, workspace: str, as_json: bool) -> Non
         raise UserError("there is no index of these files; `holdfast rag index` creates one")
     passages = RagIndex(files).query(root, question, limit=limit)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(passages)).decode())
+        print_json(passages)
         return
     for passage in passages:
         lines = f"{strip_control_characters(passage.path)}:{passage.first_line}-{passage.last_line}"

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Commands that read request files: explain, diff and doctor."""

@@ -1,11 +1,15 @@
 """`holdfast doctor`: finds what makes a prompt differ from run to run, in a function or a request file."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import format_count
+from holdfast.cli.format import format_count, print_json
+from holdfast.cli.options import json_option
+from holdfast.cli.requests.request_file import convert_to_bad_input, get_current_price, read_request_file
+from holdfast.ledger.requests.format import format_usd_exact, strip_control_characters
 
 if TYPE_CHECKING:
     from holdfast.ledger.cache.change_cause import VolatileString
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     help="How often to repeat checks that depend on chance.",
 )
 @click.option("--model", help="provider:name, if a request file does not name it.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(target: str, runs: int, model: str | None, as_json: bool) -> None:
     """Find what makes a prompt unstable. TARGET is module:function (which is run here) or a request file.
 
@@ -35,15 +39,12 @@ def command(target: str, runs: int, model: str | None, as_json: bool) -> None:
 
 
 def _check_file(path: Path, model: str | None, as_json: bool) -> None:
-    import msgspec
-
-    from holdfast.cli.requests.request_file import get_current_price, read_request_file
     from holdfast.ledger.cache.change_cause import find_volatile_strings
 
     request = read_request_file(path, model)
     strings = find_volatile_strings(request, get_current_price(request))
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode({"target": str(path), "volatile": strings})).decode())
+        print_json({"target": str(path), "volatile": strings})
     elif not strings:
         click.echo("nothing in the tools, system prompt or first message looks likely to change between requests")
     else:
@@ -53,8 +54,6 @@ def _check_file(path: Path, model: str | None, as_json: bool) -> None:
 
 
 def _show_strings(strings: "tuple[VolatileString, ...]") -> None:
-    from holdfast.ledger.requests.format import format_usd_exact, strip_control_characters
-
     for string in strings:
         click.echo(f"{string.path}, byte {string.byte}: {string.kind}: {strip_control_characters(string.excerpt)}")
         rewritten = f"{format_count(string.rewritten_tokens, 'token')} (estimated)"
@@ -65,17 +64,12 @@ def _show_strings(strings: "tuple[VolatileString, ...]") -> None:
 
 
 def _check_function(target: str, runs: int, as_json: bool) -> None:
-    import os
-
-    import msgspec
-
-    from holdfast.cli.requests.request_file import convert_to_bad_input
     from holdfast.runtime.doctor.probe import TargetRunner, diagnose_target
 
     with convert_to_bad_input():
         diagnosis = diagnose_target(TargetRunner(target, os.environ), runs=runs)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(diagnosis)).decode())
+        print_json(diagnosis)
     else:
         _show(diagnosis)
     if diagnosis.findings:
@@ -83,12 +77,9 @@ def _check_function(target: str, runs: int, as_json: bool) -> None:
 
 
 def _show(diagnosis: "StabilityReport") -> None:
-    from holdfast.ledger.requests.format import strip_control_characters
-
     verdict = "is unstable" if diagnosis.findings else "is stable"
-    click.echo(
-        f"{diagnosis.target} {verdict}: {format_count(diagnosis.runs, 'run')}, {format_count(diagnosis.size_bytes, 'byte')}"
-    )
+    size = format_count(diagnosis.size_bytes, "byte")
+    click.echo(f"{diagnosis.target} {verdict}: {format_count(diagnosis.runs, 'run')}, {size}")
     for finding in diagnosis.findings:
         click.echo(f"{_where(finding)}: {finding.cause}: {finding.advice}")
         if finding.detail:

@@ -5,7 +5,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import format_count
+from holdfast.cli.format import format_count, print_json
+from holdfast.cli.options import json_option
+from holdfast.cli.requests.request_file import get_current_price, read_request_file
+from holdfast.clock import system_clock
+from holdfast.ledger.requests.format import format_usd_exact, strip_control_characters
 
 if TYPE_CHECKING:
     from holdfast.ledger.requests.explain import ExplainedBlock, ExplainedBreakpoint, ExplainedLayer, RequestExplanation
@@ -18,13 +22,9 @@ _BREAKPOINT_HEADINGS = ("TTL", "reason", "prefix tokens", "each later read saves
 @click.command("explain")
 @click.argument("request_file", metavar="REQUEST.json", type=click.Path(path_type=Path))
 @click.option("--model", help="provider:name, if the body does not name it or to explain it for another model.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(request_file: Path, model: str | None, as_json: bool) -> None:
     """Show what a request consists of, where its cache breakpoints are, and what a change would cost."""
-    import msgspec
-
-    from holdfast.cli.requests.request_file import get_current_price, read_request_file
-    from holdfast.clock import system_clock
     from holdfast.ledger.requests.explain import explain_request
     from holdfast.runtime.padding import explain_padding
 
@@ -33,14 +33,13 @@ def command(request_file: Path, model: str | None, as_json: bool) -> None:
         request, get_current_price(request), padding=explain_padding(request, at=system_clock())
     )
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(explained)).decode())
+        print_json(explained)
         return
     _show(explained)
 
 
 def _show(explained: "RequestExplanation") -> None:
     from holdfast.cli.tables import print_table
-    from holdfast.ledger.requests.format import strip_control_characters
 
     click.echo(strip_control_characters(f"{explained.model} ({explained.detected_by}), cache: {explained.cache}"))
     floor = "" if explained.floor_tokens is None else f"; the floor is {explained.floor_tokens}"
@@ -51,7 +50,7 @@ def _show(explained: "RequestExplanation") -> None:
     click.echo("")
     headings = ("block", "section", "expected stability", "tokens", "digest", *change_headings)
     rows, left_out = _cut_middle(explained.blocks)
-    print_table(headings, map(_part_row, rows))
+    print_table(headings, map(_block_row, rows))
     if left_out:
         click.echo(f"{left_out} blocks in the middle are not shown; --json has all")
     for title, breakpoints in (
@@ -69,33 +68,27 @@ def _show(explained: "RequestExplanation") -> None:
         click.echo(f"note: {strip_control_characters(note)}")
 
 
-def _cut_middle(parts: "tuple[ExplainedBlock, ...]") -> "tuple[tuple[ExplainedBlock, ...], int]":
-    if len(parts) <= ROWS_MAX:
-        return parts, 0
+def _cut_middle(blocks: "tuple[ExplainedBlock, ...]") -> "tuple[tuple[ExplainedBlock, ...], int]":
+    if len(blocks) <= ROWS_MAX:
+        return blocks, 0
     half = ROWS_MAX // 2
-    return parts[:half] + parts[-half:], len(parts) - 2 * half
+    return blocks[:half] + blocks[-half:], len(blocks) - 2 * half
 
 
 def _layer_row(layer: "ExplainedLayer") -> tuple[str, ...]:
-    from holdfast.ledger.requests.format import format_usd_exact
-
     counts = (str(layer.blocks), str(layer.tokens), format_count(layer.rewritten_tokens, "token"))
     return layer.name, layer.stability, *counts, format_usd_exact(layer.rewritten_usd)
 
 
-def _part_row(part: "ExplainedBlock") -> tuple[str, ...]:
-    from holdfast.ledger.requests.format import format_usd_exact
-
-    rewritten = format_count(part.rewritten_tokens, "token")
+def _block_row(block: "ExplainedBlock") -> tuple[str, ...]:
+    rewritten = format_count(block.rewritten_tokens, "token")
     return (
-        *(part.path, part.section, part.stability, str(part.tokens), part.digest),
-        *(rewritten, format_usd_exact(part.rewritten_usd)),
+        *(block.path, block.section, block.stability, str(block.tokens), block.digest),
+        *(rewritten, format_usd_exact(block.rewritten_usd)),
     )
 
 
 def _breakpoint_row(breakpoint: "ExplainedBreakpoint") -> tuple[str, ...]:
-    from holdfast.ledger.requests.format import format_usd_exact
-
     saves = "nothing: below the floor" if breakpoint.is_below_floor else format_usd_exact(breakpoint.saving_usd)
     return (
         breakpoint.path,

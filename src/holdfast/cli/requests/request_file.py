@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.cli.format import replace_unprintable
-from holdfast.ledger.requests.format import format_usd_exact as format_usd_exact
-from holdfast.ledger.requests.format import strip_control_characters as strip_control_characters
+from holdfast.cli.open_store import load_configured_models
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from holdfast.catalog.schema import Price
     from holdfast.ledger.requests.parse import ParsedRequest
 
@@ -30,24 +30,16 @@ class BadInputError(click.ClickException):
 
 @contextmanager
 def convert_to_bad_input() -> Iterator[None]:
-    """Turn every Holdfast error raised inside into BadInput."""
-    from holdfast.errors import HoldfastError
-
+    """Turn every Holdfast error raised inside into BadInputError."""
     try:
         yield
     except HoldfastError as error:
         raise BadInputError(str(error)) from None
 
 
-def read_request_file(path: "Path", model: str | None) -> "ParsedRequest":
-    """Read and decode a request file; every failure becomes a one-line BadInput that names the file."""
-    import os
-    from pathlib import Path
-
-    from holdfast.catalog.lookup import apply_model_overrides, shipped_models
-    from holdfast.errors import HoldfastError
+def read_request_file(path: Path, model: str | None) -> "ParsedRequest":
+    """Read and decode a request file; every failure becomes a one-line BadInputError that names the file."""
     from holdfast.ledger.requests.parse import parse_request
-    from holdfast.runtime.config import load_config
 
     try:
         with path.open("rb") as file:
@@ -55,11 +47,9 @@ def read_request_file(path: "Path", model: str | None) -> "ParsedRequest":
     except OSError as error:
         raise BadInputError(f"{path}: {error.strerror or error}") from None
     if len(raw) > FILE_BYTES_MAX:
-        raise BadInputError(
-            f"{path}: the file has more than {FILE_BYTES_MAX} bytes; no provider accepts such a request"
-        )
+        raise BadInputError(f"{path}: more than {FILE_BYTES_MAX} bytes; no provider accepts such a request")
     with convert_to_bad_input():
-        models = apply_model_overrides(shipped_models(), load_config(os.environ, workspace=Path.cwd()).models)
+        models = load_configured_models()
     try:
         return parse_request(raw, model=model, models=models)
     except HoldfastError as error:
@@ -69,9 +59,7 @@ def read_request_file(path: "Path", model: str | None) -> "ParsedRequest":
 def get_current_price(request: "ParsedRequest") -> "Price | None":
     """Today's price of the request's model; None if the catalog has none."""
     from holdfast.catalog.lookup import price_at, utc_date
-    from holdfast.clock import system_clock
 
-    row = request.row
-    if row is None or not row.prices:
+    if request.row is None or not request.row.prices:
         return None
-    return price_at(row, utc_date(system_clock()), request.buffer.tokens_total)
+    return price_at(request.row, utc_date(system_clock()), request.buffer.tokens_total)

@@ -3,13 +3,15 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from holdfast.clock import system_clock
+from holdfast.errors import UserError
 
+if TYPE_CHECKING:
     from holdfast.events.records import StoreRecords
     from holdfast.service.context import AppContext
     from holdfast.service.telemetry.exporter import TelemetryExporter
@@ -92,14 +94,13 @@ def command(
     traffic: a client only needs a different base URL.
     """
     from holdfast.cli.open_store import load_configured_models, open_store_with_records
-    from holdfast.errors import UserError
 
     try:
         from holdfast.cli.serve.gateway import GatewayOptions, open_gateway
         from holdfast.service.app import make_app
         from holdfast.service.server import bind_socket, make_url, run_until_signal
     except ImportError as error:
-        raise UserError("the service needs extra packages: pip install 'holdfast[server]'") from error
+        raise UserError("the service needs extra packages: pip install 'holdfast-context[server]'") from error
     from holdfast.cli.instructions.command import open_instruction_context
     from holdfast.service.auth.origins import is_loopback
     from holdfast.service.context import AppContext
@@ -112,14 +113,14 @@ def command(
         _check_admin_key(host, records)
         library = open_instruction_context(log, wanted=instructions, for_sample=temporary is not None)
         keys_required = require_keys or not is_loopback(host)
-        service = AppContext(log, records, load_configured_models(), require_keys=keys_required, library=library)
+        service = AppContext(log, records, load_configured_models(), require_keys=keys_required, instructions=library)
         # With --simulate all sessions are simulated, so the statistics must include them.
         service.simulated = simulated or simulate
         _add_sources(service, simulate=simulate, temporary=temporary)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
-        wishes = GatewayOptions(simulate, grants, improve, volatile, keep_alive_usd, drain, address)
-        with open_gateway(service, upstreams, wishes) as fronted:
-            app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), fronted=fronted)
+        gateway_options = GatewayOptions(simulate, grants, improve, volatile, keep_alive_usd, drain, address)
+        with open_gateway(service, upstreams, gateway_options) as gateway:
+            app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), mounts=(gateway,))
             with contextlib.closing(bind_socket(host, port)) as bound:
                 click.echo(make_url(bound, host))
                 run_until_signal(app, service, bound, exporter=exporter)
@@ -133,29 +134,24 @@ def _store_location(db: str | None, *, is_temporary: bool) -> Iterator[tuple[str
         yield db, None
         return
     import tempfile
-    from pathlib import Path
 
     with tempfile.TemporaryDirectory(prefix="holdfast-serve-") as folder:
         yield str(Path(folder) / "log.db"), Path(folder)
 
 
 def _exporter(service: "AppContext", url: str, *, content: bool) -> "TelemetryExporter":
-
     from holdfast.service.telemetry.exporter import TelemetryExporter, parse_otlp_headers
 
     headers = parse_otlp_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
     return TelemetryExporter(service.hub, url, headers=headers, content=content)
 
 
-def _add_sources(service: "AppContext", *, simulate: bool, temporary: "Path | None") -> None:
+def _add_sources(service: "AppContext", *, simulate: bool, temporary: Path | None) -> None:
     """Give the dashboard the skills and knowledge of this machine, and with --simulate a sample to run.
 
     Instructions and knowledge of the sample are written only to a temporary store, never to the user's own.
     """
-    from pathlib import Path
-
-    from holdfast.runtime.config import load_config
-    from holdfast.runtime.skills import default_skill_roots
+    from holdfast.runtime.config import default_skill_roots, load_config
 
     here = service.workspace = Path.cwd()
     service.skill_roots = default_skill_roots(load_config(os.environ, workspace=here), os.environ, workspace=here)
@@ -167,13 +163,11 @@ def _add_sources(service: "AppContext", *, simulate: bool, temporary: "Path | No
         from holdfast.service.sample.sessions import SamplePlayer
 
         library, workspace = (service.instructions, service.workspace) if temporary else (None, None)
-        service.sample = SamplePlayer(service.log, service.models, library=library, workspace=workspace)
+        service.sample = SamplePlayer(service.log, service.models, instructions=library, workspace=workspace)
 
 
 def _check_admin_key(host: str, records: "StoreRecords") -> None:
     """Raise UserError if other machines can reach the service and there is no admin key."""
-    from holdfast.clock import system_clock
-    from holdfast.errors import UserError
     from holdfast.service.auth.keys import get_key_state
     from holdfast.service.auth.origins import is_loopback
 

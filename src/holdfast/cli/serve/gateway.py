@@ -11,7 +11,8 @@ from decimal import Decimal
 from pathlib import Path
 
 import msgspec
-from starlette.types import ASGIApp
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.cli.serve.recorder_process import RECORDER_MODULE
 from holdfast.errors import UserError
@@ -23,7 +24,7 @@ from holdfast.gateway.recording.restore import restore_spending
 from holdfast.gateway.recording.worker_process import RecorderProcess, RecorderSetup
 from holdfast.gateway.rewrite.rewriter import RequestRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
-from holdfast.gateway.routes import make_simulated_upstreams, resolve_upstreams
+from holdfast.gateway.routes import find_mount, get_raw_path, make_simulated_upstreams, resolve_upstreams
 from holdfast.service.auth.keys import verify_key
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError
@@ -48,11 +49,26 @@ class GatewayOptions(msgspec.Struct, frozen=True):
     db: str | None = None
 
 
+class GatewayMount(BaseRoute):
+    """Mounts the gateway in the service, at the paths of its providers.
+
+    It matches the path as sent, where Starlette's Mount matches the decoded one: the rest is forwarded as sent.
+    """
+
+    def __init__(self, gateway: ASGIApp) -> None:
+        self._gateway = gateway
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        is_provider_path = scope["type"] == "http" and find_mount(get_raw_path(scope)) is not None
+        return (Match.FULL if is_provider_path else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._gateway(scope, receive, send)
+
+
 @contextmanager
-def open_gateway(
-    service: AppContext, upstreams: Sequence[str], wishes: GatewayOptions
-) -> Iterator[Callable[[ASGIApp], ASGIApp]]:
-    """Yield a function that wraps an application in the gateway. Raises UserError for invalid options."""
+def open_gateway(service: AppContext, upstreams: Sequence[str], wishes: GatewayOptions) -> Iterator[GatewayMount]:
+    """Yield the gateway, to be mounted in the service. Raises UserError for invalid options."""
     configured = dict(_pair(option, "--upstream") for option in upstreams)
     if wishes.simulate and configured:
         raise UserError("--simulate replaces the upstreams of all providers; leave out --upstream")
@@ -71,36 +87,33 @@ def open_gateway(
         granted = KeyLimitTable(rows, os.environ)
         restore_spending(granted, service.log, service.clock())
         rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in wishes.volatile))
-        improver = RequestRewriter(service.models, VolatileExtractor(rules))
+        rewriter = RequestRewriter(service.models, VolatileExtractor(rules))
         setup = RecorderSetup(wishes.db, wishes.simulate, tuple((rule.name, rule.pattern) for rule in rules))
-        relay = RecorderProcess((RECORDER_MODULE,), setup, spent=granted.add_spending)
+        relay = RecorderProcess((RECORDER_MODULE,), setup, on_spent=granted.add_spending)
         stack.callback(relay.close)
         service.request_metrics.add_counter(
             DROPPED_RECORDS_METRIC, "Records of forwarded calls that were dropped.", lambda: relay.dropped_count
         )
-        door = KeyAuthenticator(
+        authenticator = KeyAuthenticator(
             make_key_check(service), granted, clock=service.clock, salt=secrets.token_bytes(32), improve=wishes.improve
         )
-        keeper = None
+        keep_alive = None
         if wishes.keep_alive_usd is not None:
             usd_per_day_max = Decimal(str(wishes.keep_alive_usd))
-            keeper = GatewayKeepAlive(clock=service.clock, usd_a_day_max=usd_per_day_max, pinged=relay.on_ping)
+            keep_alive = GatewayKeepAlive(clock=service.clock, usd_a_day_max=usd_per_day_max, on_ping=relay.on_ping)
 
-        def fronted(app: ASGIApp) -> ASGIApp:
-            return Gateway(
-                app,
-                reached,
-                door=door,
-                watcher=relay,
-                clock=service.clock,
-                improver=improver,
-                keeper=keeper,
-                drain=wishes.drain,
-            )
-
+        gateway = Gateway(
+            reached,
+            authenticator=authenticator,
+            watcher=relay,
+            clock=service.clock,
+            rewriter=rewriter,
+            keep_alive=keep_alive,
+            drain=wishes.drain,
+        )
         # Everything loaded so far lives as long as the process; excluding it makes garbage collection pauses shorter.
         gc.freeze()
-        yield fronted
+        yield GatewayMount(gateway)
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:

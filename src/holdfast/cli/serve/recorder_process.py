@@ -44,9 +44,9 @@ def run_recorder() -> None:
             models=models,
             new_id=new_ulid,
             simulated=setup.simulated,
-            improver=RequestRewriter(models, VolatileExtractor(tuple(VolatileRule(*pair) for pair in setup.volatile))),
-            spent=_report_spending,
-            notes=run_at_once,
+            rewriter=RequestRewriter(models, VolatileExtractor(tuple(VolatileRule(*pair) for pair in setup.volatile))),
+            on_spent=_report_spending,
+            make_queue=run_at_once,
         )
         retold = MessageReceiver(observer.on_request, observer.on_end, observer.on_ping)
         for message in messages:

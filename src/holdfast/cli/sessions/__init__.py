@@ -1,1 +1,1 @@
-"""TODO"""
+"""Commands for stored sessions: list, show, history, compact, certify and recovery."""

@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import format_count
+from holdfast.cli.format import format_count, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option, json_option
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.engine.certify import Certificate
@@ -13,18 +15,15 @@ if TYPE_CHECKING:
 
 @click.command("certify")
 @click.argument("session_id", metavar="SESSION")
-@click.option("--db", help="Store to use instead of the configured one.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@db_option
+@json_option
 def command(session_id: str, db: str | None, as_json: bool) -> None:
     """Rebuild every request of a session from the log and compare it with what was sent.
 
     Exits with status 1 if a request has different bytes, changes the prefix of the one before, or reads fewer cached
     tokens than were available.
     """
-    import msgspec
-
     from holdfast.engine.certify import certify
-    from holdfast.errors import UserError
     from holdfast.events.payloads.calls import LlmCallCompleted
 
     with open_configured_store(db) as log:
@@ -36,7 +35,7 @@ def command(session_id: str, db: str | None, as_json: bool) -> None:
             )
     violated = next((certificate for certificate in certificates if certificate.violation is not None), None)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(certificates)).decode())
+        print_json(certificates)
     else:
         _show(certificates, violated)
     if violated is not None:

@@ -4,7 +4,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.format import print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option, json_option
+from holdfast.clock import new_ulid, system_clock
+from holdfast.errors import UserError
+from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
     from holdfast.engine.compaction.compact import CompactionProposal, CompactionSnapshot, NoCompaction
@@ -19,8 +24,8 @@ WIDTH = 80
 @click.option("--tail", "tail_tokens", type=click.IntRange(1, 1_000_000), help="Tokens of the newest messages to keep.")
 @click.option("--record", "record_tokens", type=click.IntRange(200, 100_000), help="Maximum tokens of the summary.")
 @click.option("--show", is_flag=True, help="Also print the summary.")
-@click.option("--db", help="Store to use instead of the configured one.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@db_option
+@json_option
 def command(
     *,
     session_id: str,
@@ -53,7 +58,7 @@ def command(
             _append(log, snapshot, proposal)
     if as_json:
         result = {"done": not dry_run, "event": proposal.event} if not isinstance(proposal, NoCompaction) else proposal
-        click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
+        print_json(result)
     elif isinstance(proposal, NoCompaction):
         click.echo(f"not compacted: {proposal.reason}")
     else:
@@ -69,12 +74,10 @@ def load_compaction_snapshot(log: "EventLog", session_id: str) -> "CompactionSna
     """
     from holdfast.catalog.lookup import find_model, price_at, utc_date
     from holdfast.catalog.token_count import count_block_tokens
-    from holdfast.clock import system_clock
     from holdfast.engine.compaction.compact import CompactionSnapshot
     from holdfast.engine.compaction.history import LoggedMessages
     from holdfast.engine.reducer import fold_events
     from holdfast.engine.request_draft import RequestDraft, build_sent_view
-    from holdfast.errors import UserError
     from holdfast.layers.assemble import assemble_prompt
     from holdfast.planning.learned import LearningScope
     from holdfast.providers.registry import get_adapter
@@ -109,7 +112,6 @@ def load_compaction_snapshot(log: "EventLog", session_id: str) -> "CompactionSna
 
 
 def _append(log: "EventLog", snapshot: "CompactionSnapshot", proposal: "CompactionProposal") -> None:
-    from holdfast.clock import new_ulid, system_clock
     from holdfast.events.log import Event
 
     # Each event names its predecessor as parent, starting from the last event of the session.
@@ -124,7 +126,6 @@ def _append(log: "EventLog", snapshot: "CompactionSnapshot", proposal: "Compacti
 def _show(proposal: "CompactionProposal", *, done: bool, with_summary: bool) -> None:
     from holdfast.cli.tables import print_table
     from holdfast.compaction.summary import SECTION_HEADINGS, SECTION_ORDER
-    from holdfast.ledger.requests.format import strip_control_characters
 
     event, numbers = proposal.event, proposal.event.numbers
     verb = "were" if done else "would be"

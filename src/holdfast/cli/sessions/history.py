@@ -2,7 +2,11 @@
 
 import click
 
+from holdfast.cli.format import print_json
 from holdfast.cli.open_store import open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option, json_option
+from holdfast.errors import UserError
+from holdfast.ledger.requests.format import strip_control_characters
 
 
 @click.command("history")
@@ -10,20 +14,16 @@ from holdfast.cli.open_store import open_configured_store, resolve_session_id
 @click.option(
     "--range", "wanted", metavar="RANGE", help="Messages to show: m12 or 12-20. A tool call is shown with its result."
 )
-@click.option("--db", help="Store to use instead of the configured one.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@db_option
+@json_option
 def command(session_id: str, wanted: str | None, db: str | None, as_json: bool) -> None:
     """Show the messages of a session with the numbers by which compaction summaries refer to them.
 
     Compacted messages are included.
     """
-    import msgspec
-
     from holdfast.engine.compaction.history import groups_containing, read_logged_messages, render_messages
     from holdfast.engine.tools.builtin.history import parse_message_range
-    from holdfast.errors import UserError
     from holdfast.events.payloads.calls import LlmCallStarted
-    from holdfast.ledger.requests.format import strip_control_characters
 
     numbers = parse_message_range(wanted) if wanted is not None else (1, 10**9)
     if numbers is None:
@@ -31,21 +31,18 @@ def command(session_id: str, wanted: str | None, db: str | None, as_json: bool) 
     with open_configured_store(db) as log:
         session_id = resolve_session_id(log, session_id)
         events = list(log.read(session_id))
-    passages = read_logged_messages(events)
-    if not passages and any(isinstance(event.payload, LlmCallStarted) for event in events):
+    entries = read_logged_messages(events)
+    if not entries and any(isinstance(event.payload, LlmCallStarted) for event in events):
         raise UserError(
             f"session {session_id!r} was recorded from another client or was pruned: the log has no messages of it"
         )
-    selected = [passage for group in groups_containing(passages, *numbers) for passage in group]
+    selected = [entry for group in groups_containing(entries, *numbers) for entry in group]
     if not selected:
-        last = passages[-1].number if passages else 0
+        last = entries[-1].number if entries else 0
         raise UserError(f"session {session_id!r} has no such messages; its last is m{last}")
     if as_json:
-        rows = [
-            {"number": entry.number, "role": entry.role, "layer": entry.layer, "content": entry.content}
-            for entry in selected
-        ]
-        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        fields = ("number", "role", "layer", "content")
+        print_json([{name: getattr(entry, name) for name in fields} for entry in selected])
         return
     for line in render_messages(selected).split("\n"):
         click.echo(strip_control_characters(line))

@@ -1,11 +1,16 @@
 """`holdfast recovery`: lists known failures of stored sessions and runs their recovery recipes by hand."""
 
+import contextlib
+import os
 from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import CommandGroup
+from holdfast.cli.format import CommandGroup, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option, json_option
+from holdfast.clock import new_ulid, system_clock
+from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,14 +30,10 @@ def command() -> None:
     """List known failures of stored sessions and run their recovery recipes."""
 
 
-_db = click.option("--db", help="Store to use instead of the configured one.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
 @command.command("list")
 @click.argument("session_id", required=False)
-@_db
-@_json
+@db_option
+@json_option
 @click.option("--recipes", is_flag=True, help="Show the recipe of every known failure.")
 @click.option("--all", "everything", is_flag=True, help="Also show recovered incidents.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Number of sessions to read.")
@@ -49,8 +50,7 @@ def list_incidents(
         incidents = list(_incidents(log, resolve_session_id(log, session_id) if session_id else None, limit))
     shown = [entry for entry in incidents if everything or session_id or entry[1].state != "succeeded"]
     if as_json:
-        document = [{"session_id": id, **msgspec.to_builtins(incident)} for id, incident in shown]
-        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+        print_json([{"session_id": id, **msgspec.to_builtins(incident)} for id, incident in shown])
     elif not shown:
         recovered = f" ({len(incidents)} recovered; --all shows them)" if incidents else ""
         click.echo(f"No open incidents{recovered}.")
@@ -64,8 +64,8 @@ def list_incidents(
 @command.command("run")
 @click.argument("session_id")
 @click.argument("scenario")
-@_db
-@_json
+@db_option
+@json_option
 @click.option("--incident", default="", help="Incident to recover, if the scenario has several.")
 @click.option("--step", "steps", multiple=True, metavar="NAME=COMMAND", help="Shell command that performs a step.")
 @click.option("--dry-run", is_flag=True, help="Show the steps; do nothing.")
@@ -89,9 +89,6 @@ def run_recipe(
     """
     import asyncio
 
-    import msgspec
-
-    from holdfast.clock import system_clock
     from holdfast.engine.recovery.context_steps import ContextRecoverySteps
     from holdfast.engine.recovery.runner import Recovered, RecoveryRunner
     from holdfast.engine.recovery.transcript_repair import ConversationAttempts, RepairSteps
@@ -125,7 +122,7 @@ def run_recipe(
         outcome = asyncio.run(recoverer.attempt(failure, incident=key, trigger="manual"))
         final = incident_ledger.ledger.incidents[key]
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(final)).decode())
+        print_json(final)
     else:
         _show_outcome(final)
     if not isinstance(outcome, Recovered):
@@ -142,7 +139,6 @@ def _incidents(log: "EventLog", session_id: str | None, limit: int) -> "Iterator
 
 
 def _open_conversation(log: "EventLog", session_id: str) -> "StoredConversation":
-    from holdfast.clock import new_ulid, system_clock
     from holdfast.engine.recovery.transcript_repair import StoredConversation
     from holdfast.engine.reducer import fold_events
 
@@ -219,8 +215,6 @@ def _command(line: str) -> "StepFunction":
 
     async def perform(context: StepContext) -> str:
         import asyncio
-        import contextlib
-        import os
         import signal
 
         del context
@@ -248,12 +242,10 @@ def _command(line: str) -> "StepFunction":
 
 
 def _show_recipes(*, as_json: bool) -> None:
-    import msgspec
-
     from holdfast.recovery.recipes import RECIPES
 
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(list(RECIPES.values()))).decode())
+        print_json(list(RECIPES.values()))
         return
     from holdfast.cli.tables import print_table
 
@@ -270,10 +262,8 @@ def _show_recipes(*, as_json: bool) -> None:
 
 
 def _show_plan(plan: "PlannedRecovery", *, as_json: bool) -> None:
-    import msgspec
-
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(plan)).decode())
+        print_json(plan)
         return
     click.echo(f"{plan.incident}: would run")
     for step in plan.steps:
@@ -282,18 +272,14 @@ def _show_plan(plan: "PlannedRecovery", *, as_json: bool) -> None:
 
 
 def _show_outcome(incident: "Incident") -> None:
-    from holdfast.ledger.requests.format import strip_control_characters
-
     for result in incident.results:
-        click.echo(
-            f"  {result.step}: {result.status}{': ' if result.detail else ''}{strip_control_characters(result.detail)}"
-        )
+        detail = f": {strip_control_characters(result.detail)}" if result.detail else ""
+        click.echo(f"  {result.step}: {result.status}{detail}")
+    key = strip_control_characters(incident.key)
     if incident.state == "succeeded":
-        click.echo(f"{strip_control_characters(incident.key)}: recovered")
-        return
-    click.echo(
-        f"{strip_control_characters(incident.key)}: not recovered; the next run starts with {incident.remaining_steps[0]}"
-    )
+        click.echo(f"{key}: recovered")
+    else:
+        click.echo(f"{key}: not recovered; the next run starts with {incident.remaining_steps[0]}")
 
 
 def _incident_row(session_id: str, incident: "Incident") -> tuple[str, ...]:

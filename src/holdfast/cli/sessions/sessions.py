@@ -1,21 +1,37 @@
-"""`holdfast sessions`: lists, shows and deletes stored sessions."""
+"""`holdfast sessions`: lists, shows, draws and deletes stored sessions."""
 
+import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.cli.chat.format import FILLS, divide_bar_cells
-from holdfast.cli.format import CommandGroup, format_count
+from holdfast.cli.format import CommandGroup, format_count, format_local_time, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option, json_option
 from holdfast.ledger.accounting import LedgerEntry
-from holdfast.ledger.layers import LayerSize
 from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from holdfast.events.log import Event, SessionRow
+    from holdfast.ledger.layers import LayerSize
+
+    LayerSizesByRequest = Mapping[str, Sequence[LayerSize]]
+
+CALLS_DRAWN_MAX = 40
+BAR_CELLS_MAX = 48
+LABEL_CHARACTERS = 32
+"""Room beside a bar for the call's number and verdict."""
+
+
+DIGEST_CHARS_SHOWN = 16
+DIGESTS = ("last_request_hash", "last_completion_cache_key")
+"""Hashes that are too long for a line; their first characters are enough to tell them apart."""
 
 
 @click.group("sessions", cls=CommandGroup)
@@ -23,33 +39,16 @@ def command() -> None:
     """List, show and delete stored sessions."""
 
 
-DIGEST_CHARS_SHOWN = 16
-
-
-DIGESTS = ("last_request_hash", "last_completion_cache_key")
-
-
-"""Hashes that are too long for a line; their first characters are enough to tell them apart."""
-
-
-_db = click.option("--db", help="Store to use instead of the configured one.")
-
-
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
 @command.command("list")
-@_db
-@_json
+@db_option
+@json_option
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of sessions.")
 def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
     """List the stored sessions, newest activity first."""
-    import msgspec
-
     with open_configured_store(db) as log:
         rows = log.sessions(limit=limit)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        print_json(rows)
         return
     if not rows:
         click.echo("No sessions are stored yet; `holdfast demo --keep` creates one.")
@@ -64,13 +63,11 @@ def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
 
 @command.command("show")
 @click.argument("session_id")
-@_db
-@_json
+@db_option
+@json_option
 @click.option("--stats", is_flag=True, help="Show cache counters and cache breaks instead of the calls.")
 def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) -> None:
     """Show the calls of one session: what each sent, read, wrote and cost, and whether the prefix held."""
-    from decimal import Decimal
-
     import msgspec
 
     from holdfast.events.payloads.calls import LlmCallFailed
@@ -103,7 +100,7 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
             }
             for entry in calls
         ]
-        click.echo(msgspec.json.format(msgspec.json.encode(shown)).decode())
+        print_json(shown)
         return
     from holdfast.cli.tables import print_table
 
@@ -150,13 +147,11 @@ def _draw(calls: "Sequence[LedgerEntry]", events: "Sequence[Event]") -> None:
 
 @command.command("delete")
 @click.argument("session_id")
-@_db
+@db_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted; change nothing.")
 def delete_session(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
     """Delete one session for good, with all its events and its long tool outputs stored in files."""
-    import os
-
     from holdfast.engine.tools.output import OUTPUTS_FOLDER, delete_outputs, find_outputs
     from holdfast.sources.directories import holdfast_home
 
@@ -178,11 +173,8 @@ def delete_session(session_id: str, db: str | None, yes: bool, dry_run: bool) ->
 
 def _detail_lines(events: "list[Event]") -> "Iterator[str]":
     """Failed calls, the parent session, why the prefix is padded or not, and what the gateway did."""
-    from collections import Counter
-
     from holdfast.events.payloads.calls import LlmCallFailed
     from holdfast.events.payloads.session import EpochOpened, SessionStarted
-    from holdfast.ledger.requests.format import strip_control_characters
     from holdfast.types.usage import Usage
 
     # Failed calls with usage were billed and are listed with the others; these cost nothing.
@@ -216,7 +208,6 @@ def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
         iter_cache_breaks,
         rank_cache_breaks,
     )
-    from holdfast.ledger.requests.format import strip_control_characters
 
     counters = msgspec.structs.asdict(compute_cache_stats(calls))
     tokens = {
@@ -225,8 +216,7 @@ def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
     }
     breaks = rank_cache_breaks(iter_cache_breaks(calls))
     if as_json:
-        document = {"stats": counters, "tokens": tokens, "breaks": breaks}
-        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+        print_json({"stats": counters, "tokens": tokens, "breaks": breaks})
         return
     for name, value in counters.items():
         if value is not None:
@@ -249,7 +239,7 @@ def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
 
 
 def _session_row(row: "SessionRow") -> tuple[str, ...]:
-    times = (_time(row.started_at), _time(row.last_event_at))
+    times = (format_local_time(row.started_at), format_local_time(row.last_event_at))
     return (row.id, row.name or "", row.model, *times, str(row.event_count), row.parent_session_id or "")
 
 
@@ -261,7 +251,15 @@ def _call_row(entry: "LedgerEntry", estimated: set[str]) -> tuple[str, ...]:
     numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input)
     output = f"{'~' if call.request_id in estimated else ''}{usage.output}"
     money = f"${call.cost_usd:.6f}"
-    return (str(call.number), _time(call.at), *map(str, numbers), output, money, prefix, *_verdict_cells(entry))
+    return (
+        str(call.number),
+        format_local_time(call.at),
+        *map(str, numbers),
+        output,
+        money,
+        prefix,
+        *_verdict_cells(entry),
+    )
 
 
 def _verdict_cells(entry: "LedgerEntry") -> tuple[str, str]:
@@ -272,49 +270,28 @@ def _verdict_cells(entry: "LedgerEntry") -> tuple[str, str]:
     return f"{verdict.kind}{component}", f"${verdict.lost_usd:.6f}" if verdict.lost_usd else ""
 
 
-def _time(at: float) -> str:
-    import datetime
-
-    return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-CALLS_DRAWN_MAX = 40
-
-
-BAR_CELLS_MAX = 48
-
-
-LABEL_CHARACTERS = 32
-
-
-"""Room beside a bar for the call's number and verdict."""
-
-
-LayerSizesByRequest = Mapping[str, Sequence[LayerSize]]
-
-
-def draw_calls(entries: Sequence[LedgerEntry], strata: LayerSizesByRequest, width: int) -> list[str]:
+def draw_calls(entries: Sequence[LedgerEntry], layer_runs: "LayerSizesByRequest", width: int) -> list[str]:
     """One line per call for the newest `CALLS_DRAWN_MAX` calls, then a legend of the layers."""
-    drawn = [entry for entry in entries if strata.get(entry.record.request_id)][-CALLS_DRAWN_MAX:]
+    drawn = [entry for entry in entries if layer_runs.get(entry.record.request_id)][-CALLS_DRAWN_MAX:]
     if not drawn:
         return []
-    names = list(dict.fromkeys(part.layer for entry in drawn for part in strata[entry.record.request_id]))
+    names = list(dict.fromkeys(run.layer for entry in drawn for run in layer_runs[entry.record.request_id]))
     fills = {name: FILLS[number % len(FILLS)] for number, name in enumerate(names)}
     longest = max(entry.record.usage.tokens_sent for entry in drawn)
     cells_max = max(8, min(BAR_CELLS_MAX, width - LABEL_CHARACTERS))
-    lines = [_line(entry, strata[entry.record.request_id], fills, cells_max, longest=longest) for entry in drawn]
+    lines = [_line(entry, layer_runs[entry.record.request_id], fills, cells_max, longest=longest) for entry in drawn]
     legend = "  ".join(f"{fill} {strip_control_characters(name)}" for name, fill in fills.items())
     left_out = len(entries) - len(drawn)
     return [*lines, legend, *([f"{format_count(left_out, 'earlier call')} not drawn"] if left_out else [])]
 
 
 def _line(
-    entry: LedgerEntry, parts: Sequence[LayerSize], fills: Mapping[str, str], cells_max: int, *, longest: int
+    entry: LedgerEntry, runs: Sequence["LayerSize"], fills: Mapping[str, str], cells_max: int, *, longest: int
 ) -> str:
     tokens_sent = entry.record.usage.tokens_sent
     cells = max(1, round(cells_max * tokens_sent / longest)) if longest else 1
-    shares = divide_bar_cells([part.bytes for part in parts], cells)
-    bar = "".join(fills[part.layer] * count for part, count in zip(parts, shares, strict=True))
+    shares = divide_bar_cells([run.bytes for run in runs], cells)
+    bar = "".join(fills[run.layer] * count for run, count in zip(runs, shares, strict=True))
     verdict = entry.verdict
     label: str = "" if verdict is None else verdict.kind
     if verdict is not None and verdict.lost_usd:
@@ -324,10 +301,7 @@ def _line(
 
 def describe_gateway_session(events: "Iterable[Event]") -> "Iterator[str]":
     """How its calls were matched to one session, and which anti-patterns were or could be fixed, in how many calls."""
-    from collections import Counter
-
     from holdfast.events.payloads.calls import GatewayForwarded
-    from holdfast.ledger.requests.format import strip_control_characters
     from holdfast.replay.counterfactual import list_paid_calls
 
     log = list(events)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-import msgspec
+from msgspec.structs import replace
 
 from holdfast.catalog.schema import Model
 from holdfast.engine.conversation import Conversation
@@ -62,9 +62,9 @@ def controls_event(controls: CacheControls, state: SessionState, model: Model) -
         reason = "caching was turned off"
     elif generation != previous.generation:
         reason = "the cache was invalidated"
-    if event == msgspec.structs.replace(previous, reason="", new_prefix=False):
+    if event == replace(previous, reason="", new_prefix=False):
         return None
-    return msgspec.structs.replace(event, reason=reason, new_prefix=nonce != previous.nonce)
+    return replace(event, reason=reason, new_prefix=nonce != previous.nonce)
 
 
 def cache_nonce(owner: str, generation: int) -> str:

@@ -5,6 +5,7 @@ from contextlib import aclosing
 from decimal import Decimal
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.economics.cost import storage_usd
 from holdfast.engine.conversation import Conversation
@@ -30,7 +31,7 @@ DELETE_SECONDS_MAX = 5.0
 
 
 class CacheReference(msgspec.Struct, frozen=True):
-    """A reference to an explicit cache: the request omits its first `pieces` blocks and names the cache instead."""
+    """A reference to an explicit cache: the request omits its first `blocks` blocks and names the cache instead."""
 
     parameters: Parameters
     blocks: int
@@ -156,7 +157,7 @@ async def _extend(
             return cache
         await record_lost_cache(conversation, str(error))
         return None
-    longer = msgspec.structs.replace(cache, expires_at=answer.expires_at)
+    longer = replace(cache, expires_at=answer.expires_at)
     added = storage_usd(cache.tokens, max(0.0, longer.expires_at - cache.expires_at), conversation.price(cache.tokens))
     await conversation.record("system", _cache_event(longer, "extended", reason, storage_cost_usd=added))
     return longer
@@ -193,9 +194,7 @@ def _can_afford(conversation: Conversation, tokens: int) -> bool:
     creation_cost = tokens * price.input / 1_000_000 + storage_usd(
         tokens, conversation.deps.explicit_cache.ttl_seconds, price
     )
-    call_cost = conversation.call_cost_usd_max(
-        conversation.state.calibration.correct_estimate(conversation.draft.buffer.tokens_total)
-    )
+    call_cost = conversation.call_cost_usd_max(conversation.request_tokens)
     return conversation.can_spend(creation_cost + call_cost)
 
 

@@ -12,14 +12,12 @@ from holdfast.engine.cache.ping import PingSpec, build_ping_parameters, keep_ali
 from holdfast.engine.cache.plan import current_moment
 from holdfast.engine.conversation import Conversation, KeepAlive
 from holdfast.engine.reducer import open_tool_calls
-from holdfast.engine.request_draft import build_sent_view
 from holdfast.errors import HoldfastError
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CachePinged, PingKind
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallStarted, ModelSwitched
 from holdfast.events.payloads.compaction import ContextCompacted
 from holdfast.events.payloads.session import SessionEnded, TurnStarted
-from holdfast.layers.assemble import assemble_prompt
 from holdfast.planning.adaptive_policy import plan_session_ping
 from holdfast.planning.breakpoints import can_carry_breakpoint
 from holdfast.planning.keep_alive import PING_MARGIN_SECONDS, closing_entry
@@ -113,7 +111,7 @@ class SessionKeepAlive:
             self._sending.discard(this)
 
     async def aclose(self) -> None:
-        """Cancel a waiting ping; one in progress gets `CLOSING_SECONDS_MAX` to finish, because it is paid for."""
+        """Cancel a waiting ping; one in progress gets `CLOSE_WAIT_SECONDS_MAX` to finish, because it is paid for."""
         self._unsubscribe()
         self._cancel_waiting()
         try:
@@ -183,7 +181,7 @@ def _with_reply(conversation: Conversation, ping: Ping, request_head: bytes) -> 
     if state.first_ephemeral is not None:
         return "the prompt holds ephemeral text, which leaves it with the turn"
     # Every later prompt continues with this reply, so writing it to the cache is not wasted.
-    conversation.draft.update(assemble_prompt(build_sent_view(state)))
+    conversation.assemble_request()
     buffer = conversation.draft.buffer
     blocks = len(buffer.blocks)
     last_block = next((at for at in range(blocks - 1, -1, -1) if can_carry_breakpoint(buffer.blocks, at)), None)

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class PingSpec(msgspec.Struct, frozen=True):
     """The purpose of a ping, the TTL of its last breakpoint, and the size of its prompt.
 
-    `piece` is the block of that breakpoint among the conversation's `pieces` blocks; `closing_tokens` follow them.
+    `block` is the block of that breakpoint among the conversation's `blocks` blocks; `closing_tokens` follow them.
     """
 
     kind: PingKind
@@ -77,7 +77,7 @@ def keep_alive_refusal(conversation: Conversation) -> str | None:
 async def send_ping(conversation: Conversation, body: bytes, ping: PingSpec) -> CachePinged | str:
     """Send a ping; returns the recorded event, or why there was none. Failures are logged, not raised.
 
-    `body` must be encoded with `empty_parameters`. It is not sent if too little budget would be left for a call.
+    `body` must be encoded with `build_ping_parameters`. It is not sent if too little budget would be left for a call.
     """
     deps = conversation.deps
     parameters = build_ping_parameters(conversation.parameters, deps.model)

@@ -1,12 +1,13 @@
 """The cache plan of the next request, and the prefixes that it reads or writes."""
 
-import msgspec
+from msgspec.structs import replace
 
+from holdfast.catalog.schema import CacheRules
 from holdfast.engine.cache.ping import keep_alive_refusal
 from holdfast.engine.cache.single_flight import BreakpointPrefix, FlightKey
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.reducer import wait_cause
-from holdfast.engine.state import apply_limits
+from holdfast.engine.state import ProviderLimits
 from holdfast.events.payloads.cache import CacheLearned
 from holdfast.planning.adaptive_policy import first_block_above
 from holdfast.planning.learned import forget_cached, make_learned_record
@@ -14,7 +15,7 @@ from holdfast.planning.plan import plan_cache
 from holdfast.planning.policy import PlanningMoment
 from holdfast.providers.adapter import model_capabilities
 from holdfast.types.json_encoding import extend_digest, sha256_hex
-from holdfast.types.prompt import Plan
+from holdfast.types.prompt import Plan, Ttl
 from holdfast.types.request_buffer import RequestBuffer
 
 
@@ -38,8 +39,29 @@ def plan_next_call(conversation: Conversation, buffer: RequestBuffer, shared: in
     )
     next_plan = apply_limits(next_plan, state.limits, model.cache)
     if conversation.deps.keep_alive is not None and (reason := keep_alive_refusal(conversation)):
-        return msgspec.structs.replace(next_plan, notes=(*next_plan.notes, f"no keep-alive: {reason}"))
+        return replace(next_plan, notes=(*next_plan.notes, f"no keep-alive: {reason}"))
     return next_plan
+
+
+def apply_limits(plan: Plan, limits: ProviderLimits, rules: CacheRules) -> Plan:
+    """The plan without its deepest breakpoints, if there are too many; cache reads are then no longer predicted."""
+    breakpoints = (
+        plan.breakpoints if limits.breakpoints_max is None else plan.breakpoints[: max(0, limits.breakpoints_max)]
+    )
+    if limits.short_ttls_only:
+        short = shortest_ttl(rules)
+        breakpoints = tuple(
+            breakpoint if breakpoint.ttl == short else replace(breakpoint, ttl=short) for breakpoint in breakpoints
+        )
+    if breakpoints == plan.breakpoints:
+        return plan
+    note = f"the provider refused the planned breakpoints: {len(breakpoints)} of {len(plan.breakpoints)} are set"
+    return replace(plan, breakpoints=breakpoints, notes=(*plan.notes, note), expected_read_tokens=0)
+
+
+def shortest_ttl(rules: CacheRules) -> Ttl:
+    ttls: tuple[Ttl, ...] = ("5m", "30m", "1h", "12h")
+    return next((ttl for ttl in ttls if ttl in rules.ttls_seconds), "5m")
 
 
 def current_moment(conversation: Conversation, buffer: RequestBuffer) -> PlanningMoment:
@@ -71,7 +93,7 @@ def _scope(conversation: Conversation, account: str) -> str:
     """The account, the model, and all request parameters that a cache entry may depend on."""
     deps = conversation.deps
     # Output limit, streaming, stop sequences and temperature are in no provider's list of what invalidates a cache.
-    parameters = msgspec.structs.replace(
+    parameters = replace(
         conversation.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
     )
     headers = repr(deps.adapter.endpoint(parameters).headers).encode()

@@ -12,7 +12,6 @@ from holdfast.engine.conversation import Conversation
 from holdfast.layers.assemble import assemble_prompt
 from holdfast.planning.keep_alive import closing_entry
 from holdfast.types.prompt import Plan, View
-from holdfast.types.request_buffer import RequestBuffer
 from holdfast.types.usage import Usage
 
 
@@ -35,7 +34,9 @@ async def prewarm(conversation: Conversation) -> PrewarmResult:
     parameters = build_ping_parameters(conversation.parameters, deps.model)
     if isinstance(parameters, str):
         return PrewarmResult(False, parameters)
-    buffer = _prefix_request(conversation)
+    draft = conversation.new_draft()
+    draft.update(assemble_prompt(View(head=conversation.state.stable_prefix, newest=(closing_entry(None),))))
+    buffer, calibration = draft.buffer, conversation.state.calibration
     breakpoints = tuple(
         breakpoint
         for breakpoint in plan_next_call(conversation, buffer, 0).breakpoints
@@ -43,16 +44,17 @@ async def prewarm(conversation: Conversation) -> PrewarmResult:
     )
     flight_key = make_flight_key(conversation, buffer, Plan(breakpoints))
     if not flight_key.prefixes:
+        prefix_tokens = calibration.correct_estimate(sum(buffer.tokens[: buffer.stable_count]))
         return PrewarmResult(
             False,
-            f"tools and system prompt have about {_prefix_tokens(conversation, buffer)} tokens, "
+            f"tools and system prompt have about {prefix_tokens} tokens, "
             f"and {deps.model.id} caches nothing below {deps.model.cache.tokens_min}",
         )
     body = buffer.render(deps.adapter.request_head(parameters), breakpoints)
     ping_request = PingSpec(
         "prewarm",
         breakpoints[-1].ttl,
-        conversation.state.calibration.correct_estimate(buffer.tokens_total),
+        calibration.correct_estimate(buffer.tokens_total),
         "the caller asked for it",
     )
     async with acquire_slot(deps.single_flight, flight_key, deps.clock) as slot:
@@ -63,13 +65,3 @@ async def prewarm(conversation: Conversation) -> PrewarmResult:
             return PrewarmResult(False, ping)
         slot.mark_begun()
     return PrewarmResult(True, usage=ping.usage, cost_usd=ping.cost_usd)
-
-
-def _prefix_request(conversation: Conversation) -> RequestBuffer:
-    draft = conversation.new_draft()
-    draft.update(assemble_prompt(View(head=conversation.state.stable_prefix, newest=(closing_entry(None),))))
-    return draft.buffer
-
-
-def _prefix_tokens(conversation: Conversation, buffer: RequestBuffer) -> int:
-    return conversation.state.calibration.correct_estimate(sum(buffer.tokens[: buffer.stable_count]))

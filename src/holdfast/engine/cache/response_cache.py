@@ -8,13 +8,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.errors import UserError
-from holdfast.types.reply import Reply, StopReason
+from holdfast.providers.adapter import StreamDecoder
+from holdfast.types.reply import Delta, Reply, ReplyFinished, ReplyStarted, StopReason
+from holdfast.types.usage import Usage
 
 STORED_SECONDS = 30.0
 """Default storage time: seed 002's completion cache has the same."""
 
+# Bounds of what one process holds in memory.
 RESPONSES_MAX = 256
 RESPONSE_CACHE_BYTES_MAX = 32_000_000
 
@@ -86,13 +90,22 @@ class ResponseCacheConfig(msgspec.Struct, frozen=True):
     cache: ResponseCache
     seconds: float = STORED_SECONDS
 
+    def find_deltas(self, key: str, decoder: StreamDecoder, at: float) -> tuple[Delta, ...]:
+        """The deltas of the reply stored under this key, with zero usage; empty if none is stored."""
+        chunks = self.cache.find(key, at, self.seconds) or ()
+        return tuple(_without_usage(delta) for chunk in chunks for delta in decoder.feed(chunk))
+
+    def store_reply(self, key: str, chunks: Sequence[bytes], reply: Reply, at: float) -> bool:
+        """Store the reply for identical requests, if it is worth it; returns whether it was stored."""
+        return bool(chunks) and is_storable_reply(reply) and self.cache.store(key, chunks, at, self.seconds)
+
 
 class RawResponse:
     """Collects the raw response to one request, until it is too large to be stored."""
 
-    def __init__(self, *, listening: bool) -> None:
+    def __init__(self) -> None:
         self._chunks: list[bytes] = []
-        self._left_bytes = REPLY_BYTES_MAX if listening else -1
+        self._left_bytes = REPLY_BYTES_MAX
 
     def add_chunk(self, chunk: bytes) -> None:
         self._left_bytes -= len(chunk)
@@ -110,3 +123,13 @@ class RawResponse:
 def is_storable_reply(reply: Reply) -> bool:
     """Whether the reply is complete and not empty; a refused or interrupted one may succeed next time."""
     return bool(reply.content) and reply.stop_reason in _WHOLE
+
+
+def _without_usage(delta: Delta) -> Delta:
+    match delta:
+        case ReplyStarted():
+            return replace(delta, usage=Usage())
+        case ReplyFinished(reply=reply):
+            return ReplyFinished(replace(reply, usage=Usage()))
+        case _:
+            return delta

@@ -164,12 +164,12 @@ class SingleFlight:
 
 
 @asynccontextmanager
-async def acquire_slot(gate: SingleFlight | None, flight_key: FlightKey, clock: Clock) -> AsyncIterator[Slot]:
-    """Acquire a slot; at once if there is no gate or the request has no prefix to share."""
-    if gate is None or not flight_key.prefixes:
+async def acquire_slot(single_flight: SingleFlight | None, flight_key: FlightKey, clock: Clock) -> AsyncIterator[Slot]:
+    """Acquire a slot; at once without single flight, or if the request has no prefix to share."""
+    if single_flight is None or not flight_key.prefixes:
         yield Slot(flight_key, clock())
         return
-    async with gate.acquire(flight_key, clock) as slot:
+    async with single_flight.acquire(flight_key, clock) as slot:
         yield slot
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from decimal import Decimal
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.catalog.schema import Model, Price
 from holdfast.catalog.token_count import count_tokens
@@ -25,6 +26,7 @@ from holdfast.engine.request_draft import RequestDraft, build_sent_view
 from holdfast.engine.state import SessionState
 from holdfast.events.payloads.compaction import (
     CompactionNumbers,
+    CompactionStrategy,
     CompactionTrigger,
     ContextCompacted,
     SkillReleased,
@@ -36,20 +38,20 @@ from holdfast.extraction.tool_calls import extract_plain_text
 from holdfast.layers.assemble import assemble_prompt
 from holdfast.planning.learned import READ_SHARE_MIN, LearnedParameters
 from holdfast.planning.plan import cache_write_rate
-from holdfast.types.blocks import Message, Role, ToolResult, join_text_blocks
+from holdfast.types.blocks import Message, Role, ToolResult, get_result_call_id, join_text_blocks
 from holdfast.types.prompt import HistoryEntry
 from holdfast.types.request_buffer import count_shared_blocks
-from holdfast.types.transcript import TranscriptRules, get_result_call_id, merge_into_messages, validate_transcript
+from holdfast.types.transcript import TranscriptRules, merge_into_messages, validate_transcript
 
 RECALL_TOOL = "recall_history"
 _RULES = TranscriptRules(system_messages="anywhere")
-"""A summary may be a system message; `record_role` checks first whether the provider accepts one."""
+"""A summary may be a system message; `summary_role` checks first whether the provider accepts one."""
 
 _TAKES_SYSTEM_FIRST = ("openai",)
 
 
 class CompactionSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot of a session for compaction; the draft holds what would be sent now, `said` the logged messages."""
+    """A session as a compaction sees it; the draft holds what would be sent now, `logged` all messages of the log."""
 
     state: SessionState
     draft: RequestDraft
@@ -125,7 +127,7 @@ def propose_compaction(
     """
     if snapshot.state.profile == "seed":
         # The automatic trigger has already checked the prompt's size, so the limit for explicit requests is lifted.
-        seed = config if trigger == "requested" else msgspec.structs.replace(config, max_estimated_tokens=0)
+        seed = config if trigger == "requested" else replace(config, max_estimated_tokens=0)
         return propose_seed_summary(snapshot, seed, trigger)
     checkpoint = _checkpoint(snapshot, config, trigger, tail_tokens_max)
     if trigger in ("requested", "overflow") or not config.clear:
@@ -154,20 +156,8 @@ def propose_clearing(
         return NoCompaction("too few tool results can be cleared", _unchanged_numbers(outlook))
     ids = {entry.tool_use_id for entry in batch.results}
     covered = [entry for entry in state.entries if any(get_result_call_id(block) in ids for block in entry.content)]
-    event = ContextCompacted(
-        strategy="clear",
-        trigger=trigger,
-        epoch=state.epoch + 1,
-        first=batch.first,
-        last=batch.last,
-        digest=messages_digest(covered),
-        tokens_before=outlook.prompt_tokens,
-        tokens_after=0,
-        numbers=_unchanged_numbers(outlook),
-        cleared=batch.results,
-        thinking_dropped=snapshot.model.cache.binds_thinking,
-    )
-    return validate_compaction(snapshot, event)
+    event = _new_event(snapshot, trigger, "clear", covered, (batch.first, batch.last))
+    return validate_compaction(snapshot, replace(event, cleared=batch.results))
 
 
 def propose_seed_summary(
@@ -181,21 +171,32 @@ def propose_seed_summary(
     covered = [entry for entry in state.entries[:start] if not is_summary(entry)]
     if summary.reason or not covered or state.compaction_watch.last_message == state.message_count:
         return NoCompaction(summary.reason or "there is nothing new to compact", _unchanged_numbers(outlook))
-    event = ContextCompacted(
-        strategy="seed",
+    segments = (SummarySegment("facts", join_text_blocks(summary.messages[0].content)),)
+    event = _new_event(snapshot, trigger, "seed", covered, (covered[0].number, covered[-1].number))
+    return validate_compaction(snapshot, replace(event, segments=segments, role=summary_role(snapshot)))
+
+
+def _new_event(
+    snapshot: CompactionSnapshot,
+    trigger: CompactionTrigger,
+    strategy: CompactionStrategy,
+    covered: list[HistoryEntry],
+    first_last: tuple[int, int],
+) -> ContextCompacted:
+    """What all strategies record alike; the sizes after the compaction are measured by `validate_compaction`."""
+    outlook = compaction_outlook(snapshot)
+    return ContextCompacted(
+        strategy=strategy,
         trigger=trigger,
-        epoch=state.epoch + 1,
-        first=covered[0].number,
-        last=covered[-1].number,
+        epoch=snapshot.state.epoch + 1,
+        first=first_last[0],
+        last=first_last[1],
         digest=messages_digest(covered),
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
         numbers=_unchanged_numbers(outlook),
-        segments=(SummarySegment("facts", join_text_blocks(summary.messages[0].content)),),
-        role=summary_role(snapshot),
         thinking_dropped=snapshot.model.cache.binds_thinking,
     )
-    return validate_compaction(snapshot, event)
 
 
 def _entry_tokens(snapshot: CompactionSnapshot) -> list[int]:
@@ -217,34 +218,19 @@ def _checkpoint(
     if cut is None or is_unchanged:
         return NoCompaction("there is nothing new to compact", _unchanged_numbers(outlook))
     summary, covered = _summarize(snapshot, cut, summary_tokens_max)
-    event = ContextCompacted(
-        strategy="checkpoint",
-        trigger=trigger,
-        epoch=state.epoch + 1,
-        first=cut.first,
-        last=cut.last,
-        digest=messages_digest(covered),
-        tokens_before=outlook.prompt_tokens,
-        tokens_after=0,
-        numbers=_unchanged_numbers(outlook),
-        segments=(
-            SummarySegment("facts", render_summary(summary, recall=_has_recall_tool(state))),
-            SummarySegment("note", render_resume_note(recent=cut.stop < len(state.entries))),
-        ),
-        role=summary_role(snapshot),
-        thinking_dropped=snapshot.model.cache.binds_thinking,
+    has_recall_tool = any(spec.name == RECALL_TOOL for spec in state.tools)
+    segments = (
+        SummarySegment("facts", render_summary(summary, recall=has_recall_tool)),
+        SummarySegment("note", render_resume_note(recent=cut.stop < len(state.entries))),
     )
-    return validate_compaction(snapshot, event, summary)
+    event = _new_event(snapshot, trigger, "checkpoint", covered, (cut.first, cut.last))
+    return validate_compaction(snapshot, replace(event, segments=segments, role=summary_role(snapshot)), summary)
 
 
 def summary_role(snapshot: CompactionSnapshot) -> Role:
     """`system` where there is a system prompt and the provider accepts a second one; else `user`."""
     has_system_prompt = any(segment.section == "system" for segment in snapshot.state.stable_prefix)
     return "system" if has_system_prompt and snapshot.model.provider in _TAKES_SYSTEM_FIRST else "user"
-
-
-def _has_recall_tool(state: SessionState) -> bool:
-    return any(spec.name == RECALL_TOOL for spec in state.tools)
 
 
 def _summarize(snapshot: CompactionSnapshot, cut: CompactionCut, tokens_max: int) -> tuple[Summary, list[HistoryEntry]]:
@@ -294,7 +280,7 @@ def validate_compaction(
     if event.tokens_before - tokens_after < gain_min:
         return NoCompaction("too little can be removed: the rest is stable prefix, summary or newest messages", numbers)
     unchanged_blocks = count_shared_blocks(state.digests, draft.buffer.digests)
-    final_event: ContextCompacted = msgspec.structs.replace(
+    final_event: ContextCompacted = replace(
         event,
         tokens_after=tokens_after,
         numbers=numbers,
@@ -310,8 +296,7 @@ def _measure(snapshot: CompactionSnapshot, draft: RequestDraft, after: SessionSt
     factor = snapshot.state.calibration.factor
     sizes = draft.entry_tokens()
     unchanged = next(
-        (at for at, (old, new) in enumerate(zip(snapshot.state.entries, after.entries, strict=False)) if old != new),
-        0,
+        (at for at, (old, new) in enumerate(zip(snapshot.state.entries, after.entries, strict=False)) if old != new), 0
     )
     changed = list(zip(sizes, after.entries, strict=True))[unchanged:]
     summary_tokens = sum(size for size, entry in changed if is_summary(entry))

@@ -14,8 +14,6 @@ from holdfast.types.json_encoding import canonical_json, sha256_hex
 from holdfast.types.prompt import HistoryEntry, Stability
 
 ReadLog = Callable[[str | None], Iterable[Event]]
-
-
 """Reads a session's events after the one with the given id, or all of them."""
 
 

@@ -4,7 +4,8 @@ import asyncio
 from contextlib import aclosing
 from decimal import Decimal
 
-import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from holdfast.catalog.token_count import count_tokens
 from holdfast.compaction.llm_summary import (
@@ -13,11 +14,11 @@ from holdfast.compaction.llm_summary import (
     CheckedSummary,
     check_llm_summary,
 )
-from holdfast.economics.cost import cost_usd
 from holdfast.engine.cache.plan import plan_next_call
-from holdfast.engine.call_record import PartialOutput
+from holdfast.engine.call_record import completed_call_event, failed_call_event
 from holdfast.engine.compaction.compact import CompactionProposal, CompactionSnapshot, NoCompaction, validate_compaction
 from holdfast.engine.conversation import Conversation
+from holdfast.engine.exchange import PartialOutput
 from holdfast.engine.recovery.incidents import report_incident
 from holdfast.engine.recovery.runner import FixedByStep, StepContext, StepFunction
 from holdfast.errors import BudgetError, ProviderError
@@ -25,7 +26,7 @@ from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed
 from holdfast.events.payloads.compaction import SummarySegment
 from holdfast.extraction.tool_calls import extract_plain_text
 from holdfast.recovery.scenarios import FailureScenario, StepName
-from holdfast.types.blocks import Text, ToolUse, is_thinking, join_text_blocks
+from holdfast.types.blocks import Text, ToolUse, join_text_blocks
 from holdfast.types.prompt import HistoryEntry
 from holdfast.types.reply import Reply, ReplyFinished
 from holdfast.types.request_buffer import count_shared_blocks
@@ -46,7 +47,7 @@ async def add_llm_summary(
     llm_summary = summary.prose
     summary_segment, note_segment = proposal.event.segments
     dropped = (f"{llm_summary.dropped} lines of the model's summary were dropped",) if llm_summary.dropped else ()
-    event = msgspec.structs.replace(
+    event = replace(
         proposal.event,
         segments=(summary_segment, SummarySegment("llm_summary", llm_summary.text), note_segment)
         if llm_summary.text
@@ -57,9 +58,7 @@ async def add_llm_summary(
     )
     with_summary = validate_compaction(snapshot, event, proposal.summary)
     if isinstance(with_summary, NoCompaction):
-        return msgspec.structs.replace(
-            proposal, event=msgspec.structs.replace(event, segments=(summary_segment, note_segment))
-        )
+        return replace(proposal, event=replace(event, segments=(summary_segment, note_segment)))
     return with_summary
 
 
@@ -79,13 +78,11 @@ class _Summary:
     def steps(self) -> dict[StepName, StepFunction]:
         return {StepName.RemindSummariser: self._remind, StepName.DeterministicRecord: self._use_deterministic_summary}
 
-    async def _remind(self, context: StepContext) -> FixedByStep | str:
-        del context
+    async def _remind(self, _context: StepContext) -> FixedByStep | str:
         await self.ask(f"{LLM_SUMMARY_PROMPT}\n\n{LLM_SUMMARY_RETRY_PROMPT}")
         return f"not usable again: {self.reason}" if self.reason else FixedByStep("usable")
 
-    async def _use_deterministic_summary(self, context: StepContext) -> str:
-        del context
+    async def _use_deterministic_summary(self, _context: StepContext) -> str:
         return "the deterministic summary is used alone"
 
     async def ask(self, instruction: str) -> None:
@@ -119,61 +116,37 @@ class _Summary:
 
     async def _reply(self, body: bytes) -> Reply:
         """Send the request and return the reply; logged as a call outside the conversation, however it ends."""
-        deps, started_at = self._conversation.deps, self._conversation.deps.clock()
-        reader, arrived = deps.adapter.make_stream_decoder(), PartialOutput()
+        conversation, deps = self._conversation, self._conversation.deps
+        started_at, decoder, output = deps.clock(), deps.adapter.make_stream_decoder(), PartialOutput()
         try:
-            async with aclosing(
-                deps.transport.send(deps.adapter.endpoint(self._conversation.parameters), body)
-            ) as chunks:
+            endpoint = deps.adapter.endpoint(conversation.parameters)
+            async with aclosing(deps.transport.send(endpoint, body)) as chunks:
                 async for chunk in chunks:
-                    for delta in reader.feed(chunk):
-                        arrived.add_delta(delta)
+                    for delta in decoder.feed(chunk):
+                        output.add_delta(delta)
                         if isinstance(delta, ReplyFinished):
                             await self._record_completed(delta.reply, started_at)
                             return delta.reply
             raise ProviderError("network", "the response ended before it was complete")
         except ProviderError as error:
-            usage, estimated = arrived.estimate_usage(reader.partial(), deps.model.tokens_factor)
-            failed = LlmCallFailed(
-                model=deps.model.id,
-                provider=deps.model.provider,
-                error_class=error.kind,
-                error_message_redacted=str(error),
-                retry_count=0,
-                latency_ms=self._since(started_at),
-                request_id=deps.new_id(started_at),
-                usage=usage,
-                cost_usd=self._add_cost(usage),
-                is_output_estimated=estimated,
-            )
-            await self._conversation.record("agent", failed)
+            usage_so_far = output.estimate_usage(decoder.partial(), deps.model.tokens_factor)
+            failed = failed_call_event(conversation, error, retries=0, started_at=started_at, usage_so_far=usage_so_far)
+            self._add_cost(failed)
+            await conversation.record("agent", replace(failed, request_id=deps.new_id(started_at)))
             raise
 
     async def _record_completed(self, reply: Reply, started_at: float) -> None:
-        deps = self._conversation.deps
-        completed = LlmCallCompleted(
-            model=deps.model.id,
-            provider=deps.model.provider,
-            usage=reply.usage,
-            cost_usd=self._add_cost(reply.usage),
-            pricing_version=deps.pricing_version,
-            latency_ms=self._since(started_at),
-            stop_reason=reply.stop_reason,
-            produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
-            produced_thinking_blocks=sum(map(is_thinking, reply.content)),
-            request_id=deps.new_id(started_at),
-            response_id=reply.id,
-            source="summary",
+        request_id = self._conversation.deps.new_id(started_at)
+        completed = completed_call_event(
+            self._conversation, reply, started_at=started_at, retries=0, request_id=request_id
         )
-        await self._conversation.record("agent", completed)
+        self._add_cost(completed)
+        await self._conversation.record(
+            "agent", replace(completed, source="summary", compaction_usage=UNSET, diagnosis=None)
+        )
 
-    def _add_cost(self, usage: Usage) -> Decimal:
-        cost = cost_usd(usage, self._conversation.price(usage.tokens_sent))
-        self.usage, self.cost_usd = self.usage + usage, self.cost_usd + cost
-        return cost
-
-    def _since(self, started_at: float) -> int:
-        return round((self._conversation.deps.clock() - started_at) * 1000)
+    def _add_cost(self, call: LlmCallCompleted | LlmCallFailed) -> None:
+        self.usage, self.cost_usd = self.usage + call.usage, self.cost_usd + call.cost_usd
 
 
 def _checked_against_history(text: str, snapshot: CompactionSnapshot) -> CheckedSummary:

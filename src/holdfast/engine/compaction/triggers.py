@@ -21,9 +21,8 @@ from holdfast.engine.recovery.incidents import (
     report_expired_cache,
     report_ineffective_compaction,
 )
-from holdfast.engine.request_draft import build_sent_view
+from holdfast.events.log import Actor
 from holdfast.events.payloads.compaction import CompactionSkipped, CompactionTrigger
-from holdfast.layers.assemble import assemble_prompt
 
 PREFIX_TOO_LARGE = "tools and system prompt alone exceed the limit, and compaction cannot shorten them"
 SMALL_TAIL_TOKENS = 6_000
@@ -31,14 +30,13 @@ SMALL_TAIL_TOKENS = 6_000
 
 
 def snapshot_conversation(conversation: Conversation) -> CompactionSnapshot:
-    """A snapshot of the conversation for compaction; also updates the draft to what would be sent now."""
-    conversation.draft.update(assemble_prompt(build_sent_view(conversation.state)))
+    """A snapshot of the conversation for compaction; its sizes are those of the draft as it was last assembled."""
     state, deps = conversation.state, conversation.deps
     return CompactionSnapshot(
         state=state,
         draft=conversation.draft,
         model=deps.model,
-        price=conversation.price(state.calibration.correct_estimate(conversation.draft.buffer.tokens_total)),
+        price=conversation.price(conversation.request_tokens),
         at=deps.clock(),
         learned=deps.learned,
         output_tokens_max=deps.parameters.output_tokens_max,
@@ -51,49 +49,59 @@ async def compact_on_request(
     conversation: Conversation, config: CompactionConfig, *, seed: bool = False
 ) -> CompactionProposal | NoCompaction:
     """Compact on the user's request, if it helps; with `seed` by the rules of seed 002."""
+    conversation.assemble_request()
     snapshot = snapshot_conversation(conversation)
     # This reads the whole conversation, so it runs in a thread and does not block the event loop.
-    proposal = await asyncio.to_thread(
-        propose_seed_summary if seed else propose_compaction, snapshot, config, "requested"
-    )
+    propose = propose_seed_summary if seed else propose_compaction
+    proposal = await asyncio.to_thread(propose, snapshot, config, "requested")
+    return await _record_proposal(conversation, snapshot, proposal, config, actor="user")
+
+
+async def _record_proposal(
+    conversation: Conversation,
+    snapshot: CompactionSnapshot,
+    proposal: CompactionProposal | NoCompaction,
+    config: CompactionConfig,
+    *,
+    actor: Actor,
+) -> CompactionProposal | NoCompaction:
+    """Record a proposal; with an LLM summary, if configured and if the prompt that its request reuses is cached."""
     await report_changed_messages(conversation)
-    if isinstance(proposal, CompactionProposal):
-        proposal = await _with_llm_summary(conversation, snapshot, proposal, config)
-        await conversation.record("user", *proposal.payloads)
-        await refresh_prefix(conversation)
+    if isinstance(proposal, NoCompaction):
+        return proposal
+    event = proposal.event
+    if config.llm_summary and event.strategy == "checkpoint" and not event.numbers.is_cache_cold:
+        proposal = await add_llm_summary(conversation, snapshot, proposal)
+    await conversation.record(actor, *proposal.payloads)
+    await refresh_prefix(conversation)
     return proposal
 
 
-async def _with_llm_summary(
-    conversation: Conversation, snapshot: CompactionSnapshot, proposal: CompactionProposal, config: CompactionConfig
-) -> CompactionProposal:
-    """The proposal with an LLM summary, if configured and if the prompt that the summary request reuses is cached."""
-    if not config.llm_summary or proposal.event.strategy != "checkpoint" or proposal.event.numbers.is_cache_cold:
-        return proposal
-    return await add_llm_summary(conversation, snapshot, proposal)
-
-
 async def compact_if_due(conversation: Conversation) -> bool:
-    """Compact if a compaction is due, and return whether it was done; one that would not help is reported once."""
+    """Compact if the assembled request is too large or too expensive, and return whether that was done.
+
+    A compaction that would not help is reported once.
+    """
     config, snapshot = conversation.deps.compaction, snapshot_conversation(conversation)
     outlook = compaction_outlook(snapshot)
     trigger = find_compaction_trigger(
         outlook, conversation.state.compaction_watch, config, by_size_alone=conversation.state.profile == "seed"
     )
-    is_allowed = trigger is not None and (trigger == "hard" or not _is_thinking(conversation))
-    if is_allowed and trigger is not None and await _compact_for(conversation, snapshot, trigger, config):
+    is_allowed = trigger == "hard" or not _is_thinking(conversation)
+    if trigger is not None and is_allowed and await _compact_for(conversation, snapshot, trigger, config):
         return True
     if config.auto and is_stable_prefix_too_large(outlook, config):
         await report_ineffective_compaction(conversation, PREFIX_TOO_LARGE)
-    await report_expired_cache(conversation, outlook, config)
+    if outlook.is_cache_cold:
+        await report_expired_cache(conversation, outlook, config)
     return False
 
 
 async def clear_tool_results(conversation: Conversation) -> str:
     """After an overflow: clear old tool results; returns what was done."""
-    return await _apply_after_overflow(
-        conversation, propose_clearing(snapshot_conversation(conversation), conversation.deps.compaction, "overflow")
-    )
+    conversation.assemble_request()
+    snapshot, config = snapshot_conversation(conversation), conversation.deps.compaction
+    return await _apply_after_overflow(conversation, propose_clearing(snapshot, config, "overflow"))
 
 
 async def compact_after_overflow(conversation: Conversation) -> str:
@@ -107,6 +115,7 @@ async def compact_to_newest_group(conversation: Conversation) -> str:
 
 
 async def _compact_to_tail(conversation: Conversation, tokens_max: int) -> str:
+    conversation.assemble_request()
     snapshot, config = snapshot_conversation(conversation), conversation.deps.compaction
     proposal = await asyncio.to_thread(propose_compaction, snapshot, config, "overflow", tail_tokens_max=tokens_max)
     return await _apply_after_overflow(conversation, proposal)
@@ -124,11 +133,8 @@ async def _compact_for(
     conversation: Conversation, snapshot: CompactionSnapshot, trigger: CompactionTrigger, config: CompactionConfig
 ) -> bool:
     proposal = await asyncio.to_thread(propose_compaction, snapshot, config, trigger)
-    await report_changed_messages(conversation)
+    proposal = await _record_proposal(conversation, snapshot, proposal, config, actor="system")
     if isinstance(proposal, CompactionProposal):
-        proposal = await _with_llm_summary(conversation, snapshot, proposal, config)
-        await conversation.record("system", *proposal.payloads)
-        await refresh_prefix(conversation)
         return True
     is_final = is_stable_prefix_too_large(compaction_outlook(snapshot), config)
     refused = CompactionSkipped(trigger, PREFIX_TOO_LARGE if is_final else proposal.reason, proposal.numbers, is_final)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from holdfast.engine.inject.client_method import (
     Arguments,
@@ -39,8 +39,8 @@ def add_anthropic_breakpoints(
     existing = request.wire_request.plan.breakpoints
     ours = missing_breakpoints(request, existing, text_follows=text_follows)
     breakpoints = tuple(sorted((*existing, *ours), key=lambda breakpoint: breakpoint.block_index))
-    changed = _marked(arguments, {breakpoint.block_index: breakpoint.ttl for breakpoint in ours}, request)
-    return RewrittenRequest(changed, msgspec.structs.replace(request.wire_request, plan=Plan(breakpoints)))
+    changed = _with_breakpoints(arguments, {breakpoint.block_index: breakpoint.ttl for breakpoint in ours}, request)
+    return RewrittenRequest(changed, replace(request.wire_request, plan=Plan(breakpoints)))
 
 
 def missing_breakpoints(
@@ -48,17 +48,17 @@ def missing_breakpoints(
 ) -> tuple[Breakpoint, ...]:
     """The planned breakpoints that are missing, as many as there are free slots."""
     automatic = request.body.get(CACHE_CONTROL)
-    ends_marked = automatic is not None and not text_follows
+    end_has_breakpoint = automatic is not None and not text_follows
     used = _count(request.body) + (automatic is not None)
     slots_left = max(0, request.model.cache.breakpoints_max - used)
-    marked = {breakpoint.block_index for breakpoint in existing}
+    blocks_with_breakpoint = {breakpoint.block_index for breakpoint in existing}
     blocks = request.buffer.blocks
     candidates = [
         breakpoint
-        for breakpoint in _planned(request)
+        for breakpoint in _wanted_breakpoints(request)
         # The provider's automatic breakpoint is already at the end of the conversation, or on what follows it.
-        if breakpoint.block_index not in marked
-        and not (ends_marked and blocks[breakpoint.block_index].section == "messages")
+        if breakpoint.block_index not in blocks_with_breakpoint
+        and not (end_has_breakpoint and blocks[breakpoint.block_index].section == "messages")
     ]
     # A 1-hour breakpoint after a 5-minute one is refused (Anthropic, "Prompt caching"). Everything before a 1-hour
     # breakpoint is written for an hour in any case, so raising ours to an hour costs nothing.
@@ -75,7 +75,7 @@ def missing_breakpoints(
     )
 
 
-def _planned(request: ClientRequest) -> tuple[Breakpoint, ...]:
+def _wanted_breakpoints(request: ClientRequest) -> tuple[Breakpoint, ...]:
     """The plan, plus the end of the previous call if that is beyond the lookback from the end of this one."""
     rules, tail, blocks = request.model.cache, request.previous_tail, request.buffer.blocks
     breakpoints = place_breakpoints(request.buffer, rules).breakpoints
@@ -111,11 +111,11 @@ def _count_blocks(blocks: Json) -> int:
     return count
 
 
-def _marked(arguments: Arguments, spots: BreakpointTtls, request: ClientRequest) -> Arguments:
+def _with_breakpoints(arguments: Arguments, ttls: BreakpointTtls, request: ClientRequest) -> Arguments:
     """A copy of the arguments with breakpoints on the given blocks; the caller's objects are not changed."""
-    if not spots:
+    if not ttls:
         return arguments
-    walk = _Walk(spots)
+    walk = _Walk(ttls)
     changed = dict(arguments)
     for name, renew in (("tools", walk.blocks), ("system", walk.text_or_blocks), ("messages", walk.messages)):
         value = arguments.get(name)
@@ -129,8 +129,8 @@ def _marked(arguments: Arguments, spots: BreakpointTtls, request: ClientRequest)
 class _Walk:
     """Walks the arguments block by block, in the order of the encoded blocks."""
 
-    def __init__(self, spots: BreakpointTtls) -> None:
-        self._spots = spots
+    def __init__(self, ttls: BreakpointTtls) -> None:
+        self._ttls = ttls
         self.seen = 0
 
     def messages(self, value: object) -> list[object]:
@@ -144,7 +144,7 @@ class _Walk:
     def text_or_blocks(self, value: object) -> object:
         if isinstance(value, str):
             ttl = self._next()
-            return [_with_mark({"type": "text", "text": value}, ttl)] if ttl else value
+            return [_with_cache_control({"type": "text", "text": value}, ttl)] if ttl else value
         return self.blocks(value)
 
     def blocks(self, value: object) -> object:
@@ -152,16 +152,16 @@ class _Walk:
         new: list[object] = []
         for block in old:
             ttl = self._next()
-            new.append(_with_mark(block_members(block), ttl) if ttl else block)
+            new.append(_with_cache_control(block_members(block), ttl) if ttl else block)
         return new if any(after is not before for after, before in zip(new, old, strict=True)) else value
 
     def _next(self) -> Ttl | None:
-        ttl = self._spots.get(self.seen)
+        ttl = self._ttls.get(self.seen)
         self.seen += 1
         return ttl
 
 
-def _with_mark(block: Mapping[str, object], ttl: Ttl) -> dict[str, object]:
+def _with_cache_control(block: Mapping[str, object], ttl: Ttl) -> dict[str, object]:
     return {**block, CACHE_CONTROL: {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}}
 
 

@@ -15,7 +15,7 @@ from holdfast.types.request_buffer import RequestBuffer
 class ClientRequest(NamedTuple):
     """A caller's request, decoded and encoded by us.
 
-    `tail` is the last breakpoint's block in the previous request, if this request is unchanged up to it.
+    `previous_tail` is the last breakpoint's block in the previous request, if this request is unchanged up to it.
     """
 
     body: Mapping[str, Json]
@@ -59,14 +59,9 @@ class ClientMethod(NamedTuple):
 
 
 _ABSENT = frozenset({"NotGiven", "Omit"})
-
-
 """Names of the SDKs' sentinel classes for an argument that was not given."""
 
-
 NOT_IN_BODY = frozenset({"extra_headers", "extra_query", "extra_body", "timeout"})
-
-
 """Arguments that are not sent in the body under their own name."""
 
 

@@ -47,10 +47,10 @@ def add_openai_cache_fields(
     if prompt_name not in extra_body_members(arguments) and _takes_breakpoint(request):
         changed[prompt_name] = _with_breakpoint(arguments.get(prompt_name), part_type)
     body = client_body(changed, left_out=_HELPER_ARGUMENTS)
-    wire = adapter.decode_request(encode_json(body))
-    if wire.prompt != request.wire_request.prompt:
+    wire_request = adapter.decode_request(encode_json(body))
+    if wire_request.prompt != request.wire_request.prompt:
         raise UserError("adding a breakpoint would change the prompt")
-    return RewrittenRequest(changed, wire)
+    return RewrittenRequest(changed, wire_request)
 
 
 def _takes_breakpoint(request: ClientRequest) -> bool:
@@ -73,13 +73,13 @@ def _with_breakpoint(value: object, part_type: str) -> object:
     if not end:
         return value
     last = block_members(messages[end - 1])
-    content = _marked_content(last.get("content"), part_type)
+    content = _content_with_breakpoint(last.get("content"), part_type)
     if content is None:
         return value
     return [*messages[: end - 1], {**last, "content": content}, *messages[end:]]
 
 
-def _marked_content(content: object, part_type: str) -> list[object] | None:
+def _content_with_breakpoint(content: object, part_type: str) -> list[object] | None:
     """The content with a breakpoint at its end; None if it cannot carry one or already does."""
     parts: list[object] = [{"type": part_type, "text": content}] if isinstance(content, str) else list_parts(content)
     last = block_members(parts[-1]) if parts else {}
@@ -95,7 +95,7 @@ def _marked_content(content: object, part_type: str) -> list[object] | None:
 
 
 def rewrite_chat_arguments(arguments: Arguments, request: ClientRequest) -> RewrittenRequest:
-    """Like `rewrite`; also asks a stream to report usage at its end."""
+    """Like `add_openai_cache_fields`; also asks a stream to report usage at its end."""
     rewritten = add_openai_cache_fields(
         arguments, request, adapter=openai_chat, prompt_name="messages", part_type="text"
     )

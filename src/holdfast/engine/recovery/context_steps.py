@@ -65,12 +65,10 @@ class ContextRecoverySteps:
             StepName.DisableAutoCompaction: self._disable,
         }
 
-    async def _diagnose(self, context: StepContext) -> str:
-        del context
+    async def _diagnose(self, _context: StepContext) -> str:
         return format_sizes(measure_conversation(self._conversation.state))
 
-    async def _suggest(self, context: StepContext) -> str:
-        del context
+    async def _suggest(self, _context: StepContext) -> str:
         return "largest: " + ", ".join(
             f"{name} ({tokens} tokens)" for name, tokens in find_largest_parts(self._conversation.state)
         )
@@ -84,4 +82,5 @@ class ContextRecoverySteps:
 
 
 def format_sizes(numbers: CompactionNumbers) -> str:
-    return f"prefix {numbers.stable_prefix_tokens} tokens, summary {numbers.summary_tokens}, messages {numbers.kept_tokens}"
+    prefix, summary = numbers.stable_prefix_tokens, numbers.summary_tokens
+    return f"prefix {prefix} tokens, summary {summary}, messages {numbers.kept_tokens}"

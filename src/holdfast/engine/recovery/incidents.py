@@ -2,7 +2,7 @@
 
 from decimal import Decimal
 
-from holdfast.compaction.decision import STRIKES_MAX, CompactionOutlook
+from holdfast.compaction.decision import CompactionOutlook
 from holdfast.compaction.models import CompactionConfig
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.recovery.context_steps import format_sizes, measure_conversation
@@ -11,7 +11,6 @@ from holdfast.engine.recovery.transcript_repair import ConversationAttempts
 from holdfast.engine.state import SessionState
 from holdfast.errors import ProviderError, UserError
 from holdfast.events.payloads.calls import RequestPrepared
-from holdfast.ledger.cache.verdicts import DROP_TOKENS_MIN
 from holdfast.recovery.recipes import select_rules
 from holdfast.recovery.scenarios import FailureScenario, StepName
 from holdfast.types.usage import Usage
@@ -48,13 +47,7 @@ async def report_expired_cache(
     """Report a large prompt whose cache has expired and that no compaction could shrink first."""
     model, state = conversation.deps.model, conversation.state
     large = outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold
-    if not (
-        outlook.is_cache_cold
-        and large
-        and state.last_call
-        and model.supports_prompt_caching
-        and model.cache.ttls_seconds
-    ):
+    if not (large and state.last_call and model.supports_prompt_caching and model.cache.ttls_seconds):
         return
     # Rates are relative to the input price, `unit_usd` per token.
     usd: Decimal = outlook.prompt_tokens * outlook.rates.write * outlook.unit_usd
@@ -63,7 +56,7 @@ async def report_expired_cache(
         conversation,
         FailureScenario.CacheColdLarge,
         {},
-        incident=_turn_incident(conversation, FailureScenario.CacheColdLarge),
+        incident=turn_incident(conversation, FailureScenario.CacheColdLarge),
         detail=detail,
     )
 
@@ -87,8 +80,7 @@ async def report_changed_messages(conversation: Conversation) -> None:
 
 
 def _report_step(text: str) -> StepFunction:
-    async def step(context: StepContext) -> str:
-        del context
+    async def step(_context: StepContext) -> str:
         return text
 
     return step
@@ -97,69 +89,49 @@ def _report_step(text: str) -> StepFunction:
 async def report_provider_failure(conversation: Conversation, error: ProviderError) -> None:
     """Report a provider failure that retries did not fix."""
     if error.kind in _PROVIDER_FAULTS:
-        key = _turn_incident(conversation, FailureScenario.ProviderFailure)
+        key = turn_incident(conversation, FailureScenario.ProviderFailure)
         await report_incident(conversation, FailureScenario.ProviderFailure, {}, incident=key, detail=str(error))
 
 
-async def report_after_call(
+async def report_missed_read(
     conversation: Conversation, before: SessionState, prepared: RequestPrepared, usage: Usage
 ) -> None:
-    """After a completed call: report an ineffective compaction, and cached tokens that should have been read."""
-    if before.compaction_watch.strikes < STRIKES_MAX <= conversation.state.compaction_watch.strikes:
-        await report_ineffective_compaction(conversation, f"{STRIKES_MAX} compactions did not help")
-    missing_tokens = prepared.plan.expected_read_tokens - usage.cache_read
-    if missing_tokens < DROP_TOKENS_MIN or _is_another_process(conversation, before):
+    """Report cached tokens that a completed call should have read and did not."""
+    if conversation.deps.simulated and (before.last_call is None or before.last_call.at < conversation.opened_at):
+        # The last call was made by an earlier process, and a simulated cache ends with its process.
         return
     scenario = FailureScenario.UnexpectedCacheBreak
     detail = f"only {usage.cache_read} of {prepared.plan.expected_read_tokens} cached tokens were read"
-    steps = _BreakSteps(conversation, before, prepared).steps
-    await report_incident(conversation, scenario, steps, incident=_turn_incident(conversation, scenario), detail=detail)
+    steps = _break_steps(conversation, before, prepared)
+    await report_incident(conversation, scenario, steps, incident=turn_incident(conversation, scenario), detail=detail)
 
 
-def _is_another_process(conversation: Conversation, before: SessionState) -> bool:
-    """Whether the last call was made by an earlier process: a simulated cache ends with its process."""
-    return conversation.deps.simulated and (before.last_call is None or before.last_call.at < conversation.opened_at)
+def turn_incident(conversation: Conversation, scenario: FailureScenario) -> str:
+    """The key of an incident that lasts for one turn: the next turn's messages are other ones."""
+    turn = conversation.state.turn
+    return f"{scenario.value}/{turn.id if turn else conversation.state.session_id}"
 
 
-def _turn_incident(conversation: Conversation, scenario: FailureScenario) -> str:
-    return (
-        f"{scenario.value}/{conversation.state.turn.id if conversation.state.turn else conversation.state.session_id}"
-    )
-
-
-class _BreakSteps:
+def _break_steps(conversation: Conversation, before: SessionState, prepared: RequestPrepared) -> StepFunctions:
     """Steps for an unexpected cache miss: find the cause, and state what is sent from now on."""
+    shared_blocks, change, epoch = prepared.shared_blocks, prepared.prefix_change, conversation.state.epoch
+    if change is None or shared_blocks >= before.answered_blocks:
+        cause = f"all {shared_blocks} blocks are unchanged: the provider has lost them"
+    else:
+        layer = before.digests[shared_blocks].layer
+        cause = f"block {shared_blocks}, layer {layer!r}, changed from byte {change.byte} on ({change.cause})"
+    written = len(prepared.plan.breakpoints)
 
-    def __init__(self, conversation: Conversation, before: SessionState, prepared: RequestPrepared) -> None:
-        self._conversation = conversation
-        self._before = before
-        self._prepared = prepared
-
-    @property
-    def steps(self) -> dict[StepName, StepFunction]:
-        return {
-            StepName.DiffChain: self._diff,
-            StepName.FreezeToolsAndSystem: self._freeze,
-            StepName.RepinHead: self._repin,
-        }
-
-    async def _diff(self, context: StepContext) -> str:
-        del context
-        shared_blocks, change = self._prepared.shared_blocks, self._prepared.prefix_change
-        if change is None or shared_blocks >= self._before.answered_blocks:
-            return f"all {shared_blocks} blocks are unchanged: the provider has lost them"
-        layer = self._before.digests[shared_blocks].layer
-        return f"block {shared_blocks}, layer {layer!r}, changed from byte {change.byte} on ({change.cause})"
-
-    async def _freeze(self, context: StepContext) -> str:
-        """Tools and system prompt belong to their epoch: only an event can change them."""
-        del context
-        change = self._prepared.prefix_change
+    async def check_frozen(_context: StepContext) -> str:
+        # Tools and system prompt belong to their epoch: only an event can change them.
         if change is not None and change.section in ("tools", "system"):
-            raise UserError(f"{change.section} changed within epoch {self._conversation.state.epoch}")
-        return f"tools and system are those of epoch {self._conversation.state.epoch}"
+            raise UserError(f"{change.section} changed within epoch {epoch}")
+        return f"tools and system are those of epoch {epoch}"
 
-    async def _repin(self, context: StepContext) -> str:
-        del context
-        written = len(self._prepared.plan.breakpoints)
-        return f"written again at {written} breakpoints" if written else "the provider caches automatically"
+    return {
+        StepName.DiffChain: _report_step(cause),
+        StepName.FreezeToolsAndSystem: check_frozen,
+        StepName.RepinHead: _report_step(
+            f"written again at {written} breakpoints" if written else "the provider caches automatically"
+        ),
+    }

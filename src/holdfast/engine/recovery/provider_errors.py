@@ -2,13 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from holdfast.catalog.token_count import count_block_tokens
+from holdfast.engine.cache.plan import shortest_ttl
 from holdfast.engine.conversation import Conversation
+from holdfast.engine.recovery.incidents import turn_incident
 from holdfast.engine.recovery.runner import FixedByStep, RecoveryRunner, StepContext, StepFunction
 from holdfast.engine.recovery.transcript_repair import ConversationAttempts, RepairSteps
-from holdfast.engine.state import shortest_ttl
 from holdfast.errors import ProviderError, UserError
 from holdfast.events.payloads.recovery import ContextRepaired, ProviderLimited, Splice
 from holdfast.recovery.error_classification import classify_breakpoint_problem, classify_refusal, parse_reported_window
@@ -17,61 +18,28 @@ from holdfast.recovery.recipes import RECIPES, keep_runnable_steps, select_rules
 from holdfast.recovery.scenarios import FailureScenario, StepName
 from holdfast.types.blocks import Block, Text, ToolResult
 from holdfast.types.prompt import HistoryEntry
-from holdfast.types.reply import Delta, Reply
-
-OnDelta = Callable[[Delta], None]
-
-
-SendCall = Callable[[OnDelta], Awaitable[Reply]]
-
+from holdfast.types.reply import Reply
 
 EXCESS_MARGIN = 1.1
-
-
 """How much more than the excess is cut: our token counts are estimates of the provider's."""
 
 
-async def call_with_recovery(conversation: Conversation, ask: SendCall, emit: OnDelta) -> Reply:
-    """Call the model; a request refused for a known reason is fixed and sent again, once per reason.
+class RefusalRecovery:
+    """One refusal and the steps that try to fix it; `retry` sends the request again.
 
-    Raises the provider's last error if nothing helped. A response that has begun is never requested again.
+    After `attempt`, `reply` is the reply of a retry that succeeded, `refused` the provider's latest error, and
+    `stopped` an error of another kind that ended the retry.
     """
-    has_output = False
-
-    def on_delta(delta: Delta) -> None:
-        nonlocal has_output
-        has_output = True
-        emit(delta)
-
-    try:
-        return await ask(on_delta)
-    except ProviderError as error:
-        error_seen = error
-    seen_scenarios: set[FailureScenario] = set()
-    while (scenario := classify_refusal(error_seen)) is not None and scenario not in seen_scenarios and not has_output:
-        seen_scenarios.add(scenario)
-        recovery = _Recovery(conversation, lambda: ask(on_delta), scenario, error_seen)
-        await recovery.attempt()
-        if recovery.reply is not None:
-            return recovery.reply
-        if recovery.stopped is not None:
-            raise recovery.stopped
-        error_seen = recovery.refused
-    raise error_seen
-
-
-class _Recovery:
-    """One refusal and the steps that try to fix it. `refused` is the provider's latest error."""
 
     def __init__(
         self,
         conversation: Conversation,
-        ask: Callable[[], Awaitable[Reply]],
+        retry: Callable[[], Awaitable[Reply]],
         scenario: FailureScenario,
         refused: ProviderError,
     ) -> None:
         self._conversation = conversation
-        self._retry = ask
+        self._retry = retry
         self._scenario = scenario
         self._view = RepairSteps(conversation, binds_thinking=conversation.deps.model.cache.binds_thinking)
         self.refused = refused
@@ -89,8 +57,7 @@ class _Recovery:
             rules=select_rules(conversation.state.profile),
         )
         # A new turn is a new incident: the refused messages have been withdrawn by then.
-        turn = conversation.state.turn
-        incident = f"{self._scenario.value}/{turn.id if turn else conversation.state.session_id}"
+        incident = turn_incident(conversation, self._scenario)
         await recoverer.attempt(self._scenario, incident=incident, detail=str(self.refused))
 
     def _steps(self) -> dict[StepName, StepFunction]:
@@ -137,7 +104,7 @@ class _Recovery:
     def _tokens_excess(self) -> int:
         """How many tokens to remove, with a margin; a quarter of the prompt if the provider does not report sizes."""
         conversation, window = self._conversation, parse_reported_window(str(self.refused))
-        estimated = conversation.state.calibration.correct_estimate(conversation.draft.buffer.tokens_total)
+        estimated = conversation.request_tokens
         tokens_max = window.tokens_max if window else conversation.deps.model.context_tokens_max
         tokens_sent = max(window.tokens_sent or 0, estimated) if window else estimated
         excess = tokens_sent - tokens_max if tokens_sent > tokens_max else estimated // 4
@@ -184,14 +151,9 @@ class _Recovery:
 
 
 RESULT_CHARS_MIN = 2_000
-
-
 """The minimum that is left of a result; half from its beginning, half from its end."""
 
-
 CountTokens = Callable[[str], int]
-
-
 _Position = tuple[int, int]
 
 
@@ -240,7 +202,7 @@ def _cut(result: ToolResult, chars_kept: int) -> ToolResult:
     half = chars_kept // 2
     note = f"\n[... {len(text) - 2 * half} characters are left out here: the whole did not fit into the window ...]\n"
     others = tuple(part for part in result.content if not isinstance(part, Text))
-    return msgspec.structs.replace(result, content=(Text(text[:half] + note + text[len(text) - half :]), *others))
+    return replace(result, content=(Text(text[:half] + note + text[len(text) - half :]), *others))
 
 
 def _splices(entries: Sequence[HistoryEntry], cuts: dict[_Position, ToolResult]) -> tuple[Splice, ...]:
@@ -249,5 +211,5 @@ def _splices(entries: Sequence[HistoryEntry], cuts: dict[_Position, ToolResult])
         content: tuple[Block, ...] = tuple(
             cuts.get((at, index), block) for index, block in enumerate(entries[at].content)
         )
-        splices.append(Splice(at, 1, (msgspec.structs.replace(entries[at], content=content),)))
+        splices.append(Splice(at, 1, (replace(entries[at], content=content),)))
     return tuple(splices)

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from itertools import groupby
 from typing import Protocol
 
-import msgspec
+from msgspec.structs import replace
 
 from holdfast.clock import Clock, NewId
 from holdfast.engine.recovery.runner import StepContext, StepFunction
@@ -25,9 +25,9 @@ from holdfast.events.payloads.union import AnyPayload
 from holdfast.recovery.attempts import RecoveryLedger
 from holdfast.recovery.history_edits import find_last_user_message
 from holdfast.recovery.scenarios import StepName
-from holdfast.types.blocks import Block, Text, ToolResult, ToolUse, is_thinking
+from holdfast.types.blocks import Block, Text, ToolResult, ToolUse, get_result_call_id, is_thinking, parse_tool_call
 from holdfast.types.prompt import HistoryEntry
-from holdfast.types.transcript import get_result_call_id, merge_into_messages, parse_tool_call, validate_transcript
+from holdfast.types.transcript import merge_into_messages, validate_transcript
 from holdfast.types.transcript_repair import INTERRUPTED_RESULT_TEXT
 
 
@@ -72,7 +72,7 @@ class ConversationAttempts:
 
 
 class RepairSteps:
-    """Repairs that need events only. `changed` says whether the view or its limits changed since it was last reset."""
+    """Repairs that need events only. `has_changed`: the view or its limits changed since this was last reset."""
 
     def __init__(self, conversation: ConversationLike, *, binds_thinking: bool) -> None:
         self._conversation = conversation
@@ -102,8 +102,7 @@ class RepairSteps:
         await self.apply_change(ContextRepaired(context.scenario.value, splices))
         return f"repaired in {len(splices)} places"
 
-    async def _revalidate_view(self, context: StepContext) -> None:
-        del context
+    async def _revalidate_view(self, _context: StepContext) -> None:
         if faults := find_pairing_faults(self._conversation.state.entries):
             raise UserError(faults[0])
 
@@ -130,10 +129,7 @@ class RepairSteps:
 
 
 _Run = tuple[int, ...]
-
-
 """The indexes of consecutive entries of one role."""
-
 
 _PAIRING = ("call_open", "call_unanswered", "result_repeated", "result_without_call")
 
@@ -191,7 +187,7 @@ def _remove_stray(entries: Sequence[HistoryEntry], stray: AbstractSet[tuple[int,
     for at in sorted({at for at, _ in stray}):
         blocks = enumerate(entries[at].content)
         remaining = tuple(block for position, block in blocks if (at, position) not in stray)
-        yield Splice(at, 1, (msgspec.structs.replace(entries[at], content=remaining),) if remaining else ())
+        yield Splice(at, 1, (replace(entries[at], content=remaining),) if remaining else ())
 
 
 def _calls_in(entries: Sequence[HistoryEntry], run: _Run) -> dict[str, ToolUse]:

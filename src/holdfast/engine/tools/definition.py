@@ -20,17 +20,10 @@ from holdfast.types.blocks import Image, Json, Text
 from holdfast.types.tool_spec import ToolSpec, build_tool_spec, tool_spec_from_function
 
 ToolOutput = str | Text | Image | Sequence[Text | Image] | Json
-
-
 ToolFunction = Callable[..., ToolOutput | Awaitable[ToolOutput]]
-
-
 TIMEOUT_SECONDS = 60.0
 
-
 LONG_TIMEOUT_SECONDS = 600.0
-
-
 """For tools that run commands or use the network."""
 
 
@@ -48,8 +41,8 @@ class Tool(msgspec.Struct, frozen=True):
     """A function and its specification.
 
     `paths` names the arguments that are paths: a call in which one leads out of the workspace is refused.
-    `context_parameter` is the parameter that takes the `ToolContext`, if there is one. If `asks` is false, calls run
-    without confirmation, whatever the side effects.
+    `context_parameter` is the parameter that takes the `ToolContext`, if there is one. If `needs_confirmation` is
+    false, calls run without confirmation, whatever the side effects.
     """
 
     spec: ToolSpec
@@ -119,7 +112,7 @@ def _context_parameter(function: Callable[..., object]) -> str | None:
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError, SyntaxError, AttributeError):
-        # If a schema is derived from these annotations, `spec_from_function` raises with the details.
+        # If a schema is derived from these annotations, `tool_spec_from_function` raises with the details.
         return None
     return next((name for name, hint in hints.items() if hint is ToolContext and name != "return"), None)
 
@@ -138,15 +131,15 @@ def _as_function(function: ToolFunction) -> Callable[..., object]:
     except (ValueError, TypeError):
         return function
 
-    def shown() -> None: ...
+    def stand_in() -> None: ...
 
-    functools.update_wrapper(shown, inner if hasattr(inner, "__name__") else type(inner).__call__)
+    functools.update_wrapper(stand_in, inner if hasattr(inner, "__name__") else type(inner).__call__)
     if not hasattr(inner, "__name__"):
-        shown.__name__ = type(inner).__name__
-        shown.__doc__ = inspect.getdoc(inner) or shown.__doc__
+        stand_in.__name__ = type(inner).__name__
+        stand_in.__doc__ = inspect.getdoc(inner) or stand_in.__doc__
     parameters = [parameter for parameter in signature.parameters.values() if parameter.name not in bound]
-    shown.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # PEP 362
-    return shown
+    stand_in.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # PEP 362
+    return stand_in
 
 
 class ToolEnvironment(msgspec.Struct, frozen=True):

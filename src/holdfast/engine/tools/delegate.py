@@ -5,7 +5,7 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from holdfast.engine.cache.explicit_cache import delete_explicit_cache
 from holdfast.engine.cache.plan import record_learned
@@ -29,9 +29,14 @@ from holdfast.types.blocks import Text
 DELEGATE_TOOL = "delegate"
 # By default a child may not delegate further, so that a task cannot multiply.
 DEPTH_MAX = 1
-DELEGATION_SECONDS_MAX = 1800.0
+DELEGATION_SECONDS_MAX = 1800.0  # A child runs whole turns with tools; other tools have ten minutes at most.
 
 DelegationOutcome = Literal["completed", "failed", "cancelled"]
+_DISPOSITIONS: dict[DelegationOutcome, Literal["completed", "abandoned", "error"]] = {
+    "completed": "completed",
+    "failed": "error",
+    "cancelled": "abandoned",
+}
 
 
 class Delegation:
@@ -95,7 +100,7 @@ class Delegation:
         deps = parent.base_deps
         session_id = deps.new_id(deps.clock())
         child_delegation = Delegation(at_once_max=self._at_once_max, depth_max=self._depth_max)
-        child_deps = msgspec.structs.replace(
+        child_deps = replace(
             deps,
             toolbox=deps.toolbox.for_session(session_id, child_delegation.tool),
             bus=EventBus(),
@@ -110,24 +115,24 @@ class Delegation:
 
 def _first_events(parent: Conversation, tool_use_id: str) -> tuple[SessionStarted, EpochOpened]:
     """The first events of a child: the parent's prefix byte for byte and its parameters, so that both share a cache."""
-    state, parts, payer = parent.state, parent.deps, parent.budget_owner
+    state, deps, payer = parent.state, parent.deps, parent.budget_owner
     grandparent = state.parent
     limit = payer.deps.spend_max_usd
     started = SessionStarted(
-        model=parts.model.id,
+        model=deps.model.id,
         workspace_path=state.workspace_path,
-        workspace_hash=parts.learning_scope.workspace_hash,
+        workspace_hash=deps.learning_scope.workspace_hash,
         profile=state.profile,
         layout=state.layout,
         spend_max_usd=None if limit is None else max(limit - payer.committed_usd, Decimal(0)),
-        parameters=parts.parameters,
+        parameters=deps.parameters,
         parent=ParentSession(
             session_id=state.session_id,
             tool_use_id=tool_use_id,
             prefix_session_id=grandparent.prefix_session_id if grandparent else state.session_id,
             depth=grandparent.depth + 1 if grandparent else 1,
         ),
-        simulated=parts.simulated,
+        simulated=deps.simulated,
         user_id=state.user_id,
         team_id=state.team_id,
     )
@@ -152,14 +157,7 @@ async def _finish_child(parent: Conversation, child: Conversation, outcome: Dele
 
 def _session_ended(child: Conversation, outcome: DelegationOutcome) -> SessionEnded:
     state = child.state
-    match outcome:
-        case "completed":
-            disposition: Literal["completed", "abandoned", "error"] = "completed"
-        case "failed":
-            disposition = "error"
-        case "cancelled":
-            disposition = "abandoned"
-    return SessionEnded(disposition, state.turn_count, state.cost_usd, child.deps.clock() - state.started_at)
+    return SessionEnded(_DISPOSITIONS[outcome], state.turn_count, state.cost_usd, child.deps.clock() - state.started_at)
 
 
 def _answer_text(answer: TurnResult) -> str:

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.clock import Clock, system_clock
 from holdfast.engine.tools.definition import (
@@ -40,7 +41,7 @@ from holdfast.types.tool_spec import ToolSpec, check_arguments
 RecordEvent = Callable[[AnyPayload], Awaitable[None]]
 SetResult = Callable[[ToolResult], None]
 
-CONCURRENT_CALLS_MAX = 4
+CONCURRENT_CALLS_MAX = 4  # Tools run on the user's machine, whose cores and files they share.
 
 
 class Toolbox:
@@ -77,7 +78,7 @@ class Toolbox:
         Both sessions share one confirmer, so that the user is asked one question at a time.
         """
         tools = {**self._tools, **{replacement.spec.name: replacement for replacement in replacements}}
-        environment = msgspec.structs.replace(self._environment, session_id=session_id)
+        environment = replace(self._environment, session_id=session_id)
         toolbox = Toolbox(
             tuple(tools.values()),
             clock=self._clock,

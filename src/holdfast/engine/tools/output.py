@@ -1,4 +1,8 @@
-"""Converts what a tool returned into blocks that providers accept: never empty, limited in length, number and size."""
+"""The output of a tool: converted into blocks that providers accept, and stored in full where it is too long to send.
+
+Blocks are never empty, and limited in length, number and size. Stored outputs are deleted after a month, or after a
+week if they take too much space.
+"""
 
 import contextlib
 import logging
@@ -13,24 +17,31 @@ from holdfast.sources.files import cut_utf8
 from holdfast.types.blocks import Image, Text, replace_surrogates
 from holdfast.types.json_encoding import sha256_hex
 
-OUTPUT_CHARACTERS_MAX = 100_000
+logger = logging.getLogger(__name__)
 
-
+OUTPUT_CHARACTERS_MAX = 100_000  # About 25,000 tokens, which every later call of the session sends again.
 BLOCKS_MAX = 100
-
-
 IMAGES_MAX = 20
-
-
 IMAGE_BYTES_MAX = 5 * 1024 * 1024
-
-
 NO_OUTPUT = "(no output)"
 
+OUTPUTS_FOLDER = "outputs"
+"""The folder in Holdfast's home with a folder for each session that has long outputs."""
+
+DAY_SECONDS = 86_400
+RETENTION_SECONDS = 30 * DAY_SECONDS
+RETENTION_SECONDS_MIN = 7 * DAY_SECONDS
+SPILLED_BYTES_MAX = 2_000_000_000  # Of all sessions together, in the user's home.
+
+# Bounds the time that creating a session spends on the cleanup; the rest is looked at on later runs.
+FOLDERS_SCANNED_MAX = 5_000
+_SUFFIX = ".txt"
+OUTPUT_FILE_BYTES_MAX = 50_000_000
+
+# O_EXCL and O_NOFOLLOW: never overwrite a file, and never follow a link that another process placed there.
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 StoreFullText = Callable[[str], str | None]
-
-
 """Stores a text in full and returns a note on where it is; None if it cannot be stored."""
 
 
@@ -126,31 +137,6 @@ def _fair_share(lengths: Sequence[int], room: int) -> int:
     return whole
 
 
-OUTPUTS_FOLDER = "outputs"
-
-
-"""The folder in Holdfast's home with a folder for each session that has long outputs."""
-
-
-DAY_SECONDS = 86_400
-
-
-RETENTION_SECONDS = 30 * DAY_SECONDS
-
-
-RETENTION_SECONDS_MIN = 7 * DAY_SECONDS
-
-
-SPILLED_BYTES_MAX = 2_000_000_000
-
-
-# Bounds the time that creating a session spends on the cleanup; the rest is looked at on later runs.
-FOLDERS_SCANNED_MAX = 5_000
-
-
-_SUFFIX = ".txt"
-
-
 class SpilledOutputs(msgspec.Struct, frozen=True):
     """The spilled outputs of one session."""
 
@@ -160,12 +146,12 @@ class SpilledOutputs(msgspec.Struct, frozen=True):
     size_bytes: int = 0
 
 
-def find_outputs(place: Path, session_id: str) -> SpilledOutputs | None:
-    """The outputs of one session below `place`; None if there are none."""
+def find_outputs(root: Path, session_id: str) -> SpilledOutputs | None:
+    """The outputs of one session below `root`; None if there are none."""
     # The id comes from a caller and must not lead out of the folder.
     if session_id in ("", "..") or Path(session_id).name != session_id:
         return None
-    return _read_folder(place / session_id)
+    return _read_folder(root / session_id)
 
 
 def mark_used(folder: Path) -> None:
@@ -183,13 +169,13 @@ def delete_outputs(outputs: SpilledOutputs) -> None:
         os.rmdir(outputs.folder)
 
 
-def delete_old_outputs(place: Path, *, now: float, bytes_max: int = SPILLED_BYTES_MAX) -> tuple[Path, ...]:
+def delete_old_outputs(root: Path, *, now: float, bytes_max: int = SPILLED_BYTES_MAX) -> tuple[Path, ...]:
     """Delete outputs unused for a month, and while all exceed `bytes_max` the oldest of those unused for a week.
 
     Returns the deleted folders. Never raises: what cannot be deleted stays.
     """
     # Least recently used first; the path makes the order deterministic.
-    by_age = sorted(_folders(place), key=lambda outputs: (outputs.used_at, str(outputs.folder)))
+    by_age = sorted(_folders(root), key=lambda outputs: (outputs.used_at, str(outputs.folder)))
     excess = sum(outputs.size_bytes for outputs in by_age) - bytes_max
     deleted = []
     for outputs in by_age:
@@ -201,9 +187,9 @@ def delete_old_outputs(place: Path, *, now: float, bytes_max: int = SPILLED_BYTE
     return tuple(deleted)
 
 
-def _folders(place: Path) -> Iterator[SpilledOutputs]:
+def _folders(root: Path) -> Iterator[SpilledOutputs]:
     try:
-        with os.scandir(place) as entries:
+        with os.scandir(root) as entries:
             for _, entry in zip(range(FOLDERS_SCANNED_MAX), entries, strict=False):
                 outputs = _read_folder(Path(entry.path))
                 if outputs is not None:
@@ -227,16 +213,6 @@ def _read_folder(folder: Path) -> SpilledOutputs | None:
 def _files(folder: Path) -> "list[os.DirEntry[str]]":
     with os.scandir(folder) as entries:
         return [entry for entry in entries if entry.name.endswith(_SUFFIX) and entry.is_file(follow_symlinks=False)]
-
-
-logger = logging.getLogger(__name__)
-
-
-OUTPUT_FILE_BYTES_MAX = 50_000_000
-
-
-# O_EXCL and O_NOFOLLOW: never overwrite a file, and never follow a link that another process placed there.
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def create_spill_file(folder: Path, tool_use_id: str) -> tuple[int, Path]:

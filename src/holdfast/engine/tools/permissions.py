@@ -1,4 +1,6 @@
-"""Decides which tool calls the `allowed-tools` of a skill permit.
+"""Decides whether a tool call may run: by the caller's rules, the `allowed-tools` of skills, and a confirmation.
+
+Patterns of `allowed-tools`:
 
 | pattern | permits |
 | --- | --- |
@@ -31,6 +33,15 @@ from holdfast.sources.files import to_one_line
 from holdfast.sources.skills.skill import Skill
 from holdfast.types.blocks import ToolUse
 
+logger = logging.getLogger(__name__)
+CONFIRM_SECONDS_MAX = 300.0
+CONFIRM_FOR: frozenset[SideEffects] = frozenset(("write", "execute", "network"))
+SUMMARY_CHARACTERS_MAX = 500
+
+# Unicode bidirectional controls change the direction in which text is shown: with them a command can be made to look
+# like another one in a confirmation dialog.
+_BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+
 BUILTIN_NAMES = {
     "Bash": "run_command",
     "Edit": "edit_file",
@@ -41,27 +52,16 @@ BUILTIN_NAMES = {
     "Read": "read_file",
     "Write": "write_file",
 }
-
-
 """Names that skills use for built-in tools, and our names of them."""
 
-
 _PATH_TOOLS = ("edit_file", "grep_files", "list_dir", "read_file", "write_file")
-
-
 _PATTERN = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
-
 
 # Shell characters that could start a second command or redirect output.
 _SECOND_COMMAND = re.compile(r"[;&|<>()`\r\n]")
-
-
 _STARS = re.compile(r"(\*+)")
 
-
 StarsMatch = Callable[[str, str], bool]
-
-
 """Whether these stars may match this text."""
 
 
@@ -145,23 +145,6 @@ def _matches(pattern: str, text: str, stars_match: StarsMatch) -> bool:
     return position <= end and text.endswith(last) and stars_match(stars, text[position:end])
 
 
-logger = logging.getLogger(__name__)
-
-
-CONFIRM_SECONDS_MAX = 300.0
-
-
-CONFIRM_FOR: frozenset[SideEffects] = frozenset(("write", "execute", "network"))
-
-
-SUMMARY_CHARACTERS_MAX = 500
-
-
-# Unicode bidirectional controls change the direction in which text is shown: with them a command can be made to look
-# like another one in a confirmation dialog.
-_BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-
-
 ConfirmationDecision = Literal["allow", "deny", "timeout"]
 
 
@@ -178,16 +161,10 @@ class ConfirmationRequest(msgspec.Struct, frozen=True):
 
 Confirmation = bool | Literal["session"]
 
-
 Confirm = Callable[[ConfirmationRequest], Confirmation | Awaitable[Confirmation]]
-
-
 """True allows the call, False denies it; `session` allows all later calls of this tool too."""
 
-
 Allowed = Callable[[ToolUse], str | None]
-
-
 """The reason why a call may not run, or None."""
 
 

@@ -10,10 +10,12 @@ from holdfast.gateway.http.response_parser import Headers, ResponseHead, Respons
 from holdfast.gateway.routes import Upstream
 
 CONNECT_SECONDS_MAX = 10.0
+
 # Short, so that a request rarely meets a connection that the upstream is just closing: requests are never sent twice,
 # because a proxy cannot know whether a request without a response was billed (docs/decisions/0029).
 IDLE_SECONDS_MAX = 15.0
 IDLE_CONNECTIONS_MAX = 128
+
 # Back-pressure: beyond this, stop reading from the upstream until the client has taken some.
 BUFFERED_RESPONSE_BYTES_MAX = 256 * 1024
 
@@ -27,12 +29,12 @@ class UpstreamConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._reply: ResponseParser | None = None
+        self._response: ResponseParser | None = None
         self._data_waiter: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
         self._unsent = b""
-        self._sent_whole = False
+        self._is_request_sent = False
         self._chunked = False
         self._paused = False
         self.is_closed = False
@@ -45,14 +47,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        reply = self._reply
-        if reply is None:
+        response = self._response
+        if response is None:
             # Unsolicited data would be taken for the next request's response.
             self.abort()
             return
-        reply.feed(data)
+        response.feed(data)
         self._wake_reader()
-        if reply.buffered_bytes > BUFFERED_RESPONSE_BYTES_MAX and not self._paused and self._transport is not None:
+        if response.buffered_bytes > BUFFERED_RESPONSE_BYTES_MAX and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
 
@@ -71,8 +73,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _on_closed(self) -> None:
         self.is_closed = True
-        if self._reply is not None:
-            self._reply.on_close()
+        if self._response is not None:
+            self._response.on_close()
         self._wake_reader()
 
     def _wake_reader(self) -> None:
@@ -89,8 +91,8 @@ class UpstreamConnection(asyncio.Protocol):
         """
         names = {name.lower() for name, _ in headers}
         self._chunked = b"transfer-encoding" in names
-        self._reply = ResponseParser(method)
-        self._sent_whole = False
+        self._response = ResponseParser(method)
+        self._is_request_sent = False
         lines = [b"%s %s HTTP/1.1\r\n" % (method.encode("ascii"), target)]
         lines += [b"%s: %s\r\n" % header for header in headers]
         self._unsent = b"".join((*lines, b"\r\n"))
@@ -109,27 +111,27 @@ class UpstreamConnection(asyncio.Protocol):
         if self._chunked:
             self._write(b"0\r\n\r\n")
         self._flush()
-        self._sent_whole = True
+        self._is_request_sent = True
 
     async def read_head(self) -> ResponseHead:
-        """Waits for the response head. Raises CutError if the connection ends first."""
-        reply = self._current
-        while reply.head is None:
-            if reply.is_ended:
+        """Waits for the response head. Raises ConnectionCutError if the connection ends first."""
+        response = self._current
+        while response.head is None:
+            if response.is_ended:
                 raise ConnectionCutError
             await self._wait_for_data()
-        return reply.head
+        return response.head
 
     async def read_chunk(self) -> bytes:
-        """The body bytes received so far, empty at the end. Raises CutError if the body is truncated."""
-        reply = self._current
-        while not reply.chunks:
-            if reply.is_complete:
+        """The body bytes received so far, empty at the end. Raises ConnectionCutError if the body is truncated."""
+        response = self._current
+        while not response.chunks:
+            if response.is_complete:
                 return b""
-            if reply.is_broken:
+            if response.is_broken:
                 raise ConnectionCutError
             await self._wait_for_data()
-        received = reply.take_body()
+        received = response.take_body()
         if self._paused and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
@@ -138,12 +140,12 @@ class UpstreamConnection(asyncio.Protocol):
     @property
     def is_complete(self) -> bool:
         """Whether the response is complete and all of it was consumed."""
-        return self._reply is not None and self._reply.is_complete and not self._reply.chunks
+        return self._response is not None and self._response.is_complete and not self._response.chunks
 
     def finish_exchange(self) -> bool:
         """Ends an exchange; returns whether the connection can be reused."""
-        reply, self._reply = self._reply, None
-        reusable = reply is not None and reply.is_reusable and self._sent_whole and not self.is_closed
+        response, self._response = self._response, None
+        reusable = response is not None and response.is_reusable and self._is_request_sent and not self.is_closed
         if not reusable:
             self.abort()
         return reusable
@@ -168,9 +170,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def _current(self) -> ResponseParser:
-        if self._reply is None:
+        if self._response is None:
             raise ConnectionCutError
-        return self._reply
+        return self._response
 
 
 class UpstreamPool:
@@ -180,7 +182,7 @@ class UpstreamPool:
         self._idle: dict[tuple[str, int, bool], deque[UpstreamConnection]] = {}
 
     async def acquire(self, upstream: Upstream) -> UpstreamConnection:
-        """Raises CutError if the upstream cannot be reached."""
+        """Raises ConnectionCutError if the upstream cannot be reached."""
         loop = asyncio.get_running_loop()
         idle = self._idle.get(_pool_key(upstream), deque())
         while idle:

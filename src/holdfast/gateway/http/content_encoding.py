@@ -10,6 +10,7 @@ try:
     import brotli
 except ImportError:  # pragma: no cover - an extra
     brotli = None
+
 try:
     import zstandard
 except ImportError:  # pragma: no cover - an extra
@@ -18,7 +19,6 @@ except ImportError:  # pragma: no cover - an extra
 # Limits against decompression bombs: a small body can expand to gigabytes.
 PLAIN_BYTES_MAX = 64 * 1024 * 1024
 WINDOW_BYTES_MAX = 128 * 1024 * 1024
-
 _INVALID = "the body is not valid for its Content-Encoding"
 
 

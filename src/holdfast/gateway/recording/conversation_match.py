@@ -1,4 +1,4 @@
-"""Matches each request to the conversation it continues: by session ids if there are any, else by its history.
+"""Matches each request to the conversation it continues: by ids that clients send, else by its history.
 
 A request contains its whole history, so the newest blocks of the previous request are in it at the same positions.
 That finds the conversation even if the first bytes, or the last ones, change with every call.
@@ -16,22 +16,36 @@ from holdfast.types.blocks import Json
 
 MATCHED_CONVERSATIONS_MAX = 1_000
 
-
 # Several, because a client may change its last block with every call.
 NEWEST_BLOCKS = 3
 
-
 CANDIDATES_MAX = 8
-
-
 T = TypeVar("T")
-
-
 K = TypeVar("K")
+VALUE_CHARS_MAX = 400
+CACHE_KEY = "prompt_cache_key"
+
+OWN_SESSION_PREFIX = "holdfast-"
+"""Prefix of the session ids that a rewrite adds. They are derived from the first message, so they are no hint."""
+
+# Session headers of known clients, such as Claude Code, Codex and Helicone.
+_HEADERS = (
+    b"x-claude-code-session-id",
+    b"x-session-id",
+    b"session-id",
+    b"session_id",
+    b"conversation_id",
+    b"x-session-affinity",
+    b"x-conversation-id",
+    b"helicone-session-id",
+)
+
+_MEMBERS = ("metadata", "user", "previous_response_id", "session_id", "conversation", CACHE_KEY)
+_IN_USER_ID = re.compile(r"session_(?P<id>[0-9A-Za-z-]{8,})")
 
 
 class SessionHints(msgspec.Struct, frozen=True):
-    """`because` names the field that `session` came from; `follows` is the id of the response this one continues."""
+    """`source` names the field that `session` came from; `previous_response_id` the response this request continues."""
 
     session: str | None = None
     source: str = ""
@@ -47,8 +61,8 @@ class SessionHints(msgspec.Struct, frozen=True):
 class RequestFingerprint(msgspec.Struct, frozen=True):
     """A request as digests: one of its head, and one per block of its history.
 
-    Conversations in different scopes never match. `wider` is the scope of conversations restored after a restart,
-    whose provider account is no longer known; the first request that continues one takes it over.
+    Conversations in different scopes never match. `restored_scope` is the scope of conversations restored after a
+    restart, whose provider account is no longer known; the first request that continues one takes it over.
     """
 
     scope: str
@@ -65,7 +79,7 @@ class RequestFingerprint(msgspec.Struct, frozen=True):
 class ConversationMatch(msgspec.Struct, frozen=True):
     """The matched conversation. `confidence` is from 0 to 1; `parent` is the conversation a new one branched from.
 
-    `kept` is the number of leading blocks that the previous request also began with.
+    `shared_blocks` is the number of leading blocks that the previous request also began with.
     """
 
     key: int
@@ -123,7 +137,7 @@ class ConversationMatcher(Generic[T]):
         return match, conversation.state
 
     def restore(self, request: RequestFingerprint, state: T, reply_id: str) -> None:
-        """Adds a conversation of an earlier process by its last request, whose scope is the wider one."""
+        """Adds a conversation of an earlier process by its last request, whose scope is the restored one."""
         conversation = self._add(request, state)
         self._index(conversation)
         if reply_id:
@@ -153,16 +167,16 @@ class ConversationMatcher(Generic[T]):
                 del self._replies[next(iter(self._replies))]
 
     def _match(self, request: RequestFingerprint) -> ConversationMatch:
-        clues = request.hints
-        if clues.previous_response_id is not None:
-            keys = (self._replies.get((scope, clues.previous_response_id)) for scope in request.scopes)
+        hints = request.hints
+        if hints.previous_response_id is not None:
+            keys = (self._replies.get((scope, hints.previous_response_id)) for scope in request.scopes)
             key = next((candidate for candidate in keys if candidate is not None), None)
             if key is not None and key in self._by_key:
                 return ConversationMatch(key, False, 1.0, "it names the previous response")
         conversation = self._by_history(request)
         equal = _equal_blocks(conversation.request.blocks, request.blocks) if conversation else 0
         if conversation is not None and equal == len(conversation.request.blocks):
-            confidence = 1.0 if clues.session else 0.6 if equal == 1 else 0.95
+            confidence = 1.0 if hints.session else 0.6 if equal == 1 else 0.95
             # A single shared block, such as a common first message, is weak evidence.
             return ConversationMatch(conversation.key, False, confidence, "it extends the previous request")
         # A conversation whose history was partly edited still grows; a shorter one is more likely a branch.
@@ -172,8 +186,8 @@ class ConversationMatcher(Generic[T]):
         return self._by_name(request) or ConversationMatch(
             self._next,
             True,
-            1.0 if clues.is_strong else 0.7,
-            f"{clues.source}, with a new history" if clues.source else "it continues no known conversation",
+            1.0 if hints.is_strong else 0.7,
+            f"{hints.source}, with a new history" if hints.source else "it continues no known conversation",
             self._branched_from(request),
         )
 
@@ -264,37 +278,6 @@ def _equal_blocks(before: Sequence[str], now: Sequence[str]) -> int:
     return sum(old == new for old, new in zip(before, now, strict=False))
 
 
-VALUE_CHARS_MAX = 400
-
-
-CACHE_KEY = "prompt_cache_key"
-
-
-OWN_SESSION_PREFIX = "holdfast-"
-
-
-"""Prefix of the session ids that a rewrite adds. They are derived from the first message, so they are no hint."""
-
-
-# Session headers of known clients, such as Claude Code, Codex and Helicone.
-_HEADERS = (
-    b"x-claude-code-session-id",
-    b"x-session-id",
-    b"session-id",
-    b"session_id",
-    b"conversation_id",
-    b"x-session-affinity",
-    b"x-conversation-id",
-    b"helicone-session-id",
-)
-
-
-_MEMBERS = ("metadata", "user", "previous_response_id", "session_id", "conversation", CACHE_KEY)
-
-
-_IN_USER_ID = re.compile(r"session_(?P<id>[0-9A-Za-z-]{8,})")
-
-
 def decode_session_hints(body: bytes, headers: Headers) -> SessionHints:
     """Decodes only the members that hold hints. Raises msgspec's error if the body is not a JSON object."""
     members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -306,22 +289,22 @@ def decode_session_hints(body: bytes, headers: Headers) -> SessionHints:
 def find_session_hints(body: Mapping[str, Json], headers: Headers) -> SessionHints:
     """Ids in the body take precedence over headers, which may be the same for a whole process."""
     user = _text(_member(body.get("metadata"), "user_id")) or _text(body.get("user"))
-    follows = _text(body.get("previous_response_id"))
-    session, because = _find_in_body(body, user) or _find_in_headers(headers) or (None, "")
-    return SessionHints(session, because, follows, user)
+    previous = _text(body.get("previous_response_id"))
+    session, source = _find_in_body(body, user) or _find_in_headers(headers) or (None, "")
+    return SessionHints(session, source, previous, user)
 
 
 def _find_in_body(body: Mapping[str, Json], user: str | None) -> tuple[str, str] | None:
     if session := _session_in_user_id(user or ""):
         return session, "metadata.user_id"
-    for candidate, because in (
+    for candidate, source in (
         (body.get("session_id"), "session_id"),
         (_member(body.get("metadata"), "session_id"), "metadata.session_id"),
         (_member(body.get("conversation"), "id") or body.get("conversation"), "conversation"),
         (body.get(CACHE_KEY), CACHE_KEY),
     ):
-        if (value := _text(candidate)) and not (because == "session_id" and value.startswith(OWN_SESSION_PREFIX)):
-            return value, because
+        if (value := _text(candidate)) and not (source == "session_id" and value.startswith(OWN_SESSION_PREFIX)):
+            return value, source
     return None
 
 

@@ -19,8 +19,8 @@ from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, count_shar
 
 AS_SENT = ""
 IMPROVED = "improved"
-
 PRICED_BLOCKS_MAX = 4_000
+
 # Encoded blocks begin with their type, so the prefix is enough and nothing has to be decoded.
 _KINDS: Mapping[bytes, BlockKind] = {b'{"type":"tool_use"': "tool_use", b'{"type":"tool_result"': "tool_result"}
 

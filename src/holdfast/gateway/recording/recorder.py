@@ -35,11 +35,13 @@ from holdfast.types.reply import Reply, ReplyFinished
 from holdfast.types.usage import Usage
 
 _NOT_RECORDED = "a call was not recorded"
+
 # Only the start of the system text: volatile lines usually come later.
 HEAD_CHARS = 40
 DIGEST_CHARS = 16
 BUSY_QUEUE_LENGTH = 64
 """With more queued calls than this, the search for anti-patterns is skipped so that recording can catch up."""
+
 _UNREADABLE = "a response could not be decoded; its usage is unknown"
 
 OnSpent = Callable[[str, float, float], None]
@@ -49,8 +51,8 @@ OnSpent = Callable[[str, float, float], None]
 class _Tracked(msgspec.Struct, frozen=True):
     """The recording state of one conversation."""
 
-    witness: RequestObserver
-    shadow: CounterfactualPricer
+    observer: RequestObserver
+    pricer: CounterfactualPricer
 
 
 class _ActiveCall(msgspec.Struct, frozen=True):
@@ -58,7 +60,7 @@ class _ActiveCall(msgspec.Struct, frozen=True):
     adapter: Adapter
     recorder: CallRecorder
     call: ObservedCall
-    shadow: CounterfactualPricer
+    pricer: CounterfactualPricer
     priced_number: int
 
 
@@ -72,21 +74,21 @@ class GatewayRecorder:
         models: Models,
         new_id: NewId,
         simulated: bool = False,
-        improver: RequestRewriter | None = None,
-        spent: OnSpent = lambda key_id, at, dollars: None,
-        notes: Callable[[Callable[[Callable[[], None]], None]], RecordQueue[Callable[[], None]]] = RecordQueue,
+        rewriter: RequestRewriter | None = None,
+        on_spent: OnSpent = lambda key_id, at, dollars: None,
+        make_queue: Callable[[Callable[[Callable[[], None]], None]], RecordQueue[Callable[[], None]]] = RecordQueue,
     ) -> None:
         self._log = log
         self._models = models
         self._new_id = new_id
         self._simulated = simulated
-        self._rewriter = improver or RequestRewriter(models)
-        self._on_spent = spent
+        self._rewriter = rewriter or RequestRewriter(models)
+        self._on_spent = on_spent
         self._warnings = WarningLog("holdfast.gateway")
         self._conversations: ConversationMatcher[_Tracked] = ConversationMatcher()
         self._now = 0.0
         self._is_restored = False
-        self._queue = notes(self._process)
+        self._queue = make_queue(self._process)
 
     @property
     def dropped_count(self) -> int:
@@ -123,38 +125,38 @@ class GatewayRecorder:
     def _restore(self) -> None:
         """Conversations of earlier processes continue under their old session ids."""
         for conversation in restore_conversations(self._log):
-            witness = RequestObserver(self._recorder(SessionStarted, conversation.resumed), self._warnings)
+            observer = RequestObserver(self._recorder(SessionStarted, conversation.resumed), self._warnings)
             self._conversations.restore(
-                conversation.request, _Tracked(witness, CounterfactualPricer()), conversation.reply_id
+                conversation.request, _Tracked(observer, CounterfactualPricer()), conversation.reply_id
             )
 
     def _begin(self, exchange: Exchange) -> None:
-        body, speaks, original = exchange.request_body, exchange.target.adapter_name, exchange.original_body
-        if body is None or speaks is None:
+        body, adapter_name, original = exchange.request_body, exchange.target.adapter_name, exchange.original_body
+        if body is None or adapter_name is None:
             return
         exchange.free_request()
         self._now = exchange.started_at
-        adapter = get_adapter(speaks)
+        adapter = get_adapter(adapter_name)
         decoded = decompress_body(body, _header_text(exchange.headers, b"content-encoding"))
         wire = adapter.decode_request(decoded, {PATH_HEADER: exchange.target.path})
         description = _describe_request(exchange, wire, decoded)
         match, tracked = self._conversations.match_request(
             description, functools.partial(self._open_conversation, exchange)
         )
-        witness, shadow = tracked.witness, tracked.shadow
-        prepared = witness.prepare(adapter, wire)
-        shared, pieces = (
-            witness.recorder.count_shared_blocks(prepared.digests),
-            witness.newest_buffer.blocks if witness.newest_buffer else [],
+        observer, pricer = tracked.observer, tracked.pricer
+        prepared = observer.prepare(adapter, wire)
+        shared, blocks = (
+            observer.recorder.count_shared_blocks(prepared.digests),
+            observer.newest_buffer.blocks if observer.newest_buffer else [],
         )
         if exchange.changes:
             changes = (
                 add_masked_diffs(exchange.changes, original, decoded) if original is not None else exchange.changes
             )
-            priced = price_as_sent(adapter, prepared.row, shadow, (wire, exchange.started_at, prepared.tokens))
+            priced = price_as_sent(adapter, prepared.row, pricer, (wire, exchange.started_at, prepared.tokens))
         else:
             call_details = (adapter, wire, exchange.started_at, prepared.tokens)
-            anti_patterns = self._find_anti_patterns(exchange, decoded, shadow, call_details)
+            anti_patterns = self._find_anti_patterns(exchange, decoded, pricer, call_details)
             changes, priced = anti_patterns.changes, anti_patterns.priced
         forwarded = GatewayForwarded(
             reason=match.reason,
@@ -165,32 +167,32 @@ class GatewayRecorder:
             is_improved=bool(exchange.changes),
             changes=changes,
             trace=_trace(exchange.target.mount, description, match),
-            shape=encode_shape(pieces[shared:]),
+            shape=encode_shape(blocks[shared:]),
             prompt_price=priced,
         )
-        call = witness.recorder.begin_call(prepared, forwarded)
+        call = observer.recorder.begin_call(prepared, forwarded)
         if call is not None:
             exchange.record = _ActiveCall(
-                match.key, adapter, witness.recorder, call, shadow, shadow.priced_count if priced else 0
+                match.key, adapter, observer.recorder, call, pricer, pricer.priced_count if priced else 0
             )
 
     def _find_anti_patterns(
         self,
         exchange: Exchange,
         body: bytes,
-        shadow: CounterfactualPricer,
+        pricer: CounterfactualPricer,
         call: tuple[Adapter, WireRequest, float, int],
     ) -> Findings:
         """What `--improve` would have changed; empty while the recorder is behind."""
         if max(self._queue.queue_length, exchange.queue_length) > BUSY_QUEUE_LENGTH:
             return Findings()
         try:
-            return find_anti_patterns(self._rewriter, exchange.target, body, shadow=shadow, call=call)
+            return find_anti_patterns(self._rewriter, exchange.target, body, pricer=pricer, call=call)
         except Exception:  # noqa: BLE001 - a body we cannot parse has no findings; it is still recorded
             return Findings()
 
     def _open_conversation(self, exchange: Exchange, parent_conversation: "_Tracked | None") -> "_Tracked":
-        session_id = None if parent_conversation is None else parent_conversation.witness.recorder.session_id
+        session_id = None if parent_conversation is None else parent_conversation.observer.recorder.session_id
         parent = None if session_id is None else ParentSession(session_id, "", session_id, 1)
         make_started = functools.partial(
             SessionStarted, name=exchange.caller.label, parent=parent, simulated=self._simulated
@@ -239,9 +241,11 @@ class GatewayRecorder:
             tokens_sent = reply.response_usage.tokens_sent
             # Calibrates later estimates with the provider's count.
             if tokens_sent and call.prepared.tokens:
-                active.shadow.tokens_factor = tokens_sent / call.prepared.tokens
+                active.pricer.tokens_factor = tokens_sent / call.prepared.tokens
         elif failure is not None:
-            recorder.fail_call(call, failure.kind, _describe_failure(exchange, failure), reply)
+            # Only the kind and status: the provider's message may quote the prompt.
+            message = f"{failure.kind} (HTTP status {failure.status or exchange.status})"
+            recorder.fail_call(call, failure.kind, message, reply)
         elif exchange.end == "cancelled":
             recorder.fail_call(call, "cancelled", "the client disconnected before the response ended", reply)
         elif exchange.end == "whole":
@@ -252,7 +256,7 @@ class GatewayRecorder:
             )
         # A call without usage wrote nothing to a cache (a 429 or 529), so it must not count as a cache write.
         if reply is None or reply.usage == Usage():
-            active.shadow.undo_pricing(active.priced_number)
+            active.pricer.undo_pricing(active.priced_number)
         if exchange.caller.key_id is not None and reply is not None:
             self._on_spent(
                 exchange.caller.key_id, call.started_at, float(recorder.cost_of(call, bill_usage(call, reply.usage)))
@@ -286,12 +290,6 @@ def _decode_stream(adapter: Adapter, body: bytes) -> tuple[Reply | None, bool, P
     except ProviderError as error:
         return reader.partial(), False, error
     return reader.partial(), False, None
-
-
-def _describe_failure(exchange: Exchange, failure: ProviderError) -> str:
-    """Only the kind and status: the provider's message may quote the prompt."""
-    status = failure.status or exchange.status
-    return f"{failure.kind} (HTTP status {status})"
 
 
 def _header_text(headers: Headers, wanted: bytes) -> str:

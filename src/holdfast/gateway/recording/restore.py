@@ -24,6 +24,7 @@ from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
 
 RESTORED_SESSIONS_MAX = 200
+
 # A forwarded session has `gateway.forwarded` among its first two events, so others need not be read further.
 OPENING_EVENTS = 2
 
@@ -71,7 +72,7 @@ def restore_conversations(
 def _fold_conversation(session_id: str, events: Iterable[Event]) -> RestoredConversation | None:
     trace: ConversationTrace | None = None
     blocks: tuple[str, ...] = ()
-    links: tuple[PrefixDigest, ...] = ()
+    digests: tuple[PrefixDigest, ...] = ()
     key_id, reply_id, last_event_id = None, "", ""
     for event in events:
         last_event_id = event.id
@@ -81,7 +82,7 @@ def _fold_conversation(session_id: str, events: Iterable[Event]) -> RestoredConv
                 if trace is not None:
                     blocks = (*blocks[: trace.shared_blocks], *trace.blocks)
             case RequestPrepared() as payload:
-                links = (*links[: payload.shared_blocks], *payload.digests)
+                digests = (*digests[: payload.shared_blocks], *payload.digests)
             case LlmCallCompleted() as payload:
                 reply_id = payload.response_id or reply_id
             case _:
@@ -94,7 +95,7 @@ def _fold_conversation(session_id: str, events: Iterable[Event]) -> RestoredConv
         blocks,
         SessionHints(trace.session_digest, trace.reason),
     )
-    return RestoredConversation(ResumedSession(session_id, links, last_event_id), request, reply_id)
+    return RestoredConversation(ResumedSession(session_id, digests, last_event_id), request, reply_id)
 
 
 def iterate_spending(log: EventLog, *, since: date | None = None) -> Iterator[CallSpending]:
@@ -104,12 +105,12 @@ def iterate_spending(log: EventLog, *, since: date | None = None) -> Iterator[Ca
             yield from _fold_spending(log.read(row.id), since)
 
 
-def restore_spending(grants: KeyLimitTable, log: EventLog, now: float) -> None:
+def restore_spending(limits: KeyLimitTable, log: EventLog, now: float) -> None:
     """Charges today's budgets with what was spent before this process started."""
-    if grants.has_budgets:
+    if limits.has_budgets:
         for spending in iterate_spending(log, since=utc_date(now)):
             if spending.key_id is not None:
-                grants.add_spending(spending.key_id, spending.at, spending.dollars)
+                limits.add_spending(spending.key_id, spending.at, spending.dollars)
 
 
 def _fold_spending(events: Iterable[Event], since: date | None) -> Iterator[CallSpending]:

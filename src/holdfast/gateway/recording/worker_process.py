@@ -22,17 +22,19 @@ from holdfast.gateway.routes import Target
 # per stream (docs/decisions/0029); hence a separate process.
 CLOSING_SECONDS_MAX = 10.0
 
-
 TRACKED_EXCHANGES_MAX = 1_000
-
-
 PIPE_QUEUE_BYTES_MAX = 64 * 1024 * 1024
-
-
 _SIZE_BYTES = 4
-
-
 HeaderPairs = list[tuple[bytes, bytes]]
+_encode = msgspec.msgpack.Encoder().encode
+
+# Both limits are needed: many small records, or few with bodies of megabytes.
+QUEUED_RECORDS_MAX = 10_000
+
+QUEUED_BYTES_MAX = 256 * 1024 * 1024
+QUEUE_CLOSE_SECONDS_MAX = 5.0
+YIELD_SECONDS = 0.05
+T = TypeVar("T")
 
 
 class RecorderSetup(msgspec.Struct, frozen=True, tag=True):
@@ -80,11 +82,6 @@ class SpendingMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 RecorderMessage = RecorderSetup | RequestMessage | EndMessage | PingMessage | SpendingMessage
-
-
-_encode = msgspec.msgpack.Encoder().encode
-
-
 _decode = msgspec.msgpack.Decoder(RecorderMessage).decode
 
 
@@ -108,7 +105,7 @@ class RecorderProcess:
     """A watcher that forwards exchanges to the recorder process. Never raises, never blocks."""
 
     def __init__(
-        self, arguments: Sequence[str], setup: RecorderSetup, *, spent: Callable[[str, float, float], None]
+        self, arguments: Sequence[str], setup: RecorderSetup, *, on_spent: Callable[[str, float, float], None]
     ) -> None:
         self._process = subprocess.Popen(
             # -P: do not import modules from the working directory. A new session: Ctrl-C must not end the recorder
@@ -118,7 +115,7 @@ class RecorderProcess:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        self._on_spent = spent
+        self._on_spent = on_spent
         self._lock = Lock()
         self._last_number = 0
         self._queue: RecordQueue[bytes] = RecordQueue(self._write, bytes_max=PIPE_QUEUE_BYTES_MAX)
@@ -158,10 +155,10 @@ class RecorderProcess:
             self._put(EndMessage(exchange.record, exchange.ended_at, exchange.status, headers, exchange.end, body))
             exchange.free_response()
 
-    def on_ping(self, exchange: Exchange, letter: GatewayPing, answer: bytes, at: float) -> None:
+    def on_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
         if isinstance(exchange.record, int):
             # Without the body, which the recorder does not need and which may have megabytes.
-            self._put(PingMessage(exchange.record, msgspec.structs.replace(letter, body=b""), answer, at))
+            self._put(PingMessage(exchange.record, msgspec.structs.replace(ping, body=b""), response, at))
 
     def close(self) -> None:
         """Waits for queued exchanges to be recorded, for up to CLOSING_SECONDS_MAX."""
@@ -239,32 +236,16 @@ class MessageReceiver:
                 pass
 
 
-# Both limits are needed: many small records, or few with bodies of megabytes.
-QUEUED_RECORDS_MAX = 10_000
-
-
-QUEUED_BYTES_MAX = 256 * 1024 * 1024
-
-
-QUEUE_CLOSE_SECONDS_MAX = 5.0
-
-
-YIELD_SECONDS = 0.05
-
-
-T = TypeVar("T")
-
-
 class RecordQueue(Generic[T]):
     """One thread works on the items in order. Items that do not fit are dropped and counted."""
 
     def __init__(
-        self, work: Callable[[T], None], *, notes_max: int = QUEUED_RECORDS_MAX, bytes_max: int = QUEUED_BYTES_MAX
+        self, work: Callable[[T], None], *, records_max: int = QUEUED_RECORDS_MAX, bytes_max: int = QUEUED_BYTES_MAX
     ) -> None:
         self._work = work
-        self._notes_max = notes_max
+        self._records_max = records_max
         self._bytes_max = bytes_max
-        self._waiting: deque[tuple[T, int]] = deque()
+        self._pending: deque[tuple[T, int]] = deque()
         self._bytes = 0
         self._changed = Condition()
         self._closed = False
@@ -275,16 +256,16 @@ class RecordQueue(Generic[T]):
 
     @property
     def queue_length(self) -> int:
-        return len(self._waiting)
+        return len(self._pending)
 
-    def put(self, note: T, size_bytes: int) -> bool:
+    def put(self, record: T, size_bytes: int) -> bool:
         """Returns whether the item was accepted."""
         with self._changed:
-            full = len(self._waiting) >= self._notes_max or self._bytes + size_bytes > self._bytes_max
+            full = len(self._pending) >= self._records_max or self._bytes + size_bytes > self._bytes_max
             if full or self._closed:
                 self.dropped_count += 1
                 return False
-            self._waiting.append((note, size_bytes))
+            self._pending.append((record, size_bytes))
             self._bytes += size_bytes
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="holdfast-gateway-record", daemon=True)
@@ -294,7 +275,7 @@ class RecordQueue(Generic[T]):
 
     def wait_until_empty(self, seconds_max: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._busy, seconds_max)
+            return self._changed.wait_for(lambda: not self._pending and not self._busy, seconds_max)
 
     def close(self) -> None:
         """Waits for the queued items to be worked on, for up to CLOSING_SECONDS_MAX."""
@@ -309,29 +290,29 @@ class RecordQueue(Generic[T]):
         while self._has_work():
             # An item arrives when its request goes out. Yield the processor to the call until its response begins.
             self._closing.wait(YIELD_SECONDS)
-            while (note := self._next()) is not None:
-                self._work(note)
+            while (record := self._next()) is not None:
+                self._work(record)
 
     def _has_work(self) -> bool:
         """Waits for an item; false if the queue is closed and empty."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            return bool(self._waiting)
+            self._changed.wait_for(lambda: self._pending or self._closed)
+            return bool(self._pending)
 
     def _next(self) -> T | None:
         with self._changed:
-            self._busy = bool(self._waiting)
+            self._busy = bool(self._pending)
             if not self._busy:
                 self._changed.notify_all()
                 return None
-            note, size_bytes = self._waiting.popleft()
+            record, size_bytes = self._pending.popleft()
             self._bytes -= size_bytes
-            return note
+            return record
 
 
 class SynchronousQueue(RecordQueue[T]):
     """Works on each item synchronously, for callers that have nothing else to do."""
 
-    def put(self, note: T, size_bytes: int) -> bool:
-        self._work(note)
+    def put(self, record: T, size_bytes: int) -> bool:
+        self._work(record)
         return True

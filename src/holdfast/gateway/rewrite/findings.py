@@ -21,8 +21,6 @@ PRICED_BYTES_MAX = 1024 * 1024
 LINES_MAX = 12
 LINE_CHARS_MAX = 160
 DIFF_BYTES_MAX = 512 * 1024
-
-
 _CONTENT_MEMBERS = ("messages", "input", "contents", "prompt_cache_key")
 _MEMBERS_BY_FINDING = {TOOLS_UNSORTED: ("tools",), VOLATILE_PREFIX: ("system", "instructions", "systemInstruction")}
 """The request members an anti-pattern concerns, by prefix of its name."""
@@ -34,11 +32,11 @@ class Findings(msgspec.Struct, frozen=True):
 
 
 def find_anti_patterns(
-    improver: RequestRewriter,
+    rewriter: RequestRewriter,
     target: Target,
     body: bytes,
     *,
-    shadow: CounterfactualPricer,
+    pricer: CounterfactualPricer,
     call: tuple[Adapter, WireRequest, float, int],
 ) -> Findings:
     """What a rewrite would change in a request, and what that would save. May raise anything for an unknown body.
@@ -46,17 +44,17 @@ def find_anti_patterns(
     `call` is the adapter, the decoded request, its time and its estimated token count.
     """
     adapter, wire, at, tokens = call
-    improved = improver.rewrite_request(target.adapter_name or "", body, path=target.path)
-    changes = tuple(msgspec.structs.replace(change, is_applied=False) for change in improved.changes)
+    rewritten = rewriter.rewrite_request(target.adapter_name or "", body, path=target.path)
+    changes = tuple(msgspec.structs.replace(change, is_applied=False) for change in rewritten.changes)
     variants = {AS_SENT: wire}
-    if improved.body is not None:
-        variants[IMPROVED] = improved.wire
+    if rewritten.body is not None:
+        variants[IMPROVED] = rewritten.wire
         for change in changes if len(body) <= PRICED_BYTES_MAX else ():
-            partial = improver.rewrite_request(
+            partial = rewriter.rewrite_request(
                 target.adapter_name or "", body, path=target.path, unfixed=frozenset({change.anti_pattern})
             )
             variants[change.anti_pattern] = partial.wire
-    costs = shadow.price_variants(adapter, improved.row, at, tokens=tokens, variants=variants)
+    costs = pricer.price_variants(adapter, rewritten.row, at, tokens=tokens, variants=variants)
     if costs is None:
         return Findings(changes)
     priced, extra_usd = costs
@@ -67,11 +65,11 @@ def find_anti_patterns(
 
 
 def price_as_sent(
-    adapter: Adapter, row: Model | None, shadow: CounterfactualPricer, call: tuple[WireRequest, float, int]
+    adapter: Adapter, row: Model | None, pricer: CounterfactualPricer, call: tuple[WireRequest, float, int]
 ) -> PromptPrice | None:
     """The cost of a request as sent, for requests that were already rewritten."""
     wire, at, tokens = call
-    costs = None if row is None else shadow.price_variants(adapter, row, at, tokens=tokens, variants={AS_SENT: wire})
+    costs = None if row is None else pricer.price_variants(adapter, row, at, tokens=tokens, variants={AS_SENT: wire})
     return None if costs is None else costs[0]
 
 

@@ -1,4 +1,4 @@
-"""Rewrites OpenAI requests: volatile lines in the system text, tool order, and the prompt cache key."""
+"""Rewrites of OpenAI and OpenRouter requests: volatile system text, tool order, cache keys and breakpoints."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,12 @@ from holdfast.types.json_encoding import encode_json, sha256_hex
 from holdfast.types.prompt import Breakpoint, Ttl
 
 SYSTEM_ROLES = ("system", "developer")
-
-
 RESPONSES_ROLES = ("user",)
+_STORED_BY_PROVIDER = ("previous_response_id", "conversation", "background", "prompt")
+SESSION_MEMBER = "session_id"
 
-
-_STORED_BY_THE_PROVIDER = ("previous_response_id", "conversation", "background", "prompt")
+BREAKPOINT_ROLES = ("system", "developer", "user", "tool")
+"""Roles whose messages can carry a breakpoint."""
 
 
 def rewrite_chat(body: JsonObject, edits: RequestEdits) -> str:
@@ -28,9 +28,9 @@ def rewrite_chat(body: JsonObject, edits: RequestEdits) -> str:
 
 
 def rewrite_responses(body: JsonObject, edits: RequestEdits) -> str:
-    """Like mend_chat. Moves nothing if the provider stores the conversation: it would store the moved text."""
+    """Like rewrite_chat. Moves nothing if the provider stores the conversation: it would store the moved text."""
     sort_request_tools(body, edits)
-    if body.get("store") is not False or any(body.get(name) is not None for name in _STORED_BY_THE_PROVIDER):
+    if body.get("store") is not False or any(body.get(name) is not None for name in _STORED_BY_PROVIDER):
         return "developer"
     content = body.get("input")
     messages: Json | None = [{"role": "user", "content": content}] if isinstance(content, str) else content
@@ -65,8 +65,11 @@ def append_message(messages: Json, last: JsonObject, *, breakpoint_in: str | Non
         return [*messages, last]
     if not isinstance(final, dict) or final.get("type") != breakpoint_in or final.get(BREAKPOINT_FIELD) is not None:
         return [*messages, last]
-    marked: JsonObject = {**newest, "content": [*parts[:-1], {**final, BREAKPOINT_FIELD: {"mode": "explicit"}}]}
-    return [*before, marked, last]
+    with_breakpoint: JsonObject = {
+        **newest,
+        "content": [*parts[:-1], {**final, BREAKPOINT_FIELD: {"mode": "explicit"}}],
+    }
+    return [*before, with_breakpoint, last]
 
 
 def _without_volatile(messages: Json | None, edits: RequestEdits) -> tuple[Json, str]:
@@ -100,15 +103,6 @@ def sort_request_tools(body: JsonObject, edits: RequestEdits) -> None:
 def _name_of(tool: JsonObject) -> Json | None:
     function = tool.get("function")
     return function.get("name") if isinstance(function, dict) else tool.get("name")
-
-
-SESSION_MEMBER = "session_id"
-
-
-BREAKPOINT_ROLES = ("system", "developer", "user", "tool")
-
-
-"""Roles whose messages can carry a breakpoint."""
 
 
 def add_breakpoints(body: JsonObject, wanted: Sequence[Breakpoint], adapter: Adapter) -> tuple[JsonObject, int]:

@@ -1,7 +1,8 @@
 """Rewrites forwarded requests so that the prompt cache hits: same content, stable order, cache breakpoints.
 
 A rewrite depends on the request alone, and the rewrite of a longer conversation extends the rewrite of a shorter one.
-So there is no state to keep or to lose in a restart.
+So there is no state to keep or to lose in a restart. The analysis of a request adds its single-flight key and the ping
+that can keep its cache entry alive.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,8 +14,8 @@ from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
 from holdfast.catalog.schema import Model
 from holdfast.economics.keep_alive import pings_max
 from holdfast.engine.cache.single_flight import BreakpointPrefix, FlightKey
-from holdfast.engine.inject import anthropic as marks
-from holdfast.engine.inject import openai as keys
+from holdfast.engine.inject import anthropic as anthropic_inject
+from holdfast.engine.inject import openai as openai_inject
 from holdfast.engine.inject.client_method import ClientRequest, RewrittenRequest
 from holdfast.engine.request_draft import RequestDraft
 from holdfast.errors import UserError
@@ -50,6 +51,16 @@ from holdfast.types.blocks import Block, Json, Role
 from holdfast.types.json_encoding import encode_json, extend_digest, sha256_hex
 from holdfast.types.prompt import Breakpoint, Parameters, Ttl
 
+# Anthropic answers 400 if a 1h breakpoint comes after a 5m one ("Mixed TTL" in its prompt caching page).
+HOUR_TTL = "1h"
+
+_DECLARATIONS = "functionDeclarations"
+
+# Rough estimate, enough to compare a prefix with the cache minimum; exact counts need the provider's tokenizer.
+BYTES_PER_TOKEN = 4
+
+PING_BYTES_MAX = 4 * 1024 * 1024
+
 
 class ImprovedRequest(msgspec.Struct, frozen=True):
     """The result of a rewrite; `body` is None if the request is forwarded unchanged.
@@ -71,20 +82,22 @@ class RequestRewriter:
         self._volatile = volatile or VolatileExtractor()
 
     def rewrite_request(
-        self, speaks: str, body: bytes, *, path: str = "", unfixed: frozenset[str] = frozenset()
+        self, adapter_name: str, body: bytes, *, path: str = "", unfixed: frozenset[str] = frozenset()
     ) -> ImprovedRequest:
         """Fixes all anti-patterns but those in `unfixed`. `path` is the request's; Gemini names the model there.
 
         May raise anything for a body that we do not understand; the caller then forwards the original.
         """
-        adapter = get_adapter(speaks)
+        adapter = get_adapter(adapter_name)
         members: JsonObject = msgspec.json.decode(body)
         headers = {PATH_HEADER: path}
         # Re-encode first: insignificant white space must not count as a difference.
         before = adapter.decode_request(encode_json(members), headers)
         row = find_model(f"{adapter.name}:{before.parameters.model}", self._models)
         edits = RequestEdits(self._volatile, unfixed)
-        rewritten = _REWRITERS[speaks](dict(members), row, edits, adapter) if speaks in _REWRITERS else members
+        rewritten = (
+            _REWRITERS[adapter_name](dict(members), row, edits, adapter) if adapter_name in _REWRITERS else members
+        )
         if not edits.changes:
             return ImprovedRequest(None, before, row)
         encoded = encode_json(rewritten)
@@ -109,10 +122,10 @@ def _rewrite_anthropic(body: JsonObject, row: Model, edits: RequestEdits, adapte
     body["messages"] = convert_text_to_parts(body["messages"], "text", ("user", "assistant"))
     # Before placing breakpoints: Anthropic answers 400 if a 1h breakpoint comes after a 5m one.
     if edits.should_fix(TTLS_UNORDERED) and order_ttls(body):
-        edits.record_change(TTLS_UNORDERED, "marks")
+        edits.record_change(TTLS_UNORDERED, "breakpoints")
     if edits.should_fix(BREAKPOINTS_MISSING):
         request = _request(adapter, body, row, "")
-        rewritten = marks.add_anthropic_breakpoints({**body}, request, text_follows=bool(edits.moved_text))
+        rewritten = anthropic_inject.add_anthropic_breakpoints({**body}, request, text_follows=bool(edits.moved_text))
         added = len(rewritten.wire_request.plan.breakpoints) - len(request.wire_request.plan.breakpoints)
         if added:
             edits.record_change(BREAKPOINTS_MISSING, f"{added} placed")
@@ -127,16 +140,16 @@ def _rewrite_openai(body: JsonObject, row: Model, edits: RequestEdits, adapter: 
     prompt_member, part_type = ("messages", "text") if adapter.name == "openai-chat" else ("input", "input_text")
     role = (rewrite_chat if prompt_member == "messages" else rewrite_responses)(body, edits)
     request = _request(adapter, body, row, derive_session_id(body, prompt_member))
-    had_key = body.get(keys.CACHE_KEY_FIELD) is not None
+    had_key = body.get(openai_inject.CACHE_KEY_FIELD) is not None
     if edits.should_fix(CACHE_KEY_MISSING) or edits.should_fix(EXPLICIT_BREAKPOINT_MISSING):
-        rewritten = keys.add_openai_cache_fields(
+        rewritten = openai_inject.add_openai_cache_fields(
             {**body}, request, adapter=adapter, prompt_name=prompt_member, part_type=part_type
         )
         if len(rewritten.wire_request.plan.breakpoints) > len(request.wire_request.plan.breakpoints):
             edits.record_change(EXPLICIT_BREAKPOINT_MISSING, "end of the system text")
         body = _merge_extra_body(rewritten)
-        if not had_key and body.get(keys.CACHE_KEY_FIELD) is not None:
-            edits.record_change(CACHE_KEY_MISSING, keys.CACHE_KEY_FIELD)
+        if not had_key and body.get(openai_inject.CACHE_KEY_FIELD) is not None:
+            edits.record_change(CACHE_KEY_MISSING, openai_inject.CACHE_KEY_FIELD)
     if edits.moved_text:
         has_free_breakpoint = row.cache.breakpoints_max - 1 > len(
             adapter.decode_request(encode_json(body)).plan.breakpoints
@@ -160,7 +173,7 @@ def _rewrite_openrouter(body: JsonObject, row: Model, edits: RequestEdits, adapt
             edits.record_change(TTLS_UNORDERED, "breakpoints")
         if edits.should_fix(BREAKPOINTS_MISSING):
             request = _request(adapter, body, row, "")
-            missing = marks.missing_breakpoints(
+            missing = anthropic_inject.missing_breakpoints(
                 request, request.wire_request.plan.breakpoints, text_follows=bool(edits.moved_text)
             )
             body, added = openrouter.add_breakpoints(body, missing, adapter)
@@ -176,14 +189,26 @@ def _rewrite_openrouter(body: JsonObject, row: Model, edits: RequestEdits, adapt
 
 
 def _rewrite_gemini(body: JsonObject, row: Model, edits: RequestEdits, adapter: Adapter) -> JsonObject:
-    return rewrite_gemini(body, edits)
-
-
-# Anthropic answers 400 if a 1h breakpoint comes after a 5m one ("Mixed TTL" in its prompt caching page).
-HOUR_TTL = "1h"
-
-
-_DECLARATIONS = "functionDeclarations"
+    """A request that uses `cachedContent` is left unchanged, because its prefix is in that explicit cache."""
+    if body.get("cachedContent") is not None:
+        return body
+    tools = list_objects(body.get("tools"))
+    # Only the plain case: built-in tools, such as code execution, have no name to sort by.
+    if len(tools) == 1 and tools[0].keys() == {_DECLARATIONS}:
+        ordered = edits.sort_tools_by_name(tools[0][_DECLARATIONS], lambda tool: tool.get("name"))
+        if ordered is not None:
+            body["tools"] = [{**tools[0], _DECLARATIONS: ordered}]
+    instruction, contents = body.get("systemInstruction"), body.get("contents")
+    if not isinstance(instruction, dict) or not isinstance(contents, list) or not _gemini_ends_with_user(contents):
+        return body
+    rest, volatile = edits.extract_from_content(instruction.get("parts"))
+    if volatile:
+        edits.record_move(volatile, "systemInstruction")
+        body["systemInstruction"] = {**instruction, "parts": rest}
+        if not rest:
+            del body["systemInstruction"]
+        body["contents"] = [*contents, {"role": "user", "parts": [{"text": edits.moved_text}]}]
+    return body
 
 
 def _append_to_last_message(body: JsonObject, block: JsonObject) -> None:
@@ -243,54 +268,24 @@ def _request(adapter: Adapter, body: JsonObject, row: Model, session: str) -> Cl
     return ClientRequest(body, wire, draft.buffer, row, session, _previous_end(wire, draft))
 
 
-def get_automatic_ttl(body: dict[str, Json]) -> Json | None:
-    """TTL of the request's automatic breakpoint (top-level `cache_control`), which comes after all others."""
-    automatic = body.get(CACHE_CONTROL)
-    return automatic.get("ttl") if isinstance(automatic, dict) else None
-
-
 def order_ttls(body: dict[str, Json]) -> bool:
     """Raises every breakpoint before the last 1-hour one to 1 hour, in place; returns whether anything changed.
 
     This costs nothing extra: a 1-hour breakpoint writes everything before it for one hour anyway.
     """
-    breakpoints = [block[CACHE_CONTROL] for block in _blocks(body)]
-    is_hour = [breakpoint_.get("ttl") == HOUR_TTL for breakpoint_ in breakpoints if isinstance(breakpoint_, dict)]
-    if len(is_hour) != len(breakpoints) or (HOUR_TTL not in (get_automatic_ttl(body),) and True not in is_hour):
+    blocks = list(_blocks(body))
+    controls = [control for block in blocks if isinstance(control := block[CACHE_CONTROL], dict)]
+    if len(controls) != len(blocks):
         return False
-    automatic_is_hour = get_automatic_ttl(body) == HOUR_TTL
-    last = len(breakpoints) if automatic_is_hour else max(index for index, hour in enumerate(is_hour) if hour)
-    changed = False
-    for block in list(_blocks(body))[:last]:
-        breakpoint_ = block[CACHE_CONTROL]
-        assert isinstance(breakpoint_, dict)
-        if breakpoint_.get("ttl") != HOUR_TTL:
-            block[CACHE_CONTROL] = {**breakpoint_, "ttl": HOUR_TTL}
-            changed = True
-    return changed
-
-
-def rewrite_gemini(body: JsonObject, edits: RequestEdits) -> JsonObject:
-    """A request that uses `cachedContent` is left unchanged, because its prefix is in that explicit cache."""
-    if body.get("cachedContent") is not None:
-        return body
-    tools = list_objects(body.get("tools"))
-    # Only the plain case: built-in tools, such as code execution, have no name to sort by.
-    if len(tools) == 1 and tools[0].keys() == {_DECLARATIONS}:
-        ordered = edits.sort_tools_by_name(tools[0][_DECLARATIONS], lambda tool: tool.get("name"))
-        if ordered is not None:
-            body["tools"] = [{**tools[0], _DECLARATIONS: ordered}]
-    instruction, contents = body.get("systemInstruction"), body.get("contents")
-    if not isinstance(instruction, dict) or not isinstance(contents, list) or not _gemini_ends_with_user(contents):
-        return body
-    rest, volatile = edits.extract_from_content(instruction.get("parts"))
-    if volatile:
-        edits.record_move(volatile, "systemInstruction")
-        body["systemInstruction"] = {**instruction, "parts": rest}
-        if not rest:
-            del body["systemInstruction"]
-        body["contents"] = [*contents, {"role": "user", "parts": [{"text": edits.moved_text}]}]
-    return body
+    hours = [index for index, control in enumerate(controls) if control.get("ttl") == HOUR_TTL]
+    # The automatic breakpoint (top-level `cache_control`) comes after all others.
+    automatic = body.get(CACHE_CONTROL)
+    is_automatic_hour = isinstance(automatic, dict) and automatic.get("ttl") == HOUR_TTL
+    last = len(blocks) if is_automatic_hour else max(hours, default=0)
+    short = [index for index in range(last) if index not in hours]
+    for index in short:
+        blocks[index][CACHE_CONTROL] = {**controls[index], "ttl": HOUR_TTL}
+    return bool(short)
 
 
 _REWRITERS: Mapping[str, Callable[[JsonObject, Model, RequestEdits, Adapter], JsonObject]] = {
@@ -318,22 +313,15 @@ def _content_blocks(wire: WireRequest) -> list[tuple[Role, Block]]:
 
 def _comparable_parameters(wire: WireRequest) -> Parameters:
     """All parameters but the cache key and the OpenRouter session id, which a rewrite may add."""
-    added = (keys.CACHE_KEY_FIELD, openrouter.SESSION_MEMBER)
+    added = (openai_inject.CACHE_KEY_FIELD, openrouter.SESSION_MEMBER)
     extra = tuple(sorted(pair for pair in wire.parameters.extra if pair[0] not in added))
     return msgspec.structs.replace(wire.parameters, extra=extra)
 
 
-# Rough estimate, enough to compare a prefix with the cache minimum; exact counts need the provider's tokenizer.
-BYTES_PER_TOKEN = 4
-
-
-PING_BYTES_MAX = 4 * 1024 * 1024
-
-
 class GatewayPing(msgspec.Struct, frozen=True):
-    """A request without output that refreshes a conversation's cache entry; `times_max` pings pay off at most.
+    """A request without output that refreshes a conversation's cache entry; at most `pings_max` pings pay off.
 
-    `tail` is the digest of the cached prefix; a later request with that digest continues the conversation.
+    `prefix_digest` is the digest of the cached prefix; a later request with that digest continues the conversation.
     """
 
     body: bytes
@@ -355,20 +343,20 @@ class RequestAnalysis(msgspec.Struct, frozen=True):
 
 
 def analyze_request(
-    improver: RequestRewriter, speaks: str, body: bytes, *, path: str, account: str, at: float
+    rewriter: RequestRewriter, adapter_name: str, body: bytes, *, path: str, account: str, at: float
 ) -> RequestAnalysis:
     """May raise anything for a body that we do not understand."""
-    improved = improver.rewrite_request(speaks, body, path=path)
-    adapter = get_adapter(speaks)
+    rewritten = rewriter.rewrite_request(adapter_name, body, path=path)
+    adapter = get_adapter(adapter_name)
     draft = RequestDraft(adapter, lambda encoded: len(encoded) // BYTES_PER_TOKEN)
-    draft.update(improved.wire.prompt)
-    chain_digests, rules = draft.buffer.digests, improved.row.cache
+    draft.update(rewritten.wire.prompt)
+    chain_digests, rules = draft.buffer.digests, rewritten.row.cache
     breakpoints = [
-        breakpoint_ for breakpoint_ in improved.wire.plan.breakpoints if breakpoint_.block_index < len(chain_digests)
+        breakpoint_ for breakpoint_ in rewritten.wire.plan.breakpoints if breakpoint_.block_index < len(chain_digests)
     ]
-    if not any(change.anti_pattern.startswith(VOLATILE_PREFIX) for change in improved.changes):
+    if not any(change.anti_pattern.startswith(VOLATILE_PREFIX) for change in rewritten.changes):
         # After a move, the automatic breakpoint is on the moved text, which no later request has in its prefix.
-        breakpoints += automatic_breakpoint(improved.wire.parameters, draft.buffer.blocks, breakpoints, rules)
+        breakpoints += automatic_breakpoint(rewritten.wire.parameters, draft.buffer.blocks, breakpoints, rules)
     prefixes = tuple(
         BreakpointPrefix(
             chain_digests[breakpoint_.block_index].digest,
@@ -379,28 +367,28 @@ def analyze_request(
         if chain_digests[breakpoint_.block_index].end >= rules.tokens_min * BYTES_PER_TOKEN
         and breakpoint_.ttl in rules.ttls_seconds
     )
-    claim = FlightKey(_scope(adapter, improved, account), prefixes)
+    flight_key = FlightKey(_scope(adapter, rewritten, account), prefixes)
     ping = None
     if prefixes and prefixes[-1].digest == chain_digests[breakpoints[-1].block_index].digest:
         tokens = sum(draft.buffer.tokens[: breakpoints[-1].block_index + 1])
         ping = _make_ping(
-            adapter, improved, body, breakpoint_=breakpoints[-1], prefix=prefixes[-1], tokens=tokens, at=at
+            adapter, rewritten, body, breakpoint_=breakpoints[-1], prefix=prefixes[-1], tokens=tokens, at=at
         )
-    return RequestAnalysis(improved, claim, frozenset(prefix.digest for prefix in chain_digests), ping)
+    return RequestAnalysis(rewritten, flight_key, frozenset(prefix.digest for prefix in chain_digests), ping)
 
 
-def _scope(adapter: Adapter, improved: ImprovedRequest, account: str) -> str:
+def _scope(adapter: Adapter, rewritten: ImprovedRequest, account: str) -> str:
     """Digest of account, model and those request parameters that the provider's cache key depends on."""
     # These parameters do not change the prefix, so requests that differ only in them share a cache entry.
     parameters = msgspec.structs.replace(
-        improved.wire.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
+        rewritten.wire.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
     )
-    return extend_digest(sha256_hex(f"{account}\n{improved.row.id}".encode()), adapter.request_head(parameters))
+    return extend_digest(sha256_hex(f"{account}\n{rewritten.row.id}".encode()), adapter.request_head(parameters))
 
 
 def _make_ping(
     adapter: Adapter,
-    improved: ImprovedRequest,
+    rewritten: ImprovedRequest,
     body: bytes,
     *,
     breakpoint_: Breakpoint,
@@ -409,17 +397,17 @@ def _make_ping(
     at: float,
 ) -> GatewayPing | None:
     """None if the provider has no request without output, or if the model has no price."""
-    sent = improved.body or body
-    if not isinstance(adapter, PingAdapter) or not improved.row.prices or len(sent) > PING_BYTES_MAX:
+    sent = rewritten.body or body
+    if not isinstance(adapter, PingAdapter) or not rewritten.row.prices or len(sent) > PING_BYTES_MAX:
         return None
-    parameters = adapter.ping_parameters(improved.wire.parameters)
+    parameters = adapter.ping_parameters(rewritten.wire.parameters)
     if adapter.find_ping_conflict(parameters) is not None:
         return None
     members: JsonObject = msgspec.json.decode(sent)
     # Anthropic's pre-warm request: max_tokens 0 gives no output, and answers 400 together with stream.
     members["max_tokens"] = parameters.output_tokens_max
     members.pop("stream", None)
-    price = price_at(improved.row, utc_date(at), tokens)
+    price = price_at(rewritten.row, utc_date(at), tokens)
     pings = pings_max(read=price.cache_read, write=cache_write_rate(breakpoint_.ttl, price))
     # A ping reads the whole cached prefix once; prices are per million tokens.
     cost = price.cache_read * tokens / 1_000_000

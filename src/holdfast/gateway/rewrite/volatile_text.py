@@ -11,6 +11,9 @@ from holdfast.errors import UserError
 PATTERN_CHARS_MAX = 500
 TEXT_CHARS_MAX = 2_000_000
 
+# Nested quantifiers, such as (a+)+, can backtrack exponentially.
+_NESTED = re.compile(r"[*+}]\)?[*+{]")
+
 
 class VolatileRule(msgspec.Struct, frozen=True):
     """Text matching `pattern` changes from call to call and means the same at the end of the conversation."""
@@ -21,12 +24,8 @@ class VolatileRule(msgspec.Struct, frozen=True):
 
 # A line that mentions a date or time and contains an ISO date; bounded repetitions keep matching linear.
 DATE_RULE = VolatileRule(
-    "date",
-    r"^[^\n]{0,80}\b(?:[Dd]ate|[Tt]ime|[Tt]oday|[Nn]ow)\b[^\n]{0,40}\b\d{4}-\d{2}-\d{2}\b[^\n]{0,80}$\n?",
+    "date", r"^[^\n]{0,80}\b(?:[Dd]ate|[Tt]ime|[Tt]oday|[Nn]ow)\b[^\n]{0,40}\b\d{4}-\d{2}-\d{2}\b[^\n]{0,80}$\n?"
 )
-
-# Nested quantifiers, such as (a+)+, can backtrack exponentially.
-_NESTED = re.compile(r"[*+}]\)?[*+{]")
 
 
 class VolatileExtractor:

@@ -8,6 +8,8 @@ from typing import Annotated
 import msgspec
 
 from holdfast.errors import UserError
+from holdfast.events.log import Event
+from holdfast.events.payloads.session import MessageAppended
 from holdfast.instructions.errors import InstructionError
 from holdfast.types.blocks import Message, Text, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry
@@ -172,3 +174,17 @@ def find_argument_texts(arguments: str | dict[str, object]) -> Iterator[tuple[st
                 pending += [(str(key), element) for key, element in reversed(value.items())]
             case _:
                 continue
+
+
+class StepCollector:
+    """The steps of one session, in order; steps of sessions it delegates to are not included."""
+
+    def __init__(self) -> None:
+        self.steps: list[TraceStep] = []
+        self._session_id: str | None = None
+        self._tools: dict[str, str] = {}
+
+    def on_event(self, event: Event) -> None:
+        self._session_id = self._session_id or event.session_id
+        if isinstance(event.payload, MessageAppended) and event.session_id == self._session_id:
+            self.steps.extend(extract_steps([event.payload.message], self._tools))

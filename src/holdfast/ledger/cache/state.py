@@ -5,12 +5,12 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.cachemodel.values import cached_tokens_after
 from holdfast.catalog.lookup import Models, find_model_or_none
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged, ExplicitCacheChanged
 from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, ModelSwitched, RequestPrepared
 from holdfast.events.payloads.session import EpochOpened, SessionStarted
+from holdfast.ledger.cache.verdicts import cached_tokens_after
 from holdfast.types.usage import Usage
 
 # Which cache controls a session applies: one of ours applies all, a wrapped client only the on/off switch, and a client

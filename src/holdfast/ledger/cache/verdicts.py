@@ -10,7 +10,6 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.cachemodel.values import cached_tokens_after
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.schema import CacheRules, Model
 from holdfast.ledger.attribution import Payer
@@ -156,6 +155,17 @@ def derive_cached_prefix(request: PreparedRequest, usage: Usage, row: Model) -> 
         settings=request.settings,
         has_images=request.has_images,
     )
+
+
+def cached_tokens_after(usage: Usage, rules: CacheRules) -> int:
+    """What the next call can read: the reported reads and writes, or the whole prompt where writes are not reported."""
+    match rules.kind:
+        case "explicit" | "hybrid":
+            return usage.cache_read + usage.cache_write
+        case "implicit":
+            return usage.tokens_sent if usage.tokens_sent >= rules.tokens_min else 0
+        case "none":
+            return 0
 
 
 def _last_breakpoint(breakpoints: tuple[Breakpoint, ...]) -> Breakpoint | None:

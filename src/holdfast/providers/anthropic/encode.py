@@ -18,7 +18,6 @@ from holdfast.providers.json_splice import (
     extra_field,
     nested_field,
 )
-from holdfast.providers.tool_call_ids import fit_call_ids
 from holdfast.providers.wire_request import (
     check_section_order,
     encode_stable_blocks,
@@ -26,7 +25,7 @@ from holdfast.providers.wire_request import (
     make_message_block,
 )
 from holdfast.types.json_encoding import encode_json
-from holdfast.types.prompt import HistoryEntry, Parameters, Segment, Ttl
+from holdfast.types.prompt import HistoryEntry, Parameters, Segment, Ttl, fit_call_ids
 from holdfast.types.request_buffer import EncodedBlock
 
 # The version that Anthropic's SDK sends from 2.0.0 on; older SDKs send 2023-06-01.

@@ -19,7 +19,6 @@ from holdfast.providers.openai_chat.parts import (
     normalize_chat_image,
 )
 from holdfast.providers.openai_chat.variant import ChatVariant
-from holdfast.providers.tool_call_ids import fit_call_ids
 from holdfast.providers.wire_request import (
     check_section_order,
     encode_stable_blocks,
@@ -27,7 +26,7 @@ from holdfast.providers.wire_request import (
     make_message_block,
 )
 from holdfast.types.blocks import Block, Image, Opaque, RedactedThinking, Role, Text, Thinking, ToolResult, ToolUse
-from holdfast.types.prompt import HistoryEntry, Segment, Ttl
+from holdfast.types.prompt import HistoryEntry, Segment, Ttl, fit_call_ids
 from holdfast.types.request_buffer import EncodedBlock
 
 _MessageBlock = Text | Image | ToolUse | Thinking | RedactedThinking | Opaque

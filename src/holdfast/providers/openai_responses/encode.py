@@ -23,11 +23,10 @@ from holdfast.providers.openai_responses.parts import (
     encode_input_part,
     normalize_responses_image,
 )
-from holdfast.providers.tool_call_ids import fit_call_ids
 from holdfast.providers.wire_request import check_section_order, encode_stable_blocks, encode_tool_spec
 from holdfast.types.blocks import THINKING_TYPES, Block, Image, Role, Text, Thinking, ToolResult
 from holdfast.types.json_encoding import encode_json
-from holdfast.types.prompt import HistoryEntry, Parameters, Segment, Ttl
+from holdfast.types.prompt import HistoryEntry, Parameters, Segment, Ttl, fit_call_ids
 from holdfast.types.request_buffer import EncodedBlock
 
 PATH = "/responses"

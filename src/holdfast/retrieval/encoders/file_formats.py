@@ -86,7 +86,7 @@ def read_sentence_pieces(path: Path) -> SentencePieces:
         if not scored or not normalization_map:
             raise ValueError("no pieces or no normalization map")
     except (LookupError, ValueError, struct.error) as error:
-        raise UserError(f"{path.name} is not a SentencePiece model; reinstall holdfast[semantic]") from error
+        raise UserError(f"{path.name} is not a SentencePiece model; reinstall holdfast-context[semantic]") from error
     return SentencePieces(tuple(scored), normalization_map)
 
 

@@ -85,7 +85,7 @@ def _read_pack(path: Path) -> tuple[Tokenizer, Transformer]:
             weights[tensor.name] = _read_tensor(pack[start:end], tensor)
         return tokenizer, _build_transformer(head.arch, weights)
     except (ValueError, KeyError, msgspec.DecodeError) as error:
-        raise UserError(f"{path.name} is not a pack of this model; reinstall holdfast[minilm]") from error
+        raise UserError(f"{path.name} is not a pack of this model; reinstall holdfast-context[minilm]") from error
 
 
 def _build_transformer(architecture: _Architecture, weights: Mapping[str, Vectors]) -> Transformer:

@@ -128,7 +128,7 @@ def check_installed(encoder: EncoderName = "wordllama") -> None:
     if missing := find_missing_packages(encoder):
         extra, _ = _REQUIREMENTS[encoder]
         raise UserError(
-            f"ranking by {encoder} needs {', '.join(missing)}: pip install 'holdfast[{extra}]', or rank lexically"
+            f"ranking by {encoder} needs {', '.join(missing)}: pip install 'holdfast-context[{extra}]', or rank lexically"
         )
 
 
@@ -173,5 +173,5 @@ def _is_path(text: str) -> bool:
 def _custom_model_module() -> ModuleType:
     extra, needed = _CUSTOM_MODEL_REQUIREMENTS
     if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
-        raise UserError(f"a model of your own needs {', '.join(missing)}: pip install 'holdfast[{extra}]'")
+        raise UserError(f"a model of your own needs {', '.join(missing)}: pip install 'holdfast-context[{extra}]'")
     return importlib.import_module("holdfast.retrieval.encoders.custom_model")

@@ -198,7 +198,9 @@ def _read_weights(path: Path) -> tuple[Sequence[NDArray[np.uint8]], Mapping[str,
     with zipfile.ZipFile(path) as archive:
         names = [f"q{number}.npy" for number in range(1, _BLOCKS + 1)]
         if missing := {*names, "scale.npy", "lo.npy", "cnn_W.npy", "eps.npy"}.difference(archive.namelist()):
-            raise UserError(f"{path.name} lacks {min(missing).removesuffix('.npy')}; reinstall holdfast[semantic]")
+            raise UserError(
+                f"{path.name} lacks {min(missing).removesuffix('.npy')}; reinstall holdfast-context[semantic]"
+            )
         arrays = {name: _parse_array(archive.read(name)) for name in archive.namelist()}
     blocks = [arrays.pop(name) for name in names]
     return blocks, {name.removesuffix(".npy"): array for name, array in arrays.items()}

@@ -62,5 +62,7 @@ def _word_vectors(path: Path) -> Vectors:
     try:
         (table,) = read_tensors(path).values()
     except ValueError as error:
-        raise UserError(f"{path.name} does not contain exactly one table; reinstall holdfast[semantic]") from error
+        raise UserError(
+            f"{path.name} does not contain exactly one table; reinstall holdfast-context[semantic]"
+        ) from error
     return table

@@ -68,12 +68,8 @@ from holdfast.instructions.usage.trace import (
 )
 from holdfast.retrieval.encoders.registry import create_semantic_stage, default_encoder
 from holdfast.runtime.instructions.heartbeat import HeartbeatRun, Preload, WakeStart
-from holdfast.runtime.instructions.session_tools import (
-    SessionInstructions,
-    TurnTraceSubmitter,
-    instruction_tools,
-    shadow_instructions,
-)
+from holdfast.runtime.instructions.session_tools import TurnTraceSubmitter, instruction_tools, shadow_instructions
+from holdfast.runtime.options import SessionInstructions
 from holdfast.stores.open import open_store
 
 

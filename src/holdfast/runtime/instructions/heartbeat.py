@@ -8,8 +8,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.events.log import Event
-from holdfast.instructions.usage.trace import Trace, TraceStep, truncate_trace
-from holdfast.runtime.instructions.session_tools import StepCollector
+from holdfast.instructions.usage.trace import StepCollector, Trace, TraceStep, truncate_trace
 
 
 class RecallResult(Protocol):

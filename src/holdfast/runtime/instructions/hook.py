@@ -130,9 +130,9 @@ def manifest_entries(manifest: ManifestListing) -> tuple[ManifestEntry, ...]:
     )
 
 
-def encode_hook_output(context: str | None) -> bytes:
-    """The hook's output for Claude Code; an empty object if there is no context."""
-    return b"{}" if context is None else msgspec.json.encode(_Reply(_Output(SESSION_START, context)))
+def encode_hook_output(context: str) -> bytes:
+    """The hook's output for Claude Code."""
+    return msgspec.json.encode(_Reply(_Output(SESSION_START, context)))
 
 
 def recall_instructions_text(agent: str, *, db: str | None = None, url: str | None = None) -> str:

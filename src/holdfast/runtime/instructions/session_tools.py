@@ -6,32 +6,24 @@ import msgspec
 
 from holdfast.engine.tools.definition import Tool, ToolError, tool
 from holdfast.errors import HoldfastError
-from holdfast.events.log import Event, EventListener
+from holdfast.events.log import Event
 from holdfast.events.payloads.session import MessageAppended, TurnCancelled, TurnCompleted
 from holdfast.instructions.recall.answer import RecallAnswer, render_recall
 from holdfast.instructions.recall.boot_stub import RECALL_TOOL_INPUT, RECALL_TOOL_SCHEMA
 from holdfast.instructions.usage.trace import (
+    StepCollector,
     Trace,
-    TraceStep,
-    extract_steps,
     find_audit_tokens,
     trace_from_token,
     truncate_trace,
 )
+from holdfast.runtime.options import SessionInstructions
 from holdfast.types.blocks import Json, Text
 
 UNIT_NAMES_SCHEMA: dict[str, Json] = {"type": "array", "items": {"type": "string"}}
 
 # A recall is bounded by its token budget. This limit is far above any budget, so that no result is cut by characters.
 RECALL_CHARACTERS_MAX = 1_000_000
-
-
-class SessionInstructions(msgspec.Struct, frozen=True):
-    """The text is pinned for an epoch; tool results become history. `listener` receives the session's events."""
-
-    text: str
-    tools: tuple[Tool, ...]
-    listener: EventListener | None = None
 
 
 def instruction_tools(recall: Callable[..., RecallAnswer], submit_usage: Callable[..., None]) -> tuple[Tool, ...]:
@@ -81,20 +73,6 @@ def instruction_tools(recall: Callable[..., RecallAnswer], submit_usage: Callabl
         msgspec.structs.replace(instruction_tool, needs_confirmation=False, output_characters_max=RECALL_CHARACTERS_MAX)
         for instruction_tool in tools
     )
-
-
-class StepCollector:
-    """The steps of one session, in order; steps of sessions it delegates to are not included."""
-
-    def __init__(self) -> None:
-        self.steps: list[TraceStep] = []
-        self._session_id: str | None = None
-        self._tools: dict[str, str] = {}
-
-    def on_event(self, event: Event) -> None:
-        self._session_id = self._session_id or event.session_id
-        if isinstance(event.payload, MessageAppended) and event.session_id == self._session_id:
-            self.steps.extend(extract_steps([event.payload.message], self._tools))
 
 
 class TurnTraceSubmitter:

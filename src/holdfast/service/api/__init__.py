@@ -1,1 +1,1 @@
-"""TODO"""
+"""The routes of the HTTP API, one module per subject."""

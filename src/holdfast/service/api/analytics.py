@@ -1,4 +1,4 @@
-"""HTTP routes for cost, savings, cache effectiveness, breaks and reliability."""
+"""HTTP routes for cost, savings, cache effectiveness, breaks, reliability, and the events of one turn."""
 
 import asyncio
 import datetime
@@ -36,13 +36,14 @@ from holdfast.service.http.request_parsing import TimeText, TimeWindow, parse_wi
 from holdfast.service.http.routes import Route, json_route
 
 BASELINE = "anthropic:claude-sonnet-4-6"
-
-
 LISTED_MAX = 500
-
 
 # Bounds the offset that the store has to skip over.
 SKIPPED_MAX = 1_000_000
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
+KeyId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+Result = TypeVar("Result")
 
 
 class AnalyticsResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,12 +56,6 @@ class AnalyticsResponse(msgspec.Struct, frozen=True, kw_only=True):
 class WindowRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
     start: TimeText | None = None
     end: TimeText | None = None
-
-
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
-
-
-KeyId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 
 
 class CostRequest(WindowRequest, frozen=True):
@@ -196,9 +191,6 @@ class RegretResponse(AnalyticsResponse, frozen=True, kw_only=True):
     data: Regret
 
 
-Result = TypeVar("Result")
-
-
 async def _query_window(
     context: AppContext, request: WindowRequest, make: Callable[[LedgerScope], Result]
 ) -> tuple[TimeWindow, Result]:
@@ -209,6 +201,7 @@ async def _query_window(
 
 
 async def get_cost(context: AppContext, request: CostRequest) -> CostResponse:
+    """Cost by model, provider, session, day or hour, or in total; by default for the last seven days."""
     filters = GroupFilter(
         model=request.model,
         provider=request.provider,
@@ -231,6 +224,7 @@ async def get_cost(context: AppContext, request: CostRequest) -> CostResponse:
 
 
 async def get_cache_effectiveness(context: AppContext, request: WindowRequest) -> CacheEffectResponse:
+    """Share of input tokens read from and written to caches, by model."""
     window, rows = await _query_window(
         context, request, lambda scope: make_effect_rows(context.log.analytics_queries().groups("model", scope))
     )
@@ -238,6 +232,7 @@ async def get_cache_effectiveness(context: AppContext, request: WindowRequest) -
 
 
 async def get_breaks(context: AppContext, request: WindowRequest) -> BreaksResponse:
+    """Cache breaks by cause and component, and what they cost."""
     window, rows = await _query_window(
         context, request, lambda scope: make_break_rows(context.log.cost_queries().verdicts(scope))
     )
@@ -245,6 +240,7 @@ async def get_breaks(context: AppContext, request: WindowRequest) -> BreaksRespo
 
 
 async def get_skill_loads(context: AppContext, request: WindowRequest) -> SkillLoadsResponse:
+    """Skill loads by reason, and tokens preloaded without use."""
     window, rows = await _query_window(
         context, request, lambda scope: make_skill_rows(context.log.analytics_queries().skill_loads(scope))
     )
@@ -252,6 +248,8 @@ async def get_skill_loads(context: AppContext, request: WindowRequest) -> SkillL
 
 
 async def get_reliability(context: AppContext, request: WindowRequest) -> ReliabilityResponse:
+    """Failed calls by error class, and latency percentiles by model."""
+
     def make(scope: LedgerScope) -> Reliability:
         figures = context.log.analytics_queries()
         failures, latencies = figures.failures(scope), figures.latencies(scope)
@@ -268,6 +266,8 @@ async def get_reliability(context: AppContext, request: WindowRequest) -> Reliab
 
 
 async def get_session_costs(context: AppContext, request: SessionCostsRequest) -> SessionCostsResponse:
+    """Sessions with their cost, most expensive or newest first."""
+
     def make() -> tuple[SessionCostRow, ...]:
         page = context.log.analytics_queries().session_costs(
             order=request.order, limit=request.limit, skip=request.skip, simulated=context.simulated
@@ -294,6 +294,7 @@ def _session_cost(session: queries.SessionCost) -> SessionCostRow:
 
 
 async def get_turn(context: AppContext, request: TurnRequest) -> TurnResponse:
+    """One turn, event by event, without message content."""
     events = await asyncio.to_thread(lambda: context.log.analytics_queries().turn_events(request.turn_id))
     if not events:
         raise make_not_found_error("turn", request.turn_id)
@@ -303,6 +304,7 @@ async def get_turn(context: AppContext, request: TurnRequest) -> TurnResponse:
 
 
 async def get_savings(context: AppContext, request: SavingsRequest) -> SavingsResponse:
+    """Savings against no cache, against a baseline model, and optionally against other caching policies."""
     baseline = _baseline(context, request.baseline)
 
     def make(scope: LedgerScope) -> Savings:
@@ -340,113 +342,42 @@ def _baseline(context: AppContext, name: str) -> Model:
 
 
 async def get_regret(context: AppContext, request: WindowRequest) -> RegretResponse:
+    """Cost above the minimum that any caching plan could have achieved."""
     window, result = await _query_window(
         context, request, lambda scope: compute_regret(context.log, context.models, scope)
     )
     return RegretResponse(window=window, current_pricing_version=context.pricing_version, data=result)
 
 
-def _message_sizes(appended: MessageAppended) -> MessageSize:
-    blocks = (
-        BlockSize(type(block).__name__.lower(), len(msgspec.json.encode(block))) for block in appended.message.content
-    )
-    return MessageSize(appended.message.role, tuple(blocks))
-
-
 def make_turn_detail(turn_id: str, session_id: str, events: Sequence[Event]) -> TurnDetail:
     turn_events = [event for event in events if event.turn_id == turn_id]
+    messages = (event.payload.message for event in turn_events if isinstance(event.payload, MessageAppended))
     return TurnDetail(
         turn_id=turn_id,
         session_id=session_id,
         in_flight=not any(isinstance(event.payload, TurnCompleted | TurnCancelled) for event in turn_events),
         events=tuple(TurnEvent(event.id, event.at, event_type_of(event.payload), event.actor) for event in turn_events),
         messages=tuple(
-            _message_sizes(event.payload) for event in turn_events if isinstance(event.payload, MessageAppended)
+            MessageSize(
+                message.role,
+                tuple(
+                    BlockSize(type(block).__name__.lower(), len(msgspec.json.encode(block)))
+                    for block in message.content
+                ),
+            )
+            for message in messages
         ),
     )
 
 
 ROUTES: tuple[Route, ...] = (
-    json_route(
-        "GET",
-        "/analytics/cost",
-        get_cost,
-        request=CostRequest,
-        reply=CostResponse,
-        rule="read",
-        summary="Cost by model, provider, session, day or hour, or in total; by default for the last seven days.",
-    ),
-    json_route(
-        "GET",
-        "/analytics/cache_effectiveness",
-        get_cache_effectiveness,
-        request=WindowRequest,
-        reply=CacheEffectResponse,
-        rule="read",
-        summary="Share of input tokens read from and written to caches, by model.",
-    ),
-    json_route(
-        "GET",
-        "/analytics/reliability",
-        get_reliability,
-        request=WindowRequest,
-        reply=ReliabilityResponse,
-        rule="read",
-        summary="Failed calls by error class, and latency percentiles by model.",
-    ),
-    json_route(
-        "GET",
-        "/analytics/sessions",
-        get_session_costs,
-        request=SessionCostsRequest,
-        reply=SessionCostsResponse,
-        rule="read",
-        summary="Sessions with their cost, most expensive or newest first.",
-    ),
-    json_route(
-        "GET",
-        "/analytics/turns/{turn_id}",
-        get_turn,
-        request=TurnRequest,
-        reply=TurnResponse,
-        rule="read",
-        summary="One turn, event by event, without message content.",
-        refusals=(404,),
-    ),
-    json_route(
-        "GET",
-        "/analytics/savings",
-        get_savings,
-        request=SavingsRequest,
-        reply=SavingsResponse,
-        rule="read",
-        summary="Savings against no cache, against a baseline model, and optionally against other caching policies.",
-    ),
-    json_route(
-        "GET",
-        "/analytics/skills",
-        get_skill_loads,
-        request=WindowRequest,
-        reply=SkillLoadsResponse,
-        rule="read",
-        summary="Skill loads by reason, and tokens preloaded without use.",
-    ),
-    json_route(
-        "GET",
-        "/analytics/breaks",
-        get_breaks,
-        request=WindowRequest,
-        reply=BreaksResponse,
-        rule="read",
-        summary="Cache breaks by cause and component, and what they cost.",
-    ),
-    json_route(
-        "GET",
-        "/analytics/regret",
-        get_regret,
-        request=WindowRequest,
-        reply=RegretResponse,
-        rule="read",
-        summary="Cost above the minimum that any caching plan could have achieved.",
-    ),
+    json_route("GET", "/analytics/cost", get_cost, rule="read"),
+    json_route("GET", "/analytics/cache_effectiveness", get_cache_effectiveness, rule="read"),
+    json_route("GET", "/analytics/reliability", get_reliability, rule="read"),
+    json_route("GET", "/analytics/sessions", get_session_costs, rule="read"),
+    json_route("GET", "/analytics/turns/{turn_id}", get_turn, rule="read", error_statuses=(404,)),
+    json_route("GET", "/analytics/savings", get_savings, rule="read"),
+    json_route("GET", "/analytics/skills", get_skill_loads, rule="read"),
+    json_route("GET", "/analytics/breaks", get_breaks, rule="read"),
+    json_route("GET", "/analytics/regret", get_regret, rule="read"),
 )

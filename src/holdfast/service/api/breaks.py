@@ -52,6 +52,7 @@ class CacheBreaksResponse(msgspec.Struct, frozen=True):
 
 
 async def list_cache_breaks(context: AppContext, request: CacheBreaksRequest) -> CacheBreaksResponse:
+    """The calls with a cache break, most expensive first."""
     within = parse_window(request.start, request.end, now=context.clock())
 
     def find() -> tuple[CacheBreakRow, ...]:
@@ -84,14 +85,4 @@ def _call_row(call: queries.CacheBreakCall) -> CacheBreakRow:
     )
 
 
-ROUTES: tuple[Route, ...] = (
-    json_route(
-        "GET",
-        "/analytics/breaks/calls",
-        list_cache_breaks,
-        request=CacheBreaksRequest,
-        reply=CacheBreaksResponse,
-        rule="read",
-        summary="The calls with a cache break, most expensive first.",
-    ),
-)
+ROUTES: tuple[Route, ...] = (json_route("GET", "/analytics/breaks/calls", list_cache_breaks, rule="read"),)

@@ -25,10 +25,8 @@ from holdfast.service.http.routes import EmptyRequest, Route, json_route
 
 LISTED_MAX = 500
 SKIPPED_MAX = 1_000_000
-
 ProviderName = Literal["anthropic", "openai", "openai-chat", "gemini", "openrouter", "claude-code"]
-
-InvalidationChange = InvalidationMethod | Literal["named_cache"]
+InvalidationChange = InvalidationMethod | Literal["explicit_cache"]
 
 
 class Discussion(msgspec.Struct, frozen=True):
@@ -94,6 +92,8 @@ class DiscussionsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 async def list_cache_states(context: AppContext, request: DiscussionsRequest) -> Discussions:
+    """The cache state of every session, newest activity first, and of every provider."""
+
     def read() -> Discussions:
         # One extra row shows whether there is another page.
         caches = context.cache_states.list_newest(limit=request.limit + 1, skip=request.skip)
@@ -111,18 +111,23 @@ async def list_cache_states(context: AppContext, request: DiscussionsRequest) ->
 
 
 async def get_cache_state(context: AppContext, request: DiscussionRequest) -> Discussion:
+    """The cache state of one session."""
     return await asyncio.to_thread(_discussion, context, request.discussion_id)
 
 
 async def enable_caching(context: AppContext, request: DiscussionRequest) -> Discussion:
+    """Enable caching for this session again."""
     return await asyncio.to_thread(_set_enabled, context, request.discussion_id, enabled=True)
 
 
 async def disable_caching(context: AppContext, request: DiscussionRequest) -> Discussion:
+    """Disable caching for this session, from its next call on."""
     return await asyncio.to_thread(_set_enabled, context, request.discussion_id, enabled=False)
 
 
 async def invalidate_cache(context: AppContext, request: DiscussionRequest) -> InvalidationResponse:
+    """Invalidate the cache: the next turn finds nothing cached."""
+
     def change() -> InvalidationResponse:
         state = _state(context, request.discussion_id)
         if state.controllable != "all":
@@ -138,12 +143,14 @@ async def invalidate_cache(context: AppContext, request: DiscussionRequest) -> I
 
 
 async def get_cache_settings(context: AppContext, request: EmptyRequest) -> CacheSettingsBody:
+    """The cache settings for all sessions."""
     stored = await asyncio.to_thread(context.records.settings)
     providers = {name: stored.providers[name] for name in get_args(ProviderName) if name in stored.providers}
     return CacheSettingsBody(providers, stored.ttl, stored.gemini_ttl_seconds, stored.allow_gemini_over_an_hour)
 
 
 async def put_cache_settings(context: AppContext, request: CacheSettingsBody) -> CacheSettingsBody:
+    """Replace the cache settings; fields that are not sent get their default."""
     seconds = request.gemini_ttl_seconds
     if seconds is not None and seconds > HOUR_SECONDS and not request.allow_gemini_over_an_hour:
         raise ApiError(
@@ -161,20 +168,20 @@ async def put_cache_settings(context: AppContext, request: CacheSettingsBody) ->
 def list_invalidation_changes(context: AppContext, state: CacheState) -> tuple[InvalidationChange, ...]:
     """How the session's next call will differ, so that it finds no cached prefix."""
     try:
-        ways = invalidation_methods(find_model(state.model, context.models))
+        methods = invalidation_methods(find_model(state.model, context.models))
     except UserError:
-        ways = ()
+        methods = ()
     explicit_cache: tuple[InvalidationChange, ...] = (
-        ("named_cache",) if state.explicit_expires_at and state.explicit_expires_at > context.clock() else ()
+        ("explicit_cache",) if state.explicit_expires_at and state.explicit_expires_at > context.clock() else ()
     )
-    return (*ways, *explicit_cache)
+    return (*methods, *explicit_cache)
 
 
 def _effect(changed: tuple[InvalidationChange, ...]) -> str:
     effects = {
         "cache_key": "the next turn uses another cache key",
         "prefix_nonce": "the next turn starts its system prompt with another text; the tools before it stay cached",
-        "named_cache": "before the next turn's first call, the session deletes its explicit cache at the provider",
+        "explicit_cache": "before the next turn's first call, the session deletes its explicit cache at the provider",
     }
     return "; ".join(effects[change] for change in changed) or "nothing of this session is cached there"
 
@@ -234,71 +241,13 @@ def _discussion_view(
 
 
 ROUTES: tuple[Route, ...] = (
+    json_route("GET", "/api/cache", list_cache_states, rule="read"),
+    json_route("GET", "/api/cache/settings", get_cache_settings, rule="read"),
+    json_route("PUT", "/api/cache/settings", put_cache_settings, rule="admin"),
+    json_route("GET", "/api/cache/{discussion_id}", get_cache_state, rule="read", error_statuses=(404,)),
     json_route(
-        "GET",
-        "/api/cache",
-        list_cache_states,
-        request=DiscussionsRequest,
-        reply=Discussions,
-        rule="read",
-        summary="The cache state of every session, newest activity first, and of every provider.",
+        "POST", "/api/cache/{discussion_id}/invalidate", invalidate_cache, rule="admin", error_statuses=(404, 409)
     ),
-    json_route(
-        "GET",
-        "/api/cache/settings",
-        get_cache_settings,
-        request=EmptyRequest,
-        reply=CacheSettingsBody,
-        rule="read",
-        summary="The cache settings for all sessions.",
-    ),
-    json_route(
-        "PUT",
-        "/api/cache/settings",
-        put_cache_settings,
-        request=CacheSettingsBody,
-        reply=CacheSettingsBody,
-        rule="admin",
-        summary="Replace the cache settings; fields that are not sent get their default.",
-    ),
-    json_route(
-        "GET",
-        "/api/cache/{discussion_id}",
-        get_cache_state,
-        request=DiscussionRequest,
-        reply=Discussion,
-        rule="read",
-        summary="The cache state of one session.",
-        refusals=(404,),
-    ),
-    json_route(
-        "POST",
-        "/api/cache/{discussion_id}/invalidate",
-        invalidate_cache,
-        request=DiscussionRequest,
-        reply=InvalidationResponse,
-        rule="admin",
-        summary="Invalidate the cache: the next turn finds nothing cached.",
-        refusals=(404, 409),
-    ),
-    json_route(
-        "POST",
-        "/api/cache/{discussion_id}/disable",
-        disable_caching,
-        request=DiscussionRequest,
-        reply=Discussion,
-        rule="admin",
-        summary="Disable caching for this session, from its next call on.",
-        refusals=(404, 409),
-    ),
-    json_route(
-        "POST",
-        "/api/cache/{discussion_id}/enable",
-        enable_caching,
-        request=DiscussionRequest,
-        reply=Discussion,
-        rule="admin",
-        summary="Enable caching for this session again.",
-        refusals=(404, 409),
-    ),
+    json_route("POST", "/api/cache/{discussion_id}/disable", disable_caching, rule="admin", error_statuses=(404, 409)),
+    json_route("POST", "/api/cache/{discussion_id}/enable", enable_caching, rule="admin", error_statuses=(404, 409)),
 )

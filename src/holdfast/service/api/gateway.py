@@ -47,6 +47,8 @@ class ForwardedCalls(msgspec.Struct, frozen=True):
 
 
 async def get_gateway_costs(context: AppContext, request: SessionRequest) -> Counterfactual:
+    """Cost of a gateway session: actual, rewritten, under other caching policies, and at the optimum."""
+
     def read() -> Counterfactual:
         _check_exists(context, request.session_id)
         costs = estimate_counterfactual(context.log.read(request.session_id), context.models)
@@ -58,6 +60,8 @@ async def get_gateway_costs(context: AppContext, request: SessionRequest) -> Cou
 
 
 async def list_gateway_changes(context: AppContext, request: ChangesRequest) -> ForwardedCalls:
+    """A page of the calls of a gateway session, with the changes made or possible as masked diffs."""
+
     def read() -> ForwardedCalls:
         _check_exists(context, request.session_id)
         calls = list(islice(_calls(context, request), request.limit + 1))
@@ -75,30 +79,16 @@ def _calls(context: AppContext, request: ChangesRequest) -> Iterator[ForwardedCa
 
 
 def _check_exists(context: AppContext, session_id: str) -> None:
-    """Raises RefusedError if the session does not exist."""
+    """Raises ApiError if the session does not exist."""
     if next(context.log.read(session_id), None) is None:
         raise make_not_found_error("session", session_id)
 
 
 ROUTES: tuple[Route, ...] = (
     json_route(
-        "GET",
-        "/api/sessions/{session_id}/gateway/costs",
-        get_gateway_costs,
-        request=SessionRequest,
-        reply=Counterfactual,
-        rule="read",
-        summary="Cost of a gateway session: actual, rewritten, under other caching policies, and at the optimum.",
-        refusals=(404,),
+        "GET", "/api/sessions/{session_id}/gateway/costs", get_gateway_costs, rule="read", error_statuses=(404,)
     ),
     json_route(
-        "GET",
-        "/api/sessions/{session_id}/gateway/changes",
-        list_gateway_changes,
-        request=ChangesRequest,
-        reply=ForwardedCalls,
-        rule="read",
-        summary="A page of the calls of a gateway session, with the changes made or possible as masked diffs.",
-        refusals=(404,),
+        "GET", "/api/sessions/{session_id}/gateway/changes", list_gateway_changes, rule="read", error_statuses=(404,)
     ),
 )

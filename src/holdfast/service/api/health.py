@@ -22,10 +22,12 @@ class Health(msgspec.Struct, frozen=True):
 
 
 async def get_health(context: AppContext, request: EmptyRequest) -> Health:
+    """Whether the process is alive."""
     return Health("ok", __version__)
 
 
 async def get_readiness(context: AppContext, request: EmptyRequest) -> Health:
+    """Whether the store can be read."""
     try:
         await asyncio.to_thread(context.records.newest_position)
     except StoreError as error:
@@ -34,6 +36,7 @@ async def get_readiness(context: AppContext, request: EmptyRequest) -> Health:
 
 
 async def get_metrics(context: AppContext, request: EmptyRequest, last_event_id: str | None) -> RouteResponse:
+    """Metrics in Prometheus text format."""
     scope = LedgerScope(simulated=context.simulated)
     call_lines = await asyncio.to_thread(lambda: list(_call_metrics(context.log.cost_queries(), scope)))
     lines = [*context.request_metrics.format_lines(), *call_lines]
@@ -66,31 +69,7 @@ def _call_metrics(tables: CostQueries, scope: LedgerScope) -> Iterator[str]:
 
 
 ROUTES: tuple[Route, ...] = (
-    json_route(
-        "GET",
-        "/healthz",
-        get_health,
-        request=EmptyRequest,
-        reply=Health,
-        rule="open",
-        summary="Whether the process is alive.",
-    ),
-    json_route(
-        "GET",
-        "/readyz",
-        get_readiness,
-        request=EmptyRequest,
-        reply=Health,
-        rule="open",
-        summary="Whether the store can be read.",
-        refusals=(503,),
-    ),
-    raw_route(
-        "/metrics",
-        get_metrics,
-        request=EmptyRequest,
-        rule="read",
-        summary="Metrics in Prometheus text format.",
-        content_type=PLAIN_TEXT,
-    ),
+    json_route("GET", "/healthz", get_health, rule="open"),
+    json_route("GET", "/readyz", get_readiness, rule="open", error_statuses=(503,)),
+    raw_route("/metrics", get_metrics, rule="read", content_type=PLAIN_TEXT),
 )

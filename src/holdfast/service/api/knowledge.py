@@ -25,8 +25,8 @@ from holdfast.sources.files import decode_text
 ITEMS_LISTED_MAX = 1_000
 TEXT_CHARACTERS_MAX = 4_000
 HOUR_SECONDS = 3_600
-
 Result = TypeVar("Result")
+_ITEM = "/api/knowledge/items/{item_id}"
 
 
 class KnowledgeSource(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class KnowledgeItem(msgspec.Struct, frozen=True):
     approved: bool
     edited: bool
     flagged: str
-    excluded_reason: str
+    exclusion_reason: str
 
 
 class CategoryCount(msgspec.Struct, frozen=True):
@@ -152,6 +152,8 @@ class DigestRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def list_items(context: AppContext, request: ItemsRequest) -> KnowledgeResponse:
+    """The project's knowledge items."""
+
     def read(folder: KnowledgeFolder) -> KnowledgeResponse:
         items = list_knowledge_items(folder)
         selected = [item for item in items if request.category in (None, item.category)]
@@ -162,23 +164,32 @@ async def list_items(context: AppContext, request: ItemsRequest) -> KnowledgeRes
 
 
 async def get_item(context: AppContext, request: ItemRequest) -> KnowledgeItem:
+    """One item, with its sources."""
     return await _run_in_folder(context, lambda folder: _item_view(_require_item(folder, request.item_id)))
 
 
 async def edit_item(context: AppContext, request: EditItemRequest) -> KnowledgeItem:
+    """Edit or approve an item; edits by a person take precedence over harvested text."""
+
     def edit(folder: KnowledgeFolder) -> KnowledgeItem:
         before = _require_item(folder, request.item_id)
-        fields = ("text", "done", "approved", "status", "superseded_by")
-        changes = {name: value for name in fields if (value := getattr(request, name)) is not None}
-        if request.text is not None:
-            changes["text"] = _check_text(request.text)
-        replace_item(folder, msgspec.structs.replace(before, **changes))
+        item = msgspec.structs.replace(
+            before,
+            text=before.text if request.text is None else _check_text(request.text),
+            is_done=before.is_done if request.done is None else request.done,
+            is_approved=before.is_approved if request.approved is None else request.approved,
+            status=request.status or before.status,
+            superseded_by=request.superseded_by or before.superseded_by,
+        )
+        replace_item(folder, item)
         return _item_view(_require_item(folder, request.item_id))
 
     return await _run_in_folder(context, edit)
 
 
 async def delete_item(context: AppContext, request: ItemRequest) -> RemovedItem:
+    """Remove an item; later harvests do not add it again."""
+
     def remove(folder: KnowledgeFolder) -> RemovedItem:
         _require_item(folder, request.item_id)
         remove_item(folder, request.item_id)
@@ -188,6 +199,8 @@ async def delete_item(context: AppContext, request: ItemRequest) -> RemovedItem:
 
 
 async def harvest_sessions(context: AppContext, request: HarvestRequest) -> HarvestResponse:
+    """What ended sessions would add to the knowledge; with `apply` it is added."""
+
     def run(folder: KnowledgeFolder) -> HarvestResponse:
         sessions = list(
             finished_sessions(
@@ -207,6 +220,8 @@ async def harvest_sessions(context: AppContext, request: HarvestRequest) -> Harv
 
 
 async def get_digest(context: AppContext, request: DigestRequest) -> DigestResponse:
+    """The digest that new sessions get, and whether a session uses an older one."""
+
     def read(folder: KnowledgeFolder) -> DigestResponse:
         on = _is_on(folder)
         text = decode_text(folder.read(DIGEST_FILE) or b"") if on else ""
@@ -296,7 +311,7 @@ def _item_view(item: Item) -> KnowledgeItem:
         approved=item.is_approved,
         edited=item.is_edited,
         flagged=item.flagged,
-        excluded_reason=item.exclusion_reason,
+        exclusion_reason=item.exclusion_reason,
     )
 
 
@@ -324,68 +339,12 @@ def _harvest_reply(plan: HarvestPlan, outcome: HarvestResult | None) -> HarvestR
     )
 
 
-_ITEM = "/api/knowledge/items/{item_id}"
-
 # All of these can quote conversations, so they need the scope that may see prompts.
 ROUTES: tuple[Route, ...] = (
-    json_route(
-        "GET",
-        "/api/knowledge",
-        list_items,
-        request=ItemsRequest,
-        reply=KnowledgeResponse,
-        rule="admin",
-        summary="The project's knowledge items.",
-        refusals=(409,),
-    ),
-    json_route(
-        "GET",
-        _ITEM,
-        get_item,
-        request=ItemRequest,
-        reply=KnowledgeItem,
-        rule="admin",
-        summary="One item, with its sources.",
-        refusals=(404, 409),
-    ),
-    json_route(
-        "PUT",
-        _ITEM,
-        edit_item,
-        request=EditItemRequest,
-        reply=KnowledgeItem,
-        rule="admin",
-        summary="Edit or approve an item; edits by a person take precedence over harvested text.",
-        refusals=(404, 409),
-    ),
-    json_route(
-        "DELETE",
-        _ITEM,
-        delete_item,
-        request=ItemRequest,
-        reply=RemovedItem,
-        rule="admin",
-        summary="Remove an item; later harvests do not add it again.",
-        refusals=(404, 409),
-    ),
-    json_route(
-        "POST",
-        "/api/knowledge/harvest",
-        harvest_sessions,
-        request=HarvestRequest,
-        reply=HarvestResponse,
-        rule="admin",
-        summary="What ended sessions would add to the knowledge; with `apply` it is added.",
-        refusals=(409,),
-    ),
-    json_route(
-        "GET",
-        "/api/knowledge/digest",
-        get_digest,
-        request=DigestRequest,
-        reply=DigestResponse,
-        rule="admin",
-        summary="The digest that new sessions get, and whether a session uses an older one.",
-        refusals=(404, 409),
-    ),
+    json_route("GET", "/api/knowledge", list_items, rule="admin", error_statuses=(409,)),
+    json_route("GET", _ITEM, get_item, rule="admin", error_statuses=(404, 409)),
+    json_route("PUT", _ITEM, edit_item, rule="admin", error_statuses=(404, 409)),
+    json_route("DELETE", _ITEM, delete_item, rule="admin", error_statuses=(404, 409)),
+    json_route("POST", "/api/knowledge/harvest", harvest_sessions, rule="admin", error_statuses=(409,)),
+    json_route("GET", "/api/knowledge/digest", get_digest, rule="admin", error_statuses=(404, 409)),
 )

@@ -52,6 +52,7 @@ class RefreshResponse(msgspec.Struct, frozen=True):
 
 
 async def get_pending_knowledge(context: AppContext, request: EmptyRequest) -> PendingKnowledgeResponse:
+    """The pending digest, and the running sessions that use an older one, with the cost of a refresh."""
     next_text, current_text = await asyncio.to_thread(_texts, context)
     diff = compare_digests(current_text, next_text)
     # Each check reads a session's events, hence the small limit.
@@ -110,7 +111,10 @@ def compute_rewrite_usd(model: str, tokens: int, models: Models, *, on: datetime
 
 
 async def request_digest_refresh(context: AppContext, request: SessionRequest) -> RefreshResponse:
-    """Stores the order only: the session may run in any process, and picks it up itself."""
+    """Refresh a session's digest at its next turn.
+
+    Stores the order only: the session may run in any process, and picks it up itself.
+    """
 
     def order() -> RefreshResponse:
         state = context.cache_states.get_state(request.session_id)
@@ -125,24 +129,12 @@ async def request_digest_refresh(context: AppContext, request: SessionRequest) -
 
 
 ROUTES: tuple[Route, ...] = (
-    json_route(
-        "GET",
-        "/api/knowledge/pending",
-        get_pending_knowledge,
-        request=EmptyRequest,
-        reply=PendingKnowledgeResponse,
-        rule="admin",
-        summary="The pending digest, and the running sessions that use an older one, with the cost of a refresh.",
-        refusals=(409,),
-    ),
+    json_route("GET", "/api/knowledge/pending", get_pending_knowledge, rule="admin", error_statuses=(409,)),
     json_route(
         "POST",
         "/api/knowledge/pending/{session_id}/adopt",
         request_digest_refresh,
-        request=SessionRequest,
-        reply=RefreshResponse,
         rule="admin",
-        summary="Refresh a session's digest at its next turn.",
-        refusals=(404, 409),
+        error_statuses=(404, 409),
     ),
 )

@@ -1,4 +1,4 @@
-"""Finds the first byte in which a call differs from the previous one, by rebuilding both requests from the log."""
+"""Prompts of a session's calls, for the dashboard: their layers, and the first byte that differs from the last call."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -22,8 +22,12 @@ from holdfast.types.request_buffer import common_prefix_length
 # Enough context to recognize the place, for a view of one line each.
 BYTES_BEFORE = 120
 
-
 BYTES_AFTER = 240
+
+SESSIONS_MAX = 16
+"""How many sessions are held in memory: few are viewed at once, and each grows with its number of calls."""
+
+Result = TypeVar("Result")
 
 
 class Divergence(msgspec.Struct, frozen=True):
@@ -75,15 +79,6 @@ def compare_bytes(before: bytes, after: bytes) -> Divergence:
         before=before[byte : byte + BYTES_AFTER].decode(errors="replace"),
         after=after[byte : byte + BYTES_AFTER].decode(errors="replace"),
     )
-
-
-SESSIONS_MAX = 16
-
-
-"""How many sessions are held in memory: few are viewed at once, and each grows with its number of calls."""
-
-
-Result = TypeVar("Result")
 
 
 class PromptViews:

@@ -1,7 +1,7 @@
 """What the same prompts would have cost under the optimal caching plan, and under other tools' policies."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import msgspec
@@ -19,6 +19,7 @@ from holdfast.replay.comparison import ReplayTotals, compare_policies
 from holdfast.replay.playback import make_replay_setting
 from holdfast.replay.recording import Transcript, deduplicate_transcripts
 from holdfast.replay.stored_sessions import build_stored_transcript
+from holdfast.service.api.analytics_rows import to_json_usd
 
 # Computing the optimum takes time per session; this bounds one request to the route.
 SESSIONS_MAX = 200
@@ -74,18 +75,18 @@ def compute_regret(log: AnalyticsLog, models: Models, scope: LedgerScope) -> Reg
         audit.add_transcript(transcript)
     report = audit.build_report()
     return Regret(
-        spent_usd=_usd(report.spent_usd),
-        planned_usd=(_usd(report.planned_usd[0]), _usd(report.planned_usd[1])),
-        optimum_usd=_usd(report.optimum_usd),
-        regret_usd=_usd(report.spent_usd - report.optimum_usd),
+        spent_usd=to_json_usd(report.spent_usd),
+        planned_usd=(to_json_usd(report.planned_usd[0]), to_json_usd(report.planned_usd[1])),
+        optimum_usd=to_json_usd(report.optimum_usd),
+        regret_usd=to_json_usd(report.spent_usd - report.optimum_usd),
         call_count=report.calls,
         sessions=tuple(
             RegretRow(
                 row.session,
-                _usd(row.spent_usd),
-                (_usd(row.planned_usd[0]), _usd(row.planned_usd[1])),
-                _usd(row.optimum_usd),
-                _usd(row.spent_usd - row.optimum_usd),
+                to_json_usd(row.spent_usd),
+                (to_json_usd(row.planned_usd[0]), to_json_usd(row.planned_usd[1])),
+                to_json_usd(row.optimum_usd),
+                to_json_usd(row.spent_usd - row.optimum_usd),
             )
             for row in report.sessions
         ),
@@ -111,7 +112,7 @@ def compute_policy_costs(log: AnalyticsLog, models: Models, scope: LedgerScope) 
                 compare_policies(transcript.recording, policies, make_replay_setting(row, ttl_upgrade=False)), None, 0
             )
     rows = (
-        PolicyCostRow(row.policy, _usd(row.cost_usd), round(row.read_share, 6))
+        PolicyCostRow(row.policy, to_json_usd(row.cost_usd), round(row.read_share, 6))
         for row in totals.build_report().policies
     )
     return PolicyCosts(totals.recordings, tuple(sorted(rows, key=lambda row: (row.cost_usd, row.policy))))
@@ -120,7 +121,8 @@ def compute_policy_costs(log: AnalyticsLog, models: Models, scope: LedgerScope) 
 def _transcripts(log: AnalyticsLog, scope: LedgerScope, *, sessions_max: int) -> tuple[list[Transcript], int]:
     """Transcripts of the newest sessions with a call in the window, and how many sessions were left out."""
     session_ids = list(_sessions_with_calls(log, scope))
-    transcripts = deduplicate_transcripts(_read(session_ids[:sessions_max], log), since=scope.since)
+    stored = (build_stored_transcript(log.read(session_id), session_id) for session_id in session_ids[:sessions_max])
+    transcripts = deduplicate_transcripts((transcript for transcript in stored if transcript), since=scope.since)
     return transcripts, max(0, len(session_ids) - sessions_max)
 
 
@@ -129,14 +131,3 @@ def _sessions_with_calls(log: AnalyticsLog, scope: LedgerScope) -> Iterator[str]
     while page := tables.session_amounts(scope, order="newest", limit=PAGE_MAX, offset=offset):
         yield from (session.id for session in page if session.amounts.calls)
         offset += len(page)
-
-
-def _read(session_ids: Iterable[str], log: EventLog) -> Iterator[Transcript]:
-    for session_id in session_ids:
-        transcript = build_stored_transcript(log.read(session_id), session_id)
-        if transcript is not None:
-            yield transcript
-
-
-def _usd(amount: float) -> float:
-    return round(amount, 6)

@@ -2,7 +2,6 @@
 
 import asyncio
 import datetime
-from collections.abc import Callable
 from decimal import Decimal
 from itertools import islice
 from typing import Annotated
@@ -142,7 +141,11 @@ class CallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
-    def make(session: CallTimeline) -> CallsResponse:
+    """A page of the calls of a session: layers, breakpoints, usage and verdict."""
+
+    def make(session: CallTimeline) -> CallsResponse | None:
+        if not session.model:
+            return None
         total = len(session.calls)
         first = max(0, total - request.limit) if request.after is None else min(request.after, total)
         last = first + request.limit
@@ -160,10 +163,15 @@ async def list_calls(context: AppContext, request: CallsRequest) -> CallsRespons
             ),
         )
 
-    return await asyncio.to_thread(_view_session, context, request.session_id, make)
+    calls = await asyncio.to_thread(context.prompt_views.view_session, request.session_id, make)
+    if calls is None:
+        raise make_not_found_error("session", request.session_id)
+    return calls
 
 
 async def get_call(context: AppContext, request: CallRequest) -> CallResponse:
+    """One call: its cache plan with reasons, its verdict and its certificate."""
+
     def read() -> CallResponse:
         call = _find_call(context, request)
         certificate = _certificate(context, request.session_id, call.request) if call.request else None
@@ -173,6 +181,8 @@ async def get_call(context: AppContext, request: CallRequest) -> CallResponse:
 
 
 async def get_divergence(context: AppContext, request: CallRequest) -> Divergence:
+    """The first byte that differs from the previous call, with context; this quotes the prompt."""
+
     def read() -> Divergence:
         sent_request = _find_call(context, request).request
         events = context.log.read(request.session_id)
@@ -187,13 +197,6 @@ async def get_divergence(context: AppContext, request: CallRequest) -> Divergenc
         return result
 
     return await asyncio.to_thread(read)
-
-
-def _view_session(context: AppContext, session_id: str, make: Callable[[CallTimeline], CallsResponse]) -> CallsResponse:
-    calls = context.prompt_views.view_session(session_id, lambda session: make(session) if session.model else None)
-    if calls is None:
-        raise make_not_found_error("session", session_id)
-    return calls
 
 
 def _find_call(context: AppContext, request: CallRequest) -> CallLayers:
@@ -234,7 +237,8 @@ def _call_view(call: CallLayers) -> CallView:
         source=call.entry.source,
         layers=distribute_tokens(sent, tokens) if sent else (),
         breakpoints=tuple(
-            BreakpointTokens(_share(mark.prefix_bytes, sent, tokens), mark.breakpoint.ttl) for mark in sent.breakpoints
+            BreakpointTokens(_share(planned.prefix_bytes, sent, tokens), planned.breakpoint.ttl)
+            for planned in sent.breakpoints
         )
         if sent
         else (),
@@ -265,19 +269,19 @@ def _share(size_bytes: int, sent: RequestLayers, tokens: int) -> int:
 def _detail(call: CallLayers, certificate: Certificate | None) -> CallResponse:
     entry, sent = call.entry, call.request
     tokens = entry.record.usage.tokens_sent
-    marks = sent.breakpoints if sent else ()
+    planned_breakpoints = sent.breakpoints if sent else ()
     return CallResponse(
         call=_call_view(call),
         breakpoints=tuple(
             PlannedBreakpoint(
-                block=mark.breakpoint.block_index,
-                layer=mark.layer,
-                tokens=_share(mark.prefix_bytes, sent, tokens) if sent else 0,
-                ttl=mark.breakpoint.ttl,
-                reason=mark.breakpoint.reason,
-                saving_usd=to_json_usd(mark.breakpoint.saving_usd),
+                block=planned.breakpoint.block_index,
+                layer=planned.layer,
+                tokens=_share(planned.prefix_bytes, sent, tokens) if sent else 0,
+                ttl=planned.breakpoint.ttl,
+                reason=planned.breakpoint.reason,
+                saving_usd=to_json_usd(planned.breakpoint.saving_usd),
             )
-            for mark in marks
+            for planned in planned_breakpoints
         ),
         notes=entry.plan.notes,
         probabilities=entry.plan.probabilities,
@@ -315,34 +319,9 @@ def _verdict_view(verdict: Verdict) -> VerdictView:
 
 
 ROUTES: tuple[Route, ...] = (
+    json_route("GET", "/api/sessions/{session_id}/calls", list_calls, rule="read", error_statuses=(404,)),
+    json_route("GET", "/api/sessions/{session_id}/calls/{number}", get_call, rule="read", error_statuses=(404,)),
     json_route(
-        "GET",
-        "/api/sessions/{session_id}/calls",
-        list_calls,
-        request=CallsRequest,
-        reply=CallsResponse,
-        rule="read",
-        summary="A page of the calls of a session: layers, breakpoints, usage and verdict.",
-        refusals=(404,),
-    ),
-    json_route(
-        "GET",
-        "/api/sessions/{session_id}/calls/{number}",
-        get_call,
-        request=CallRequest,
-        reply=CallResponse,
-        rule="read",
-        summary="One call: its cache plan with reasons, its verdict and its certificate.",
-        refusals=(404,),
-    ),
-    json_route(
-        "GET",
-        "/api/sessions/{session_id}/calls/{number}/bytes",
-        get_divergence,
-        request=CallRequest,
-        reply=Divergence,
-        rule="admin",
-        summary="The first byte that differs from the previous call, with context; this quotes the prompt.",
-        refusals=(404,),
+        "GET", "/api/sessions/{session_id}/calls/{number}/bytes", get_divergence, rule="admin", error_statuses=(404,)
     ),
 )

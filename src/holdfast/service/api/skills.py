@@ -38,6 +38,8 @@ class SkillLibraryResponse(msgspec.Struct, frozen=True):
 
 
 async def list_skill_library(context: AppContext, request: EmptyRequest) -> SkillLibraryResponse:
+    """Skills of the user and of the folder the service was started in, with validation findings."""
+
     def read() -> SkillLibraryResponse:
         reports = read_skill_library(context.skill_roots).reports
         return SkillLibraryResponse(tuple(map(_skill_row, reports[:SKILLS_MAX])), len(reports))
@@ -59,14 +61,4 @@ def _skill_row(report: SkillReport) -> LibrarySkill:
     )
 
 
-ROUTES: tuple[Route, ...] = (
-    json_route(
-        "GET",
-        "/api/skills",
-        list_skill_library,
-        request=EmptyRequest,
-        reply=SkillLibraryResponse,
-        rule="read",
-        summary="Skills of the user and of the folder the service was started in, with validation findings.",
-    ),
-)
+ROUTES: tuple[Route, ...] = (json_route("GET", "/api/skills", list_skill_library, rule="read"),)

@@ -16,14 +16,13 @@ from holdfast.service.http.routes import AccessRule
 # 256 random bits; the id is public and only has to be unique.
 SECRET_BYTES = 32
 ID_BYTES = 8
+
 # Bounds the input to the pattern; a real key has 84 characters.
 KEY_CHARS_MAX = 200
 NAME_CHARS_MAX = 200
-
 _KEY = re.compile(r"hf_(?P<id>[0-9a-f]{16})_(?P<secret>[0-9a-f]{64})")
 _AGENT = re.compile(r"agent:[^\s/]{1,200}")
 _ENTITY = re.compile(r"[a-z][a-z0-9+.-]*:[!-~]{1,400}")
-
 KeyState = Literal["usable", "revoked", "expired"]
 
 
@@ -79,7 +78,7 @@ def get_key_state(row: KeyRow, at: float) -> KeyState:
 
 
 def verify_key(authorization: str | None, find: Callable[[str], KeyRow | None], at: float) -> KeyRow | None:
-    """The row of the key in an Authorization value; None if there is none. Raises RefusedError for an invalid key."""
+    """The row of the key in an Authorization value; None if there is none. Raises ApiError for an invalid key."""
     if authorization is None:
         return None
     scheme, _, key = authorization.partition(" ")
@@ -98,7 +97,7 @@ def make_key_required_error() -> ApiError:
 
 
 def check_allowed(rule: AccessRule, scope: str | None, path: Mapping[str, str], *, denied: str = "not_allowed") -> None:
-    """Raises RefusedError unless a key of this scope may use a route with this rule; scope None means no key."""
+    """Raises ApiError unless a key of this scope may use a route with this rule; scope None means no key."""
     if rule == "open" or scope == "admin":
         return
     if scope is None:

@@ -12,7 +12,7 @@ _SCHEMES = ("http", "https")
 def check_origin(
     host: str | None, origin: str | None, fetch_site: str | None, *, allowed_hosts: Collection[str]
 ) -> None:
-    """Raises RefusedError for an unknown Host, and for requests sent by a page of another origin.
+    """Raises ApiError for an unknown Host, and for requests sent by a page of another origin.
 
     DNS rebinding needs a name, so every IP address is accepted; names must be listed.
     """

@@ -1,4 +1,4 @@
-"""The dashboard's static files, read once, and the security headers they are sent with."""
+"""Serves the dashboard's static files, read once, with their security headers: the page at `/`, all else below it."""
 
 import hashlib
 from collections.abc import Mapping
@@ -11,10 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route as HttpRoute
 
 PREFIX = "/dashboard/"
-
-
 PAGE = "index.html"
-
 
 _CONTENT_TYPES = {
     "html": "text/html; charset=utf-8",
@@ -22,7 +19,6 @@ _CONTENT_TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-
 
 # The policy allows same-origin resources only, so that injected markup could neither load nor send anything.
 PAGE_HEADERS: Mapping[str, str] = {

@@ -9,7 +9,7 @@ from holdfast.service.http.errors import ErrorResponse
 from holdfast.service.http.routes import JSON, NonJsonResponse, Route
 
 REF = "#/components/schemas/{name}"
-ERROR_SCHEMA = {"$ref": REF.format(name="ErrorReply")}
+ERROR_SCHEMA = {"$ref": REF.format(name=ErrorResponse.__name__)}
 
 COMMON_STATUSES = (400, 403, 421, 500, 503)
 """Error statuses that every route can return."""

@@ -1,4 +1,4 @@
-"""Decodes a request into fields by name, from its path and its query or body, within size limits."""
+"""Decodes a request into fields by name, within size limits, and parses the times and time windows in them."""
 
 import datetime
 import re
@@ -11,20 +11,22 @@ from holdfast.service.http.errors import ApiError
 from holdfast.service.http.routes import JSON, Route
 
 BODY_BYTES_MAX = 1_000_000
-
-
 QUERY_BYTES_MAX = 8_000
-
-
 _LENGTH = re.compile(r"[0-9]{1,15}")
+DEFAULT_DAYS = 7
+
+TimeText = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
+"""A time with offset. Decoded as text first, because msgspec would accept a plain number as seconds."""
+
+_Aware = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 
 
 async def decode_fields(route: Route, request: Request) -> dict[str, object]:
-    """Raises RefusedError if the request is malformed or too large, or if a field occurs twice."""
+    """Raises ApiError if the request is malformed or too large, or if a field occurs twice."""
     fields = _query_fields(request) if route.method == "GET" else await _body_fields(route, request)
     repeated = fields.keys() & request.path_params.keys()
     if repeated:
-        raise ApiError(400, "said_twice", f"{min(repeated)} is already in the path")
+        raise ApiError(400, "duplicate_field", f"{min(repeated)} is already in the path")
     return {**fields, **request.path_params}
 
 
@@ -34,7 +36,7 @@ def _query_fields(request: Request) -> dict[str, object]:
     fields: dict[str, object] = {}
     for name, value in request.query_params.multi_items():
         if name in fields:
-            raise ApiError(400, "said_twice", "a field occurs twice in the query")
+            raise ApiError(400, "duplicate_field", "a field occurs twice in the query")
         fields[name] = value
     return fields
 
@@ -76,18 +78,6 @@ async def _body(request: Request) -> bytes:
 
 def _too_large() -> ApiError:
     return ApiError(413, "body_too_large", f"a body may have at most {BODY_BYTES_MAX} bytes")
-
-
-DEFAULT_DAYS = 7
-
-
-TimeText = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
-
-
-"""A time with offset. Decoded as text first, because msgspec would accept a plain number as seconds."""
-
-
-_Aware = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 
 
 class TimeWindow(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
 """The Route value, from which decoding, access control, errors and the OpenAPI document are derived."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Literal, TypeVar
+from inspect import getdoc
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 
@@ -17,6 +18,9 @@ callers that the route itself allows."""
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 PLAIN_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+Request = TypeVar("Request", bound=msgspec.Struct)
+Reply = TypeVar("Reply", bound=msgspec.Struct)
+_encode = msgspec.json.Encoder().encode
 
 
 class NonJsonResponse(msgspec.Struct, frozen=True):
@@ -50,11 +54,11 @@ class Route(msgspec.Struct, frozen=True):
     """One HTTP route.
 
     keyless: until a key exists, a request without a key acts as admin.
-    refusals: error statuses of this route, in addition to those of every route; successes: its success statuses.
-    denied: error code if the key lacks access. unfit_status: status for a body that does not match the schema.
+    error_statuses: those of this route, in addition to those of every route. denied_code: if the key lacks access.
+    invalid_body_status: status for a body that does not match the schema.
     body_optional: the route itself reports what is missing. retry_code: error code if the store failed.
     check_holder: refuses a key without access to what the path names, before any error in the rest of the request
-    is reported. check_served: refuses every request if the service was started without this feature.
+    is reported. check_enabled: refuses every request if the service was started without this feature.
     """
 
     method: Method
@@ -102,58 +106,49 @@ class EmptyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request without fields."""
 
 
-Request = TypeVar("Request", bound=msgspec.Struct)
-Reply = TypeVar("Reply", bound=msgspec.Struct)
-
-_encode = msgspec.json.Encoder().encode
-
-
 def json_route(
     method: Method,
     path: str,
     run: Callable[[AppContext, Request], Awaitable[Reply]],
     *,
-    request: type[Request],
-    reply: type[Reply],
     rule: AccessRule,
-    summary: str,
-    refusals: tuple[int, ...] = (),
-    keyless: bool = True,
+    error_statuses: tuple[int, ...] = (),
 ) -> Route:
-    """A route with a JSON response."""
+    """A route with a JSON response; types and summary are those of `run`."""
+    request, reply = get_handler_types(run)
 
     async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
         return RouteResponse(_encode(await run(context, decode_request_fields(incoming, request))))
 
-    return Route(method, path, rule, summary, request, reply, respond, keyless=keyless, error_statuses=refusals)
+    return Route(method, path, rule, get_summary(run), request, reply, respond, error_statuses=error_statuses)
 
 
 def raw_route(
     path: str,
     run: Callable[[AppContext, Request, str | None], Awaitable[RouteResponse]],
     *,
-    request: type[Request],
     rule: AccessRule,
-    summary: str,
     content_type: str,
-    refusals: tuple[int, ...] = (),
 ) -> Route:
     """A GET route with a non-JSON response; `run` also gets the Last-Event-ID header."""
+    request, _ = get_handler_types(run)
 
     async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
         return await run(context, decode_request_fields(incoming, request), incoming.last_event_id)
 
-    return Route(
-        "GET",
-        path,
-        rule,
-        summary,
-        request,
-        NonJsonResponse,
-        respond,
-        content_type=content_type,
-        error_statuses=refusals,
-    )
+    summary = get_summary(run)
+    return Route("GET", path, rule, summary, request, NonJsonResponse, respond, content_type=content_type)
+
+
+def get_handler_types(run: Callable[..., object]) -> tuple[type[Any], type[Any]]:
+    """The annotated types of a handler's `request` and of its result."""
+    hints = get_type_hints(run)
+    return hints["request"], hints["return"]
+
+
+def get_summary(run: Callable[..., object]) -> str:
+    """The first paragraph of a handler's docstring, which describes its route in the OpenAPI document."""
+    return " ".join((getdoc(run) or "").partition("\n\n")[0].split())
 
 
 def decode_request_fields(incoming: RouteRequest, request: type[Request]) -> Request:

@@ -13,7 +13,6 @@ from holdfast.service.http.errors import ApiError
 HEAD_BYTES_MAX = 65_536
 """Size limit of a request head; httptools has none."""
 
-
 _HEAD_STARTS = b"HTTP/1.1 "
 _UPGRADE = re.compile(rb"^upgrade[ \t]*:.*\r\n", re.IGNORECASE | re.MULTILINE)
 
@@ -61,7 +60,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # same signature as uvicorn's protocol
         super().connection_made(transport)
-        # HeadsJoined has the methods that uvicorn calls, but is no subclass of Transport.
+        # HeadBufferingTransport has the methods that uvicorn calls, but is no subclass of Transport.
         self.transport = cast("asyncio.Transport", HeadBufferingTransport(transport))
 
     def data_received(self, data: bytes) -> None:

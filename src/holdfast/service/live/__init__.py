@@ -1,1 +1,1 @@
-"""TODO"""
+"""The live feed: new events of all processes as server-sent events."""

@@ -16,12 +16,13 @@ from holdfast.errors import StoreError
 from holdfast.events.records import EventFeed, PositionedEvent
 
 POLL_SECONDS = 0.2
+
 # Proxies close idle connections, commonly after 30 to 60 seconds; a comment line keeps the feed open.
 QUIET_SECONDS_MAX = 15.0
 RING_EVENTS_MAX = 1_000
-LAG_PLACES_MAX = 10_000
+LAG_POSITIONS_MAX = 10_000
 PAGE_EVENTS = 128
-MISSING_PLACE_SECONDS_MAX = 2.0
+MISSING_POSITION_SECONDS_MAX = 2.0
 """How long to wait for a missing sequence number: another process may have reserved it and not committed yet."""
 
 
@@ -48,15 +49,15 @@ class EventHub:
         clock: Clock,
         *,
         poll_seconds: float = POLL_SECONDS,
-        lag_places_max: int = LAG_PLACES_MAX,
+        lag_positions_max: int = LAG_POSITIONS_MAX,
         ring_events_max: int = RING_EVENTS_MAX,
     ) -> None:
         self._feed = feed
         self._clock = clock
         self._poll_seconds = poll_seconds
-        self._lag_places_max = lag_places_max
+        self._lag_positions_max = lag_positions_max
         self._ring: deque[PositionedEvent] = deque(maxlen=ring_events_max)
-        self._floor = 0  # All events after this place, up to the newest, are in the ring.
+        self._floor = 0  # All events after this position, up to the newest, are in the ring.
         self._newest: int | None = None
         self._gap: tuple[int, float] | None = None
         self.listener_count = 0
@@ -66,29 +67,29 @@ class EventHub:
         self._closed = False
 
     @property
-    def place(self) -> int | None:
-        """The newest place that was read; None before the first listener."""
+    def position(self) -> int | None:
+        """The newest position that was read; None before the first listener."""
         return self._newest
 
     async def listen(self, after: int | None = None, *, to_the_end: bool = False) -> AsyncGenerator[FeedItem, None]:
-        """Yields the events after a place, then new ones as they arrive; without a place, only new ones.
+        """Yields the events after a position, then new ones as they arrive; without a position, only new ones.
 
         Ends at `close`: at once, or with `to_the_end` after the newest event read until then.
         """
         self.listener_count += 1
         try:
-            place = await self._start() if after is None else after
-            # Also with a place given; the poll may not be running yet.
+            position = await self._start() if after is None else after
+            # Also with a position given; the poll may not be running yet.
             await self._start()
-            while not self._closed or (to_the_end and place < (self._newest or 0)):
+            while not self._closed or (to_the_end and position < (self._newest or 0)):
                 newest = self._newest or 0
-                if newest - place > self._lag_places_max:
-                    yield SkippedEvents(place, newest - self._lag_places_max)
-                    place = newest - self._lag_places_max
-                for placed in await self._page(place, newest):
-                    yield placed
-                    place = placed.position
-                if place >= (self._newest or 0) and not await self._wait():
+                if newest - position > self._lag_positions_max:
+                    yield SkippedEvents(position, newest - self._lag_positions_max)
+                    position = newest - self._lag_positions_max
+                for positioned in await self._page(position, newest):
+                    yield positioned
+                    position = positioned.position
+                if position >= (self._newest or 0) and not await self._wait():
                     yield NoEvents()
         finally:
             self.listener_count -= 1
@@ -105,13 +106,13 @@ class EventHub:
                 self._task = asyncio.ensure_future(self._poll())
         return self._newest or 0
 
-    async def _page(self, place: int, newest: int) -> list[PositionedEvent]:
-        if place >= newest:
+    async def _page(self, position: int, newest: int) -> list[PositionedEvent]:
+        if position >= newest:
             return []
-        if place >= self._floor:
-            return [placed for placed in self._ring if placed.position > place]
-        page = await asyncio.to_thread(self._feed.events_after, place, limit=PAGE_EVENTS)
-        events = [placed for placed in page if placed.position <= newest]
+        if position >= self._floor:
+            return [positioned for positioned in self._ring if positioned.position > position]
+        page = await asyncio.to_thread(self._feed.events_after, position, limit=PAGE_EVENTS)
+        events = [positioned for positioned in page if positioned.position <= newest]
         # Empty if the sessions were deleted; the placeholder moves the listener forward.
         return events or [PositionedEvent(newest, None)]
 
@@ -139,24 +140,24 @@ class EventHub:
     async def _read_new(self) -> bool:
         """Reads new events up to the first gap that another process may still fill; returns whether there were any."""
         before = self._newest or 0
-        place = before
-        for placed in await asyncio.to_thread(self._feed.events_after, before, limit=PAGE_EVENTS):
-            if placed.position != place + 1 and self._may_be_filled(place + 1):
+        position = before
+        for positioned in await asyncio.to_thread(self._feed.events_after, before, limit=PAGE_EVENTS):
+            if positioned.position != position + 1 and self._may_be_filled(position + 1):
                 break
             if len(self._ring) == self._ring.maxlen:
                 self._floor = self._ring[0].position
-            self._ring.append(placed)
-            place = placed.position
+            self._ring.append(positioned)
+            position = positioned.position
         # Advance only to here: after a gap, a listener would miss the event that fills it.
-        self._newest = place
-        if place > before:
+        self._newest = position
+        if position > before:
             self._notify()
-        return place > before
+        return position > before
 
-    def _may_be_filled(self, place: int) -> bool:
-        if self._gap is None or self._gap[0] != place:
-            self._gap = place, self._clock()
-        return self._clock() - self._gap[1] < MISSING_PLACE_SECONDS_MAX
+    def _may_be_filled(self, position: int) -> bool:
+        if self._gap is None or self._gap[0] != position:
+            self._gap = position, self._clock()
+        return self._clock() - self._gap[1] < MISSING_POSITION_SECONDS_MAX
 
     def _notify(self) -> None:
         news, self._news = self._news, asyncio.Event()

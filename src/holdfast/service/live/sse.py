@@ -17,7 +17,7 @@ from holdfast.service.http.errors import ApiError
 from holdfast.service.http.routes import EVENT_STREAM, Route, RouteResponse, raw_route
 from holdfast.service.live.hub import EventHub, NoEvents, SkippedEvents
 
-PLACE_DIGITS_MAX = 18
+POSITION_DIGITS_MAX = 18
 
 _WITH_PAYLOAD = (
     CacheControlsApplied,
@@ -39,7 +39,7 @@ class StreamRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`after` is used if there is no Last-Event-ID header."""
 
     session: str | None = None
-    after: Annotated[int, msgspec.Meta(ge=0, lt=10**PLACE_DIGITS_MAX)] | None = None
+    after: Annotated[int, msgspec.Meta(ge=0, lt=10**POSITION_DIGITS_MAX)] | None = None
 
 
 class StreamedEvent(msgspec.Struct, frozen=True):
@@ -53,16 +53,17 @@ class StreamedEvent(msgspec.Struct, frozen=True):
 
 
 async def stream_events(context: AppContext, request: StreamRequest, last_event_id: str | None) -> RouteResponse:
+    """Events as server-sent events while they are recorded; Last-Event-ID resumes after that event."""
     after = request.after
     if last_event_id:
-        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= PLACE_DIGITS_MAX):
+        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= POSITION_DIGITS_MAX):
             raise ApiError(400, "invalid_last_event_id", "Last-Event-ID must be an event number of this feed")
         after = int(last_event_id)
     return RouteResponse(iterate_sse_frames(context.hub, after=after, session_id=request.session), EVENT_STREAM)
 
 
 async def iterate_sse_frames(hub: EventHub, *, after: int | None, session_id: str | None) -> AsyncIterator[bytes]:
-    """Server-sent events. A `dropped` event names the range of places that was skipped."""
+    """Server-sent events. A `dropped` event names the range of positions that was skipped."""
     # A comment at once, so that proxies and EventSource see the response start.
     yield b": listening\n\n"
     async with aclosing(hub.listen(after)) as items:
@@ -72,12 +73,12 @@ async def iterate_sse_frames(hub: EventHub, *, after: int | None, session_id: st
                     yield f"id: {last}\nevent: dropped\ndata: {_encode(item).decode()}\n\n".encode()
                 case NoEvents():
                     yield b": still here\n\n"
-                case PositionedEvent(position=place, event=event):
+                case PositionedEvent(position=position, event=event):
                     if event is not None and session_id in (None, event.session_id):
-                        yield encode_sse_frame(place, event)
+                        yield encode_sse_frame(position, event)
 
 
-def encode_sse_frame(place: int, event: Event) -> bytes:
+def encode_sse_frame(position: int, event: Event) -> bytes:
     streamed = StreamedEvent(
         id=event.id,
         at=event.at,
@@ -87,28 +88,19 @@ def encode_sse_frame(place: int, event: Event) -> bytes:
         actor=event.actor,
         payload=_public_payload(event.payload),
     )
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (place, streamed.type.encode(), _encode(streamed))
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (position, streamed.type.encode(), _encode(streamed))
 
 
 def _public_payload(payload: AnyPayload) -> dict[str, object] | None:
     if isinstance(payload, RequestPrepared):
         breakpoints = [
-            {"piece": breakpoint_.block_index, "ttl": breakpoint_.ttl} for breakpoint_ in payload.plan.breakpoints
+            {"block": breakpoint_.block_index, "ttl": breakpoint_.ttl} for breakpoint_ in payload.plan.breakpoints
         ]
-        return {"body_bytes": payload.body_bytes, "shared_blocks": payload.shared_blocks, "marks": breakpoints}
+        return {"body_bytes": payload.body_bytes, "shared_blocks": payload.shared_blocks, "breakpoints": breakpoints}
     if isinstance(payload, _WITH_PAYLOAD):
         fields: dict[str, object] = msgspec.to_builtins(payload)
         return fields
     return None
 
 
-ROUTES: tuple[Route, ...] = (
-    raw_route(
-        "/api/cache/stream",
-        stream_events,
-        request=StreamRequest,
-        rule="read",
-        summary="Events as server-sent events while they are recorded; Last-Event-ID resumes after that event.",
-        content_type=EVENT_STREAM,
-    ),
-)
+ROUTES: tuple[Route, ...] = (raw_route("/api/cache/stream", stream_events, rule="read", content_type=EVENT_STREAM),)

@@ -1,4 +1,4 @@
-"""Sample sessions with good and bad caching habits: real sessions against a simulated provider in fast time."""
+"""Sample sessions with good and bad caching habits, and the route that plays them in fast time on a simulator."""
 
 import asyncio
 import logging
@@ -6,6 +6,8 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 import msgspec
@@ -34,43 +36,16 @@ from holdfast.types.prompt import Layout
 # Simulated dollars; the sample stays far below.
 SPEND_MAX_USD = Decimal(5)
 
-
 PAUSE_SECONDS = 0.05
-
-
 """Real time between two turns, so that a viewer sees them arrive."""
 
 
-HOUR = 3_600.0
-
-
-SAMPLE_QUESTIONS = (
-    "Where is order 1042?",
-    "And what did the customer write about it?",
-    "Is there a replacement in stock?",
-    "Write a short answer to the customer, with the steps for a refund.",
-    "Make it friendlier.",
+_CALLS = (
+    ("refund", ToolUse("", "skill_load", '{"name":"refunds"}')),
+    ("Where is order", ToolUse("", "look_up", '{"what":"order"}')),
+    ("customer write", ToolUse("", "look_up", '{"what":"letter"}')),
+    ("in stock", ToolUse("", "look_up", '{"what":"stock"}')),
 )
-
-
-SAMPLE_FACTS = {
-    "order": "Order 1042: 3 lamps, sent on Tuesday, in customs since Thursday; the broker waits for an invoice.",
-    "letter": "The customer writes that one lamp arrived broken, for the second time, and asks what we will do.",
-    "stock": "Lamps of this kind: 14 in the north hall, 2 in the south hall; the next delivery is due in nine days.",
-}
-
-
-SAMPLE_SKILL = """---
-name: refunds
-description: How a refund is given. Use it when a customer asks for money back.
----
-
-# Refunds
-
-1. Find the order and what was paid.
-2. Say what is refunded and by when; five working days are the rule.
-3. Offer a replacement first where one is in stock.
-"""
 
 
 class SampleSession(msgspec.Struct, frozen=True):
@@ -89,49 +64,25 @@ class SampleSession(msgspec.Struct, frozen=True):
     """Whether the session's prompt includes the knowledge harvested from the sessions before it."""
 
 
-SAMPLE_SESSIONS = (
-    SampleSession(
-        "Good: stable prefix, append-only history",
-        "anthropic:claude-sonnet-5-5",
-        (40.0, 90.0, 60.0, 30.0),
-        lesson="Always say what happens next, and when.",
-        has_knowledge=True,
-    ),
-    SampleSession(
-        "Bad: the time is before the history",
-        "anthropic:claude-sonnet-5-5",
-        (40.0, 90.0, 60.0, 30.0),
-        layout="seed",
-        clock_in_prompt=True,
-    ),
-    SampleSession(
-        "Bad: away for hours between questions", "anthropic:claude-haiku-4-5", (2 * HOUR, 60.0, 3 * HOUR, 40.0)
-    ),
-    SampleSession(
-        "Good: automatic caching at OpenAI",
-        "openai:gpt-6-luna",
-        (30.0, 45.0, 20.0, 30.0),
-        lesson="Never promise the day a parcel arrives.",
-    ),
-    SampleSession(
-        "Good: a Gemini session",
-        "gemini:gemini-3.8-flash",
-        (30.0, 45.0, 20.0, 30.0),
-        lesson="The list of brokers is in docs/brokers.md.",
-    ),
-    SampleSession(
-        "Bad: model switched mid-session",
-        "anthropic:claude-haiku-4-5",
-        (30.0, 45.0, 20.0, 30.0),
-        switches_to="anthropic:claude-sonnet-5-5",
-    ),
-)
+class SampleData(msgspec.Struct, frozen=True):
+    """`facts` are what the agent's tool can look up; `skill` is the text of its SKILL.md."""
+
+    sessions: tuple[SampleSession, ...]
+    questions: tuple[str, ...]
+    facts: dict[str, str]
+    skill: str
+
+
+@cache
+def load_sample() -> SampleData:
+    return msgspec.json.decode((files(__package__) / "sample.json").read_bytes(), type=SampleData)
 
 
 class SamplePlayer:
     """Plays all sample sessions into a store, one after the other.
 
-    With a library, sample instructions are added first; with a workspace, the sessions' knowledge is harvested there.
+    With `instructions`, sample instructions are added first; with a workspace, the sessions' knowledge is harvested
+    there.
     """
 
     def __init__(
@@ -141,12 +92,12 @@ class SamplePlayer:
         *,
         clock: Clock = system_clock,
         pause: float = PAUSE_SECONDS,
-        library: InstructionContext | None = None,
+        instructions: InstructionContext | None = None,
         workspace: Path | None = None,
     ) -> None:
         self._log = log
         self._models = models
-        self._library = library
+        self._instructions = instructions
         self._workspace = workspace
         self._clock = clock
         self._pause_seconds = pause
@@ -165,13 +116,13 @@ class SamplePlayer:
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="holdfast-sample-"))
         try:
             await asyncio.to_thread(_write_skill, folder)
-            if self._library is not None:
-                await asyncio.to_thread(add_sample_instructions, self._library, clock=self._clock, new_id=new_ulid)
+            if self._instructions is not None:
+                await asyncio.to_thread(add_sample_instructions, self._instructions, clock=self._clock, new_id=new_ulid)
             # The best one comes last, so that it is at the top of the list and still cached when viewed.
-            for habit in reversed(SAMPLE_SESSIONS):
-                if habit.has_knowledge:
+            for sample in reversed(load_sample().sessions):
+                if sample.has_knowledge:
                     await self._harvest()
-                await self._play(habit, folder)
+                await self._play(sample, folder)
             await self._harvest()
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -185,31 +136,30 @@ class SamplePlayer:
             )
             await asyncio.to_thread(apply_harvest, folder, sessions)
 
-    async def _play(self, habit: SampleSession, skills: Path) -> None:
+    async def _play(self, sample: SampleSession, skills: Path) -> None:
         # Start in the past so that the session ends now.
-        clock = ManualClock(self._clock() - sum(habit.pauses_seconds))
-        async with Session.create(**self._options(habit, clock, skills)) as session:
-            for number, question in enumerate(SAMPLE_QUESTIONS):
-                await session.send(
-                    f"{question} {habit.lesson}".strip() if number == len(SAMPLE_QUESTIONS) - 1 else question
-                )
-                if number == 2 and habit.switches_to:
-                    await session.switch_model(habit.switches_to)
-                if number < len(habit.pauses_seconds):
-                    clock.advance(habit.pauses_seconds[number])
+        clock = ManualClock(self._clock() - sum(sample.pauses_seconds))
+        async with Session.create(**self._options(sample, clock, skills)) as session:
+            questions = load_sample().questions
+            for number, question in enumerate(questions):
+                await session.send(f"{question} {sample.lesson}".strip() if number == len(questions) - 1 else question)
+                if number == 2 and sample.switches_to:
+                    await session.switch_model(sample.switches_to)
+                if number < len(sample.pauses_seconds):
+                    clock.advance(sample.pauses_seconds[number])
                 await asyncio.sleep(self._pause_seconds)
 
-    def _options(self, habit: SampleSession, clock: ManualClock, skills: Path) -> Options:
+    def _options(self, sample: SampleSession, clock: ManualClock, skills: Path) -> Options:
         options: Options = {
-            "model": habit.model,
-            "name": habit.name,
-            "system_prompt": _long_prompt(habit, self._models),
+            "model": sample.model,
+            "name": sample.name,
+            "system_prompt": _long_prompt(sample, self._models),
             "tools": [tool(look_up, side_effects="read")],
             "skills": skills,
             "store": self._log,
             "transport": SimulatedProvider(clock=clock, script=make_sample_reply, models=self._models),
             "clock": clock,
-            "layout": habit.layout,
+            "layout": sample.layout,
             "profile": "default",
             "allow_uncached": True,
             "simulated": True,
@@ -217,23 +167,24 @@ class SamplePlayer:
             "steps_max": 20,
             "spend_max_usd": SPEND_MAX_USD,
         }
-        if self._workspace is not None and habit.lesson:
+        if self._workspace is not None and sample.lesson:
             options["workspace"] = self._workspace
-            options["knowledge"] = habit.has_knowledge
-        if habit.switches_to:
-            options["models"] = [habit.model, habit.switches_to]
-        if habit.clock_in_prompt:
+            options["knowledge"] = sample.has_knowledge
+        if sample.switches_to:
+            options["models"] = [sample.model, sample.switches_to]
+        if sample.clock_in_prompt:
             options["system_prompt_volatile"] = _time_of(clock)
         return options
 
 
 def look_up(what: str) -> str:
     """Look something up about an order: `order`, `letter` or `stock`."""
-    if what not in SAMPLE_FACTS:
+    facts = load_sample().facts
+    if what not in facts:
         return "nothing is known of that"
     # Realistic length, so that the history is worth caching.
     trail = (f"{number:03d} {what} file, entry {number}: seen, checked and passed on." for number in range(1, 61))
-    return "\n".join((SAMPLE_FACTS[what], *trail))
+    return "\n".join((facts[what], *trail))
 
 
 def make_sample_reply(messages: Sequence[Message]) -> ScriptedReply:
@@ -248,17 +199,9 @@ def make_sample_reply(messages: Sequence[Message]) -> ScriptedReply:
     return ScriptedReply((Text("Dear customer, we are sorry for the trouble; a new lamp is on its way to you."),))
 
 
-_CALLS = (
-    ("refund", ToolUse("", "skill_load", '{"name":"refunds"}')),
-    ("Where is order", ToolUse("", "look_up", '{"what":"order"}')),
-    ("customer write", ToolUse("", "look_up", '{"what":"letter"}')),
-    ("in stock", ToolUse("", "look_up", '{"what":"stock"}')),
-)
-
-
-def _long_prompt(habit: SampleSession, models: Models) -> str:
+def _long_prompt(sample: SampleSession, models: Models) -> str:
     """Repeats the guidance until the prompt exceeds the cache minimum of every model of the session."""
-    rows = [find_model(name, models) for name in (habit.model, habit.switches_to) if name]
+    rows = [find_model(name, models) for name in (sample.model, sample.switches_to) if name]
     guidance = "\n\n".join(part.text for segment in SystemPromptBuilder().segments() for part in segment.system)
     # Three times the minimum, because count_tokens is only an estimate.
     tokens_wanted = max(3 * row.cache.tokens_min for row in rows)
@@ -272,7 +215,7 @@ def _time_of(clock: Clock) -> Callable[[], str]:
 
 def _write_skill(folder: Path) -> None:
     (folder / "refunds").mkdir()
-    (folder / "refunds" / "SKILL.md").write_text(SAMPLE_SKILL, encoding="utf-8")
+    (folder / "refunds" / "SKILL.md").write_text(load_sample().skill, encoding="utf-8")
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:
@@ -285,21 +228,11 @@ class SampleStatus(msgspec.Struct, frozen=True):
 
 
 async def play_sample(context: AppContext, request: EmptyRequest) -> SampleStatus:
+    """Play sample sessions against a simulated provider."""
     if context.sample is None:
         raise ApiError(409, "not_simulating", "start the service with `holdfast serve --simulate` to play a sample")
     context.sample.start()
     return SampleStatus(context.sample.is_playing)
 
 
-ROUTES: tuple[Route, ...] = (
-    json_route(
-        "POST",
-        "/api/sample",
-        play_sample,
-        request=EmptyRequest,
-        reply=SampleStatus,
-        rule="admin",
-        summary="Play sample sessions against a simulated provider.",
-        refusals=(409,),
-    ),
-)
+ROUTES: tuple[Route, ...] = (json_route("POST", "/api/sample", play_sample, rule="admin", error_statuses=(409,)),)

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Telemetry of the service: Prometheus metrics, and spans for an OTLP collector."""

@@ -1,4 +1,7 @@
-"""Exports telemetry: listens to the live feed and sends spans to an OTLP collector without delaying the feed."""
+"""Exports telemetry: encodes spans and token counters as OTLP/HTTP JSON and sends them to a collector.
+
+It listens to the live feed and never delays it.
+"""
 
 import asyncio
 import logging
@@ -17,23 +20,32 @@ from holdfast.service.live.hub import EventHub
 from holdfast.service.telemetry.spans import FAILED, AttributeValue, SpanBuilder, TraceSpan
 
 EXPORT_INTERVAL_SECONDS = 1.0
-
-
 BATCH_SPANS = 256
-
 
 # A deque with this maxlen: if the collector is slow, the oldest spans are dropped and memory stays bounded.
 QUEUE_SPANS_MAX = 4_096
 
-
 SEND_SECONDS_MAX = 10.0
-
 
 # At shutdown; below the server's own limit of CLOSING_SECONDS_MAX.
 LAST_SECONDS_MAX = 3.0
 
-
 logger = logging.getLogger(__name__)
+Json = dict[str, object]
+
+# AGGREGATION_TEMPORALITY_DELTA of the OTLP metrics protocol.
+_DELTA = 1
+
+_COUNTERS = {
+    "gen_ai.client.inference.usage.input_tokens": "gen_ai.usage.input_tokens",
+    "gen_ai.client.inference.usage.output_tokens": "gen_ai.usage.output_tokens",
+    "gen_ai.client.inference.usage.cache_read.input_tokens": "gen_ai.usage.cache_read.input_tokens",
+    "gen_ai.client.inference.usage.cache_write.input_tokens": "gen_ai.usage.cache_write.input_tokens",
+    "gen_ai.client.inference.usage.cache_creation.input_tokens": "gen_ai.usage.cache_creation.input_tokens",
+}
+"""Counter name to the span attribute it sums."""
+
+_SERIES = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
 
 class TelemetryExporter:
@@ -127,28 +139,6 @@ def parse_otlp_headers(text: str) -> dict[str, str]:
 
 
 TRACES, METRICS = "/v1/traces", "/v1/metrics"
-
-
-Json = dict[str, object]
-
-
-# AGGREGATION_TEMPORALITY_DELTA of the OTLP metrics protocol.
-_DELTA = 1
-
-
-_COUNTERS = {
-    "gen_ai.client.inference.usage.input_tokens": "gen_ai.usage.input_tokens",
-    "gen_ai.client.inference.usage.output_tokens": "gen_ai.usage.output_tokens",
-    "gen_ai.client.inference.usage.cache_read.input_tokens": "gen_ai.usage.cache_read.input_tokens",
-    "gen_ai.client.inference.usage.cache_write.input_tokens": "gen_ai.usage.cache_write.input_tokens",
-    "gen_ai.client.inference.usage.cache_creation.input_tokens": "gen_ai.usage.cache_creation.input_tokens",
-}
-
-
-"""Counter name to the span attribute it sums."""
-
-
-_SERIES = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
 
 def encode_traces(spans: Sequence[TraceSpan]) -> bytes:

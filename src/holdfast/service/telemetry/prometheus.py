@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
 
 BUCKETS_SECONDS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
-
 Labels = tuple[tuple[str, str], ...]
 
 

@@ -7,8 +7,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from holdfast.errors import StoreError, UserError
+from holdfast.stores.address import is_unambiguous_address, redact_address
 from holdfast.stores.migrate import Migration
-from holdfast.stores.open import is_unambiguous_address, redact_address
 
 # An append waits for these: long enough for a busy server, short enough that a dead one is noticed.
 CONNECT_SECONDS_MAX = 10

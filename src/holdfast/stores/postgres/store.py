@@ -9,9 +9,8 @@ from functools import partial
 import psycopg
 
 from holdfast.catalog.lookup import Models, shipped_models
-from holdfast.stores.event_log import DatabaseEventLog
+from holdfast.stores.event_log import ConnectionPool, DatabaseEventLog
 from holdfast.stores.migrate import load_migrations
-from holdfast.stores.pool import ConnectionPool
 from holdfast.stores.postgres.server import (
     LOCK_SECONDS_MAX,
     STATEMENT_SECONDS_MAX,

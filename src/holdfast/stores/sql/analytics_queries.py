@@ -16,7 +16,8 @@ from holdfast.ledger.postings import (
     Sums,
 )
 from holdfast.stores.sql.events import EVENT_COLUMNS, SESSION_COLUMNS, Cell
-from holdfast.stores.sql.rollup_rows import TABLE_NAMES
+
+POSTING_TABLES = ("calls", "charges", "failures")
 
 SESSION_ORDER_SQL: dict[SessionOrder, str] = {
     "lost": "lost DESC, spent DESC, id",
@@ -88,7 +89,7 @@ class RollUpSql:
         self.set_version = f"UPDATE {schema}ledger SET version = {param}"
         self.reset_sessions = f"UPDATE {sessions} SET entered_events = -1"
         self.clear_tables = [
-            f"DELETE FROM {schema}{name}" for name in (*TABLE_NAMES.values(), *(rollup.name for rollup in ROLLUPS))
+            f"DELETE FROM {schema}{name}" for name in (*POSTING_TABLES, *(rollup.name for rollup in ROLLUPS))
         ]
         self.pending_sessions = (
             f"SELECT id FROM {sessions} WHERE entered_events <> event_count AND id >= {param} ORDER BY id LIMIT {param}"
@@ -103,9 +104,7 @@ class RollUpSql:
             f"ORDER BY seq LIMIT {param}"
         )
         self.session = f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} WHERE id = {param}"
-        self.delete_session_rows = [
-            f"DELETE FROM {schema}{name} WHERE session_id = {param}" for name in TABLE_NAMES.values()
-        ]
+        self.delete_session_rows = [f"DELETE FROM {schema}{name} WHERE session_id = {param}" for name in POSTING_TABLES]
 
     @cache  # noqa: B019 - one object per engine
     def session_states(self, count: int) -> str:

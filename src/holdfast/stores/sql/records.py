@@ -1,5 +1,6 @@
 """Keys, controls, settings and the global order of events in a database: the records and their SQL, for all engines."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -97,6 +98,10 @@ class DatabaseRecords:
         for settings, *columns in self._fetch(self._queries.controls, (session_id,)):
             return CacheControls(_decode_settings(settings), _decode_control(columns))
         return CacheControls(self.settings())
+
+    async def look_up_controls(self, session_id: str) -> CacheControls:
+        # A database may be remote or locked, and a query on the event loop would block every other session.
+        return await asyncio.to_thread(self.controls, session_id)
 
     def session_controls(self) -> dict[str, SessionControl]:
         return {

@@ -45,15 +45,6 @@ def _check_usable(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def file_identity(path: Path) -> tuple[int, int]:
-    """Device and inode of the file at the path; raises StoreError if there is none."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise file_missing_error(path) from error
-    return status.st_dev, status.st_ino
-
-
 def file_missing_error(path: Path) -> StoreError:
     return StoreError(f"{path} was moved or deleted while it was in use: put it back, then open the store again")
 

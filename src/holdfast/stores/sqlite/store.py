@@ -12,20 +12,18 @@ from pathlib import Path
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import UserError
-from holdfast.stores.event_log import DatabaseEventLog
+from holdfast.stores.event_log import ConnectionPool, DatabaseEventLog
 from holdfast.stores.migrate import load_migrations
-from holdfast.stores.pool import ConnectionPool
 from holdfast.stores.sql.events import EVENT_BYTES_MAX, Cell, is_storable_text
 from holdfast.stores.sqlite.file import (
     BUSY_SECONDS_MAX,
     explain_sqlite_error,
-    file_identity,
     open_change_connection,
     open_reader,
     open_writer,
     prepare_file,
 )
-from holdfast.stores.sqlite.writer import SQLITE_QUERIES, SqliteWriter
+from holdfast.stores.sqlite.writer import SQLITE_QUERIES, SqliteWriter, file_identity
 from holdfast.stores.write.queue import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, SqlStep, TooFewRowsError, WriterThread
 
 

@@ -25,20 +25,10 @@ from holdfast.sources.files import format_path
 from holdfast.types.blocks import replace_surrogates
 
 FILE_BYTES_MAX = 20_000_000
-
-
 SHOWN_CHARACTERS_MAX = 60_000
-
-
 LINE_CHARACTERS_MAX = 10_000
-
-
 LINES_SHOWN = 2_000
-
-
 ENTRIES_SHOWN_MAX = 1_000
-
-
 ENTRIES_READ_MAX = 100_000
 
 

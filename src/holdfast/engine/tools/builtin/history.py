@@ -2,14 +2,14 @@
 
 import re
 
-import msgspec
+from msgspec.structs import replace
 
 from holdfast.engine.compaction.compact import RECALL_TOOL
 from holdfast.engine.compaction.history import groups_containing, read_logged_messages, render_messages
 from holdfast.engine.tools.definition import Tool, ToolContext, ToolError, tool
 from holdfast.events.log import EventLog
 
-OUTPUT_CHARACTERS_MAX = 24_000
+HISTORY_CHARACTERS_MAX = 24_000
 RECALLED_MESSAGES_MAX = 40
 _RANGE = re.compile(r"m?(\d{1,9})(?:\s*(?:-|to|\u2013)\s*m?(\d{1,9}))?")
 
@@ -44,4 +44,4 @@ def recall_tool(log: EventLog) -> Tool:
 
     # No confirmation: it shows only what was in the conversation before.
     recall = tool(recall_history, name=RECALL_TOOL)
-    return msgspec.structs.replace(recall, needs_confirmation=False, output_characters_max=OUTPUT_CHARACTERS_MAX)
+    return replace(recall, needs_confirmation=False, output_characters_max=HISTORY_CHARACTERS_MAX)

@@ -38,7 +38,7 @@ def memory_tools(files: Sequence[MemoryFile]) -> tuple[Tool, ...]:
         ),
         tool(
             memory_consolidate,
-            description=f"Write a memory file anew, to make it shorter. {about}.",
+            description=f"Rewrite a memory file to make it shorter. {about}.",
             input_schema=_schema(files, text="The whole new content."),
             side_effects="write",
         ),

@@ -29,6 +29,7 @@ from holdfast.types.blocks import replace_surrogates
 COMMAND_SECONDS = 120
 COMMAND_SECONDS_MAX = 600
 GRACE_SECONDS = 5.0
+# What the model sees of a long output, about 7,500 tokens; the tail often holds the error or the result.
 HEAD_BYTES_MAX = 20_000
 TAIL_BYTES_MAX = 10_000
 

@@ -3,7 +3,7 @@
 import asyncio
 import difflib
 
-import msgspec
+from msgspec.structs import replace
 
 from holdfast.engine.tools.definition import Tool, ToolContext, ToolError, tool
 from holdfast.sources.files import format_path
@@ -57,8 +57,8 @@ def skill_tools(store: SkillStore | None = None) -> tuple[Tool, ...]:
         side_effects="read",
     )
     return (
-        msgspec.structs.replace(load, needs_confirmation=False, output_characters_max=BODY_CHARACTERS_MAX),
-        msgspec.structs.replace(search, needs_confirmation=False),
+        replace(load, needs_confirmation=False, output_characters_max=BODY_CHARACTERS_MAX),
+        replace(search, needs_confirmation=False),
     )
 
 

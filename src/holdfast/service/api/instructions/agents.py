@@ -1,4 +1,4 @@
-"""HTTP routes for instructions: agents, units, manifests, boot stubs, recall and heartbeats."""
+"""HTTP routes for instructions: agents, units, manifests, boot stubs, recall, heartbeats and audits."""
 
 import msgspec
 from msgspec import UNSET
@@ -55,16 +55,16 @@ from holdfast.service.api.instructions.schemas import (
 from holdfast.service.http.routes import Route, RouteResponse
 
 MARKDOWN = "text/markdown; charset=utf-8"
-
-
 _encode = msgspec.json.Encoder().encode
+_AGENT = "/v1/agents/{agent_id}"
 
 
-def put_agent(library: InstructionContext, caller: InstructionCaller, request: AgentSettings) -> AgentSettingsResponse:
-    agent = library.records.agent(request.agent_id) or make_agent(library, request.agent_id)
+def put_agent(context: InstructionContext, caller: InstructionCaller, request: AgentSettings) -> AgentSettingsResponse:
+    """Register or update an agent: role, supervisors and always-rules."""
+    agent = context.records.agent(request.agent_id) or make_agent(context, request.agent_id)
     if request.shortname is not None:
         # Only to validate the name.
-        make_agent(library, request.shortname)
+        make_agent(context, request.shortname)
     agent = msgspec.structs.replace(
         agent,
         role=request.role,
@@ -74,8 +74,8 @@ def put_agent(library: InstructionContext, caller: InstructionCaller, request: A
         always_rules=request.always_rules,
         sensitive=request.sensitive,
     )
-    tokens = check_stub_size(agent, library.records.manifest(agent.id))
-    if not library.records.put_agent(agent):
+    tokens = check_stub_size(agent, context.records.manifest(agent.id))
+    if not context.records.put_agent(agent):
         raise InstructionError("shortname_taken", "another agent already has this shortname")
     warnings = (
         (f"the boot stub has {tokens} tokens, more than {BODY_TOKENS_WARN}",) if tokens > BODY_TOKENS_WARN else ()
@@ -93,11 +93,12 @@ def put_agent(library: InstructionContext, caller: InstructionCaller, request: A
     )
 
 
-def put_unit(library: InstructionContext, caller: InstructionCaller, request: UnitRequest) -> RouteResponse:
+def put_unit(context: InstructionContext, caller: InstructionCaller, request: UnitRequest) -> RouteResponse:
+    """Write a new version of a unit; versions are immutable."""
     unit = SubmittedUnit(
         request.fact_uri, request.content, request.authored_by, request.derived_from, request.signature
     )
-    written = write_unit(library, unit, caller)
+    written = write_unit(context, unit, caller)
     coverage = _coverage_line(written.coverage) if written.coverage else None
     view = UnitResponse(
         written.fact_uri, written.content_sha256, written.tokens, written.status, coverage, written.measured_agents
@@ -106,10 +107,11 @@ def put_unit(library: InstructionContext, caller: InstructionCaller, request: Un
     return RouteResponse(_encode(view), status=201 if written.is_new else 200)
 
 
-def get_stub(library: InstructionContext, caller: InstructionCaller, request: BootStubRequest) -> RouteResponse:
-    agent = library.records.agent(request.agent_id)
+def get_stub(context: InstructionContext, caller: InstructionCaller, request: BootStubRequest) -> RouteResponse:
+    """The agent's boot stub."""
+    agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
-    stub = load_boot_stub(library, request.agent_id, agent, request.profile)
+    stub = load_boot_stub(context, request.agent_id, agent, request.profile)
     headers = {
         "x-stub-version": str(stub.stub_version),
         "x-manifest-version": stub.manifest_version,
@@ -119,10 +121,11 @@ def get_stub(library: InstructionContext, caller: InstructionCaller, request: Bo
     return RouteResponse(stub.body.encode(), MARKDOWN, headers=headers)
 
 
-def get_manifest(library: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ManifestResponse:
-    agent = library.records.agent(request.agent_id)
+def get_manifest(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ManifestResponse:
+    """The agent's manifest: the units it can load."""
+    agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
-    agent, instruction_set = library.require_instruction_set(request.agent_id, agent)
+    agent, instruction_set = context.require_instruction_set(request.agent_id, agent)
     manifest = instruction_set.manifest
     return ManifestResponse(
         manifest.version,
@@ -135,7 +138,8 @@ def get_manifest(library: InstructionContext, caller: InstructionCaller, request
     )
 
 
-def put_manifest(library: InstructionContext, caller: InstructionCaller, request: ManifestRequest) -> PublishResponse:
+def put_manifest(context: InstructionContext, caller: InstructionCaller, request: ManifestRequest) -> PublishResponse:
+    """Publish a manifest if it passes all checks."""
     draft = ManifestDraft(request.version, request.entries, request.migration_mode)
     publication = PublicationRequest(
         agent_id=request.agent_id,
@@ -143,23 +147,24 @@ def put_manifest(library: InstructionContext, caller: InstructionCaller, request
         skip_coverage_gate=request.skip_coverage_gate,
         approvals=request.approvals,
     )
-    published = publish_manifest(library, publication, caller)
+    published = publish_manifest(context, publication, caller)
     lines = tuple(_coverage_line(unit, skipped=published.gate_skipped) for unit in published.coverage)
     return PublishResponse(published.manifest.fact_uri, published.manifest.token_count, lines, published.warnings)
 
 
 def recall_instruction(
-    library: InstructionContext, caller: InstructionCaller, request: RecallRequest
+    context: InstructionContext, caller: InstructionCaller, request: RecallRequest
 ) -> RecallResponse:
+    """Recall the units that match an intent."""
     question = RecallQuery(
         intent=request.intent,
         max_chunks=request.max_chunks,
         token_budget=request.token_budget,
         manifest_hint=request.manifest_hint,
-        use_floor=library.settings.use_floor if request.floor is None else request.floor,
+        use_floor=context.settings.use_floor if request.floor is None else request.floor,
     )
     return _recall(
-        library,
+        context,
         caller,
         request.agent_id,
         question,
@@ -169,7 +174,8 @@ def recall_instruction(
     )
 
 
-def recall_scope(library: InstructionContext, caller: InstructionCaller, request: ScopeRecallRequest) -> RecallResponse:
+def recall_scope(context: InstructionContext, caller: InstructionCaller, request: ScopeRecallRequest) -> RecallResponse:
+    """Recall by scope, with optional weights."""
     check_instruction_access(caller)
     scheme, _, rest = request.scope.partition(":")
     parts = rest.split("/")
@@ -179,23 +185,23 @@ def recall_scope(library: InstructionContext, caller: InstructionCaller, request
     if scheme != "instruction" or len(parts) != 2 or not all(parts):
         raise InstructionError("invalid_scope", "the scope must look like instruction:{deployment}/{agent}")
     deployment, agent_id = parts
-    agent = library.records.agent(agent_id)
-    check_recall_access(caller, agent_id, agent, library.records.agent)
-    gardens = {garden_id(library.settings.deployment, name) for name in (agent_id, agent.id if agent else agent_id)}
-    if deployment != library.settings.deployment or not gardens.issuperset(request.require_garden_ids):
+    agent = context.records.agent(agent_id)
+    check_recall_access(caller, agent_id, agent, context.records.agent)
+    gardens = {garden_id(context.settings.deployment, name) for name in (agent_id, agent.id if agent else agent_id)}
+    if deployment != context.settings.deployment or not gardens.issuperset(request.require_garden_ids):
         raise access_denied_error()
     question = RecallQuery(
         intent=request.intent if request.intent is not None else request.query or "",
         max_chunks=request.max_facts,
         token_budget=request.token_budget,
-        use_floor=library.settings.use_floor if request.floor is None else request.floor,
+        use_floor=context.settings.use_floor if request.floor is None else request.floor,
         weights=_weights(request.weights),
     )
-    return _recall(library, caller, agent_id, question, heartbeat_id=None, explain=request.explain)
+    return _recall(context, caller, agent_id, question, heartbeat_id=None, explain=request.explain)
 
 
 def _recall(
-    library: InstructionContext,
+    context: InstructionContext,
     caller: InstructionCaller,
     agent_id: str,
     question: RecallQuery,
@@ -205,13 +211,13 @@ def _recall(
     shadow: bool = False,
 ) -> RecallResponse:
     try:
-        agent = library.records.agent(agent_id)
-        check_recall_access(caller, agent_id, agent, library.records.agent)
+        agent = context.records.agent(agent_id)
+        check_recall_access(caller, agent_id, agent, context.records.agent)
         if not question.intent.strip():
             raise InstructionError("intent_required", "say in `intent` what you are about to do")
-        agent, instruction_set = library.require_instruction_set(agent_id, agent)
+        agent, instruction_set = context.require_instruction_set(agent_id, agent)
         response = answer_recall(
-            library, agent, instruction_set, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow
+            context, agent, instruction_set, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow
         )
     except StoreError as error:
         raise InstructionError(RETRY, "the store is unavailable; try again") from error
@@ -219,12 +225,13 @@ def _recall(
 
 
 def begin_heartbeat(
-    library: InstructionContext, caller: InstructionCaller, request: HeartbeatRequest
+    context: InstructionContext, caller: InstructionCaller, request: HeartbeatRequest
 ) -> HeartbeatResponse:
-    agent = library.records.agent(request.agent_id)
+    """Begin a heartbeat with the signed wake token of its trigger."""
+    agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
     heartbeat = start_heartbeat(
-        library, request.agent_id, agent, request.wake_token, caller=caller, profile=request.profile
+        context, request.agent_id, agent, request.wake_token, caller=caller, profile=request.profile
     )
     return HeartbeatResponse(
         heartbeat_id=heartbeat.heartbeat_id,
@@ -245,6 +252,20 @@ def begin_heartbeat(
         total_tokens=heartbeat.total_tokens,
         audit_token=heartbeat.audit_token,
     )
+
+
+def close_audit(context: InstructionContext, caller: InstructionCaller, request: CloseAuditRequest) -> RouteResponse:
+    """Report which loaded units were used and which were missed, or send a trace."""
+    check_instruction_access(caller)
+    trace = request.trace or ()
+    # Check what could be refused before anything is written.
+    check_trace_size(trace)
+    used, missed = request.used_chunks, request.missed_chunks
+    if request.trace is UNSET or used is not UNSET or missed is not UNSET:
+        close_audit_record(context, request.audit_token, caller, used=used or (), missed=missed or ())
+    if request.trace is not UNSET:
+        record_trace_usage(context, request.audit_token, caller, trace)
+    return RouteResponse(b"", status=204)
 
 
 def _weights(weighting: RecallWeights | None) -> StageWeights:
@@ -325,119 +346,61 @@ def _chunk(picked: SelectedChunk, *, explain: bool, caller: InstructionCaller) -
     )
 
 
-_AGENT = "/v1/agents/{agent_id}"
-
-
-def close_audit(library: InstructionContext, caller: InstructionCaller, request: CloseAuditRequest) -> RouteResponse:
-    check_instruction_access(caller)
-    trace = request.trace or ()
-    # Check what could be refused before anything is written.
-    check_trace_size(trace)
-    used, missed = request.used_chunks, request.missed_chunks
-    if request.trace is UNSET or used is not UNSET or missed is not UNSET:
-        close_audit_record(library, request.audit_token, caller, used=used or (), missed=missed or ())
-    if request.trace is not UNSET:
-        record_trace_usage(library, request.audit_token, caller, trace)
-    return RouteResponse(b"", status=204)
-
-
-USAGE_ROUTES: tuple[Route, ...] = (
-    instruction_route(
-        "POST",
-        "/v1/instruction/audit",
-        close_audit,
-        request=CloseAuditRequest,
-        who=check_instruction_access,
-        summary="Report which loaded units were used and which were missed, or send a trace.",
-        unfit=lambda field: "audit_token_invalid" if field in ("audit_token", "") else "invalid_body",
-        successes=(204,),
-    ),
-)
-
-
 ROUTES: tuple[Route, ...] = (
-    instruction_route(
-        "PUT",
-        _AGENT,
-        put_agent,
-        request=AgentSettings,
-        reply=AgentSettingsResponse,
-        rule="admin",
-        summary="Register or update an agent: role, supervisors and always-rules.",
-        refusals=(409,),
-    ),
+    instruction_route("PUT", _AGENT, put_agent, rule="admin", error_statuses=(409,)),
     instruction_route(
         "PUT",
         "/v1/instruction/units",
         put_unit,
-        request=UnitRequest,
         reply=UnitResponse,
         rule="admin",
-        summary="Write a new version of a unit; versions are immutable.",
-        refusals=(409,),
-        successes=(200, 201),
+        error_statuses=(409,),
+        success_statuses=(200, 201),
     ),
-    instruction_route(
-        "GET",
-        f"{_AGENT}/boot-stub",
-        get_stub,
-        request=BootStubRequest,
-        summary="The agent's boot stub.",
-        content_type=MARKDOWN,
-    ),
-    instruction_route(
-        "GET",
-        f"{_AGENT}/instruction-manifest",
-        get_manifest,
-        request=AgentRequest,
-        reply=ManifestResponse,
-        summary="The agent's manifest: the units it can load.",
-    ),
+    instruction_route("GET", f"{_AGENT}/boot-stub", get_stub, content_type=MARKDOWN),
+    instruction_route("GET", f"{_AGENT}/instruction-manifest", get_manifest),
     instruction_route(
         "PUT",
         f"{_AGENT}/instruction-manifest",
         put_manifest,
-        request=ManifestRequest,
-        reply=PublishResponse,
         rule="admin",
-        summary="Publish a manifest if it passes all checks.",
-        unfit=lambda field: "manifest_entry_invalid",
-        refusals=(409,),
+        field_error_code=lambda field: "manifest_entry_invalid",
+        error_statuses=(409,),
     ),
     instruction_route(
         "POST",
         f"{_AGENT}/recall-instruction",
         recall_instruction,
-        request=RecallRequest,
-        reply=RecallResponse,
-        who=check_recall_access,
+        check_access=check_recall_access,
         retry_code=RETRY,
-        summary="Recall the units that match an intent.",
-        unfit=lambda field: "intent_required" if field == "intent" else "invalid_body",
-        refusals=(503,),
+        field_error_code=lambda field: "intent_required" if field == "intent" else "invalid_body",
+        error_statuses=(503,),
     ),
     instruction_route(
         "POST",
         "/v1/recall",
         recall_scope,
-        request=ScopeRecallRequest,
-        reply=RecallResponse,
-        who=check_instruction_access,
+        check_access=check_instruction_access,
         retry_code=RETRY,
-        summary="Recall by scope, with optional weights.",
-        unfit=lambda field: {"intent": "intent_required", "scope": "invalid_scope"}.get(field, "invalid_body"),
-        refusals=(503,),
+        field_error_code=lambda field: {"intent": "intent_required", "scope": "invalid_scope"}.get(
+            field, "invalid_body"
+        ),
+        error_statuses=(503,),
     ),
-    *USAGE_ROUTES,
+    instruction_route(
+        "POST",
+        "/v1/instruction/audit",
+        close_audit,
+        check_access=check_instruction_access,
+        field_error_code=lambda field: "audit_token_invalid" if field in ("audit_token", "") else "invalid_body",
+        success_statuses=(204,),
+    ),
     instruction_route(
         "POST",
         f"{_AGENT}/heartbeat",
         begin_heartbeat,
-        request=HeartbeatRequest,
-        reply=HeartbeatResponse,
-        summary="Begin a heartbeat with the signed wake token of its trigger.",
-        unfit=lambda field: "wake_token_required",
-        refusals=(409, 503),
+        field_error_code=lambda field: "wake_token_required",
+        error_statuses=(409, 503),
     ),
     *reviews.ROUTES,
 )

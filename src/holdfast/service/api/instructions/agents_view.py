@@ -25,12 +25,17 @@ from holdfast.service.api.instructions.schemas import AgentRequest
 from holdfast.service.auth.keys import make_key_required_error
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError
-from holdfast.service.http.routes import Route, RouteRequest, RouteResponse, decode_request_fields
+from holdfast.service.http.routes import (
+    Route,
+    RouteRequest,
+    RouteResponse,
+    decode_request_fields,
+    get_handler_types,
+    get_summary,
+)
 
 VERSIONS_MAX = 20
-
 Request = TypeVar("Request", bound=msgspec.Struct)
-
 _encode = msgspec.json.Encoder().encode
 
 
@@ -131,37 +136,39 @@ class AgentResponse(msgspec.Struct, frozen=True, kw_only=True):
     pending: tuple[PendingVersionRow, ...]
 
 
-def list_agents(library: InstructionContext, request: AgentsRequest) -> AgentsResponse:
-    agents = library.records.agents()[request.skip : request.skip + request.limit + 1]
+def list_agents(context: InstructionContext, request: AgentsRequest) -> AgentsResponse:
+    """Agents with their manifests, failing units and pending versions."""
+    agents = context.records.agents()[request.skip : request.skip + request.limit + 1]
     page = agents[: request.limit]
-    return AgentsResponse(True, tuple(_agent_line(library, agent) for agent in page), len(agents) > len(page))
+    return AgentsResponse(True, tuple(_agent_line(context, agent) for agent in page), len(agents) > len(page))
 
 
-def get_agent(library: InstructionContext, request: AgentRequest) -> AgentResponse:
-    agent = require_agent(library, request.agent_id)
-    manifest = library.records.manifest(agent.id)
-    run = library.records.coverage(agent.id)
+def get_agent(context: InstructionContext, request: AgentRequest) -> AgentResponse:
+    """One agent: units with coverage, manifest versions, and versions pending approval."""
+    agent = require_agent(context, request.agent_id)
+    manifest = context.records.manifest(agent.id)
+    run = context.records.coverage(agent.id)
     return AgentResponse(
-        agent=_agent_line(library, agent),
+        agent=_agent_line(context, agent),
         migration_mode=manifest.migration_mode if manifest else None,
         coverage=_coverage_state(run) if run else None,
-        units=_unit_lines(library, agent, run) if manifest else (),
-        versions=_version_lines(library, manifest) if manifest else (),
-        pending=_pending_lines(library, agent, manifest),
+        units=_unit_lines(context, agent, run) if manifest else (),
+        versions=_version_lines(context, manifest) if manifest else (),
+        pending=_pending_lines(context, agent, manifest),
     )
 
 
-def require_agent(library: InstructionContext, agent_id: str) -> Agent:
-    """Raises RefusedError if there is none."""
-    agent = library.records.agent(agent_id)
+def require_agent(context: InstructionContext, agent_id: str) -> Agent:
+    """Raises ApiError if there is none."""
+    agent = context.records.agent(agent_id)
     if agent is None:
         raise ApiError(404, "agent_not_found", "no such agent; GET /api/instructions lists all agents")
     return agent
 
 
-def _agent_line(library: InstructionContext, agent: Agent) -> AgentRow:
-    manifest = library.records.manifest(agent.id)
-    run = library.records.coverage(agent.id)
+def _agent_line(context: InstructionContext, agent: Agent) -> AgentRow:
+    manifest = context.records.manifest(agent.id)
+    run = context.records.coverage(agent.id)
     return AgentRow(
         agent_id=agent.id,
         shortname=agent.shortname,
@@ -173,12 +180,12 @@ def _agent_line(library: InstructionContext, agent: Agent) -> AgentRow:
         token_count=manifest.token_count if manifest else 0,
         failing=sum(not unit.passed for unit in run.units) if run else 0,
         measured_at=format_optional_time(run.finished_at if run else None),
-        pending=len(_pending_lines(library, agent, manifest)),
+        pending=len(_pending_lines(context, agent, manifest)),
     )
 
 
-def _unit_lines(library: InstructionContext, agent: Agent, run: CoverageRun | None) -> tuple[UnitRow, ...]:
-    _, instruction_set = library.require_instruction_set(agent.id, agent)
+def _unit_lines(context: InstructionContext, agent: Agent, run: CoverageRun | None) -> tuple[UnitRow, ...]:
+    _, instruction_set = context.require_instruction_set(agent.id, agent)
     coverage_by_unit = {unit.unit: unit for unit in run.units} if run else {}
 
     def make_line(entry: ManifestEntry) -> UnitRow:
@@ -220,14 +227,14 @@ def _coverage_state(run: CoverageRun) -> CoverageState:
     )
 
 
-def _version_lines(library: InstructionContext, newest: Manifest) -> tuple[ManifestVersionRow, ...]:
+def _version_lines(context: InstructionContext, newest: Manifest) -> tuple[ManifestVersionRow, ...]:
     """Newest first, at most VERSIONS_MAX."""
     manifests: list[Manifest] = []
     current: Manifest | None = newest
     while current is not None and len(manifests) < VERSIONS_MAX:
         manifests.append(current)
         # Times are milliseconds: the manifest in force just before this one was published.
-        current = library.records.manifest_at(current.agent_id, current.created_at - 1)
+        current = context.records.manifest_at(current.agent_id, current.created_at - 1)
     return tuple(
         ManifestVersionRow(
             version=manifest.version,
@@ -244,9 +251,9 @@ def _version_lines(library: InstructionContext, newest: Manifest) -> tuple[Manif
 
 
 def _pending_lines(
-    library: InstructionContext, agent: Agent, manifest: Manifest | None
+    context: InstructionContext, agent: Agent, manifest: Manifest | None
 ) -> tuple[PendingVersionRow, ...]:
-    approvals = library.records.approvals(agent.id) if manifest else ()
+    approvals = context.records.approvals(agent.id) if manifest else ()
 
     def make_line(entry: ManifestEntry, unit: UnitVersion) -> PendingVersionRow:
         return PendingVersionRow(
@@ -263,7 +270,7 @@ def _pending_lines(
     return tuple(
         make_line(entry, unit)
         for entry in (manifest.body if manifest else ())
-        for unit in _inactive(library.records.list_unit_versions(*unit_key(entry, agent)))
+        for unit in _inactive(context.records.list_unit_versions(*unit_key(entry, agent)))
     )
 
 
@@ -278,18 +285,13 @@ def _inactive(versions: tuple[UnitVersion, ...]) -> tuple[UnitVersion, ...]:
 
 
 def page_route(
-    path: str,
-    run: Callable[[InstructionContext, Request], msgspec.Struct],
-    *,
-    request: type[Request],
-    reply: type[msgspec.Struct],
-    summary: str,
-    otherwise: msgspec.Struct | None = None,
+    path: str, run: Callable[[InstructionContext, Request], msgspec.Struct], *, otherwise: msgspec.Struct | None = None
 ) -> Route:
     """A route for admins; without a key only if the service holds nothing but sample instructions.
 
     `otherwise` is the response if the service runs without instructions.
     """
+    request, reply = get_handler_types(run)
 
     async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
         if incoming.key is None and context.instructions is not None and not context.has_sample_only:
@@ -304,26 +306,21 @@ def page_route(
         except InstructionError as error:
             raise make_instruction_error(error) from error
 
-    refusals = (404,) if otherwise is None else ()
+    error_statuses = (404,) if otherwise is None else ()
     return Route(
-        "GET", path, "admin", summary, request, reply, respond, error_statuses=refusals, denied_code=SCOPE_DENIED
+        "GET",
+        path,
+        "admin",
+        get_summary(run),
+        request,
+        reply,
+        respond,
+        error_statuses=error_statuses,
+        denied_code=SCOPE_DENIED,
     )
 
 
 ROUTES: tuple[Route, ...] = (
-    page_route(
-        "/api/instructions",
-        list_agents,
-        request=AgentsRequest,
-        reply=AgentsResponse,
-        summary="Agents with their manifests, failing units and pending versions.",
-        otherwise=AgentsResponse(False),
-    ),
-    page_route(
-        "/api/instructions/{agent_id}",
-        get_agent,
-        request=AgentRequest,
-        reply=AgentResponse,
-        summary="One agent: units with coverage, manifest versions, and versions pending approval.",
-    ),
+    page_route("/api/instructions", list_agents, otherwise=AgentsResponse(False)),
+    page_route("/api/instructions/{agent_id}", get_agent),
 )

@@ -77,16 +77,17 @@ class RecallDaysResponse(msgspec.Struct, frozen=True):
     total: RecallMetrics
 
 
-def explore_recall(library: InstructionContext, request: ExploreRequest) -> ExploreResponse:
-    agent = require_agent(library, request.agent_id)
+def explore_recall(context: InstructionContext, request: ExploreRequest) -> ExploreResponse:
+    """What an intent would load, with the scores of every stage; not recorded."""
+    agent = require_agent(context, request.agent_id)
     if not request.intent.strip():
         raise InstructionError("intent_required", "say in `intent` what an agent is about to do")
-    _, instruction_set = library.require_instruction_set(agent.id, agent)
+    _, instruction_set = context.require_instruction_set(agent.id, agent)
     question = RecallQuery(
         intent=request.intent,
         max_chunks=request.max_chunks,
         token_budget=request.token_budget,
-        use_floor=library.settings.use_floor,
+        use_floor=context.settings.use_floor,
     )
     recalled = instruction_set.recall(question)
     loaded = {chunk.name: (rank, chunk.kind) for rank, chunk in enumerate(recalled.chunks, start=1)}
@@ -109,7 +110,7 @@ def explore_recall(library: InstructionContext, request: ExploreRequest) -> Expl
     )
     return ExploreResponse(
         intent=request.intent,
-        floor=instruction_set.index.floor if library.settings.use_floor else 0.0,
+        floor=instruction_set.index.floor if context.settings.use_floor else 0.0,
         model=instruction_set.index.embedding_model_version,
         total_tokens=recalled.total_tokens,
         truncated=recalled.truncated,
@@ -117,14 +118,17 @@ def explore_recall(library: InstructionContext, request: ExploreRequest) -> Expl
     )
 
 
-def list_recall_days(library: InstructionContext, request: RecallDaysRequest) -> RecallDaysResponse:
-    """Every day of the requested period, including days without a recall."""
-    agent = require_agent(library, request.agent_id)
-    manifest = library.records.manifest(agent.id)
+def list_recall_days(context: InstructionContext, request: RecallDaysRequest) -> RecallDaysResponse:
+    """Recalls, hits and misses by day.
+
+    Every day of the requested period, including days without a recall.
+    """
+    agent = require_agent(context, request.agent_id)
+    manifest = context.records.manifest(agent.id)
     # Whole UTC days, so that the figures of past days do not change with the time of the request.
-    today = datetime.fromtimestamp(library.now() / 1000, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    today = datetime.fromtimestamp(context.now() / 1000, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     first = today - timedelta(days=request.days - 1)
-    records = library.records.audits(agent.id, since=int(first.timestamp() * 1000))
+    records = context.records.audits(agent.id, since=int(first.timestamp() * 1000))
     by_day: dict[str, list[AuditRecord]] = {
         f"{first + timedelta(days=number):%Y-%m-%d}": [] for number in range(request.days)
     }
@@ -153,18 +157,6 @@ def _day(day: str, records: Sequence[AuditRecord], *, k: int) -> RecallDayRow:
 
 
 ROUTES: tuple[Route, ...] = (
-    page_route(
-        "/api/instructions/{agent_id}/recall",
-        explore_recall,
-        request=ExploreRequest,
-        reply=ExploreResponse,
-        summary="What an intent would load, with the scores of every stage; not recorded.",
-    ),
-    page_route(
-        "/api/instructions/{agent_id}/days",
-        list_recall_days,
-        request=RecallDaysRequest,
-        reply=RecallDaysResponse,
-        summary="Recalls, hits and misses by day.",
-    ),
+    page_route("/api/instructions/{agent_id}/recall", explore_recall),
+    page_route("/api/instructions/{agent_id}/days", list_recall_days),
 )

@@ -52,37 +52,41 @@ from holdfast.service.api.instructions.schemas import (
 from holdfast.service.http.routes import EmptyRequest, Route, RouteResponse
 
 DAY_MS = 86_400_000
+_AGENT = "/v1/agents/{agent_id}"
 
 
-def get_coverage(library: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> CoverageResponse:
-    agent = library.records.agent(request.agent_id)
+def get_coverage(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> CoverageResponse:
+    """Coverage: how well the units are found with paraphrased queries."""
+    agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
-    if agent is None or library.records.manifest(agent.id) is None:
+    if agent is None or context.records.manifest(agent.id) is None:
         raise manifest_not_found_error(request.agent_id)
-    run = library.records.coverage(agent.id)
+    run = context.records.coverage(agent.id)
     if run is None:
         raise InstructionError("coverage_not_found", "coverage has not been measured yet")
     return _coverage_view(run, caller)
 
 
-def run_coverage_now(library: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> CoverageResponse:
-    agent = library.records.agent(request.agent_id)
-    agent, instruction_set = library.require_instruction_set(request.agent_id, agent)
-    last = library.records.coverage(agent.id)
+def run_coverage_now(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> CoverageResponse:
+    """Measure coverage now."""
+    agent = context.records.agent(request.agent_id)
+    agent, instruction_set = context.require_instruction_set(request.agent_id, agent)
+    last = context.records.coverage(agent.id)
     needs_certification = last is not None and last.recert_due is not None
     run = (
-        recertify(library, agent, instruction_set.manifest)
+        recertify(context, agent, instruction_set.manifest)
         if needs_certification
-        else measure_coverage(library, agent, instruction_set.manifest, kind="daily")
+        else measure_coverage(context, agent, instruction_set.manifest, kind="daily")
     )
-    library.records.add_coverage(run)
+    context.records.add_coverage(run)
     return _coverage_view(run, caller)
 
 
 def record_approval(
-    library: InstructionContext, caller: InstructionCaller, request: ApprovalRequest
+    context: InstructionContext, caller: InstructionCaller, request: ApprovalRequest
 ) -> ApprovalResponse:
-    agent = library.records.agent(request.agent_id) or make_agent(library, request.agent_id)
+    """Record an approval for an agent's manifest or unit."""
+    agent = context.records.agent(request.agent_id) or make_agent(context, request.agent_id)
     fields = {name: value for name, value in msgspec.structs.asdict(request).items() if name != "agent_id"}
     try:
         approval = msgspec.convert(fields, SubmittedApproval)
@@ -96,21 +100,23 @@ def record_approval(
         )
     if approval.kind == "skip_gate" and approval.version is None:
         raise InstructionError("approval_invalid", "skip_gate requires the manifest version")
-    accepted = select_valid_approvals(library, agent, (approval,), caller)
+    accepted = select_valid_approvals(context, agent, (approval,), caller)
     if not accepted:
         raise InstructionError(
             "approval_invalid", "the approval is neither from the holder of this key nor signed by its author"
         )
-    activated = record_approvals(library, agent, accepted, unit=approval.unit, version=approval.version)
+    activated = record_approvals(context, agent, accepted, unit=approval.unit, version=approval.version)
     return ApprovalResponse(_approval_view(accepted[0]), activated)
 
 
-def list_approvals(library: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ApprovalsResponse:
-    agent = _require_agent(library, request.agent_id)
-    return ApprovalsResponse(tuple(map(_approval_view, library.records.approvals(agent.id))))
+def list_approvals(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ApprovalsResponse:
+    """The agent's approvals."""
+    agent = _require_agent(context, request.agent_id)
+    return ApprovalsResponse(tuple(map(_approval_view, context.records.approvals(agent.id))))
 
 
-def register_signer(library: InstructionContext, caller: InstructionCaller, request: SignerRequest) -> SignerResponse:
+def register_signer(context: InstructionContext, caller: InstructionCaller, request: SignerRequest) -> SignerResponse:
+    """Register the public key that the holder of this key signs with."""
     raw = decode_base64url(request.public_key)
     if caller.entity is None:
         raise InstructionError("signer_invalid", "only a key with an entity can register a public key")
@@ -118,78 +124,88 @@ def register_signer(library: InstructionContext, caller: InstructionCaller, requ
         raise InstructionError("signer_invalid", "public_key must be a raw Ed25519 key in base64url")
     # Re-encode: different base64 spellings of one key must be one signer.
     public_key = encode_base64url(raw)
-    library.records.add_signer(Signer(caller.entity, public_key, library.now()))
+    context.records.add_signer(Signer(caller.entity, public_key, context.now()))
     return SignerResponse(caller.entity, public_key)
 
 
-def list_signers(library: InstructionContext, caller: InstructionCaller, request: EmptyRequest) -> SignersResponse:
-    accepted = set(library.records.signers(at=library.now()))
+def list_signers(context: InstructionContext, caller: InstructionCaller, request: EmptyRequest) -> SignersResponse:
+    """Registered public keys, and whether their signatures are accepted now."""
+    accepted = set(context.records.signers(at=context.now()))
     return SignersResponse(
         tuple(
             SignerRow(signer.entity, signer.public_key, format_time(signer.created_at), signer in accepted)
-            for signer in library.records.signers(at=None)
+            for signer in context.records.signers(at=None)
         )
     )
 
 
-def withdraw_signer(library: InstructionContext, caller: InstructionCaller, request: PublicKeyRequest) -> RouteResponse:
-    """Withdraws the key for every entity that registered it, because its holder can sign as each of them."""
+def withdraw_signer(context: InstructionContext, caller: InstructionCaller, request: PublicKeyRequest) -> RouteResponse:
+    """Withdraw a public key; its signatures are no longer accepted.
+
+    Withdraws the key for every entity that registered it, because its holder can sign as each of them.
+    """
     raw = decode_base64url(request.public_key)
-    all_signers = library.records.signers(at=None)
+    all_signers = context.records.signers(at=None)
     signers = [signer for signer in all_signers if raw is not None and decode_base64url(signer.public_key) == raw]
     if not signers:
         raise InstructionError("signer_not_found", "no signer has registered this public key")
-    library.records.remove_signers(signers)
+    context.records.remove_signers(signers)
     return RouteResponse(b"", status=204)
 
 
 def list_audit_records(
-    library: InstructionContext, caller: InstructionCaller, request: AuditRecordsRequest
+    context: InstructionContext, caller: InstructionCaller, request: AuditRecordsRequest
 ) -> AuditRecordsResponse:
-    agent = _require_agent(library, request.agent_id)
-    records = library.records.audits(agent.id, since=library.now() - request.days * DAY_MS)
+    """Audit records: units loaded, used and missed."""
+    agent = _require_agent(context, request.agent_id)
+    records = context.records.audits(agent.id, since=context.now() - request.days * DAY_MS)
     return AuditRecordsResponse(tuple(map(_audit_line, records)))
 
 
-def get_measures(library: InstructionContext, caller: InstructionCaller, request: MeasuresRequest) -> RecallMetrics:
-    agent = _require_agent(library, request.agent_id)
-    manifest = library.records.manifest(agent.id)
-    records = library.records.audits(agent.id, since=library.now() - request.days * DAY_MS)
+def get_measures(context: InstructionContext, caller: InstructionCaller, request: MeasuresRequest) -> RecallMetrics:
+    """Recall, hits and misses over the last days."""
+    agent = _require_agent(context, request.agent_id)
+    manifest = context.records.manifest(agent.id)
+    records = context.records.audits(agent.id, since=context.now() - request.days * DAY_MS)
     return compute_recall_metrics(records, manifest.body if manifest else (), k=request.k)
 
 
-def get_shadow_report(library: InstructionContext, caller: InstructionCaller, request: ShadowRequest) -> ShadowResponse:
-    agent = _require_agent(library, request.agent_id)
-    manifest = library.records.manifest(agent.id)
+def get_shadow_report(context: InstructionContext, caller: InstructionCaller, request: ShadowRequest) -> ShadowResponse:
+    """Shadow report: whether lazy recall would have sufficed in turns that had all instructions."""
+    agent = _require_agent(context, request.agent_id)
+    manifest = context.records.manifest(agent.id)
     if manifest is None:
         raise manifest_not_found_error(request.agent_id)
-    records = library.records.audits(agent.id, since=library.now() - request.days * DAY_MS)
+    records = context.records.audits(agent.id, since=context.now() - request.days * DAY_MS)
     report = make_shadow_report(records, manifest)
     return ShadowResponse(report.passed, report)
 
 
-def replay_record(library: InstructionContext, caller: InstructionCaller, request: ReplayRequest) -> RecallReplay:
-    agent = _require_agent(library, request.agent_id)
-    record = library.records.audit(request.audit_token)
+def replay_record(context: InstructionContext, caller: InstructionCaller, request: ReplayRequest) -> RecallReplay:
+    """Repeat a recorded recall against the instructions of that time."""
+    agent = _require_agent(context, request.agent_id)
+    record = context.records.audit(request.audit_token)
     if record is None or record.agent_id != agent.id:
         raise InstructionError("audit_not_found", "this agent has no such audit record")
-    return replay_recall(library, agent, record)
+    return replay_recall(context, agent, record)
 
 
-def put_probe(library: InstructionContext, caller: InstructionCaller, request: ProbeRequest) -> ProbesResponse:
-    agent = _require_agent(library, request.agent_id)
-    library.records.put_probe(Probe(request.probe_id, agent.id, request.intent, request.required_units, request.k))
-    return _probes_view(library, agent)
+def put_probe(context: InstructionContext, caller: InstructionCaller, request: ProbeRequest) -> ProbesResponse:
+    """Define a probe: the units that an intent must find."""
+    agent = _require_agent(context, request.agent_id)
+    context.records.put_probe(Probe(request.probe_id, agent.id, request.intent, request.required_units, request.k))
+    return _probes_view(context, agent)
 
 
-def list_probes(library: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ProbesResponse:
-    return _probes_view(library, _require_agent(library, request.agent_id))
+def list_probes(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ProbesResponse:
+    """The agent's probes and their results."""
+    return _probes_view(context, _require_agent(context, request.agent_id))
 
 
-def _probes_view(library: InstructionContext, agent: Agent) -> ProbesResponse:
-    probes = library.records.probes(agent.id)
-    instruction_set = library.instruction_sets.load_current(agent)
-    results = run_probes(instruction_set, probes, use_floor=library.settings.use_floor) if instruction_set else ()
+def _probes_view(context: InstructionContext, agent: Agent) -> ProbesResponse:
+    probes = context.records.probes(agent.id)
+    instruction_set = context.instruction_sets.load_current(agent)
+    results = run_probes(instruction_set, probes, use_floor=context.settings.use_floor) if instruction_set else ()
     by_id = {result.probe_id: result for result in results}
     rows = tuple(
         ProbeRow(
@@ -210,8 +226,8 @@ def _probes_view(library: InstructionContext, agent: Agent) -> ProbesResponse:
     )
 
 
-def _require_agent(library: InstructionContext, agent_id: str) -> Agent:
-    agent = library.records.agent(agent_id)
+def _require_agent(context: InstructionContext, agent_id: str) -> Agent:
+    agent = context.records.agent(agent_id)
     if agent is None:
         raise manifest_not_found_error(agent_id)
     return agent
@@ -275,125 +291,24 @@ def _audit_line(record: AuditRecord) -> AuditRecordRow:
     )
 
 
-_AGENT = "/v1/agents/{agent_id}"
-
 ROUTES: tuple[Route, ...] = (
+    instruction_route("GET", f"{_AGENT}/instruction-manifest/coverage", get_coverage),
+    instruction_route("POST", f"{_AGENT}/instruction-manifest/coverage", run_coverage_now, rule="admin"),
     instruction_route(
-        "GET",
-        f"{_AGENT}/instruction-manifest/coverage",
-        get_coverage,
-        request=AgentRequest,
-        reply=CoverageResponse,
-        summary="Coverage: how well the units are found with paraphrased queries.",
+        "POST", f"{_AGENT}/approvals", record_approval, rule="admin", field_error_code=lambda field: "approval_invalid"
     ),
+    instruction_route("GET", f"{_AGENT}/approvals", list_approvals, rule="admin"),
     instruction_route(
-        "POST",
-        f"{_AGENT}/instruction-manifest/coverage",
-        run_coverage_now,
-        request=AgentRequest,
-        reply=CoverageResponse,
-        rule="admin",
-        summary="Measure coverage now.",
+        "PUT", "/v1/instruction/signer", register_signer, rule="admin", field_error_code=lambda field: "signer_invalid"
     ),
+    instruction_route("GET", "/v1/instruction/signer", list_signers, rule="admin"),
     instruction_route(
-        "POST",
-        f"{_AGENT}/approvals",
-        record_approval,
-        request=ApprovalRequest,
-        reply=ApprovalResponse,
-        rule="admin",
-        summary="Record an approval for an agent's manifest or unit.",
-        unfit=lambda field: "approval_invalid",
+        "DELETE", "/v1/instruction/signer/{public_key}", withdraw_signer, rule="admin", success_statuses=(204,)
     ),
-    instruction_route(
-        "GET",
-        f"{_AGENT}/approvals",
-        list_approvals,
-        request=AgentRequest,
-        reply=ApprovalsResponse,
-        rule="admin",
-        summary="The agent's approvals.",
-    ),
-    instruction_route(
-        "PUT",
-        "/v1/instruction/signer",
-        register_signer,
-        request=SignerRequest,
-        reply=SignerResponse,
-        rule="admin",
-        summary="Register the public key that the holder of this key signs with.",
-        unfit=lambda field: "signer_invalid",
-    ),
-    instruction_route(
-        "GET",
-        "/v1/instruction/signer",
-        list_signers,
-        request=EmptyRequest,
-        reply=SignersResponse,
-        rule="admin",
-        summary="Registered public keys, and whether their signatures are accepted now.",
-    ),
-    instruction_route(
-        "DELETE",
-        "/v1/instruction/signer/{public_key}",
-        withdraw_signer,
-        request=PublicKeyRequest,
-        rule="admin",
-        summary="Withdraw a public key; its signatures are no longer accepted.",
-        successes=(204,),
-    ),
-    instruction_route(
-        "GET",
-        f"{_AGENT}/instruction-audit",
-        list_audit_records,
-        request=AuditRecordsRequest,
-        reply=AuditRecordsResponse,
-        rule="admin",
-        summary="Audit records: units loaded, used and missed.",
-    ),
-    instruction_route(
-        "GET",
-        f"{_AGENT}/instruction-measures",
-        get_measures,
-        request=MeasuresRequest,
-        reply=RecallMetrics,
-        rule="admin",
-        summary="Recall, hits and misses over the last days.",
-    ),
-    instruction_route(
-        "GET",
-        f"{_AGENT}/instruction-shadow",
-        get_shadow_report,
-        request=ShadowRequest,
-        reply=ShadowResponse,
-        rule="admin",
-        summary="Shadow report: whether lazy recall would have sufficed in turns that had all instructions.",
-    ),
-    instruction_route(
-        "POST",
-        f"{_AGENT}/instruction-replay",
-        replay_record,
-        request=ReplayRequest,
-        reply=RecallReplay,
-        rule="admin",
-        summary="Repeat a recorded recall against the instructions of that time.",
-    ),
-    instruction_route(
-        "PUT",
-        f"{_AGENT}/instruction-probes",
-        put_probe,
-        request=ProbeRequest,
-        reply=ProbesResponse,
-        rule="admin",
-        summary="Define a probe: the units that an intent must find.",
-    ),
-    instruction_route(
-        "GET",
-        f"{_AGENT}/instruction-probes",
-        list_probes,
-        request=AgentRequest,
-        reply=ProbesResponse,
-        rule="admin",
-        summary="The agent's probes and their results.",
-    ),
+    instruction_route("GET", f"{_AGENT}/instruction-audit", list_audit_records, rule="admin"),
+    instruction_route("GET", f"{_AGENT}/instruction-measures", get_measures, rule="admin"),
+    instruction_route("GET", f"{_AGENT}/instruction-shadow", get_shadow_report, rule="admin"),
+    instruction_route("POST", f"{_AGENT}/instruction-replay", replay_record, rule="admin"),
+    instruction_route("PUT", f"{_AGENT}/instruction-probes", put_probe, rule="admin"),
+    instruction_route("GET", f"{_AGENT}/instruction-probes", list_probes, rule="admin"),
 )

@@ -22,6 +22,8 @@ from holdfast.service.http.routes import (
     RouteRequest,
     RouteResponse,
     decode_request_fields,
+    get_handler_types,
+    get_summary,
 )
 
 SCOPE_DENIED = "instruction_scope_denied"
@@ -45,7 +47,6 @@ _STATUSES = {
 """All other codes map to 400."""
 
 Request = TypeVar("Request", bound=msgspec.Struct)
-
 InstructionHandler = Callable[[InstructionContext, InstructionCaller, Request], msgspec.Struct | RouteResponse]
 
 AccessCheck = Callable[[InstructionCaller, str, Agent | None, FindAgent], None]
@@ -59,39 +60,39 @@ def instruction_route(
     path: str,
     run: InstructionHandler[Request],
     *,
-    request: type[Request],
-    reply: type[msgspec.Struct] = NonJsonResponse,
-    summary: str,
+    reply: type[msgspec.Struct] | None = None,
     rule: AccessRule = "caller",
-    who: AccessCheck = check_owner_access,
-    unfit: Callable[[str], str] = lambda field: "invalid_body",
-    refusals: tuple[int, ...] = (),
-    successes: tuple[int, ...] = (200,),
+    check_access: AccessCheck = check_owner_access,
+    field_error_code: Callable[[str], str] = lambda field: "invalid_body",
+    error_statuses: tuple[int, ...] = (),
+    success_statuses: tuple[int, ...] = (200,),
     content_type: str = "application/json",
     retry_code: str | None = None,
 ) -> Route:
-    """`unfit` maps an invalid field to an error code; the status is always 400.
+    """Types and summary are those of `run`; `reply` is the type of a RouteResponse's body.
 
-    `who` checks access for rule "caller". It also runs before a decoding error is reported, so that a caller without
-    access learns nothing else.
+    `field_error_code` maps an invalid field to an error code; the status is always 400. `check_access` is for rule
+    "caller"; it also runs before a decoding error is reported, so that a caller without access learns nothing else.
     """
-
-    check_holder = _access_check(rule, who)
+    request, result_type = get_handler_types(run)
+    if result_type is RouteResponse:
+        result_type = reply or NonJsonResponse
+    check_holder = _make_holder_check(rule, check_access)
 
     async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
-        library = _enabled_library(context)
+        instructions = _require_instructions(context)
         assert incoming.key is not None, "instruction routes are never keyless"
         caller = _caller(incoming.key)
         try:
             body = decode_request_fields(incoming, request)
         except msgspec.ValidationError as error:
             await check_holder(context, incoming.key, incoming.fields)
-            raise _unfit(error, unfit) from error
+            raise _make_field_error(error, field_error_code) from error
         try:
-            result = await asyncio.to_thread(run, library, caller, body)
+            result = await asyncio.to_thread(run, instructions, caller, body)
         except InstructionError as error:
             if error.code == RETRY:
-                library.warn(f"{RETRY}: {error}")
+                instructions.warn(f"{RETRY}: {error}")
             raise make_instruction_error(error) from error
         return result if isinstance(result, RouteResponse) else RouteResponse(_encode(result))
 
@@ -99,38 +100,40 @@ def instruction_route(
         method,
         path,
         rule,
-        summary,
+        get_summary(run),
         request,
-        reply,
+        result_type,
         respond,
         keyless=False,
         content_type=content_type,
-        error_statuses=(404, *refusals),
-        success_statuses=successes,
+        error_statuses=(404, *error_statuses),
+        success_statuses=success_statuses,
         denied_code=SCOPE_DENIED,
         body_optional=True,
         invalid_body_status=400,
         retry_code=retry_code,
         check_holder=check_holder,
-        check_enabled=_enabled_library,
+        check_enabled=_require_instructions,
     )
 
 
-def _access_check(
-    rule: AccessRule, who: AccessCheck
+def _make_holder_check(
+    rule: AccessRule, check_access: AccessCheck
 ) -> Callable[[AppContext, KeyRow, Mapping[str, object]], Awaitable[None]]:
     async def check(context: AppContext, key: KeyRow, path: Mapping[str, object]) -> None:
-        library = _enabled_library(context)
+        instructions = _require_instructions(context)
         if rule == "caller":
+            find, agent_id = instructions.records.agent, str(path.get("agent_id", ""))
             try:
-                await asyncio.to_thread(_check_access, library, _caller(key), str(path.get("agent_id", "")), who)
+                agent = await asyncio.to_thread(find, agent_id) if agent_id else None
+                await asyncio.to_thread(check_access, _caller(key), agent_id, agent, find)
             except InstructionError as error:
                 raise make_instruction_error(error) from error
 
     return check
 
 
-def _enabled_library(context: AppContext) -> InstructionContext:
+def _require_instructions(context: AppContext) -> InstructionContext:
     if context.instructions is None:
         raise ApiError(
             404,
@@ -144,11 +147,6 @@ def _caller(key: KeyRow) -> InstructionCaller:
     return InstructionCaller(key.scope, key.id, key.entity)
 
 
-def _check_access(library: InstructionContext, caller: InstructionCaller, agent_id: str, who: AccessCheck) -> None:
-    find = library.records.agent
-    who(caller, agent_id, find(agent_id) if agent_id else None, find)
-
-
 def make_instruction_error(error: InstructionError) -> ApiError:
     status = _STATUSES.get(error.code, 400)
     # Only a recall can be retried as it is: a failed heartbeat has used up its wake token.
@@ -158,7 +156,7 @@ def make_instruction_error(error: InstructionError) -> ApiError:
     return ApiError(status, error.code, message, details=details or None)
 
 
-def _unfit(error: msgspec.ValidationError, code_of: Callable[[str], str]) -> ApiError:
+def _make_field_error(error: msgspec.ValidationError, code_of: Callable[[str], str]) -> ApiError:
     """msgspec's message names the field and the types, and quotes no value."""
     reason, _, location = str(error).partition(" - at `$")
     field = location.strip(".`").partition(".")[0].partition("[")[0]

@@ -17,31 +17,31 @@ from holdfast.instructions.coverage.schedule import (
 )
 
 COVERAGE_CHECK_SECONDS = 3_600.0
-# Below LOOK_SECONDS, so that after a crash another replica takes over at its next run.
+
+# Below COVERAGE_CHECK_SECONDS, so that after a crash another replica takes over at its next run.
 LEASE_MS = 30 * 60_000
 LEASE = "coverage"
-
 logger = logging.getLogger(__name__)
 
 
 async def measure_when_due(
-    library: InstructionContext, stop: asyncio.Event, *, look_seconds: float = COVERAGE_CHECK_SECONDS
+    context: InstructionContext, stop: asyncio.Event, *, look_seconds: float = COVERAGE_CHECK_SECONDS
 ) -> None:
     """Runs until `stop` is set; a measurement in progress is completed first."""
     ended = threading.Event()
-    measuring = asyncio.ensure_future(_measure_repeatedly(library, stop, ended, look_seconds))
+    measuring = asyncio.ensure_future(_measure_repeatedly(context, stop, ended, look_seconds))
     await stop.wait()
     ended.set()
     await measuring
 
 
 async def _measure_repeatedly(
-    library: InstructionContext, stop: asyncio.Event, ended: threading.Event, look_seconds: float
+    context: InstructionContext, stop: asyncio.Event, ended: threading.Event, look_seconds: float
 ) -> None:
     while not stop.is_set():
         try:
             turns = TimeSharing(ended.wait, time.monotonic)
-            await asyncio.to_thread(measure_under_lease, library, rest=turns.yield_control)
+            await asyncio.to_thread(measure_under_lease, context, rest=turns.yield_control)
         except HoldfastError as error:
             # The store may be available again at the next run.
             logger.warning("coverage could not be measured: %s", type(error).__name__)
@@ -49,17 +49,17 @@ async def _measure_repeatedly(
             await asyncio.wait_for(stop.wait(), look_seconds)
 
 
-def measure_under_lease(library: InstructionContext, *, rest: YieldControl = never_yield) -> tuple[str, ...]:
+def measure_under_lease(context: InstructionContext, *, rest: YieldControl = never_yield) -> tuple[str, ...]:
     """Returns the agents that were measured; none if another replica holds the lease.
 
     The lease of a replica that died expires after LEASE_MS.
     """
-    now = library.now()
+    now = context.now()
     until = now + LEASE_MS
-    if not library.records.take_lease(LEASE, until=until, at=now):
+    if not context.records.take_lease(LEASE, until=until, at=now):
         return ()
     try:
-        calibrate_due_agents(library, rest=rest)
-        return run_due_coverage(library, rest=rest)
+        calibrate_due_agents(context, rest=rest)
+        return run_due_coverage(context, rest=rest)
     finally:
-        library.records.release_lease(LEASE, until=until)
+        context.records.release_lease(LEASE, until=until)

@@ -51,7 +51,7 @@ export function promptChart({ calls, between, width, selected }) {
     }
     const edge = bottom - height(call.read_tokens);
     if (call.read_tokens) add("boundary", `M${x - 1} ${edge}h${step - 1}`);
-    for (const breakpoint of call.marks) add("breakpoint", `M${x + step - 2} ${bottom - height(breakpoint.tokens)}l-5 -3v6z`);
+    for (const breakpoint of call.breakpoints) add("breakpoint", `M${x + step - 2} ${bottom - height(breakpoint.tokens)}l-5 -3v6z`);
     if (call.verdict && call.verdict !== "held" && call.verdict !== "first_use") {
       add(call.is_break ? "break" : "miss", `M${x + step / 2 - 4} ${bottom - height(sentTokens(call)) - 12}h7l-3.5 7z`);
     }

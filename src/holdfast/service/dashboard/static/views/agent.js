@@ -32,7 +32,7 @@ export async function agentView(place, { id, query, visitor }) {
   const draw = async () => {
     const [page, measures] = await Promise.all([get(path), get(`${path}/days`, { days })]);
     document.title = `${page.agent.shortname ?? id} · Holdfast`;
-    fill(body, head(page, measures.whole), pendingTable(page.waiting, approve, visitor), coverageTable(page, measure, visitor));
+    fill(body, head(page, measures.total), pendingTable(page.pending, approve, visitor), coverageTable(page, measure, visitor));
     fill(history, overTime(id, days, measures), versionTable(page.versions));
   };
   await draw();
@@ -47,7 +47,7 @@ export async function agentView(place, { id, query, visitor }) {
   };
 }
 
-function head({ agent, migration_mode: mode }, whole) {
+function head({ agent, migration_mode: mode }, total) {
   const published = agent.manifest_version ? [`manifest ${agent.manifest_version} (${mode}), published `, time(agent.published_at)] : "no manifest yet";
   return [
     h("p", {}, h("a", { href: "#/instructions" }, "← All agents")),
@@ -56,12 +56,12 @@ function head({ agent, migration_mode: mode }, whole) {
     h("div", { class: "tiles" },
       tile("Units", count(agent.units), "Units in the manifest", "units"),
       tile("Failing", count(agent.failing), "Units that too few paraphrases of their intents find (coverage below the threshold)", "failing"),
-      tile("Pending", count(agent.waiting), "Versions pending an approval or a signature", "waiting"),
-      tile("Recalls", count(whole.recalls), "Recalls in the period shown below", "recalls"),
-      tile("Miss rate", percent(whole.miss_rate), "Share of needed units that were not loaded; above 15 % raises an alert", "miss rate")),
-    whole.alert ? h("p", { class: "bad", role: "alert" }, "More than 15 % of the needed units were not loaded: check the failing units, or raise max_chunks.") : null,
-    whole.detected.traced ? h("p", { class: "small" }, `From the traces of ${count(whole.detected.traced)} recalls: recall at 3 ${percent(whole.detected.recall_at_k)}, hit at 3 ${percent(whole.detected.hit_at_k)}, miss rate ${percent(whole.detected.miss_rate)}.`) : null,
-    whole.warnings.map((line) => h("p", { class: "small" }, line)),
+      tile("Pending", count(agent.pending), "Versions pending an approval or a signature", "pending"),
+      tile("Recalls", count(total.recalls), "Recalls in the period shown below", "recalls"),
+      tile("Miss rate", percent(total.miss_rate), "Share of needed units that were not loaded; above 15 % raises an alert", "miss rate")),
+    total.alert ? h("p", { class: "bad", role: "alert" }, "More than 15 % of the needed units were not loaded: check the failing units, or raise max_chunks.") : null,
+    total.detected.traced ? h("p", { class: "small" }, `From the traces of ${count(total.detected.traced)} recalls: recall at 3 ${percent(total.detected.recall_at_k)}, hit at 3 ${percent(total.detected.hit_at_k)}, miss rate ${percent(total.detected.miss_rate)}.`) : null,
+    total.warnings.map((line) => h("p", { class: "small" }, line)),
   ];
 }
 
@@ -70,7 +70,7 @@ const signInHint = "Sign in with the key of an admin: actions are recorded under
 function pendingTable(rows, approve, visitor) {
   return [table({
     name: "pending approvals", caption: "Pending approvals", rows, none: "No pending approvals.",
-    attributes: (row) => ({ "data-waiting": `${row.unit} ${row.version}` }),
+    attributes: (row) => ({ "data-pending": `${row.unit} ${row.version}` }),
     columns: [
       { heading: "Unit", plain: (row) => `${row.unit} ${row.version}`, show: (row) => [`${row.unit} ${row.version}`, h("details", { "aria-label": `Text of ${row.unit} ${row.version}` }, h("summary", {}, "Text"), h("pre", { class: "wrap" }, row.content))] },
       { heading: "Written by", plain: (row) => row.authored_by, show: (row) => [row.authored_by, h("div", { class: "small" }, time(row.authored_at))] },

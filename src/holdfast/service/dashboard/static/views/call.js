@@ -42,7 +42,7 @@ function verdictBlock({ call, verdict: judgement }) {
     judgement.disagreement ? h("p", { class: "bad" }, judgement.disagreement) : null);
 }
 
-function planBlock({ marks: breakpoints, notes, odds, floor_tokens: floor, expected_read_tokens: expected }) {
+function planBlock({ breakpoints, notes, probabilities, floor_tokens: floor, expected_read_tokens: expected }) {
   return h("div", { class: "planned" }, h("h3", {}, "Plan"),
     breakpoints.length
       ? h("ol", {}, breakpoints.map((breakpoint) => h("li", {},
@@ -53,7 +53,7 @@ function planBlock({ marks: breakpoints, notes, odds, floor_tokens: floor, expec
     facts(
       ["Expected read", `${count(expected)} tokens`],
       floor === null ? null : ["Floor", `${count(floor)} tokens`],
-      odds ? ["Probability of a pause", percent(odds.pause)] : null),
+      probabilities ? ["Probability of a pause", percent(probabilities.pause)] : null),
     notes.length ? h("ul", { class: "small" }, notes.map((note) => h("li", {}, note))) : null);
 }
 

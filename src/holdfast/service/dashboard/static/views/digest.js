@@ -82,14 +82,14 @@ function harvestPlan(reply) {
   return [
     h("p", {}, reply.sessions.length
       ? `${count(reply.sessions.length)} sessions ${reply.applied ? "were" : "would be"} read: ${count(reply.new_items)} new items, ${count(reply.merged_items)} seen before${reply.secrets ? `, ${count(reply.secrets)} left out because they may contain a credential` : ""}. A model would need ${count(reply.model_tokens)} input tokens for the same.`
-      : `No session to read: ${count(reply.known_sessions)} were harvested before, and running sessions are skipped.`),
+      : `No session to read: ${count(reply.harvested_before)} were harvested before, and running sessions are skipped.`),
     change ? h("p", {}, change.bytes_before === change.first_byte && change.bytes_after === change.first_byte ? "The digest does not change."
       : `The digest changes from byte ${count(change.first_byte)} on: new sessions rewrite about ${count(change.invalidated_tokens)} tokens of cache.`) : null,
     reply.sessions.length ? table({
       name: "harvest", caption: "Sessions", rows: reply.sessions,
       columns: [
         { heading: "Session", plain: (row) => row.session_id, show: (row) => h("a", { href: `#/session/${part(row.session_id)}`, "data-key": `harvest ${row.session_id}` }, row.session_id) },
-        number("Items", (row) => row.items), number("Bytes", (row) => row.said_bytes, "Size of its messages"),
+        number("Items", (row) => row.items), number("Bytes", (row) => row.message_bytes, "Size of its messages"),
         number("Left out", (row) => row.secrets, "Texts that may contain a credential"),
       ],
     }) : null,

@@ -46,7 +46,7 @@ function resultView({ units, floor, model, total_tokens: tokens, truncated }) {
   const series = stages.map((name) => ({ name, values: units.map((row) => stageOf(row, name)?.added ?? 0) }));
   const chart = bars({ names: units.map((row) => row.name), series, width: chartWidth(), label: "What each stage adds to the score of each unit; the table below has the numbers", format: threeDigits });
   return [
-    h("p", {}, `${count(units.filter((row) => row.place).length)} units would be loaded, ${count(tokens)} tokens${truncated ? "; more units match than fit" : ""}.`),
+    h("p", {}, `${count(units.filter((row) => row.rank).length)} units would be loaded, ${count(tokens)} tokens${truncated ? "; more units match than fit" : ""}.`),
     h("div", { class: "bar" }, seriesLegend(series), svgButton("scores", () => chart)),
     h("div", { class: "scroll chart", tabindex: 0, role: "group", "aria-label": "Scores by stage" }, chart),
     h("p", { class: "small" }, `Units with a relevance below ${threeDigits(floor)} are left out. Encoder: ${model}.`),
@@ -54,9 +54,9 @@ function resultView({ units, floor, model, total_tokens: tokens, truncated }) {
       name: "scores", caption: "Scores by stage", rows: units, none: "The manifest has no units.",
       attributes: (row) => ({ "data-scored": row.name }),
       columns: [
-        { heading: "Rank", number: true, plain: (row) => row.place ?? "", show: (row) => row.place ?? "–" },
+        { heading: "Rank", number: true, plain: (row) => row.rank ?? "", show: (row) => row.rank ?? "–" },
         { heading: "Unit", plain: (row) => row.name, show: (row) => row.name },
-        { heading: "Outcome", plain: (row) => row.outcome, show: (row) => h("span", { class: row.place ? "good" : "small" }, OUTCOMES[row.outcome] ?? row.outcome) },
+        { heading: "Outcome", plain: (row) => row.outcome, show: (row) => h("span", { class: row.rank ? "good" : "small" }, OUTCOMES[row.outcome] ?? row.outcome) },
         { heading: "Score", meaning: "Orders the units; at most 1", number: true, plain: (row) => row.score, show: (row) => threeDigits(row.score) },
         { heading: "Relevance", meaning: "Comparable between intents; the floor applies to it", number: true, plain: (row) => row.relevance, show: (row) => threeDigits(row.relevance) },
         ...stages.map((stage) => ({ heading: stage, meaning: `The match found by stage ${stage}, from 0 to 1, and what it adds to the score`, number: true, plain: (row) => stageOf(row, stage)?.fit ?? "",

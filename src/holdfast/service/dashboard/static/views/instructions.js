@@ -55,8 +55,8 @@ const agents = (rows) => table({
     number("Tokens", (row) => row.token_count, "Tokens of the manifest itself"),
     { heading: "Failing", meaning: "Units that too few paraphrases of their intents find (coverage below the threshold)", number: true, plain: (row) => row.failing,
       show: (row) => h("span", { class: row.failing ? "bad" : null }, count(row.failing)) },
-    { heading: "Pending", meaning: "Unit versions pending an approval or a signature", number: true, plain: (row) => row.waiting,
-      show: (row) => h("span", { class: row.waiting ? "bad" : null }, count(row.waiting)) },
+    { heading: "Pending", meaning: "Unit versions pending an approval or a signature", number: true, plain: (row) => row.pending,
+      show: (row) => h("span", { class: row.pending ? "bad" : null }, count(row.pending)) },
     { heading: "Measured", meaning: "When coverage was last measured", plain: (row) => row.measured_at ?? "", show: (row) => time(row.measured_at) },
   ],
 });

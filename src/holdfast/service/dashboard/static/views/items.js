@@ -33,14 +33,14 @@ export function itemsPart(query, onChange) {
     const reply = await get("/api/knowledge", { category, limit: LIMIT, skip });
     const sum = (of) => reply.categories.reduce((total, category) => total + of(category), 0);
     if (!reply.items.length && !sum((category) => category.items)) {
-      fill(place, reply.on ? nothing() : disabledNote());
+      fill(place, reply.enabled ? nothing() : disabledNote());
       return;
     }
     fill(place,
       h("div", { class: "tiles" },
         tile("Items", count(sum((category) => category.items)), "Found in sessions or written by people", "items"),
-        tile("Excluded", count(sum((category) => category.held_back)), "Items that are not in the digest: done, retracted, or pending approval", "excluded")),
-      reply.on ? null : disabledNote(),
+        tile("Excluded", count(sum((category) => category.excluded)), "Items that are not in the digest: done, retracted, or pending approval", "excluded")),
+      reply.enabled ? null : disabledNote(),
       h("p", { class: "switch" }, "Show ", [["", "all"], ...reply.categories.map((row) => [row.category, `${row.category} (${count(row.items)})`])].map(([name, label]) =>
         h("a", { href: `#/knowledge${name ? `?category=${name}` : ""}`, "aria-current": name === category ? "true" : null }, label))),
       itemTable(reply.items, actions),
@@ -62,7 +62,7 @@ const itemTable = (rows, actions) => table({
       h("div", { class: "small" }, [row.category, row.scope === "project" ? "" : row.scope, row.edited ? "edited" : ""].filter(Boolean).join(" · "))] },
     { heading: "From", meaning: "The messages it was found in; items without one were written by a person", plain: (row) => row.sources.map((source) => `${source.session_id} ${source.number} ${source.origin}`).join("; ") || "a person", show: sources },
     { heading: "Seen", meaning: "The first and the last day", plain: (row) => `${row.first_seen} ${row.last_seen}`.trim(), show: (row) => (row.first_seen === row.last_seen ? row.first_seen || "–" : `${row.first_seen} to ${row.last_seen}`) },
-    { heading: "In digest", meaning: "Whether it can be in the digest, and if not, why", plain: (row) => row.held_back || "yes", show: (row) => (row.held_back ? h("span", { class: "bad" }, `no: ${row.held_back}`) : h("span", { class: "good" }, "yes")) },
+    { heading: "In digest", meaning: "Whether it can be in the digest, and if not, why", plain: (row) => row.exclusion_reason || "yes", show: (row) => (row.exclusion_reason ? h("span", { class: "bad" }, `no: ${row.exclusion_reason}`) : h("span", { class: "good" }, "yes")) },
     { heading: "Control", meaning: "Edits by a person take precedence over harvested text", show: (row) => controls(row, actions) },
   ],
 });
@@ -73,7 +73,7 @@ const sources = (row) => (row.sources.length
 
 function controls(row, actions) {
   const control = (label, does, run) => button(label, run, { "data-does": does, "data-key": `${does} ${row.id}`, "aria-label": `${label}: ${row.text}` });
-  const needsApproval = row.held_back.includes("approval");
+  const needsApproval = row.exclusion_reason.includes("approval");
   const text = h("textarea", { rows: 3, maxlength: 4000, "aria-label": `Text of: ${row.text}`, "data-key": `text ${row.id}` });
   text.value = row.text;
   return h("div", { class: "buttons" },

@@ -40,6 +40,6 @@ const findings = ({ skills: rows }) => table({
     { heading: "From", meaning: "Yours, or the workspace's", plain: (row) => row.source ?? "", show: (row) => row.source ?? "–" },
     { heading: "Loads", plain: (row) => (row.loads ? "yes" : "no"), show: (row) => h("span", { class: row.loads ? "good" : "bad" }, row.loads ? "yes" : "no") },
     { heading: "Findings", meaning: "Problems and how to fix them", plain: (row) => row.findings.map((finding) => `${finding.rule}: ${finding.message}`).join("; "),
-      show: (row) => (row.findings.length ? h("ul", { class: "small" }, row.findings.map((finding) => h("li", {}, `${finding.severity}, ${finding.rule}: ${finding.message}; ${finding.mend}`))) : "none") },
+      show: (row) => (row.findings.length ? h("ul", { class: "small" }, row.findings.map((finding) => h("li", {}, `${finding.severity}, ${finding.rule}: ${finding.message}; ${finding.fix}`))) : "none") },
   ],
 });

@@ -5,9 +5,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.providers.tool_call_ids import fit_call_id, fit_call_ids
 from holdfast.types.blocks import Text, ToolResult, ToolUse
-from holdfast.types.prompt import HistoryEntry
+from holdfast.types.prompt import HistoryEntry, fit_call_id, fit_call_ids
 
 LEGAL = re.compile(r"[a-z0-9_]{1,40}")
 
