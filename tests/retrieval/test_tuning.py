@@ -223,8 +223,8 @@ def test_a_matrix_that_cannot_be_read_is_told_by_its_name(tmp_path: Path, stored
     ("script", "words", "told"),
     [
         ("collect_requests.py", ("--index", "nowhere", "out.jsonl"), "nowhere is no package index that can be read"),
-        ("fit_tuning.py", ("none.jsonl", "out"), "none.jsonl is nothing that collect_requests.py wrote"),
-        ("fit_tuning.py", ("bad.jsonl", "out"), "bad.jsonl is nothing that collect_requests.py wrote"),
+        ("fit_tuning.py", ("none.jsonl", "out"), "none.jsonl was not written by collect_requests.py"),
+        ("fit_tuning.py", ("bad.jsonl", "out"), "bad.jsonl was not written by collect_requests.py"),
         ("fit_tuning.py", ("few.jsonl", "out"), "few.jsonl has too few packages"),
     ],
 )
