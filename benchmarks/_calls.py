@@ -1,4 +1,4 @@
-"""Sessions with model calls on their logs, made without a provider."""
+"""Session logs with model calls, generated without a provider."""
 
 from decimal import Decimal
 
@@ -25,15 +25,15 @@ def session_of_calls(number: int, *, at: float) -> list[Event]:
     session, model = f"{number:026d}", MODELS[number % len(MODELS)]
     payloads: list[AnyPayload] = [SessionStarted(model)]
     for call in range(CALLS_A_SESSION):
-        payloads += _call(call, model, lost=(call * 7 + number) % 11 == 0)
+        payloads += _call(call, model, missed=(call * 7 + number) % 11 == 0)
     return [
-        Event(f"{session}{place:06d}", at + place, session, "agent", payload)
-        for place, payload in enumerate(payloads[:-1])
+        Event(f"{session}{index:06d}", at + index, session, "agent", payload)
+        for index, payload in enumerate(payloads[:-1])
     ]
 
 
 def fill(store: DatabaseEventLog, events: int, *, days: int) -> None:
-    """So many events or a few less, spread over so many days, in appends of a session each."""
+    """Append about so many events, spread over so many days, one session per append."""
     sessions = events // (CALLS_A_SESSION * EVENTS_A_CALL)
     waiting = []
     for number in range(sessions):
@@ -46,13 +46,13 @@ def fill(store: DatabaseEventLog, events: int, *, days: int) -> None:
         done.result()
 
 
-def _call(number: int, model: str, *, lost: bool) -> list[AnyPayload]:
-    read = 0 if lost else 20_000 + 400 * number
+def _call(number: int, model: str, *, missed: bool) -> list[AnyPayload]:
+    read = 0 if missed else 20_000 + 400 * number
     provider, request = model.partition(":")[0], f"r{number}"
-    link = PrefixDigest("history", number * 500, number * 500 + 500, f"{number:032x}")
+    digest = PrefixDigest("history", number * 500, number * 500 + 500, f"{number:032x}")
     return [
         MessageAppended(make_user_message(TEXT)),
-        RequestPrepared(Plan(breakpoints=(Breakpoint(number + 1, "5m"),)), "e", number, (link,), "d", 100_000),
+        RequestPrepared(Plan(breakpoints=(Breakpoint(number + 1, "5m"),)), "e", number, (digest,), "d", 100_000),
         LlmCallStarted(model, provider, 20_000, request),
         LlmCallCompleted(
             model,

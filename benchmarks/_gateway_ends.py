@@ -1,4 +1,4 @@
-"""The two ends of a gateway that is measured: an upstream of few lines in a process of its own, and clients."""
+"""The two ends of a measured gateway: a minimal upstream in its own process, and clients."""
 
 import asyncio
 import json
@@ -16,14 +16,14 @@ TEXT = "You read before you write. " * 400
 
 
 def body(*, stream: bool) -> bytes:
-    asked = {
+    request = {
         "model": "claude-sonnet-5-5",
         "max_tokens": 100,
         "stream": stream,
         "system": TEXT,
         "messages": [{"role": "user", "content": "What does this line do? " * 100}],
     }
-    return json.dumps(asked).encode()
+    return json.dumps(request).encode()
 
 
 def _event(kind: str, **members: object) -> bytes:
@@ -46,19 +46,19 @@ LAST = (
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Whole at once, or in events that each tell when they were sent."""
+    """Responds with one body, or with events that each contain the time at which they were sent."""
     try:
         while head := (await reader.readuntil(b"\r\n\r\n")).lower():
-            said = await reader.readexactly(_length(head))
-            if b'"stream":true' not in said.replace(b": ", b":"):
+            request_body = await reader.readexactly(_length(head))
+            if b'"stream":true' not in request_body.replace(b": ", b":"):
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
                 writer.write(b"content-length: %d\r\n\r\n%s" % (len(WHOLE), WHOLE))
                 continue
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
             _chunk(writer, FIRST)
             for _ in range(EVENTS):
-                told = {"type": "text_delta", "text": f"at {time.monotonic():.9f} "}
-                _chunk(writer, _event("content_block_delta", index=0, delta=told))
+                sent_times = {"type": "text_delta", "text": f"at {time.monotonic():.9f} "}
+                _chunk(writer, _event("content_block_delta", index=0, delta=sent_times))
                 await asyncio.sleep(PAUSE_SECONDS)
             _chunk(writer, LAST)
             writer.write(b"0\r\n\r\n")
@@ -84,7 +84,7 @@ async def _listen() -> None:
 
 @contextmanager
 def upstream() -> Iterator[int]:
-    """The port of an upstream in a process of its own."""
+    """The port of an upstream in its own process."""
     words = [sys.executable, "-m", "benchmarks._gateway_ends"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -102,9 +102,9 @@ class Pace(NamedTuple):
 
 
 def _request(path: str, *, stream: bool) -> bytes:
-    asked = body(stream=stream)
+    request = body(stream=stream)
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: any\r\nanthropic-version: 2023-06-01\r\n"
-    return f"{head}content-type: application/json\r\nContent-Length: {len(asked)}\r\n\r\n".encode() + asked
+    return f"{head}content-type: application/json\r\nContent-Length: {len(request)}\r\n\r\n".encode() + request
 
 
 async def _stream(port: int, path: str, rounds: int, after_seconds: float) -> list[tuple[float, list[float]]]:
@@ -121,8 +121,8 @@ async def _stream(port: int, path: str, rounds: int, after_seconds: float) -> li
             events = await reader.readexactly(size + 2)
             now = time.monotonic()
             first = first or now - started
-            told = (part.partition(b" ")[0] for part in events.split(b'"at ')[1:])
-            late += [now - float(at) for at in told]
+            sent_times = (part.partition(b" ")[0] for part in events.split(b'"at ')[1:])
+            late += [now - float(at) for at in sent_times]
         await reader.readline()
         if len(late) != EVENTS:
             raise RuntimeError(f"{len(late)} events of {EVENTS} came")
@@ -132,20 +132,20 @@ async def _stream(port: int, path: str, rounds: int, after_seconds: float) -> li
 
 
 async def pace(port: int, path: str, *, streams: int, rounds: int) -> Pace:
-    """Streams that begin spread over the length of one."""
+    """Runs streams whose starts are spread over the duration of one."""
     await _stream(port, path, 1, 0.0)
-    apart_seconds = EVENTS * PAUSE_SECONDS / streams
-    found = await asyncio.gather(*(_stream(port, path, rounds, at * apart_seconds) for at in range(streams)))
-    samples = [sample for one in found for sample in one]
-    late = statistics.median(one for _, late in samples for one in late)
+    offset_seconds = EVENTS * PAUSE_SECONDS / streams
+    results = await asyncio.gather(*(_stream(port, path, rounds, at * offset_seconds) for at in range(streams)))
+    samples = [sample for stream_samples in results for sample in stream_samples]
+    late = statistics.median(seconds for _, late_seconds in samples for seconds in late_seconds)
     return Pace(statistics.median(first for first, _ in samples) * 1000, late * 1000)
 
 
 async def _ask(port: int, path: str, count: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    asked = _request(path, stream=False)
+    request = _request(path, stream=False)
     for _ in range(count):
-        writer.write(asked)
+        writer.write(request)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         if not head.startswith(b"http/1.1 200"):
             raise RuntimeError(head.decode("latin-1"))
@@ -154,7 +154,7 @@ async def _ask(port: int, path: str, count: int) -> None:
 
 
 async def requests_a_second(port: int, path: str, *, clients: int, count: int) -> float:
-    """As many as there are clients at a time, each the next once it was answered."""
+    """Each client sends its next request when the previous one was answered."""
     await _ask(port, path, 5)
     started = time.monotonic()
     each = max(1, count // clients)

@@ -1,4 +1,4 @@
-"""How long the service takes to tell its figures, and whether that grows with the events of its store."""
+"""How long the analytics endpoints take, and whether that grows with the number of events."""
 
 import asyncio
 import os
@@ -28,8 +28,8 @@ DAYS = 90
 ROUNDS = 5
 EVERYTHING = ("2000-01-01T00:00:00Z", "2100-01-01T00:00:00Z")
 
-Asked = TypeVar("Asked")
-Ask = Callable[[AppContext], Awaitable[object]]
+Request = TypeVar("Request")
+Query = Callable[[AppContext], Awaitable[object]]
 
 
 def run() -> Iterator[tuple[str, str]]:
@@ -37,15 +37,15 @@ def run() -> Iterator[tuple[str, str]]:
     with TemporaryDirectory() as folder:
         small, large = Path(folder) / "small.db", Path(folder) / "large.db"
         with open_store(small) as tenth, open_store(large) as whole:
-            yield from _compared("SQLite", tenth, whole)
+            yield from _compare("SQLite", tenth, whole)
     try:
         with on_a_server() as tenth, on_a_server() as whole:
-            yield from _compared("PostgreSQL", tenth, whole)
+            yield from _compare("PostgreSQL", tenth, whole)
     except ImportError as error:
         yield "PostgreSQL", f"not measured, {error.name} is not installed"
 
 
-def _compared(engine: str, tenth: object, whole: object) -> Iterator[tuple[str, str]]:
+def _compare(engine: str, tenth: object, whole: object) -> Iterator[tuple[str, str]]:
     assert isinstance(tenth, DatabaseEventLog)
     assert isinstance(whole, DatabaseEventLog)
     fill(tenth, EVENTS // SMALLER, days=DAYS)
@@ -56,43 +56,43 @@ def _compared(engine: str, tenth: object, whole: object) -> Iterator[tuple[str, 
         AppContext(store, store.records, shipped_models(), clock=lambda: START + DAYS * DAY_SECONDS + 4_321.0)
         for store in (tenth, whole)
     )
-    for name, ask in routes().items():
-        before, after = (min(_milliseconds(ask, service) for _ in range(ROUNDS)) for service in (few, many))
+    for name, query in routes().items():
+        before, after = (min(_milliseconds(query, service) for _ in range(ROUNDS)) for service in (few, many))
         yield f"{engine}, {name}, ms with a tenth, ms, ratio", f"{before:.1f} {after:.1f} {after / before:.1f}"
 
 
-def routes() -> dict[str, Ask]:
-    """What is asked: of the last seven days, as by default, and of all time."""
-    asked: dict[str, Ask] = {}
+def routes() -> dict[str, Query]:
+    """The analytics requests: for the last seven days, which is the default, and for all time."""
+    queries: dict[str, Query] = {}
     for window, (start, end) in {"a week": (None, None), "all time": EVERYTHING}.items():
         within = WindowRequest(start, end)
         for group_by in get_args(GroupBy):
             request = CostRequest(start, end, group_by=group_by)
-            asked[f"cost by {group_by}, {window}"] = _of(analytics.get_cost, request)
-        asked[f"effectiveness, {window}"] = _of(analytics.get_cache_effectiveness, within)
-        asked[f"breaks, {window}"] = _of(analytics.get_breaks, within)
-        asked[f"calls behind breaks, {window}"] = _of(list_cache_breaks, CacheBreaksRequest(start, end))
-        asked[f"savings, {window}"] = _of(analytics.get_savings, SavingsRequest(start, end))
-        asked[f"reliability, {window}"] = _of(analytics.get_reliability, within)
-        asked[f"skills, {window}"] = _of(analytics.get_skill_loads, within)
-    asked["sessions by cost"] = _of(analytics.get_session_costs, SessionCostsRequest())
-    asked["sessions by recency"] = _of(analytics.get_session_costs, SessionCostsRequest(order="recency"))
-    asked["a turn that is not there"] = _of(analytics.get_turn, TurnRequest("none"))
-    return asked
+            queries[f"cost by {group_by}, {window}"] = _bind(analytics.get_cost, request)
+        queries[f"effectiveness, {window}"] = _bind(analytics.get_cache_effectiveness, within)
+        queries[f"breaks, {window}"] = _bind(analytics.get_breaks, within)
+        queries[f"calls behind breaks, {window}"] = _bind(list_cache_breaks, CacheBreaksRequest(start, end))
+        queries[f"savings, {window}"] = _bind(analytics.get_savings, SavingsRequest(start, end))
+        queries[f"reliability, {window}"] = _bind(analytics.get_reliability, within)
+        queries[f"skills, {window}"] = _bind(analytics.get_skill_loads, within)
+    queries["sessions by cost"] = _bind(analytics.get_session_costs, SessionCostsRequest())
+    queries["sessions by recency"] = _bind(analytics.get_session_costs, SessionCostsRequest(order="recency"))
+    queries["a turn that is not there"] = _bind(analytics.get_turn, TurnRequest("none"))
+    return queries
 
 
-def _of(respond: Callable[[AppContext, Asked], Awaitable[object]], request: Asked) -> Ask:
+def _bind(respond: Callable[[AppContext, Request], Awaitable[object]], request: Request) -> Query:
     return lambda service: respond(service, request)
 
 
-def _milliseconds(ask: Ask, service: AppContext) -> float:
+def _milliseconds(query: Query, service: AppContext) -> float:
     async def answer() -> None:
         with suppress(ApiError):
-            await ask(service)
+            await query(service)
 
-    began = time.perf_counter()
+    started = time.perf_counter()
     asyncio.run(answer())
-    return (time.perf_counter() - began) * 1_000
+    return (time.perf_counter() - started) * 1_000
 
 
 if __name__ == "__main__":

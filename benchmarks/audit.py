@@ -17,10 +17,10 @@ CALLS = 60
 SEED = 7
 START = datetime.datetime(2026, 3, 1, 8, tzinfo=datetime.UTC)
 MODEL = "claude-sonnet-4-6"
-HEAD_TOKENS = 15_000
+FIRST_PROMPT_TOKENS = 15_000
 CHARACTERS_A_TOKEN = 4
 PAUSE_SHARE = 0.04
-LIFETIME_SECONDS = 300
+TTL_SECONDS = 300
 
 
 def run() -> list[tuple[str, str]]:
@@ -39,12 +39,12 @@ def run() -> list[tuple[str, str]]:
 
 
 def write_transcripts(folder: Path, count: int = TRANSCRIPTS, calls: int = CALLS) -> int:
-    """Sessions that end with prompts of some 60,000 tokens; how many bytes they have."""
-    chance, written = random.Random(SEED), 0
+    """Write sessions whose last prompts have about 60,000 tokens; returns the number of bytes."""
+    random_source, written = random.Random(SEED), 0
     for number in range(count):
         project = folder / f"-home-user-project-{number % 20}"
         project.mkdir(exist_ok=True)
-        lines = _session(f"{number:08x}-0000-4000-8000-000000000000", START + number * _hours(1), calls, chance)
+        lines = _session(f"{number:08x}-0000-4000-8000-000000000000", START + number * _hours(1), calls, random_source)
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (project / f"{number:08x}-0000-4000-8000-000000000000.jsonl").write_text(text)
         written += len(text)
@@ -55,16 +55,18 @@ def _hours(count: float) -> datetime.timedelta:
     return datetime.timedelta(hours=count)
 
 
-def _session(id: str, at: datetime.datetime, calls: int, chance: random.Random) -> list[dict[str, object]]:
+def _session(id: str, at: datetime.datetime, calls: int, random_source: random.Random) -> list[dict[str, object]]:
     lines: list[dict[str, object]] = []
-    sent = kept = 0
+    sent = cached = 0
     parent: str | None = None
     for number in range(calls):
-        result = "x" * chance.randint(200, 5_600)
-        gap = chance.randint(400, 4_000) if chance.random() < PAUSE_SHARE else chance.randint(4, 40)
-        at += datetime.timedelta(seconds=gap)
-        prompt = (sent or HEAD_TOKENS) + len(result) // CHARACTERS_A_TOKEN + 30
-        read = kept if gap < LIFETIME_SECONDS else 0
+        result = "x" * random_source.randint(200, 5_600)
+        idle = (
+            random_source.randint(400, 4_000) if random_source.random() < PAUSE_SHARE else random_source.randint(4, 40)
+        )
+        at += datetime.timedelta(seconds=idle)
+        prompt = (sent or FIRST_PROMPT_TOKENS) + len(result) // CHARACTERS_A_TOKEN + 30
+        read = cached if idle < TTL_SECONDS else 0
         usage = {
             "input_tokens": 3,
             "cache_read_input_tokens": read,
@@ -73,12 +75,12 @@ def _session(id: str, at: datetime.datetime, calls: int, chance: random.Random) 
             "output_tokens": 120,
         }
         block = {"type": "tool_result", "tool_use_id": f"toolu_{number - 1}", "content": result}
-        said: object = [block] if number else "Look at the harbour's books."
+        content: object = [block] if number else "Look at the harbour's books."
         tool = {"type": "tool_use", "id": f"toolu_{number}", "name": "Read", "input": {"file_path": "/books.txt"}}
         text = {"type": "text", "text": "I look into the next one." * 4}
         reply = {"id": f"msg_{id}_{number}", "model": MODEL, "role": "assistant", "usage": usage}
         entries: list[tuple[str, dict[str, object]]] = [
-            ("user", {"role": "user", "content": said}),
+            ("user", {"role": "user", "content": content}),
             ("assistant", {**reply, "content": [text]}),
             ("assistant", {**reply, "content": [tool]}),
         ]
@@ -88,7 +90,7 @@ def _session(id: str, at: datetime.datetime, calls: int, chance: random.Random) 
             common = {"uuid": uuid, "parentUuid": parent, "sessionId": id, "isSidechain": False, "cwd": "/home/user/p"}
             lines.append({"type": kind, "timestamp": stamp, "message": message, **common})
             parent = uuid
-        sent = kept = prompt
+        sent = cached = prompt
     return lines
 
 

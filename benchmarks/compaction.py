@@ -1,7 +1,7 @@
-"""What of a compacted conversation is still there when it is used again, beside plain truncation and other ways.
+"""How much of what a conversation needs later survives its compaction, compared with truncation and other ways.
 
-Recorded conversations are cut whenever they have grown by so many tokens, at the first call where the view can be a
-fifth of what it was. Constants were chosen on the half of the sessions that is not scored here.
+Recorded conversations are cut whenever they have grown by a fixed number of tokens, at the first call where the view
+can be a fifth of its size. Constants were chosen on the half of the sessions that is not scored here.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from benchmarks._traces import LEFT_OUT, sessions_of, traces_folder
+from benchmarks._traces import SKIPPED, sessions_of, traces_folder
 from holdfast.catalog.token_count import count_tokens
 from holdfast.compaction.decision import split_token_budget
 from holdfast.compaction.models import DEFAULT_CONFIG, Summary
@@ -36,9 +36,9 @@ SESSIONS_MAX = 40
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """A conversation at a cut, its tokens message by message, and the entities that are used again behind it."""
+    """A conversation at a cut, its tokens message by message, and the entities that are used again after it."""
 
-    passages: tuple[HistoryEntry, ...]
+    history: tuple[HistoryEntry, ...]
     tokens: tuple[int, ...]
     since: int
     number: int
@@ -56,164 +56,164 @@ class View(msgspec.Struct, frozen=True):
     tokens: int
     kept_from: int
     sources: frozenset[int] = frozenset()
-    record: Summary | None = None
+    summary: Summary | None = None
 
 
 Compactor = Callable[[Moment], View | None]
 
 
-def scored(recording: Recording) -> bool:
+def is_scored(recording: Recording) -> bool:
     """Whether a session is one of the half that is scored."""
     return hashlib.sha256(recording.id.encode()).digest()[0] % 2 == 1
 
 
-def numbered(recording: Recording) -> tuple[HistoryEntry, ...]:
-    said = (one for call in recording.calls for one in (*call.added, *((call.reply,) if call.reply else ())))
-    return tuple(msgspec.structs.replace(passage, number=at + 1) for at, passage in enumerate(said))
+def number_entries(recording: Recording) -> tuple[HistoryEntry, ...]:
+    entries = (item for call in recording.calls for item in (*call.added, *((call.reply,) if call.reply else ())))
+    return tuple(msgspec.structs.replace(entry, number=at + 1) for at, entry in enumerate(entries))
 
 
-def named_in(passage: HistoryEntry) -> set[Entity]:
-    found = set(find_entities(extract_plain_text(passage.content)))
-    for block in passage.content:
+def find_named(entry: HistoryEntry) -> set[Entity]:
+    found = set(find_entities(extract_plain_text(entry.content)))
+    for block in entry.content:
         if isinstance(block, ToolUse) and (command := interpret_call(block).command):
             found.add(Entity("command", collapse_whitespace(command)[:160]))
     return found
 
 
-def moments(recording: Recording) -> Iterator[Moment]:
-    """Cuts of a conversation, each once it has grown enough behind the one before and can be made a fifth."""
-    passages = numbered(recording)
-    tokens = tuple(count_tokens(extract_plain_text(one.content)) for one in passages)
-    named = [named_in(one) for one in passages]
+def find_cuts(recording: Recording) -> Iterator[Moment]:
+    """Cuts of a conversation, each when it has grown enough since the previous one and can shrink to a fifth."""
+    history = number_entries(recording)
+    tokens = tuple(count_tokens(extract_plain_text(item.content)) for item in history)
+    named = [find_named(item) for item in history]
     since, number = 0, 0
-    for end in range(1, len(passages)):
-        if passages[end].role != "assistant" or sum(tokens[since:end]) < EVERY_TOKENS:
+    for end in range(1, len(history)):
+        if history[end].role != "assistant" or sum(tokens[since:end]) < EVERY_TOKENS:
             continue
-        moment = Moment(passages[:end], tokens[:end], since, number + 1, frozenset())
+        moment = Moment(history[:end], tokens[:end], since, number + 1, frozenset())
         cut = _cut(moment)
         if cut is None or sum(tokens[cut.stop : end]) > SHARE_MAX * moment.before_tokens / 2:
             continue
         seen = set().union(*named[:end])
-        used = seen.intersection(_used_next(passages, named, end))
+        used = seen.intersection(_used_next(history, named, end))
         yield msgspec.structs.replace(moment, used=frozenset(used))
         since, number = cut.stop, number + 1
 
 
-def _used_next(passages: Sequence[HistoryEntry], named: Sequence[set[Entity]], end: int) -> set[Entity]:
-    """What the model says or asks for, or a person says, in the turns behind a cut; outputs bring what they name."""
+def _used_next(history: Sequence[HistoryEntry], named: Sequence[set[Entity]], end: int) -> set[Entity]:
+    """What the model or the user mentions in the turns after a cut; tool outputs do not count."""
     used, turns = set[Entity](), 0
-    for passage, found in zip(passages[end:], named[end:], strict=True):
-        turns += passage.role == "assistant"
+    for entry, found in zip(history[end:], named[end:], strict=True):
+        turns += entry.role == "assistant"
         if turns > NEXT_TURNS:
             break
-        if passage.role == "assistant" or not any(type(block).__name__ == "ToolResult" for block in passage.content):
+        if entry.role == "assistant" or not any(type(block).__name__ == "ToolResult" for block in entry.content):
             used |= found
     return used
 
 
 def _cut(moment: Moment):  # type: ignore[no-untyped-def]  # the type is that of cut_at
     _, tail = split_token_budget(moment.before_tokens, DEFAULT_CONFIG)
-    return choose_cut(moment.passages, moment.tokens, tail_tokens_max=tail, unsent=len(moment.passages))
+    return choose_cut(moment.history, moment.tokens, tail_tokens_max=tail, unsent=len(moment.history))
 
 
-def _text(passages: Sequence[HistoryEntry]) -> str:
-    return "\n".join(extract_plain_text(one.content) for one in passages)
+def _text(history: Sequence[HistoryEntry]) -> str:
+    return "\n".join(extract_plain_text(item.content) for item in history)
 
 
 def ours(moment: Moment) -> View | None:
     cut = _cut(moment)
-    record_max, _ = split_token_budget(moment.before_tokens, DEFAULT_CONFIG)
-    kept = moment.passages[cut.stop :]
-    record = build_summary(
-        extract_facts(moment.passages[: cut.stop]),
-        tokens_max=record_max,
+    summary_max, _ = split_token_budget(moment.before_tokens, DEFAULT_CONFIG)
+    kept = moment.history[cut.stop :]
+    summary = build_summary(
+        extract_facts(moment.history[: cut.stop]),
+        tokens_max=summary_max,
         count=count_tokens,
         kept=KeptMessages(_text(kept), len(extract_facts(kept).requests)),
     )
-    text = render_summary(record, recall=True)
-    sources = frozenset(number for line in record.lines for number in line.sources)
+    text = render_summary(summary, recall=True)
+    sources = frozenset(number for line in summary.lines for number in line.sources)
     size = count_tokens(text) + sum(moment.tokens[cut.stop :])
-    return View(f"{text}\n{_text(kept)}", size, cut.stop, sources, record)
+    return View(f"{text}\n{_text(kept)}", size, cut.stop, sources, summary)
 
 
 def truncation(moment: Moment) -> View:
     """The newest groups that fit into a fifth."""
     room = int(moment.before_tokens * SHARE_MAX)
-    cut = choose_cut(moment.passages, moment.tokens, tail_tokens_max=room, unsent=len(moment.passages))
+    cut = choose_cut(moment.history, moment.tokens, tail_tokens_max=room, unsent=len(moment.history))
     start = cut.stop if cut else 0
-    return View(_text(moment.passages[start:]), sum(moment.tokens[start:]), start)
+    return View(_text(moment.history[start:]), sum(moment.tokens[start:]), start)
 
 
 def keep_last(count: int) -> Compactor:
     def last(moment: Moment) -> View:
-        groups = group_exchanges(moment.passages, moment.tokens)[-count:]
+        groups = group_exchanges(moment.history, moment.tokens)[-count:]
         start = groups[0].start
-        return View(_text(moment.passages[start:]), sum(moment.tokens[start:]), start)
+        return View(_text(moment.history[start:]), sum(moment.tokens[start:]), start)
 
     return last
 
 
 def seed(moment: Moment) -> View:
     """The summary of seed 002 and its last four messages."""
-    start = group_exchanges(moment.passages)[-2].start if len(moment.passages) > 4 else 0
-    text = summarize_messages([Message(one.role, one.content) for one in moment.passages[:start]])
-    return View(f"{text}\n{_text(moment.passages[start:])}", count_tokens(text) + sum(moment.tokens[start:]), start)
+    start = group_exchanges(moment.history)[-2].start if len(moment.history) > 4 else 0
+    text = summarize_messages([Message(item.role, item.content) for item in moment.history[:start]])
+    return View(f"{text}\n{_text(moment.history[start:])}", count_tokens(text) + sum(moment.tokens[start:]), start)
 
 
-def summed_up_by_the_client(recording: Recording) -> Iterator[tuple[Moment, View]]:
+def read_client_summaries(recording: Recording) -> Iterator[tuple[Moment, View]]:
     """What a recorded client has really put in place of its conversation, and the moment in which it did."""
-    said: list[HistoryEntry] = []
+    entries: list[HistoryEntry] = []
     for index, call in enumerate(recording.calls):
-        if call.kept_entries == 0 and said:
-            behind = [one for later in recording.calls[index:] for one in (*later.added, *_reply(later))]
-            behind = behind[len(call.added) :]
-            before = tuple(said)
-            seen = set().union(*(named_in(one) for one in before))
-            used = seen & _used_next(behind, [named_in(one) for one in behind], 0)
-            tokens = tuple(count_tokens(extract_plain_text(one.content)) for one in before)
+        if call.kept_entries == 0 and entries:
+            later_entries = [item for later in recording.calls[index:] for item in (*later.added, *_reply(later))]
+            later_entries = later_entries[len(call.added) :]
+            before = tuple(entries)
+            seen = set().union(*(find_named(item) for item in before))
+            used = seen & _used_next(later_entries, [find_named(item) for item in later_entries], 0)
+            tokens = tuple(count_tokens(extract_plain_text(item.content)) for item in before)
             text = _text(call.added)
             yield Moment(before, tokens, 0, 1, frozenset(used)), View(text, count_tokens(text), len(before))
-            said = []
-        said += [*call.added, *_reply(call)]
+            entries = []
+        entries += [*call.added, *_reply(call)]
 
 
 def _reply(call: RecordedCall) -> tuple[HistoryEntry, ...]:
     return (call.reply,) if call.reply is not None else ()
 
 
-def reached(moment: Moment, view: View) -> set[Entity]:
+def find_reachable(moment: Moment, view: View) -> set[Entity]:
     """What stands in the groups that a line of the record leads to."""
     found = set[Entity]()
-    for group in group_exchanges(moment.passages):
-        inside = moment.passages[group.start : group.stop]
-        if any(one.number in view.sources for one in inside):
-            for one in inside:
-                found |= named_in(one)
+    for group in group_exchanges(moment.history):
+        inside = moment.history[group.start : group.stop]
+        if any(item.number in view.sources for item in inside):
+            for item in inside:
+                found |= find_named(item)
     return found
 
 
-def present(entity: Entity, view: View, told: str) -> bool:
-    return entity.text in (told if entity.kind in ("error", "command") else view.text)
+def present(entity: Entity, view: View, normalized: str) -> bool:
+    return entity.text in (normalized if entity.kind in ("error", "command") else view.text)
 
 
-def fabricated(moment: Moment, record: Summary) -> int:
-    """Entities that a record names and nobody has said; digests that we have made ourselves are marked as such."""
-    said = _text(moment.passages)
+def count_fabricated(moment: Moment, summary: Summary) -> int:
+    """Entities in a summary that the conversation does not contain; our own digests do not count."""
+    entries = _text(moment.history)
     count = 0
-    for line in record.lines:
+    for line in summary.lines:
         for entity in find_entities(line.text):
             ours_to_make = f"sha:{entity.text}" in line.text or entity.kind == "error"
-            count += not ours_to_make and entity.text not in said
+            count += not ours_to_make and entity.text not in entries
     return count
 
 
 def run() -> list[tuple[str, str]]:
     folder = traces_folder()
     if folder is None:
-        return [LEFT_OUT]
-    sessions = [one for name in SOURCES for one in sessions_of(folder, name, compactions=False) if scored(one)]
-    sessions.sort(key=lambda one: hashlib.sha256(one.id.encode()).hexdigest())
-    cuts = [moment for one in sessions[:SESSIONS_MAX] for moment in moments(one)]
+        return [SKIPPED]
+    sessions = [item for name in SOURCES for item in sessions_of(folder, name, compactions=False) if is_scored(item)]
+    sessions.sort(key=lambda item: hashlib.sha256(item.id.encode()).hexdigest())
+    cuts = [moment for item in sessions[:SESSIONS_MAX] for moment in find_cuts(item)]
     rivals: dict[str, Compactor] = {
         "holdfast": ours,
         "truncation to a fifth": truncation,
@@ -226,48 +226,52 @@ def run() -> list[tuple[str, str]]:
     summaries = {
         id(moment): (moment, view)
         for name in SOURCES
-        for one in sessions_of(folder, name, compactions=True)
-        for moment, view in summed_up_by_the_client(one)
+        for item in sessions_of(folder, name, compactions=True)
+        for moment, view in read_client_summaries(item)
     }
     if summaries:
-        told = [moment for moment, _ in summaries.values()]
-        label = f"the client's own {len(told)} summaries"
-        rows += _scores(label, lambda moment: summaries[id(moment)][1], told)
+        normalized = [moment for moment, _ in summaries.values()]
+        label = f"the client's own {len(normalized)} summaries"
+        rows += _scores(label, lambda moment: summaries[id(moment)][1], normalized)
     return rows
 
 
 def _scores(name: str, compactor: Compactor, cuts: Sequence[Moment]) -> list[tuple[str, str]]:
-    total, seen, led = Counter[str](), Counter[str](), Counter[str]()
-    shares, invented, taken = [], 0, []
+    total, seen, reachable = Counter[str](), Counter[str](), Counter[str]()
+    shares, fabricated_count, seconds = [], 0, []
     for moment in cuts:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         view = compactor(moment)
-        taken.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
         if view is None:
             continue
         shares.append(view.tokens / moment.before_tokens)
-        told, reach = signature_free(view.text), reached(moment, view) if view.sources else set()
-        invented += fabricated(moment, view.record) if view.record else 0
+        normalized, reach = normalize_text(view.text), find_reachable(moment, view) if view.sources else set()
+        fabricated_count += count_fabricated(moment, view.summary) if view.summary else 0
         for entity in moment.used:
             for key in ("all", entity.kind, f"compaction {min(moment.number, 4)}"):
                 total[key] += 1
-                there = present(entity, view, told)
+                there = present(entity, view, normalized)
                 seen[key] += there
-                led[key] += there or entity in reach
+                reachable[key] += there or entity in reach
     bars = f" (bar: {IN_VIEW_MIN:.2f} and {EXPANDABLE_MIN:.2f})" if name == "holdfast" else ""
-    rows = [(f"{name}: recall in view, and with lines that lead there", f"{_both(seen, led, total, 'all')}{bars}")]
+    rows = [
+        (f"{name}: recall in view, and with lines that lead there", f"{_both(seen, reachable, total, 'all')}{bars}")
+    ]
     rows.append((f"{name}: size", f"{statistics.mean(shares):.3f} of before, at most {max(shares):.3f}"))
     if name == "holdfast":
-        rows += [(f"  {key}, {total[key]} uses", _both(seen, led, total, key)) for key in sorted(total) if key != "all"]
-        rows.append(("fabricated entities", f"{invented} (bar: 0)"))
-        rows.append(("time for a record", f"{statistics.median(taken):.2f} s, at most {max(taken):.2f} s"))
+        rows += [
+            (f"  {key}, {total[key]} uses", _both(seen, reachable, total, key)) for key in sorted(total) if key != "all"
+        ]
+        rows.append(("fabricated entities", f"{fabricated_count} (bar: 0)"))
+        rows.append(("time for a record", f"{statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s"))
     return rows
 
 
-def signature_free(text: str) -> str:
+def normalize_text(text: str) -> str:
     """The text on one line and without its numbers, as signatures of errors and commands are."""
     return "\n".join((collapse_whitespace(text), *(error_signature(line) for line in text.splitlines())))
 
 
-def _both(seen: Counter[str], led: Counter[str], total: Counter[str], key: str) -> str:
-    return f"{seen[key] / max(1, total[key]):.3f}, {led[key] / max(1, total[key]):.3f}"
+def _both(seen: Counter[str], reachable: Counter[str], total: Counter[str], key: str) -> str:
+    return f"{seen[key] / max(1, total[key]):.3f}, {reachable[key] / max(1, total[key]):.3f}"

@@ -1,4 +1,4 @@
-"""How long it takes to decide, before a call, whether a session of 1,000 messages is to be made shorter."""
+"""How long it takes to decide, before a call, whether to compact a session of 1,000 messages."""
 
 import statistics
 import time
@@ -18,12 +18,12 @@ TIMES = 2_000
 MILLISECONDS_MAX = 2.0
 
 
-def deciding_milliseconds(messages: int) -> float:
-    passages = history(messages)
+def decision_milliseconds(messages: int) -> float:
+    entries = history(messages)
     draft = RequestDraft(ADAPTER, len)
-    draft.update(assemble_prompt(view(passages)))
-    state = SessionState("s1", entries=passages, sent_count=len(passages))
-    standing = CompactionSnapshot(
+    draft.update(assemble_prompt(view(entries)))
+    state = SessionState("s1", entries=entries, sent_count=len(entries))
+    snapshot = CompactionSnapshot(
         state=state,
         draft=draft,
         model=MODEL,
@@ -34,16 +34,16 @@ def deciding_milliseconds(messages: int) -> float:
         logged=LoggedMessages(lambda _: ()),
         new_draft=lambda: RequestDraft(ADAPTER, len),
     )
-    taken = []
+    seconds = []
     for _ in range(TIMES):
-        begun = time.perf_counter()
-        find_compaction_trigger(compaction_outlook(standing), state.compaction_watch, DEFAULT_CONFIG)
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken) * 1e3
+        started = time.perf_counter()
+        find_compaction_trigger(compaction_outlook(snapshot), state.compaction_watch, DEFAULT_CONFIG)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds) * 1e3
 
 
 def run() -> list[tuple[str, str]]:
     return [
-        (f"{count:,} messages", f"{deciding_milliseconds(count):.4f} ms (bar: below {MILLISECONDS_MAX:g} ms)")
+        (f"{count:,} messages", f"{decision_milliseconds(count):.4f} ms (bar: below {MILLISECONDS_MAX:g} ms)")
         for count in (101, 1001)
     ]

@@ -1,4 +1,4 @@
-"""Whether compacted views are legal, bounded and true, over random conversations and many compactions of one."""
+"""Whether compacted views are valid, bounded and faithful, for random conversations and many compactions of one."""
 
 import statistics
 import sys
@@ -21,24 +21,24 @@ CHUNK = 250
 TOKENS_MAX = 8_000
 
 
-class Broken(Exception):
-    """A law that does not hold, and the seed it was found with."""
+class BrokenRuleError(Exception):
+    """A rule that does not hold, and the seed that shows it."""
 
 
-def compacted(history: History, seed: int) -> int:
-    """Compact once and look at everything that must hold; how many tokens the messages have then."""
+def compact_and_check(history: History, seed: int) -> int:
+    """Compact once and check every rule; returns the tokens of the messages afterwards."""
     before = standing_of(history)
-    found = propose_compaction(before, SMALL, "requested")
-    if not isinstance(found, CompactionProposal):
+    proposal = propose_compaction(before, SMALL, "requested")
+    if not isinstance(proposal, CompactionProposal):
         return sum(before.draft.entry_tokens())
-    history.add(*found.payloads)
+    history.add(*proposal.payloads)
     after = standing_of(history)
-    passages = after.state.entries
-    seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(passages))
+    entries = after.state.entries
+    seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(entries))
     old = before.state.entries
     checks = {
-        "legal": validate_transcript(merge_into_messages(passages)) == (),
-        "kept untouched": passages[1:] == old[len(old) - len(passages) + 1 :],
+        "legal": validate_transcript(merge_into_messages(entries)) == (),
+        "kept untouched": entries[1:] == old[len(old) - len(entries) + 1 :],
         "goal": history.asks[0] in seen,
         "newest ask": history.asks[-1] in seen,
         "constraints": all(rule in seen for rule in {line for ask in history.asks for line in ask.split("\n")[1:]}),
@@ -46,7 +46,7 @@ def compacted(history: History, seed: int) -> int:
         "at once": not isinstance(propose_compaction(after, SMALL, "requested"), CompactionProposal),
     }
     if failed := [name for name, holds in checks.items() if not holds]:
-        raise Broken(f"{', '.join(failed)} (seed {seed})")
+        raise BrokenRuleError(f"{', '.join(failed)} (seed {seed})")
     return sum(after.draft.entry_tokens())
 
 
@@ -57,39 +57,39 @@ def histories(first: int, last: int) -> int:
         history = History(seed)
         for _ in range(1 + seed % 25):
             history.turn(ends=seed % 3 != 0)
-        compacted(history, seed)
+        compact_and_check(history, seed)
         done += any(passage.layer == "record" for passage in history.state().entries)
     return done
 
 
 def cycles(count: int) -> tuple[int, float, float]:
-    """The largest size of one conversation behind so many compactions, and the seconds of early and of late ones."""
-    one = History(0)
-    sizes, taken = [], []
+    """The largest size of one conversation after so many compactions, and the seconds of early and of late ones."""
+    history = History(0)
+    sizes, seconds = [], []
     for _ in range(count):
         for _ in range(TURNS_PER_CYCLE):
-            one.turn()
-        begun = time.perf_counter()
-        sizes.append(compacted(one, 0))
-        taken.append(time.perf_counter() - begun)
+            history.turn()
+        started = time.perf_counter()
+        sizes.append(compact_and_check(history, 0))
+        seconds.append(time.perf_counter() - started)
         if len(sizes) % 100 == 0:
             print(f"{len(sizes)} cycles", file=sys.stderr, flush=True)
-    return max(sizes), statistics.median(taken[50:150] or taken), statistics.median(taken[-100:])
+    return max(sizes), statistics.median(seconds[50:150] or seconds), statistics.median(seconds[-100:])
 
 
 def run() -> list[tuple[str, str]]:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     done = 0
     with ProcessPoolExecutor(2) as pool:
         long = pool.submit(cycles, CYCLES)
-        parts = [pool.submit(histories, first, first + CHUNK) for first in range(0, HISTORIES, CHUNK)]
-        for count, part in enumerate(parts, start=1):
-            done += part.result()
+        chunks = [pool.submit(histories, first, first + CHUNK) for first in range(0, HISTORIES, CHUNK)]
+        for count, chunk in enumerate(chunks, start=1):
+            done += chunk.result()
             print(f"{count * CHUNK} conversations", file=sys.stderr, flush=True)
         size, early, late = long.result()
     return [
-        (f"{HISTORIES:,} conversations", f"all laws hold, {done:,} were compacted"),
+        (f"{HISTORIES:,} conversations", f"all rules hold, {done:,} were compacted"),
         (f"{CYCLES:,} compactions of one", f"at most {size:,} tokens of messages (bar: {TOKENS_MAX:,})"),
         ("one of them, early and late", f"{early * 1e3:.0f} ms, {late * 1e3:.0f} ms, with all that is checked"),
-        ("time", f"{time.perf_counter() - begun:.0f} s"),
+        ("time", f"{time.perf_counter() - started:.0f} s"),
     ]

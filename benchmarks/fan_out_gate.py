@@ -1,4 +1,4 @@
-"""What several sessions with one head cost that start at once, with and without the gate."""
+"""What several sessions with the same prefix cost if they start at once, with and without single flight."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -11,19 +11,19 @@ from holdfast.simulator.server import serve_simulator
 
 MODEL = "anthropic:claude-sonnet-5-5"
 SESSIONS = 8
-HEAD = "You look after the harbour, its cranes and its lights, and you answer in short sentences. " * 600
+SYSTEM_PROMPT = "You look after the harbour, its cranes and its lights, and you answer in short sentences. " * 600
 SCRIPT = '{"fault": "slow;seconds=0.2"}\n{"content": "The harbour is open."}\n'
 """Replies begin after a while, as a model's do."""
 
 
 def run() -> Iterator[tuple[str, str]]:
-    without, with_gate, warmed = (
+    without, gated, warmed = (
         asyncio.run(_cost_usd(**how)) for how in ({"single_flight": False}, {}, {"prewarm": True})
     )
-    yield f"{SESSIONS} sessions at once, without the gate", f"${without:.6f}"
-    yield f"{SESSIONS} sessions at once, with the gate", f"${with_gate:.6f}"
-    yield "with / without", f"{with_gate / without:.3f}"
-    yield "with the gate and a head that one has prewarmed / without", f"{warmed / without:.3f}"
+    yield f"{SESSIONS} sessions at once, without single flight", f"${without:.6f}"
+    yield f"{SESSIONS} sessions at once, with single flight", f"${gated:.6f}"
+    yield "with / without", f"{gated / without:.3f}"
+    yield "with single flight and a prefix that one session has prewarmed / without", f"{warmed / without:.3f}"
 
 
 async def _cost_usd(*, single_flight: bool = True, prewarm: bool = False) -> Decimal:
@@ -33,7 +33,7 @@ async def _cost_usd(*, single_flight: bool = True, prewarm: bool = False) -> Dec
             await stack.enter_async_context(
                 Session.create(
                     model=MODEL,
-                    system_prompt=HEAD,
+                    system_prompt=SYSTEM_PROMPT,
                     base_url=url,
                     store=MemoryStore(),
                     single_flight=shared,
@@ -42,8 +42,8 @@ async def _cost_usd(*, single_flight: bool = True, prewarm: bool = False) -> Dec
             )
             for number in range(SESSIONS)
         ]
-        await asyncio.gather(*(one.send(f"What about crane {number}?") for number, one in enumerate(sessions)))
-        return sum((one.cost for one in sessions), Decimal(0))
+        await asyncio.gather(*(session.send(f"What about crane {number}?") for number, session in enumerate(sessions)))
+        return sum((session.cost for session in sessions), Decimal(0))
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
-"""What the gateway adds to a call, beside LiteLLM's proxy on the same machine in the same run.
+"""What the gateway adds to a call, compared with LiteLLM's proxy on the same machine in the same run.
 
-An upstream of few lines is behind both, in a process of its own. LiteLLM is installed into an environment of its own,
-in the folder that HOLDFAST_LITELLM names or in one for temporary files; where that fails, its rows are left out.
-Processor time says what a busy machine hides: of one process, per request, whoever else is at work.
+Both forward to a minimal upstream in its own process. LiteLLM is installed into its own environment, in the folder that
+HOLDFAST_LITELLM names or in a temporary one; if that fails, its rows are skipped. Processor time per request is
+meaningful even on a busy machine.
 """
 
 import asyncio
@@ -46,54 +46,60 @@ def run() -> Iterator[tuple[str, str]]:
     with upstream() as port:
         direct = _typical(port, "/v1/messages")
         direct_rate = asyncio.run(requests_a_second(port, "/v1/messages", clients=STREAMS, count=REQUESTS))
-        with _gateway(port) as (own, process):
-            ours = _measured(own, process, requests=REQUESTS)
-            yield from _told("gateway", ours, direct)
+        with _gateway(port) as (gateway_port, process):
+            ours = _measure(gateway_port, process, requests=REQUESTS)
+            yield from _format_rows("gateway", ours, direct)
         with _litellm(port) as rival:
-            theirs = _measured(rival[0], rival[1], requests=RIVAL_REQUESTS) if rival else None
+            theirs = _measure(rival[0], rival[1], requests=RIVAL_REQUESTS) if rival else None
         yield "direct: requests a second", f"{direct_rate:.0f}"
         if theirs is not None:
-            yield from _told("litellm", theirs, direct)
+            yield from _format_rows("litellm", theirs, direct)
             yield "requests a second, gateway to litellm (5 at least)", f"{ours.rate / theirs.rate:.1f}"
             ratio = theirs.cpu_ms_a_request / ours.cpu_ms_a_request
             yield "processor time a request, litellm to gateway", f"{ratio:.1f}"
-        with _gateway(port) as (own, process):
-            yield from _memory(own, process)
+        with _gateway(port) as (gateway_port, process):
+            yield from _memory(gateway_port, process)
 
 
-def _told(name: str, found: Measured, direct: Pace) -> Iterator[tuple[str, str]]:
+def _format_rows(name: str, measured: Measured, direct: Pace) -> Iterator[tuple[str, str]]:
     bars = (" (less than 2)", " (less than 0.5)") if name == "gateway" else ("", "")
     yield (
         f"{name}: first byte, {STREAMS} streams, added ms, p50{bars[0]}",
-        f"{found.pace.first_ms - direct.first_ms:.2f}",
+        f"{measured.pace.first_ms - direct.first_ms:.2f}",
     )
-    yield f"{name}: an event, {STREAMS} streams, added ms, p50{bars[1]}", f"{found.pace.late_ms - direct.late_ms:.2f}"
-    yield f"{name}: requests a second", f"{found.rate:.0f}"
-    yield f"{name}: processor ms a request", f"{found.cpu_ms_a_request:.2f}"
-    yield f"{name}: processor ms an event", f"{found.cpu_ms_an_event:.3f}"
+    yield (
+        f"{name}: an event, {STREAMS} streams, added ms, p50{bars[1]}",
+        f"{measured.pace.late_ms - direct.late_ms:.2f}",
+    )
+    yield f"{name}: requests a second", f"{measured.rate:.0f}"
+    yield f"{name}: processor ms a request", f"{measured.cpu_ms_a_request:.2f}"
+    yield f"{name}: processor ms an event", f"{measured.cpu_ms_an_event:.3f}"
 
 
-def _measured(port: int, process: int, *, requests: int) -> Measured:
+def _measure(port: int, process: int, *, requests: int) -> Measured:
     asyncio.run(requests_a_second(port, PATH, clients=4, count=40))
     before = _cpu_seconds(process)
     rate = asyncio.run(requests_a_second(port, PATH, clients=STREAMS, count=requests))
     between = _cpu_seconds(process)
-    found = _typical(port, PATH)
+    measured = _typical(port, PATH)
     after = _cpu_seconds(process)
     streams = (STREAMS * ROUNDS + 1) * REPEATS
     request_ms = (between - before) / requests * 1000
     event_ms = max(0.0, (after - between) / streams * 1000 - request_ms) / EVENTS
-    return Measured(found, rate, request_ms, event_ms)
+    return Measured(measured, rate, request_ms, event_ms)
 
 
 def _typical(port: int, path: str) -> Pace:
-    """Medians of several runs: one run on a machine that does something else tells of that."""
-    found = [asyncio.run(pace(port, path, streams=STREAMS, rounds=ROUNDS)) for _ in range(REPEATS)]
-    return Pace(statistics.median(one.first_ms for one in found), statistics.median(one.late_ms for one in found))
+    """Medians of several runs, because a single run on a busy machine measures the other load."""
+    measured = [asyncio.run(pace(port, path, streams=STREAMS, rounds=ROUNDS)) for _ in range(REPEATS)]
+    return Pace(
+        statistics.median(run_pace.first_ms for run_pace in measured),
+        statistics.median(run_pace.late_ms for run_pace in measured),
+    )
 
 
 def _memory(port: int, process: int) -> Iterator[tuple[str, str]]:
-    """What a tenth of the requests has filled stays; from then on nothing may grow."""
+    """Caches and pools fill during the first tenth of the requests; after that, memory must not grow."""
     tenth = MEMORY_REQUESTS // 10
     asyncio.run(requests_a_second(port, PATH, clients=STREAMS, count=tenth))
     early = _resident_mb(process)
@@ -106,10 +112,10 @@ def _memory(port: int, process: int) -> Iterator[tuple[str, str]]:
 @contextmanager
 def _gateway(port: int) -> Iterator[tuple[int, int]]:
     with tempfile.TemporaryDirectory() as folder:
-        words = ["serve", "--port", "0", "--db", str(Path(folder) / "s.db")]
-        words += ["--upstream", f"anthropic=http://127.0.0.1:{port}"]
+        arguments = ["serve", "--port", "0", "--db", str(Path(folder) / "s.db")]
+        arguments += ["--upstream", f"anthropic=http://127.0.0.1:{port}"]
         with subprocess.Popen(
-            [sys.executable, "-m", "holdfast", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, "-m", "holdfast", *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         ) as process:
             assert process.stdout is not None
             try:
@@ -120,24 +126,24 @@ def _gateway(port: int) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def _litellm(port: int) -> Iterator[tuple[int, int] | None]:
-    """LiteLLM's proxy, whose route to Anthropic passes requests through as they are; None where there is none."""
+    """LiteLLM's proxy, whose route to Anthropic passes requests through unchanged; None if it is not available."""
     program = _installed()
     if program is None:
         yield None
         return
     with socket.create_server(("127.0.0.1", 0)) as free:
-        own = free.getsockname()[1]
+        gateway_port = free.getsockname()[1]
     environ = {**os.environ, "ANTHROPIC_API_BASE": f"http://127.0.0.1:{port}", "ANTHROPIC_API_KEY": "any"}
-    # It would not start without a key of its own, and to look that up with each request would be held against it.
+    # It does not start without a master key, and looking that up in each request would be an unfair cost.
     environ["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
     environ.pop("PYTHONPATH", None)
     with tempfile.TemporaryDirectory() as folder:
-        words = [str(program), "--host", "127.0.0.1", "--port", str(own), "--telemetry", "False"]
+        arguments = [str(program), "--host", "127.0.0.1", "--port", str(gateway_port), "--telemetry", "False"]
         with subprocess.Popen(
-            words, env=environ, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            arguments, env=environ, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as process:
             try:
-                yield (own, process.pid) if _answers(own) else None
+                yield (gateway_port, process.pid) if _answers(gateway_port) else None
             finally:
                 process.terminate()
 
@@ -147,8 +153,8 @@ def _installed() -> Path | None:
     program = folder / "bin" / "litellm"
     if not program.exists():
         venv.create(folder, with_pip=True)
-        words = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "litellm[proxy]"]
-        if subprocess.run(words, check=False, capture_output=True).returncode:
+        arguments = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "litellm[proxy]"]
+        if subprocess.run(arguments, check=False, capture_output=True).returncode:
             return None
     return program
 
@@ -165,11 +171,11 @@ def _answers(port: int) -> bool:
 
 
 def _cpu_seconds(process: int) -> float:
-    """Of the process that answers; not of one that records beside it."""
+    """Of the process that serves requests, without the recorder process."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _resident_mb(process: int) -> float:
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
+    measured = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    return int(measured[1]) / 1024 if measured else 0.0

@@ -1,6 +1,6 @@
 """Whether the gateway loses, mixes up or leaks anything under 256 streams with faults among them, for five minutes.
 
-HOLDFAST_LOAD_SECONDS makes it shorter. The load itself is that of the tests.
+HOLDFAST_LOAD_SECONDS makes it shorter. The load generator is the one of the tests.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ def run() -> Iterator[tuple[str, str]]:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
 
         def serve(port: int) -> tuple[tuple[str, int], int]:
-            words = ["serve", "--port", "0", "--db", str(Path(folder) / "s.db")]
-            words += ["--upstream", f"anthropic=http://127.0.0.1:{port}"]
+            arguments = ["serve", "--port", "0", "--db", str(Path(folder) / "s.db")]
+            arguments += ["--upstream", f"anthropic=http://127.0.0.1:{port}"]
             process = stack.enter_context(
-                subprocess.Popen([sys.executable, "-m", "holdfast", *words], stdout=subprocess.PIPE, text=True)
+                subprocess.Popen([sys.executable, "-m", "holdfast", *arguments], stdout=subprocess.PIPE, text=True)
             )
             stack.callback(process.terminate)
             assert process.stdout is not None
             return ("127.0.0.1", int(process.stdout.readline().rpartition(":")[2])), process.pid
 
-        found, grown = asyncio.run(under_load(serve, streams=STREAMS, seconds=SECONDS))
-    yield f"exchanges, {STREAMS} streams, {SECONDS:.0f} s", f"{sum(found.ended.values()):,}"
-    yield "how they ended", ", ".join(f"{name} {count:,}" for name, count in sorted(found.ended.items()))
-    yield "lost or mixed up (0)", str(len(found.wrong))
-    yield "sockets more than before (1 at most)", str(grown["socket"])
+        outcome, growth = asyncio.run(under_load(serve, streams=STREAMS, seconds=SECONDS))
+    yield f"exchanges, {STREAMS} streams, {SECONDS:.0f} s", f"{sum(outcome.ended.values()):,}"
+    yield "how they ended", ", ".join(f"{name} {count:,}" for name, count in sorted(outcome.ended.items()))
+    yield "lost or mixed up (0)", str(len(outcome.wrong))
+    yield "additional sockets (at most 1)", str(growth["socket"])

@@ -1,7 +1,7 @@
-"""How fast instructions are recalled over HTTP, keys and records included, and how long the gate takes.
+"""How fast instructions are recalled over HTTP, authentication and records included, and how long publishing takes.
 
-Times are those of a clock on the wall, and so of a machine that does nothing else; the load is told beside them. What a
-recall costs the server's processor is told too, where the system says it (Linux).
+Times are elapsed times, so they assume an otherwise idle machine; the load is printed too, and on Linux the server's
+processor time per recall.
 """
 
 import http.client
@@ -57,48 +57,51 @@ def run() -> Iterator[tuple[str, str]]:
         with closing(open_store(path)) as store:
             assert isinstance(store, HasRecords)
             admin, agent = _key(store.records, "admin"), _key(store.records, "agent:a0")
-        yield from _alone(folder, path, admin, agent)
+        yield from _measure_server(folder, path, admin, agent)
         if not find_missing_packages("wordllama"):
-            yield from _by_words()
+            yield from _measure_wordllama()
         crowded = Path(folder, "crowded.db")
         shutil.copy(path, crowded)
         with closing(open_store(crowded)) as store:
             assert isinstance(store, HasRecords)
             assert isinstance(store, SupportsInstructions)
             _fill(store.records, store.instructions)
-        with _served(folder, path) as (few_url, _), _served(folder, crowded) as (many_url, _):
+        with _serve(folder, path) as (few_url, _), _serve(folder, crowded) as (many_url, _):
             few, many = _in_turns(few_url, many_url, agent)
             share = statistics.median(many) / statistics.median(few)
-            told = f"{_told(many)}, {share:.2f} times the median without them in the same minute"
-            yield f"recall, {KEYS} keys and {AGENTS} agents", told
+            text = f"{_percentiles(many)}, {share:.2f} times the median without them in the same minute"
+            yield f"recall, {KEYS} keys and {AGENTS} agents", text
 
 
-def _alone(folder: str, path: Path, admin: str, agent: str) -> Iterator[tuple[str, str]]:
-    with _served(folder, path) as (url, server):
-        yield "gate of 8 units, 95 paraphrases", f"{1000 * _furnish(url, admin):.0f} ms, publishing included"
-        stolen = _stolen_seconds()
-        yield "recall, each time in other words", _told(_latencies(url, agent))
-        yield f"recalls a second, {CLIENTS} clients, each time in other words", _rate(url, agent, server)
+def _measure_server(folder: str, path: Path, admin: str, agent: str) -> Iterator[tuple[str, str]]:
+    with _serve(folder, path) as (url, server):
+        yield (
+            "gate of 8 units, 95 paraphrases",
+            f"{1000 * _publish_instructions(url, admin):.0f} ms, publishing included",
+        )
+        stolen_before = _stolen_seconds()
+        yield "recall, each with a different phrasing", _percentiles(_latencies(url, agent))
+        yield f"recalls a second, {CLIENTS} clients, each with a different phrasing", _rate(url, agent, server)
         yield f"recalls a second, {CLIENTS} clients, always the same", _rate(url, agent, server, same=True)
         yield "load of the machine meanwhile, processors", f"{os.getloadavg()[0]:.1f}, {os.cpu_count()}"
-        if stolen is not None:
-            yield "time the machine's host took meanwhile", f"{(_stolen_seconds() or 0) - stolen:.2f} s"
+        if stolen_before is not None:
+            yield "time the machine's host took meanwhile", f"{(_stolen_seconds() or 0) - stolen_before:.2f} s"
 
 
-def _by_words() -> Iterator[tuple[str, str]]:
-    """The same by the encoder that takes less."""
+def _measure_wordllama() -> Iterator[tuple[str, str]]:
+    """The same with the cheaper encoder."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.toml").write_text('[instructions]\nencoder = "wordllama"\n')
         path = Path(folder, "log.db")
         with closing(open_store(path)) as store:
             assert isinstance(store, HasRecords)
             admin, agent = _key(store.records, "admin"), _key(store.records, "agent:a0")
-        for row, figure in _alone(folder, path, admin, agent):
+        for row, figure in _measure_server(folder, path, admin, agent):
             yield f"by wordllama: {row}", figure
 
 
 def _in_turns(few_url: str, many_url: str, key: str) -> tuple[list[float], list[float]]:
-    """Of both by turns: what else the machine does is the same for both."""
+    """Measure both in turns, so that other load on the machine affects both."""
     few, many = [], []
     for turn in range(TURNS):
         few += _latencies(few_url, key, turn)
@@ -106,15 +109,15 @@ def _in_turns(few_url: str, many_url: str, key: str) -> tuple[list[float], list[
     return few, many
 
 
-def _told(seconds: list[float]) -> str:
+def _percentiles(seconds: list[float]) -> str:
     cuts = statistics.quantiles(seconds, n=100)
     return f"p50 {1000 * cuts[49]:.1f} ms, p99 {1000 * cuts[98]:.1f} ms"
 
 
 def _key(records: StoreRecords, scope: str) -> str:
-    made = make_key(scope, at=time.time(), random_bytes=secrets.token_bytes)
-    records.add_key(made.row)
-    return made.key
+    new_key = make_key(scope, at=time.time(), random_bytes=secrets.token_bytes)
+    records.add_key(new_key.row)
+    return new_key.key
 
 
 def _fill(records: StoreRecords, instructions: InstructionRecords) -> None:
@@ -125,18 +128,18 @@ def _fill(records: StoreRecords, instructions: InstructionRecords) -> None:
     assert run is not None
     for number in range(1, AGENTS):
         name = f"a{number}"
-        theirs = msgspec.structs.replace(
+        manifest_copy = msgspec.structs.replace(
             manifest, id=f"m{number}", agent_id=name, fact_uri=f"instruction:local/{name}/manifest/v1"
         )
         agent = msgspec.structs.replace(first, id=name, shortname=None)
-        covered = msgspec.structs.replace(run, id=f"c{number}", agent_id=name)
-        instructions.publish(theirs, over=None, registers=agent, run=covered, approvals=(), events=())
+        coverage_copy = msgspec.structs.replace(run, id=f"c{number}", agent_id=name)
+        instructions.publish(manifest_copy, over=None, registers=agent, run=coverage_copy, approvals=(), events=())
     for number in range(KEYS):
         _key(records, f"agent:a{number % AGENTS}")
 
 
 @contextmanager
-def _served(folder: str, path: Path) -> Iterator[tuple[str, int]]:
+def _serve(folder: str, path: Path) -> Iterator[tuple[str, int]]:
     words = [sys.executable, "-m", "holdfast", "serve", "--instructions", "--port", "0", "--db", str(path)]
     environ = {**os.environ, "HOLDFAST_HOME": folder}
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ) as server:
@@ -145,57 +148,57 @@ def _served(folder: str, path: Path) -> Iterator[tuple[str, int]]:
         server.terminate()
 
 
-def _asked(connection: http.client.HTTPConnection, key: str, method: str, path: str, body: object) -> bytes:
+def _send(connection: http.client.HTTPConnection, key: str, method: str, path: str, body: object) -> bytes:
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     connection.request(method, path, body=json.dumps(body).encode(), headers=headers)
     response = connection.getresponse()
-    told = response.read()
-    assert response.status in (200, 201), told
-    return told
+    text = response.read()
+    assert response.status in (200, 201), text
+    return text
 
 
-def _furnish(url: str, admin: str) -> float:
-    """Seconds of the publication."""
+def _publish_instructions(url: str, admin: str) -> float:
+    """Publish the units and the manifest; returns the seconds of the publication."""
     entries = []
     with closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
         for name, intents in INTENTS.items():
             address = f"instruction:local/a0/{name}/v1"
             content = f"How to {intents[0]}. {' '.join(intents)}. " * 8
-            _asked(connection, admin, "PUT", "/v1/instruction/units", {"fact_uri": address, "content": content})
+            _send(connection, admin, "PUT", "/v1/instruction/units", {"fact_uri": address, "content": content})
             triggers = {"intents": list(intents)}
-            described = f"How we {intents[0]}."
-            entries.append({"name": name, "description": described, "load_triggers": triggers, "fact_uri": address})
+            description = f"How we {intents[0]}."
+            entries.append({"name": name, "description": description, "load_triggers": triggers, "fact_uri": address})
         started = time.perf_counter()
         body = {"version": "v1", "entries": entries}
-        _asked(connection, admin, "PUT", "/v1/agents/a0/instruction-manifest", body)
+        _send(connection, admin, "PUT", "/v1/agents/a0/instruction-manifest", body)
         return time.perf_counter() - started
 
 
-def _worded(number: int) -> str:
-    """No two alike, so that nothing is remembered of the one before."""
+def _phrase(number: int) -> str:
+    """No two are alike, so that no cached result is used."""
     intents = [intent for some in INTENTS.values() for intent in some]
     return f"I need to {intents[number % len(intents)]} for number {number}"
 
 
 def _latencies(url: str, key: str, turn: int = 0) -> list[float]:
-    taken = []
+    seconds = []
     first = turn * (WARM_UP + RECALLS)
     with closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
         for number in range(first, first + WARM_UP + RECALLS):
             started = time.perf_counter()
-            _asked(connection, key, "POST", "/v1/agents/a0/recall-instruction", {"intent": _worded(number)})
-            taken.append(time.perf_counter() - started)
-    return taken[WARM_UP:]
+            _send(connection, key, "POST", "/v1/agents/a0/recall-instruction", {"intent": _phrase(number)})
+            seconds.append(time.perf_counter() - started)
+    return seconds[WARM_UP:]
 
 
 def _rate(url: str, key: str, server: int, *, same: bool = False) -> str:
     before = _processor_seconds(server)
-    count = _recalled(url, key, same=same)
+    count = _count_recalls(url, key, same=same)
     after = _processor_seconds(server)
-    told = f"{count / SECONDS:.0f}"
+    text = f"{count / SECONDS:.0f}"
     if before is None or after is None:
-        return told
-    return f"{told}, {1000 * (after - before) / count:.1f} ms of the server's processor each"
+        return text
+    return f"{text}, {1000 * (after - before) / count:.1f} ms of the server's processor each"
 
 
 def _processor_seconds(process: int) -> float | None:
@@ -207,12 +210,12 @@ def _processor_seconds(process: int) -> float | None:
 
 
 def _stolen_seconds() -> float | None:
-    """What other machines on the same host took of this one's processors, where the system says it."""
+    """Processor time that other machines on the same host took from this one; None if the system does not report it."""
     stat = Path("/proc/stat")
     return int(stat.read_text().split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK") if stat.is_file() else None
 
 
-def _recalled(url: str, key: str, *, same: bool) -> int:
+def _count_recalls(url: str, key: str, *, same: bool) -> int:
     counts: list[int] = []
     numbers = itertools.count(1_000_000)
     until = time.perf_counter() + SECONDS
@@ -221,8 +224,8 @@ def _recalled(url: str, key: str, *, same: bool) -> int:
         count = 0
         with closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
             while time.perf_counter() < until:
-                body = {"intent": "claim a ticket" if same else _worded(next(numbers))}
-                _asked(connection, key, "POST", "/v1/agents/a0/recall-instruction", body)
+                body = {"intent": "claim a ticket" if same else _phrase(next(numbers))}
+                _send(connection, key, "POST", "/v1/agents/a0/recall-instruction", body)
                 count += 1
         counts.append(count)
 

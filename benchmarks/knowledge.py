@@ -1,4 +1,4 @@
-"""How long a digest of 10,000 items takes, from their pages on disk, and how much of it stays when one is added."""
+"""How long a digest of 10,000 items takes, from their pages on disk, and how much an addition leaves unchanged."""
 
 import tempfile
 import time
@@ -24,18 +24,18 @@ def run() -> Iterator[tuple[str, str]]:
             folder.replace(page_name(category), render_page(page).encode())
         items = list_page_items(read_pages(folder))
         assert len(items) == ITEMS, "an item of the benchmark was lost"
-        yield from _timed(f"digest of {ITEMS} items in memory", lambda: build_digest(items))
-        yield from _timed(
+        yield from _time(f"digest of {ITEMS} items in memory", lambda: build_digest(items))
+        yield from _time(
             f"pages of {ITEMS} items read from disk and digested",
             lambda: build_digest(list_page_items(read_pages(folder))),
         )
         before = build_digest(items).text
-        stays = [
+        comparisons = [
             compare_digests(before, build_digest([*items, _item("tasks", ITEMS + more)]).text) for more in range(20)
         ]
         yield (
-            "bytes of the digest that stay when a task is added, least of 20",
-            str(min(one.first_byte for one in stays)),
+            "unchanged bytes of the digest when a task is added, minimum of 20",
+            str(min(comparison.first_byte for comparison in comparisons)),
         )
         yield "bytes of the digest", str(len(before.encode()))
 
@@ -49,13 +49,13 @@ def _item(category: Category, number: int) -> Item:
     return Item(make_item_id(category, text), category, text, first_seen=day, last_seen=day, sources=sources)
 
 
-def _timed(what: str, work: Callable[[], object]) -> Iterator[tuple[str, str]]:
-    """The best of some rounds: what the processor did, and how long somebody would have waited."""
-    processor, waited = [], []
+def _time(label: str, work: Callable[[], object]) -> Iterator[tuple[str, str]]:
+    """The best of several rounds, in processor time and in elapsed time."""
+    processor_seconds, elapsed_seconds = [], []
     for _ in range(ROUNDS):
         began, started = time.process_time(), time.perf_counter()
         work()
-        processor.append(time.process_time() - began)
-        waited.append(time.perf_counter() - started)
-    yield f"{what}, ms of the processor", f"{min(processor) * 1000:.1f}"
-    yield f"{what}, ms of the clock", f"{min(waited) * 1000:.1f}"
+        processor_seconds.append(time.process_time() - began)
+        elapsed_seconds.append(time.perf_counter() - started)
+    yield f"{label}, processor ms", f"{min(processor_seconds) * 1000:.1f}"
+    yield f"{label}, elapsed ms", f"{min(elapsed_seconds) * 1000:.1f}"

@@ -1,6 +1,6 @@
-"""Whether files of instructions that people really have can be migrated: no line lost, and a manifest that passes.
+"""Whether real instruction files can be migrated: no line lost, and a manifest that passes its checks.
 
-The files are read from HOLDFAST_DATA, each alone, those of a repository together, and all at once.
+The files are read from HOLDFAST_DATA: each alone, those of one repository together, and all at once.
 """
 
 import os
@@ -18,53 +18,55 @@ from holdfast.instructions.settings import InstructionSettings
 from holdfast.retrieval.encoders.registry import create_semantic_stage, default_encoder
 from holdfast.sources.files import decode_text
 
-LEFT_OUT = ("left out", "HOLDFAST_DATA names no folder with instructions.tar.gz")
+SKIPPED = ("skipped", "HOLDFAST_DATA names no folder with instructions.tar.gz")
 
 
 def run() -> Iterator[tuple[str, str]]:
     folder = os.environ.get("HOLDFAST_DATA")
     archive = Path(folder) / "instructions.tar.gz" if folder else None
     if archive is None or not archive.is_file():
-        yield LEFT_OUT
+        yield SKIPPED
         return
     files = _read(archive)
     repositories: dict[str, list[SourceFile]] = {}
     for file in files:
         repositories.setdefault("__".join(file.path.split("__")[:2]), []).append(file)
-    yield "each file alone", _told([[file] for file in files])
-    yield "files of a repository together", _told(list(repositories.values()))
-    yield "all files at once", _told([files])
+    yield "each file alone", _describe([[file] for file in files])
+    yield "files of a repository together", _describe(list(repositories.values()))
+    yield "all files at once", _describe([files])
 
 
 def _read(archive: Path) -> list[SourceFile]:
-    found = []
+    files = []
     with tarfile.open(archive) as opened:
-        for member in sorted(opened.getmembers(), key=lambda one: one.name):
+        for member in sorted(opened.getmembers(), key=lambda member: member.name):
             content = opened.extractfile(member) if member.name.endswith(".md") else None
             if content is not None:
                 text = decode_text(content.read())
-                found.append(SourceFile(Path(member.name).name, text))
-    return found
+                files.append(SourceFile(Path(member.name).name, text))
+    return files
 
 
-def _told(groups: Sequence[Sequence[SourceFile]]) -> str:
+def _describe(groups: Sequence[Sequence[SourceFile]]) -> str:
     encoder = default_encoder()
     settings = InstructionSettings(encoder=encoder)
-    lost = failing = units = without = 0
+    lost = failing = units = without_intent = 0
     started = time.perf_counter()
     for files in groups:
         proposal = propose_migration(
             files, MigrationTarget(), meaning=lambda: create_semantic_stage(encoder) if encoder else None
         )
-        kept = _lines([*(unit.content for unit in proposal.units), *(rule.text for rule in proposal.rules)])
-        lost += (_lines(file.text for file in files) - kept).total() + (kept - _lines(f.text for f in files)).total()
+        migrated = _lines([*(unit.content for unit in proposal.units), *(rule.text for rule in proposal.rules)])
+        lost += (_lines(file.text for file in files) - migrated).total() + (
+            migrated - _lines(f.text for f in files)
+        ).total()
         failing += not _passes(proposal, settings)
         units += len(proposal.units)
-        without += sum(not unit.entry.load_triggers.intents for unit in proposal.units)
+        without_intent += sum(not unit.entry.load_triggers.intents for unit in proposal.units)
     seconds = time.perf_counter() - started
     return (
-        f"{len(groups)} migrated, {units} units, {lost} lines lost or doubled, {failing} manifests that check refuses, "
-        f"{without} units without an intent, {seconds:.0f} s"
+        f"{len(groups)} migrated, {units} units, {lost} lines lost or doubled, {failing} manifests that fail, "
+        f"{without_intent} units without an intent, {seconds:.0f} s"
     )
 
 

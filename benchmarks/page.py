@@ -1,4 +1,4 @@
-"""How soon the page is there, and how fast a long session is drawn: measured in a real browser, on loopback.
+"""How fast the dashboard loads and draws a long session: measured in a real browser, on loopback.
 
 Needs chromium and chromedriver, and the package selenium.
 """
@@ -13,7 +13,7 @@ from holdfast.service.dashboard.static_files import load_page_files
 from holdfast.stores.memory import MemoryStore
 
 ROOT = Path(__file__).parents[1]
-# The browser is driven as tests drive it.
+# The browser is controlled in the same way as in the tests.
 sys.path.insert(0, str(ROOT))
 
 from tests.browser.test_session_view import DRAWN_MS, thousand_calls  # noqa: E402
@@ -46,22 +46,22 @@ def run() -> Iterator[tuple[str, str]]:
     with (
         tempfile.TemporaryDirectory() as folder,
         browsing(Path(folder)) as page,
-        serving_store(store, clock=clock) as at,
+        serving_store(store, clock=clock) as service,
     ):
-        page.url = at.url
-        painted = []
+        page.url = service.url
+        paint_ms = []
         for _ in range(7):
             page.open("caching")
-            painted.append(float(page.until(lambda: page.run(PAINT_MS))))
-        whole_ms = page.run(VIEW_MS)
+            paint_ms.append(float(page.until(lambda: page.run(PAINT_MS))))
+        view_ms = page.run(VIEW_MS)
         page.open("session/long", heading="long")
         hundred_ms, thousand_ms = page.run(DRAWN_MS)
         scrolled_ms = page.run(SCROLLED_MS)
         page.leave()
     weight = sum(len(file.body) for file in load_page_files().values())
     yield "page weight", f"{weight / 1000:.1f} kB, at most 150"
-    yield "first paint, best and median of seven", f"{min(painted):.0f} and {sorted(painted)[3]:.0f} ms, at most 500"
+    yield "first paint, best and median of seven", f"{min(paint_ms):.0f} and {sorted(paint_ms)[3]:.0f} ms, at most 500"
     yield "100 calls drawn", f"{hundred_ms:.1f} ms"
     yield "1,000 calls drawn", f"{thousand_ms:.1f} ms, at most 200"
-    yield "1,000 calls from the click to the frame", f"{whole_ms:.0f} ms, asking the service included"
+    yield "1,000 calls from the click to the frame", f"{view_ms:.0f} ms, requests to the service included"
     yield "a frame while 1,000 calls scroll, median", f"{scrolled_ms:.1f} ms"

@@ -1,4 +1,4 @@
-"""How long it takes to plan the marks of a call, after 100 messages and after 1,000."""
+"""How long it takes to plan the breakpoints of a call, after 100 messages and after 1,000."""
 
 import statistics
 import time
@@ -20,23 +20,23 @@ RATIO_MAX = 1.5
 
 def planning_microseconds(messages: int) -> float:
     """The median, with the memory of a session that has paused now and then."""
-    passages = history(messages)
+    entries = history(messages)
     draft = RequestDraft(ADAPTER, len)
     memory, moment = CacheMemory(), None
     for number in range(CALLS_BEFORE + 1):
-        draft.update(assemble_prompt(view(passages[: messages - 2 * (CALLS_BEFORE - number)])))
-        scroll, at = draft.buffer, 1_000.0 + 400.0 * number
-        moment = PlanningMoment(scroll, MODEL.cache, find_newest_price(MODEL, scroll.tokens_total), at, 400.0, "tool")
+        draft.update(assemble_prompt(view(entries[: messages - 2 * (CALLS_BEFORE - number)])))
+        buffer, at = draft.buffer, 1_000.0 + 400.0 * number
+        moment = PlanningMoment(buffer, MODEL.cache, find_newest_price(MODEL, buffer.tokens_total), at, 400.0, "tool")
         if number < CALLS_BEFORE:
-            sent = RequestRecord(at, plan_cache(moment, memory).breakpoints, len(scroll.blocks))
-            memory = memory_after_call(memory, sent, Usage(cache_write_5m=scroll.tokens_total))
+            sent = RequestRecord(at, plan_cache(moment, memory).breakpoints, len(buffer.blocks))
+            memory = memory_after_call(memory, sent, Usage(cache_write_5m=buffer.tokens_total))
     assert moment is not None
-    taken = []
+    seconds = []
     for _ in range(TIMES):
         start = time.perf_counter()
         plan_cache(moment, memory)
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken) * 1e6
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds) * 1e6
 
 
 def run() -> list[tuple[str, str]]:

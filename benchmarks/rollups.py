@@ -25,51 +25,51 @@ def run() -> Iterator[tuple[str, str]]:
     for engine, opened in (("SQLite", _in_a_file), ("PostgreSQL", _on_a_server)):
         try:
             with opened() as store:
-                yield from _measured(engine, store)
+                yield from _measure(engine, store)
         except ImportError as error:
             yield engine, f"not measured, {error.name} is not installed"
 
 
-def _measured(engine: str, store: DatabaseEventLog) -> Iterator[tuple[str, str]]:
-    began = time.perf_counter()
+def _measure(engine: str, store: DatabaseEventLog) -> Iterator[tuple[str, str]]:
+    started = time.perf_counter()
     fill(store, EVENTS, days=DAYS)
     facts = store.read_facts()
-    rate = facts.events / (time.perf_counter() - began)
+    rate = facts.events / (time.perf_counter() - started)
     yield (
-        f"{engine}, {facts.events:,} events, {facts.calls:,} calls, entered as they are appended, events/s",
+        f"{engine}, {facts.events:,} events, {facts.calls:,} calls, rolled up as they are appended, events/s",
         f"{rate:,.0f}",
     )
     worst = 0.0
-    for name, ask in queries(store.cost_queries()).items():
-        taken = min(_milliseconds(ask) for _ in range(ROUNDS))
-        worst = max(worst, taken)
-        yield f"{engine}, {name}, ms", f"{taken:.1f}"
-    yield f"{engine}, slowest answer under {MILLISECONDS_MAX} ms", "yes" if worst < MILLISECONDS_MAX else "NO"
+    for name, query in queries(store.cost_queries()).items():
+        milliseconds = min(_milliseconds(query) for _ in range(ROUNDS))
+        worst = max(worst, milliseconds)
+        yield f"{engine}, {name}, ms", f"{milliseconds:.1f}"
+    yield f"{engine}, slowest query under {MILLISECONDS_MAX} ms", "yes" if worst < MILLISECONDS_MAX else "NO"
 
 
-def queries(tables: CostQueries) -> dict[str, Callable[[], object]]:
-    """What a report or a dashboard asks."""
+def queries(costs: CostQueries) -> dict[str, Callable[[], object]]:
+    """The queries of a report or a dashboard."""
     week = LedgerScope(since=START + (DAYS - 7) * DAY_SECONDS + 4_321.0)
-    one = f"{7:026d}"
+    session_id = f"{7:026d}"
     return {
-        "totals of all time": tables.totals,
-        "totals since a moment a week ago": lambda: tables.totals(week),
-        "by day": tables.days,
-        "by model": tables.models,
-        "by cause": tables.causes,
-        "by cause, since a week ago": lambda: tables.causes(week),
-        "outcomes and latencies": tables.outcomes,
-        "the 50 sessions that lost most": lambda: tables.session_amounts(limit=50),
-        "the 50 that spent most, since a week ago": lambda: tables.session_amounts(week, order="spent", limit=50),
-        "the last page of sessions": lambda: tables.session_amounts(order="newest", limit=50, offset=3_900),
-        "totals of one session": lambda: tables.totals(LedgerScope(session_id=one)),
+        "totals of all time": costs.totals,
+        "totals since a moment a week ago": lambda: costs.totals(week),
+        "by day": costs.days,
+        "by model": costs.models,
+        "by cause": costs.causes,
+        "by cause, since a week ago": lambda: costs.causes(week),
+        "outcomes and latencies": costs.outcomes,
+        "the 50 sessions that lost most": lambda: costs.session_amounts(limit=50),
+        "the 50 that spent most, since a week ago": lambda: costs.session_amounts(week, order="spent", limit=50),
+        "the last page of sessions": lambda: costs.session_amounts(order="newest", limit=50, offset=3_900),
+        "totals of one session": lambda: costs.totals(LedgerScope(session_id=session_id)),
     }
 
 
-def _milliseconds(ask: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    ask()
-    return (time.perf_counter() - began) * 1_000
+def _milliseconds(query: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    query()
+    return (time.perf_counter() - started) * 1_000
 
 
 @contextmanager

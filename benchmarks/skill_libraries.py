@@ -1,4 +1,4 @@
-"""How many skills of real libraries load in each mode, and is each that does not told of?"""
+"""How many skills of real libraries load in each mode, and whether each skipped one is reported."""
 
 import logging
 import os
@@ -15,33 +15,35 @@ ARCHIVE = "skills.tar.gz"
 
 
 def run() -> Iterator[tuple[str, str]]:
-    place = os.environ.get("HOLDFAST_DATA")
-    if not place or not (archive := Path(place, ARCHIVE)).is_file():
+    data_folder = os.environ.get("HOLDFAST_DATA")
+    if not data_folder or not (archive := Path(data_folder, ARCHIVE)).is_file():
         yield "libraries", f"set HOLDFAST_DATA to a folder with {ARCHIVE} to read some"
         return
-    # What is left out is counted below.
+    # Skipped skills are counted below.
     logging.getLogger("holdfast.sources.skills").addHandler(logging.NullHandler())
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(archive) as packed:
             packed.extractall(folder, filter="data")
-        libraries = sorted(one for one in Path(folder, "skills").iterdir() if one.is_dir())
+        libraries = sorted(path for path in Path(folder, "skills").iterdir() if path.is_dir())
         files = {str(file.parent) for library in libraries for file in library.glob("*/SKILL.md")}
         yield "libraries", f"{len(libraries)} with {len(files)} skills"
-        untold: dict[str, int] = {}
+        unreported: dict[str, int] = {}
         for mode in SKILL_MODES:
             roots = [(SkillRoot(str(library), "global"),) for library in libraries]
-            reports = [told for root in roots for told in read_skill_library(root, mode).reports]
-            untold[mode] = len(files - {told.path for told in reports})
-            yield f"{mode}, skills that load", _counted(reports)
-        yield "skills of which nothing is told", ", ".join(f"{mode} {count}" for mode, count in untold.items())
+            reports = [report for root in roots for report in read_skill_library(root, mode).reports]
+            unreported[mode] = len(files - {report.path for report in reports})
+            yield f"{mode}, skills that load", _describe(reports)
+        yield "skills without a report", ", ".join(f"{mode} {count}" for mode, count in unreported.items())
 
 
-def _counted(reports: list[SkillReport]) -> str:
-    left_out = [told for told in reports if not told.valid]
+def _describe(reports: list[SkillReport]) -> str:
+    left_out = [report for report in reports if not report.valid]
     rules: dict[str, int] = {}
-    for told in left_out:
-        first = next(finding.rule for finding in told.findings if finding.severity == "error")
+    for report in left_out:
+        first = next(finding.rule for finding in report.findings if finding.severity == "error")
         rules[first] = rules.get(first, 0) + 1
-    most = ", ".join(f"{rule} {count}" for rule, count in sorted(rules.items(), key=lambda one: (-one[1], one[0]))[:4])
+    most = ", ".join(
+        f"{rule} {count}" for rule, count in sorted(rules.items(), key=lambda path: (-path[1], path[0]))[:4]
+    )
     why = f", mostly for {most}" if most else ""
-    return f"{len(reports) - len(left_out)} of {len(reports)}; {len(left_out)} left out{why}"
+    return f"{len(reports) - len(left_out)} of {len(reports)}; {len(left_out)} skipped{why}"

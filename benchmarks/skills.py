@@ -1,6 +1,6 @@
-"""How long it takes to read, read again and search a library of skills, beside the reference validator.
+"""How long it takes to read, reload and search a library of skills, compared with the reference validator.
 
-The rival is the package skills-ref, if it is installed; its `validate` reads and checks one folder at a time.
+That is the package skills-ref, if it is installed; its `validate` reads and checks one folder at a time.
 """
 
 import importlib
@@ -33,8 +33,8 @@ def run() -> Iterator[tuple[str, str]]:
         root = SkillRoot(folder, "global")
         library = read_skill_library((root,))
         assert len(library.store) == SKILLS, "a skill of the benchmark does not load"
-        yield f"{SKILLS} skills cold, ms", _both(lambda: read_skill_library((root,)))
-        yield f"{SKILLS} skills warm, ms", _both(library.reload)
+        yield f"{SKILLS} skills cold, ms", _elapsed_and_processor(lambda: read_skill_library((root,)))
+        yield f"{SKILLS} skills warm, ms", _elapsed_and_processor(library.reload)
         strict = _best(lambda: read_skill_library((root,), "strict"))
         yield from _beside_the_reference(Path(folder), strict)
         yield f"index of {SKILLS} skills, ms", f"{_best(lambda: render_skill_index(library.store.list_skills())):.1f}"
@@ -45,16 +45,17 @@ def _beside_the_reference(folder: Path, ours: float) -> Iterator[tuple[str, str]
     try:
         validate = importlib.import_module("skills_ref.validator").validate
     except ImportError:
-        yield "skills-ref", "is not installed, left out"
+        yield "skills-ref", "not installed, skipped"
         return
-    theirs = _best(lambda: [validate(one) for one in folder.iterdir()], rounds=2)
+    theirs = _best(lambda: [validate(skill) for skill in folder.iterdir()], rounds=2)
     yield "skills-ref validate, ms", f"{theirs:.1f}: {theirs / ours:.1f} times as long as ours by the same rules"
 
 
 def _searches() -> Iterator[tuple[str, str]]:
-    chance = random.Random(7)
+    random_source = random.Random(7)
     skills = [
-        Skill(f"skill-{number}", _description(chance), "body", "global", Path("skill")) for number in range(SEARCHED)
+        Skill(f"skill-{number}", _description(random_source), "body", "global", Path("skill"))
+        for number in range(SEARCHED)
     ]
     store = SkillStore(skills)
     for query in ("invoice", "skill-29", "nothing has this"):
@@ -62,21 +63,22 @@ def _searches() -> Iterator[tuple[str, str]]:
 
 
 def _write(folder: Path, number: int) -> None:
-    chance = random.Random(number)
+    random_source = random.Random(number)
     skill = folder / f"skill-{number}"
     skill.mkdir()
-    front = f"name: skill-{number}\ndescription: {_description(chance)}\nlicense: MIT"
+    front = f"name: skill-{number}\ndescription: {_description(random_source)}\nlicense: MIT"
     if number % 4 == 0:
         front += '\nmetadata:\n  author: someone\n  version: "1.0"'
     (skill / "SKILL.md").write_text(f"---\n{front}\n---\n\n# Skill {number}\n\n{BODY}\n")
 
 
-def _description(chance: random.Random) -> str:
-    return f"Helps to {' and '.join(chance.sample(WORDS, 8))}. Use when the user asks for {chance.choice(WORDS)}."
+def _description(random_source: random.Random) -> str:
+    verbs = " and ".join(random_source.sample(WORDS, 8))
+    return f"Helps to {verbs}. Use when the user asks for {random_source.choice(WORDS)}."
 
 
-def _both(action: Callable[[], object]) -> str:
-    """On a busy machine, only the second says something of the program."""
+def _elapsed_and_processor(action: Callable[[], object]) -> str:
+    """On a busy machine only the processor time is meaningful."""
     return f"{_best(action):.1f} (processor {_best(action, clock=time.process_time):.1f})"
 
 

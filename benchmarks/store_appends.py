@@ -1,7 +1,7 @@
-"""How many events a second SQLite and PostgreSQL take: in group commits, and when each is waited for.
+"""How many events a second SQLite and PostgreSQL take: in group commits, and when each append is awaited.
 
-Beside them stands what SQLite itself does with the same rows, encoded already, in a table with the same indexes, synced
-as often: how far the store is from it says more than a figure of a busy machine.
+For comparison: SQLite itself with the same encoded rows, in a table with the same indexes, synced as often. The ratio
+is more reliable than a figure from a busy machine.
 """
 
 import sqlite3
@@ -36,39 +36,39 @@ Opens = Callable[[], AbstractContextManager[EventLog]]
 
 def run() -> list[tuple[str, str]]:
     """Rows of name and figure; of each measurement the best round counts."""
-    rows = [*_measured("SQLite", _in_a_file), *_compared()]
+    rows = [*_measure_store("SQLite", _in_a_file), *_compare_with_sqlite()]
     try:
-        return rows + _measured("PostgreSQL", on_a_server)
+        return rows + _measure_store("PostgreSQL", on_a_server)
     except ImportError as error:
         return [*rows, ("PostgreSQL", f"not measured, {error.name} is not installed")]
 
 
-def _measured(engine: str, opened: Opens) -> list[tuple[str, str]]:
+def _measure_store(engine: str, opened: Opens) -> list[tuple[str, str]]:
     batches = [tuple(batch) for batch in _split(_events(GROUPED_EVENTS), EVENTS_AT_ONCE)]
     each = _events_per_second(opened, _append_and_wait, [(event,) for event in _events(SINGLE_EVENTS)])
     singly = _events_per_second(opened, _append_then_wait, [(event,) for event in _events(GROUPED_EVENTS)])
     together = _events_per_second(opened, _append_then_wait, batches)
     calls = [tuple(batch) for batch in _split(_calls(GROUPED_EVENTS), EVENTS_AT_ONCE)]
-    called = _events_per_second(opened, _append_then_wait, calls)
+    with_calls = _events_per_second(opened, _append_then_wait, calls)
     return [
         (f"{engine}, commit each, events/s", f"{each:,.0f}"),
         (f"{engine}, group commit, one event an append, events/s", f"{singly:,.0f}"),
         (f"{engine}, group commit, {EVENTS_AT_ONCE} events an append, events/s", f"{together:,.0f}"),
-        (f"{engine}, the same, every fifth event a call that is entered into the tables, events/s", f"{called:,.0f}"),
+        (f"{engine}, the same, every fifth event a call that is rolled up, events/s", f"{with_calls:,.0f}"),
         (f"{engine}, group commit / commit each", f"{singly / each:.1f}x"),
     ]
 
 
-def _compared() -> list[tuple[str, str]]:
+def _compare_with_sqlite() -> list[tuple[str, str]]:
     """Round by round in turn, so that whatever else the machine does is in both."""
     rows = []
-    for what, events in (("messages", _events(GROUPED_EVENTS)), ("calls among them", _calls(GROUPED_EVENTS))):
+    for kind, events in (("messages", _events(GROUPED_EVENTS)), ("calls among them", _calls(GROUPED_EVENTS))):
         appends = [tuple(batch) for batch in _split(events, EVENTS_AT_ONCE)]
         rounds = [(_seconds(_in_a_file, _append_then_wait, appends), _bare_seconds(events)) for _ in range(ROUNDS)]
         ours, bare = (min(seconds) for seconds in zip(*rounds, strict=True))
         rows += [
-            (f"SQLite, bare executemany of the same rows, {what}, events/s", f"{len(events) / bare:,.0f}"),
-            (f"SQLite, group commit / bare executemany, {what}", f"{bare / ours:.2f}x"),
+            (f"SQLite, bare executemany of the same rows, {kind}, events/s", f"{len(events) / bare:,.0f}"),
+            (f"SQLite, group commit / bare executemany, {kind}", f"{bare / ours:.2f}x"),
         ]
     return rows
 

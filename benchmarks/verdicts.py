@@ -1,7 +1,7 @@
-"""What the ledger says of the cold and the warm calls of recorded sessions, on the sizes that were reported.
+"""The ledger's verdicts on the cache hits and misses of recorded sessions, from the reported sizes.
 
-Reads traces below the folder that HOLDFAST_DATA names. What is said of a session's client by its habits was learned in
-the other half of the sessions.
+Reads traces from the folder that HOLDFAST_DATA names. When the client usually loses its cache is learned from the other
+half of the sessions.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from benchmarks._traces import LEFT_OUT, WITH_PAUSES, sessions_of, traces_folder
+from benchmarks._traces import SKIPPED, WITH_PAUSES, sessions_of, traces_folder
 from holdfast.catalog.lookup import find_model
 from holdfast.catalog.schema import Model
 from holdfast.ledger.cache.verdicts import CachedPrefix, PreparedRequest, Verdict, derive_cached_prefix, judge_call
@@ -28,43 +28,44 @@ from holdfast.types.prompt import Breakpoint, Plan, Ttl
 from holdfast.types.usage import Usage
 
 ROW = find_model("anthropic:claude-opus-4-6")
-UNSEEN = ("edited", "prefix changed")
+UNSEEN_CHANGES = ("edited", "prefix changed")
 
 
 def run() -> Iterator[tuple[str, str]]:
     traces = traces_folder()
     if traces is None:
-        yield LEFT_OUT
+        yield SKIPPED
         return
     sessions = sorted(sessions_of(traces, WITH_PAUSES, compactions=True), key=_by_hash)
     middle = len(sessions) // 2
-    for name, known in (("with the habits of the client", True), ("without them", False)):
-        cold, late, warm = Counter[str](), Counter[str](), Counter[str]()
+    for name, uses_losses in (("with the client's usual losses", True), ("without them", False)):
+        misses, expired, hits = Counter[str](), Counter[str](), Counter[str]()
         for half, other in ((sessions[:middle], sessions[middle:]), (sessions[middle:], sessions[:middle])):
-            learned = sum((count_losses(one, ROW.cache) for one in other), LossCounts()) if known else LossCounts()
-            for one in half:
-                _count(one, learned, cold=cold, late=late, warm=warm)
-        yield from _told(name, cold=cold, late=late, warm=warm)
+            known = other if uses_losses else []
+            learned = sum((count_losses(session, ROW.cache) for session in known), LossCounts())
+            for session in half:
+                _count(session, learned, misses=misses, expired=expired, hits=hits)
+        yield from _format_rows(name, misses=misses, expired=expired, hits=hits)
 
 
 def _count(
-    session: Recording, known: LossCounts, *, cold: Counter[str], late: Counter[str], warm: Counter[str]
+    session: Recording, client_losses: LossCounts, *, misses: Counter[str], expired: Counter[str], hits: Counter[str]
 ) -> None:
-    causes, lifetimes = explain_misses(session, ROW.cache), infer_ttls(session)
-    for index, verdict in enumerate(recorded_verdicts(session, ROW, known)):
+    causes, ttls = explain_misses(session, ROW.cache), infer_ttls(session)
+    for index, verdict in enumerate(judge_recording(session, ROW, client_losses)):
         if index == 0 or verdict is None:
             continue
         if causes[index] is None:
-            warm["break" if verdict.is_unexpected else "no break"] += 1
+            hits["break" if verdict.is_unexpected else "no break"] += 1
             continue
-        cold[verdict.kind] += 1
+        misses[verdict.kind] += 1
         idle = session.calls[index].at - session.calls[index - 1].at
-        if idle > ROW.cache.ttls_seconds[lifetimes[index - 1]]:
-            late[verdict.kind] += 1
+        if idle > ROW.cache.ttls_seconds[ttls[index - 1]]:
+            expired[verdict.kind] += 1
 
 
-def recorded_verdicts(recording: Recording, row: Model, known: LossCounts) -> tuple[Verdict | None, ...]:
-    """The ledger's verdict on each call; None without usage. `known` are the counts of the client's other recordings.
+def judge_recording(recording: Recording, row: Model, client_losses: LossCounts) -> tuple[Verdict | None, ...]:
+    """The ledger's verdict on each call; None without usage. `client_losses` are those of its other sessions.
 
     A recording has neither the exact bytes nor the stable prefix. Where the ledger would therefore blame the provider,
     the evidence of the recording is considered first: a shorter prompt, a stable prefix that was read less far, a
@@ -77,14 +78,14 @@ def recorded_verdicts(recording: Recording, row: Model, known: LossCounts) -> tu
     verdicts: list[Verdict | None] = []
     before: RecordedCall | None = None
     left: CachedPrefix | None = None
-    for call, ttl, cold in zip(recording.calls, ttls, causes, strict=True):
+    for call, ttl, miss in zip(recording.calls, ttls, causes, strict=True):
         if call.usage is None:
             verdicts.append(None)
             continue
         request = _request(before, call, ttl, left)
         verdict = judge_call(left, request, call.usage, row)
         if verdict.kind == "provider_side" and before is not None:
-            verdict = _corrected(verdict, before, call, row, cold=cold, known=known)
+            verdict = _correct_verdict(verdict, before, call, row, miss=miss, client_losses=client_losses)
         verdicts.append(verdict)
         before, left = call, derive_cached_prefix(request, call.usage, row)
     return tuple(verdicts)
@@ -100,34 +101,42 @@ def _request(before: RecordedCall | None, call: RecordedCall, ttl: Ttl, left: Ca
     return PreparedRequest(call.at, plan, planned_change=planned)
 
 
-def _corrected(
-    verdict: Verdict, before: RecordedCall, call: RecordedCall, row: Model, *, cold: CacheMiss | None, known: LossCounts
+def _correct_verdict(
+    verdict: Verdict,
+    before: RecordedCall,
+    call: RecordedCall,
+    row: Model,
+    *,
+    miss: CacheMiss | None,
+    client_losses: LossCounts,
 ) -> Verdict:
     """The verdict corrected by the evidence of the recording."""
     replace = msgspec.structs.replace
     sent = (before.usage or Usage()).tokens_sent
-    if cold is not None and cold.reason in UNSEEN:
-        component = "history" if cold.reason == "edited" else "head"
-        return replace(verdict, kind="prefix_changed", component=component, detail=cold.evidence)
+    if miss is not None and miss.reason in UNSEEN_CHANGES:
+        component = "history" if miss.reason == "edited" else "head"
+        return replace(verdict, kind="prefix_changed", component=component, detail=miss.evidence)
     if call.usage is not None and call.usage.tokens_sent < sent:
         shorter = f"the prompt shrank from {sent} to {call.usage.tokens_sent} tokens"
         return replace(verdict, kind="prefix_changed", component="history", detail=shorter)
     if (
-        known.is_likely_client
+        client_losses.is_likely_client
         and call.waited_for == "person"
         and should_hit(before, call, min(row.cache.ttls_seconds.values()))
     ):
-        often = f"lost {known.loss_ratio:.0f} times as often after user messages as after tool results"
+        often = f"lost {client_losses.loss_ratio:.0f} times as often after user messages as after tool results"
         return replace(verdict, kind="prefix_changed", component="head", detail=often)
     return verdict
 
 
-def _told(name: str, *, cold: Counter[str], late: Counter[str], warm: Counter[str]) -> Iterator[tuple[str, str]]:
-    yield name, f"{cold.total()} cold calls, {warm.total()} warm ones"
-    yield "  cold after a longer pause than the lifetime: ttl_expired", f"{_share(late, 'ttl_expired')} (bar: 95%)"
-    yield "  warm calls that are called a break", f"{_share(warm, 'break')} (bar: 1% at most)"
-    yield "  cold calls that are laid at the provider's door", f"{_share(cold, 'provider_side')} (bar: 5% at most)"
-    yield "  verdicts on the cold calls", ", ".join(f"{kind} {count}" for kind, count in cold.most_common())
+def _format_rows(
+    name: str, *, misses: Counter[str], expired: Counter[str], hits: Counter[str]
+) -> Iterator[tuple[str, str]]:
+    yield name, f"{misses.total()} misses, {hits.total()} hits"
+    yield "  misses after a pause longer than the TTL: ttl_expired", f"{_share(expired, 'ttl_expired')} (bar: 95%)"
+    yield "  hits reported as a break", f"{_share(hits, 'break')} (bar: 1% at most)"
+    yield "  misses blamed on the provider", f"{_share(misses, 'provider_side')} (bar: 5% at most)"
+    yield "  verdicts on the misses", ", ".join(f"{kind} {count}" for kind, count in misses.most_common())
 
 
 def _share(counts: Counter[str], kind: str) -> str:

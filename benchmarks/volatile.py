@@ -1,8 +1,8 @@
-"""What text that changes every turn costs a session: where we put it, and at the end of the system prompt.
+"""What text that changes every turn costs a session: after the history, and at the end of the system prompt.
 
-Recorded sessions are played as they were, and with a line of about 30 tokens that is another one in every turn and a
-memory of about 300 tokens that is edited every fifth. From the cost with them the texts' own tokens are taken off,
-once, at the price of input; what is left is divided by what the session costs without them. Reads HOLDFAST_DATA.
+Recorded sessions are replayed unchanged, and with a line of about 30 tokens that changes every turn and a memory of
+about 300 tokens that changes every fifth turn. The tokens of these texts are subtracted once, at the price of input;
+the rest is divided by the cost of the session without them. Reads HOLDFAST_DATA.
 """
 
 import math
@@ -11,7 +11,7 @@ from decimal import Decimal
 
 import msgspec
 
-from benchmarks._traces import LEFT_OUT, WITH_PAUSES, sessions_of, traces_folder
+from benchmarks._traces import SKIPPED, WITH_PAUSES, sessions_of, traces_folder
 from holdfast.catalog.lookup import find_model
 from holdfast.catalog.token_count import count_block_tokens
 from holdfast.economics.cost import cost_usd
@@ -32,10 +32,10 @@ BAR = 1.05
 EDITED_EVERY_TURNS = 5
 FACTS = "The harbour's books are kept in ledger.py; crates are counted at dawn, never at night. "
 
-SEED, SEED_OUR_MARKS, OURS = "seed layout, seed marks", "seed layout, our marks", "ours"
+SEED, SEED_OUR_BREAKPOINTS, OURS = "seed layout, seed breakpoints", "seed layout, our breakpoints", "ours"
 
 
-def said(turn: int) -> tuple[str, ...]:
+def volatile_texts(turn: int) -> tuple[str, ...]:
     line = f"Today is March {turn % 28 + 1}; branch main, {turn} files changed."
     edition = turn // EDITED_EVERY_TURNS
     return line, f"Memory, edition {edition}. " + FACTS * 12
@@ -43,52 +43,55 @@ def said(turn: int) -> tuple[str, ...]:
 
 def tokens_of(text: str) -> int:
     segment = Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (Text(text),)),))
-    (piece,) = get_adapter(MODEL.provider).encode_segment(segment)
-    return math.ceil(count_block_tokens(piece.data) * MODEL.tokens_factor)
+    (block,) = get_adapter(MODEL.provider).encode_segment(segment)
+    return math.ceil(count_block_tokens(block.data) * MODEL.tokens_factor)
 
 
-def seed_marks(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
-    """The tools and the stable system prompt; the history stays unmarked."""
+def seed_breakpoints(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
+    """The tools and the stable system prompt; the history has no breakpoint."""
     return ((last_stable_block(moment.buffer, "system"), "5m"), (last_stable_block(moment.buffer, "tools"), "5m"))
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """Dollars without the changing text, and by layout with it, its own tokens taken off once."""
+    """Dollars without the changing text, and by layout with it, its own tokens subtracted once."""
 
     without: Decimal
     layouts: dict[str, Decimal]
 
 
 def measure(recording: Recording, policies: dict[str, CachePolicy], *, upgrade: bool) -> Spent:
-    """The texts' own tokens are those that the last prompt has more than it had without them, where we put them."""
+    """The texts' own tokens: by how much they make the last prompt longer in our layout."""
     setting = make_replay_setting(MODEL, ttl_upgrade=upgrade)
 
-    def played(laid_out: Recording, name: str) -> ReplayResult:
-        (found,) = Replayer(laid_out, setting).replay((policies[name],))
-        return found
+    def replay(laid_out: Recording, name: str) -> ReplayResult:
+        (results,) = Replayer(laid_out, setting).replay((policies[name],))
+        return results
 
-    without, ours = played(recording, "without"), played(insert_volatile_messages(recording, said, tokens_of), OURS)
+    without, ours = (
+        replay(recording, "without"),
+        replay(insert_volatile_messages(recording, volatile_texts, tokens_of), OURS),
+    )
     own_tokens = ours.calls[-1].usage.tokens_sent - without.calls[-1].usage.tokens_sent
     own_usd = cost_usd(Usage(input=own_tokens), find_newest_price(MODEL, own_tokens))
-    system = append_volatile_to_system(recording, said)
-    found = {OURS: ours, SEED: played(system, SEED), SEED_OUR_MARKS: played(system, SEED_OUR_MARKS)}
-    return Spent(without.cost_usd, {name: one.cost_usd - own_usd for name, one in found.items()})
+    system = append_volatile_to_system(recording, volatile_texts)
+    results = {OURS: ours, SEED: replay(system, SEED), SEED_OUR_BREAKPOINTS: replay(system, SEED_OUR_BREAKPOINTS)}
+    return Spent(without.cost_usd, {name: one.cost_usd - own_usd for name, one in results.items()})
 
 
 def run() -> Iterator[tuple[str, str]]:
     traces = traces_folder()
     if traces is None:
-        yield LEFT_OUT
+        yield SKIPPED
         return
     sessions = sessions_of(traces, WITH_PAUSES, compactions=False)
-    line, memory = said(100)
+    line, memory = volatile_texts(100)
     yield "a line, a memory", f"{tokens_of(line)} and {tokens_of(memory)} tokens as counted for {MODEL.name}"
     for upgrade in (True, False):
-        learned = dict.fromkeys(("without", OURS, SEED_OUR_MARKS), LearnedParameters())
+        learned = dict.fromkeys(("without", OURS, SEED_OUR_BREAKPOINTS), LearnedParameters())
         spent = []
         for session in sessions:
-            ours = {name: AdaptivePolicy(known) for name, known in learned.items()}
-            spent.append(measure(session, {**ours, SEED: FixedPolicy("seed", seed_marks)}, upgrade=upgrade))
+            ours = {name: AdaptivePolicy(parameters) for name, parameters in learned.items()}
+            spent.append(measure(session, {**ours, SEED: FixedPolicy("seed", seed_breakpoints)}, upgrade=upgrade))
             learned = {name: policy.learned_parameters() for name, policy in ours.items()}
         yield f"{len(sessions)} sessions, {'upgrade' if upgrade else 'no upgrade'}", "over the same without the texts"
         yield from _rows(spent)
@@ -96,7 +99,7 @@ def run() -> Iterator[tuple[str, str]]:
 
 def _rows(spent: list[Spent]) -> Iterator[tuple[str, str]]:
     without = sum((one.without for one in spent), Decimal(0))
-    for name in (OURS, SEED_OUR_MARKS, SEED):
+    for name in (OURS, SEED_OUR_BREAKPOINTS, SEED):
         ratio = sum((one.layouts[name] for one in spent), Decimal(0)) / without
         each = sorted(one.layouts[name] / one.without for one in spent if one.without)
         bar = f" (bar: at most {BAR})" if name == OURS else ""

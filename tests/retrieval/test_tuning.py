@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 collecting = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts/collect_requests.py")))
 fitting = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts/fit_tuning.py")))
 
-WAYS = fitting.Ways()
+FIT_SETTINGS = fitting.FitSettings()
 DESCRIPTION = """
 # Tides
 
@@ -159,7 +159,7 @@ def test_what_was_fitted_finds_what_was_turned_away() -> None:
         servers=np.arange(300),
     )
     nothing = np.zeros((16, 16), np.float32)
-    asked, found = fitting.fitted(texts, fitting.Ways(rounds=200, step=0.01, margin=3.0))
+    asked, found = fitting.fit_matrices(texts, fitting.FitSettings(rounds=200, step=0.01, margin=3.0))
     assert float(fitting.hits(texts, nothing, nothing).split()[1]) < 0.05
     assert float(fitting.hits(texts, asked.added, found.added).split()[0]) > 0.95
 
@@ -171,12 +171,12 @@ def test_slopes_are_those_of_the_loss() -> None:
     before = requests @ purposes.T
 
     def loss(near: Sums) -> float:
-        logits = WAYS.sharpness * near
-        logits[before > before[np.arange(6), owners][:, None] + WAYS.margin] = -np.inf
+        logits = FIT_SETTINGS.sharpness * near
+        logits[before > before[np.arange(6), owners][:, None] + FIT_SETTINGS.margin] = -np.inf
         shares = logits[np.arange(6), owners] - np.log(np.exp(logits).sum(axis=1))
         return -sum(float(shares[owners == one].mean()) for one in range(4)) / 4
 
-    slopes = fitting.slopes_of(WAYS, before.copy(), before, owners)
+    slopes = fitting.slopes_of(FIT_SETTINGS, before.copy(), before, owners)
     for at in np.ndindex(6, 4):
         moved = before.astype(np.float64)
         moved[at] += 1e-6
@@ -188,12 +188,12 @@ def test_slopes_along_a_matrix_are_those_through_the_length_of_1() -> None:
     drawn = np.random.default_rng(3)
     rows, weights = drawn.normal(size=(5, 4)), drawn.normal(size=(5, 4))
     added = drawn.normal(scale=0.1, size=(4, 4))
-    moved, lengths = fitting.turned(rows, added)
+    moved, lengths = fitting.apply_matrix(rows, added)
     slopes = rows.T @ fitting.before_length(weights, moved, lengths)
     for at in np.ndindex(4, 4):
         step = np.zeros((4, 4))
         step[at] = 1e-6
-        slope = ((fitting.turned(rows, added + step)[0] - moved) * weights).sum() / 1e-6
+        slope = ((fitting.apply_matrix(rows, added + step)[0] - moved) * weights).sum() / 1e-6
         assert slopes[at] == pytest.approx(slope, abs=1e-4)
 
 
@@ -223,8 +223,8 @@ def test_a_matrix_that_cannot_be_read_is_told_by_its_name(tmp_path: Path, stored
     ("script", "words", "told"),
     [
         ("collect_requests.py", ("--index", "nowhere", "out.jsonl"), "nowhere is no package index that can be read"),
-        ("fit_tuning.py", ("none.jsonl", "out"), "none.jsonl is nothing that collect_requests.py wrote"),
-        ("fit_tuning.py", ("bad.jsonl", "out"), "bad.jsonl is nothing that collect_requests.py wrote"),
+        ("fit_tuning.py", ("none.jsonl", "out"), "none.jsonl was not written by collect_requests.py"),
+        ("fit_tuning.py", ("bad.jsonl", "out"), "bad.jsonl was not written by collect_requests.py"),
         ("fit_tuning.py", ("few.jsonl", "out"), "few.jsonl has too few packages"),
     ],
 )

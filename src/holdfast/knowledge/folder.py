@@ -102,7 +102,7 @@ class KnowledgeFolder:
                 except FileNotFoundError:
                     return before is None
 
-            return write_atomically(folder, last, content, still=is_unchanged)
+            return write_atomically(folder, last, content, is_current=is_unchanged)
 
     def append(self, name: str, content: bytes) -> None:
         with self._open_for_writing(name) as (folder, last):

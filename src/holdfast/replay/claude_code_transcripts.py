@@ -83,7 +83,8 @@ def find_transcript_files(path: Path) -> tuple[Path, ...]:
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be read: {error.strerror}; choose another folder") from error
     raise UserError(
-        f"there is nothing at {str(path)!r}; pass a folder of transcripts ({TRANSCRIPT_SUFFIX}), a single one, or a store"
+        f"there is nothing at {str(path)!r}; pass a folder of transcripts ({TRANSCRIPT_SUFFIX}), a single one, or a "
+        "store"
     )
 
 

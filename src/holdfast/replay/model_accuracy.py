@@ -45,9 +45,9 @@ class ModelFit(msgspec.Struct, frozen=True):
     """Counts over calls with usage, without the first call of each recording, which reads what other sessions wrote.
 
     A miss is *predicted* if the model predicts it without looking at the reported read: from times, bytes, models,
-    compactions and the TTLs that the client requested. It is *explained* if its reason is known once the reported usage is
-    considered too. It is *lost* if all that can be said of it alone is that the conversation should have been read and
-    was not; `loss_counts`, counted over all calls, explain some of these. `hits_expected` are the calls that should
+    compactions and the TTLs that the client requested. It is *explained* if its reason is known once the reported usage
+    is considered too. It is *lost* if all that can be said of it alone is that the conversation should have been read
+    and was not; `loss_counts`, counted over all calls, explain some of these. `hits_expected` are the calls that should
     have hit, `hits_missed` those of them that missed, split by whether the client switched its settings there.
     """
 

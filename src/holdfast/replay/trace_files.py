@@ -101,8 +101,7 @@ def read_traces(files: Sequence[Path], *, compactions: bool = True) -> Iterator[
     """
     for file in files:
         try:
-            opened = cast("BinaryIO", gzip.open(file, "rb")) if file.name.endswith(".gz") else file.open("rb")
-            with opened as lines:
+            with cast("BinaryIO", gzip.open(file, "rb")) if file.name.endswith(".gz") else file.open("rb") as lines:
                 for item in iterate_lines(file.name, lines):
                     if isinstance(item, BrokenLine):
                         yield item

@@ -1,4 +1,4 @@
-"""Runs a command with limits on its time and output size."""
+"""Runs a command with limits on its time and output size, and hides this process's memory from other processes."""
 
 import contextlib
 import ctypes
@@ -36,11 +36,11 @@ def run_bounded(
     seconds_max: float,
     bytes_max: int,
     monotonic: Clock = time.monotonic,
-    fed: Iterable[bytes] | None = None,
+    input_chunks: Iterable[bytes] | None = None,
 ) -> BoundedOutput:
     """Never raises and never exceeds its limits: a command that still runs then is killed with all its children.
 
-    `fed` is written to its standard input by another thread, as the command reads it.
+    `input_chunks` are written to its standard input by another thread, as the command reads it.
     """
     deadline = monotonic() + seconds_max
     try:
@@ -48,7 +48,7 @@ def run_bounded(
             command,
             cwd=cwd,
             env=dict(environ),
-            stdin=subprocess.DEVNULL if fed is None else subprocess.PIPE,
+            stdin=subprocess.DEVNULL if input_chunks is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             # An own process group, so that children of the command can be killed with it.
@@ -57,8 +57,10 @@ def run_bounded(
     except (OSError, ValueError):
         return BoundedOutput(b"", "not_started")
     assert child.stdout is not None
-    if fed is not None and child.stdin is not None:
-        threading.Thread(target=_write_input, args=(child.stdin, fed), name="holdfast-feed", daemon=True).start()
+    if input_chunks is not None and child.stdin is not None:
+        threading.Thread(
+            target=_write_input, args=(child.stdin, input_chunks), name="holdfast-feed", daemon=True
+        ).start()
     with child.stdout as pipe:
         try:
             output, ended = _read_until(pipe.fileno(), deadline, bytes_max, monotonic)
@@ -75,10 +77,10 @@ def run_bounded(
     return BoundedOutput(output[:bytes_max], ended, child.returncode if ended == "exited" else None)
 
 
-def _write_input(pipe: IO[bytes], fed: Iterable[bytes]) -> None:
+def _write_input(pipe: IO[bytes], chunks: Iterable[bytes]) -> None:
     # A command may end without reading all of its input, which closes the pipe; that is no error.
     with contextlib.suppress(OSError, ValueError), pipe:
-        for chunk in fed:
+        for chunk in chunks:
             pipe.write(chunk)
 
 

@@ -135,11 +135,11 @@ def read_regular_at(folder: int, name: str, bytes_max: int) -> bytes:
         os.close(descriptor)
 
 
-def write_atomically(folder: int, name: str, content: bytes, *, still: Callable[[], bool] = lambda: True) -> bool:
+def write_atomically(folder: int, name: str, content: bytes, *, is_current: Callable[[], bool] = lambda: True) -> bool:
     """Replace a file completely or not at all; the mode of an existing file is kept.
 
-    `still` is called directly before the replacement; if it returns False, nothing is changed. Returns whether the file
-    was replaced.
+    `is_current` is called directly before the replacement; if it returns False, nothing is changed. Returns whether the
+    file was replaced.
     """
     mode = _mode_of(folder, name)
     temporary, descriptor = _create_temporary(folder)
@@ -153,7 +153,7 @@ def write_atomically(folder: int, name: str, content: bytes, *, still: Callable[
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        if not still():
+        if not is_current():
             os.unlink(temporary, dir_fd=folder)
             return False
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -1,4 +1,4 @@
-"""Locates the user's home folder and Holdfast's folder in it."""
+"""Locates folders: the user's home, Holdfast's own folder, and the root of a project."""
 
 import os
 from collections.abc import Mapping

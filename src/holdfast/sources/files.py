@@ -1,4 +1,7 @@
-"""Reads files of unknown kind safely: bounded, without blocking, without following a final symlink."""
+"""Reads files of unknown kind safely, decodes their text, and reports on what was skipped.
+
+Reading is bounded, never blocks and follows no final symlink; text is decoded the same in every locale.
+"""
 
 import codecs
 import errno

@@ -52,11 +52,8 @@ def walk_project(root: Path) -> Iterator[ProjectFile]:
         for entry in _list_entries(root / folder):
             path = f"{folder}/{entry.name}" if folder else entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
-            if (
-                entry.name.startswith(".")
-                or entry.name in _SKIPPED_NAMES
-                or is_ignored(path, rules, is_folder=is_folder)
-            ):
+            is_skipped = entry.name.startswith(".") or entry.name in _SKIPPED_NAMES
+            if is_skipped or is_ignored(path, rules, is_folder=is_folder):
                 continue
             if is_folder:
                 inner.append((path, rules))
@@ -113,11 +110,8 @@ PATTERN_CHARACTERS_MAX = 500
 
 def parse_ignore_rules(text: str, folder: str = "") -> tuple[IgnoreRule, ...]:
     """The rules of one ignore file; invalid lines are skipped."""
-    rules = []
-    for line in text.split("\n")[:PATTERNS_MAX]:
-        if (rule := _parse_rule(line.rstrip("\r"), folder)) is not None:
-            rules.append(rule)
-    return tuple(rules)
+    rules = (_parse_rule(line.rstrip("\r"), folder) for line in text.split("\n")[:PATTERNS_MAX])
+    return tuple(rule for rule in rules if rule is not None)
 
 
 def is_ignored(path: str, rules: Sequence[IgnoreRule], *, is_folder: bool) -> bool:

@@ -327,5 +327,5 @@ def _write(located: LocatedPath, content: bytes, before: bytes | None) -> None:
             except FileNotFoundError:
                 return before is None
 
-        if not write_atomically(folder, name, content, still=is_unchanged):
+        if not write_atomically(folder, name, content, is_current=is_unchanged):
             raise UserError("another program changed it meanwhile; try again")

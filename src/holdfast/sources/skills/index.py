@@ -55,9 +55,8 @@ def render_skill_index(
         room -= count(f"\n{_more_line(len(lines))}")
         selected = _select_fitting(ordered, sizes, room, preloaded)
     more = len(lines) - len(selected)
-    text = "\n".join(
-        (SKILL_INDEX_HEADING, *(lines[index] for index in sorted(selected)), *((_more_line(more),) if more else ()))
-    )
+    shown = [SKILL_INDEX_HEADING, *(lines[index] for index in sorted(selected))]
+    text = "\n".join([*shown, _more_line(more)] if more else shown)
     return SkillIndex(text, len(selected), more, count(text))
 
 

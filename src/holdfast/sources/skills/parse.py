@@ -15,7 +15,7 @@ from holdfast.sources.skills.frontmatter import (
     split_front_matter,
 )
 from holdfast.sources.skills.skill import BODY_TOKENS_WARN, Skill, SkillFinding, SkillMode, SkillReport, SkillSource
-from holdfast.sources.skills.validation import SkillFields, check_fields, find_severity
+from holdfast.sources.skills.validation import check_fields, find_severity
 
 
 def parse_skill(
@@ -35,7 +35,8 @@ def parse_skill(
     fields, rule_faults = check_fields(front.fields, os.path.basename(folder), mode, front.lines)
     all_faults += rule_faults
     # Only in the body: a NUL in the front matter is already a YAML fault.
-    skill = _build_skill(fields, _replace_nul(parts.body, all_faults, text), source, folder)
+    body = _replace_nul(parts.body, all_faults, text)
+    skill = Skill(body=body, source=source, skill_dir=Path(folder), **fields._asdict())
     if skill.over_body_token_warn:
         message = f"the body has about {skill.estimated_body_tokens} tokens, over {BODY_TOKENS_WARN}"
         all_faults.append(SkillFault("body-length", message, "move what is not always needed into separate files", 1))
@@ -59,20 +60,6 @@ def make_skill_report(
     if any(finding.severity == "error" for finding in findings):
         skill = None
     return SkillReport(folder, skill.name if skill else name, skill, findings)
-
-
-def _build_skill(fields: SkillFields, body: str, source: SkillSource, folder: str) -> Skill:
-    return Skill(
-        fields.name,
-        fields.description,
-        body,
-        source,
-        Path(folder),
-        fields.license,
-        fields.compatibility,
-        fields.metadata,
-        fields.allowed_tools,
-    )
 
 
 def _decode(raw: bytes, faults: list[SkillFault]) -> str:

@@ -117,7 +117,7 @@ def make_grep_files(environ: Mapping[str, str], *, seconds_max: int = SEARCH_SEC
             environ,
             seconds_max=seconds_max,
             bytes_max=_PRINTED_BYTES_MAX,
-            fed=search.frames(
+            input_chunks=search.frames(
                 path, {"pattern": pattern, "ignore_case": ignore_case, "limit": limit, "seconds": seconds_max + 1}
             ),
         )
