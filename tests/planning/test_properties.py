@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.catalog.lookup import find_model, price_at
 from holdfast.economics.cost import price_multipliers
-from holdfast.planning.adaptive_policy import AdaptivePolicy, TtlStakes, choose_ttl, plan_adaptive_call
+from holdfast.planning.adaptive_policy import AdaptivePolicy, plan_adaptive_call
 from holdfast.planning.idle_times import (
     EDGES_SECONDS,
     IdleTimes,
@@ -20,6 +20,7 @@ from holdfast.planning.idle_times import (
 from holdfast.planning.keep_alive import CLOSING_TOKENS, IdleSession, plan_ping
 from holdfast.planning.learned import CacheMemory, LearnedParameters, UpgradeBelief
 from holdfast.planning.policy import PlanningMoment
+from holdfast.planning.ttl import TtlStakes, choose_ttl
 from holdfast.types.prompt import PlanProbabilities, PromptSection, Stability, Ttl
 from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
 from holdfast.types.usage import Usage

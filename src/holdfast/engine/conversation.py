@@ -1,9 +1,7 @@
 """One conversation: its state, its dependencies, and the single path by which events are recorded."""
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from decimal import Decimal
 
 import msgspec
@@ -21,7 +19,6 @@ from holdfast.engine.reducer import apply_event
 from holdfast.engine.request_draft import RequestDraft, build_sent_view, plan_injections
 from holdfast.engine.state import SessionState
 from holdfast.engine.tools.dispatch import Toolbox
-from holdfast.errors import BudgetError
 from holdfast.events.cache_controls import CacheControls
 from holdfast.events.log import Actor, Event, EventBus, EventLog
 from holdfast.events.payloads.cache import CacheControlsApplied
@@ -50,9 +47,6 @@ LookUpControls = Callable[[str], Awaitable[CacheControls]]
 
 STEPS_MAX = 50
 """Model calls per turn."""
-
-ESTIMATE_MARGIN = 1.2
-"""Token counts are local estimates; a spending limit must hold even if a prompt is this much larger."""
 
 
 class PrefixRefresh(msgspec.Struct, frozen=True):
@@ -214,51 +208,3 @@ class Conversation:
 
     def price(self, prompt_tokens: int) -> Price:
         return price_at(self.deps.model, utc_date(self.deps.clock()), prompt_tokens)
-
-    @property
-    def committed_usd(self) -> Decimal:
-        """What was spent plus what calls in progress may still cost, children included."""
-        children = (child for child in self.children if child.state.session_id in self.state.delegated_sessions)
-        return sum((child.committed_usd for child in children), self.state.cost_usd + self.reserved_usd)
-
-    @property
-    def budget_owner(self) -> "Conversation":
-        """The conversation whose spending limit applies: the root of the delegation tree."""
-        return self if self.parent is None else self.parent.budget_owner
-
-    def can_spend(self, more_usd: Decimal) -> bool:
-        payer = self.budget_owner
-        limit = payer.deps.spend_max_usd
-        return limit is None or payer.committed_usd + more_usd <= limit
-
-    @contextmanager
-    def reserve_budget(self, estimated_tokens: int) -> Iterator[None]:
-        """Reserve budget for a call. Raises `BudgetError` if it could exceed the limit with no cache read."""
-        cost_max = self.call_cost_usd_max(estimated_tokens)
-        if not self.can_spend(cost_max):
-            spent, limit = self.budget_owner.committed_usd, self.budget_owner.deps.spend_max_usd or 0
-            raise BudgetError(
-                f"the session has spent ${spent:.4f} of its ${limit:f}; the next call could cost up to "
-                f"${cost_max:.4f} ({math.ceil(estimated_tokens * ESTIMATE_MARGIN)} tokens in, at most "
-                f"{self.deps.parameters.output_tokens_max} out): raise spend_max_usd, or lower output_tokens_max"
-            )
-        self.reserved_usd = cost_max
-        try:
-            yield
-        finally:
-            self.reserved_usd = Decimal(0)
-
-    def call_cost_usd_max(self, estimated_tokens: int) -> Decimal:
-        """The cost of a call that reads nothing from cache and produces the maximum output (docs/decisions/0008)."""
-        return self.prompt_cost_usd_max(estimated_tokens, output_tokens=self.deps.parameters.output_tokens_max)
-
-    def prompt_cost_usd_max(self, estimated_tokens: int, *, output_tokens: int = 0) -> Decimal:
-        """The cost of a prompt that reads nothing from cache, plus the given output."""
-        tokens_max = math.ceil(estimated_tokens * ESTIMATE_MARGIN)
-        # Some models charge a higher rate for the whole prompt above a size; the real prompt may be above it.
-        prices = (self.price(estimated_tokens), self.price(tokens_max))
-        prompt_rate_max = max(
-            max(row.input, row.cache_write_5m, row.cache_write_1h, row.cache_write_other) for row in prices
-        )
-        output_rate_max = max(row.output for row in prices)
-        return (tokens_max * prompt_rate_max + output_tokens * output_rate_max) / Decimal(1_000_000)

@@ -7,6 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.compaction.decision import STRIKES_MAX
+from holdfast.engine.budget import reserve_budget
 from holdfast.engine.cache.controls import apply_controls
 from holdfast.engine.cache.explicit_cache import prepare_explicit_cache, record_lost_cache
 from holdfast.engine.cache.plan import make_flight_key, plan_next_call, record_new_evidence
@@ -68,7 +69,7 @@ async def _call_once(conversation: Conversation, options: RequestOptions, emit: 
         if (stored := await _replay_stored_reply(conversation, stored_replies, key, emit)) is not None:
             return stored
     request = _encode(conversation, options, plan, shared_blocks)
-    with conversation.reserve_budget(request.estimated_tokens):
+    with reserve_budget(conversation, request.estimated_tokens):
         flight_key = make_flight_key(conversation, buffer, plan)
         async with acquire_slot(deps.single_flight, flight_key, deps.clock) as slot:
             started = LlmCallStarted(

@@ -56,6 +56,7 @@ from holdfast.events.payloads.tools import (
     ToolInputInvalid,
 )
 from holdfast.layers.assemble import stable_segments, with_nonce
+from holdfast.ledger.accounting import answer_usage
 from holdfast.planning.explicit_cache import ExplicitCacheState
 from holdfast.planning.learned import (
     ObservedFloor,
@@ -443,14 +444,14 @@ def apply_call(state: SessionState, call: LlmCallCompleted) -> SessionState:
         return with_call
     return replace(
         with_call,
-        last_call=make_completed_call(state.request, call.answer_usage),
+        last_call=make_completed_call(state.request, answer_usage(call)),
         answered_blocks=len(state.digests),
-        cache_memory=remembered(state.cache_memory, state.request, call.answer_usage)
+        cache_memory=remembered(state.cache_memory, state.request, answer_usage(call))
         if state.request
         else state.cache_memory,
         uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
         uncached_span=state.uncached_span if call.usage.cache_read else _span(state),
-        calibration=state.calibration.add_sample(estimated, call.answer_usage.tokens_sent),
+        calibration=state.calibration.add_sample(estimated, answer_usage(call).tokens_sent),
         diagnosis_baseline=update_diagnosis_baseline(state.diagnosis_baseline, call),
         compaction_watch=observe_call(state.compaction_watch, call.usage),
     )

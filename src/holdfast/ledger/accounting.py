@@ -42,7 +42,7 @@ from holdfast.types.blocks import Image, ToolResult
 from holdfast.types.prompt import Plan, PrefixChange
 from holdfast.types.reply import ReplySource
 from holdfast.types.request_buffer import PrefixDigest
-from holdfast.types.usage import Usage
+from holdfast.types.usage import Usage, exclude_usage
 
 # Requests of one session that can be in progress at once; older ones are taken as never answered. It keeps the state
 # bounded when a process dies between `llm.call_started` and the end of the call.
@@ -319,7 +319,7 @@ def _record_call_end(
             verdict = judge_call(
                 cached, request, payload.usage, model, diagnosis=diagnosis, drop_tokens_min=drop_tokens_min
             )
-        cached = derive_cached_prefix(request, completed.answer_usage if completed else payload.usage, model)
+        cached = derive_cached_prefix(request, answer_usage(completed) if completed else payload.usage, model)
     elif request is not None and cached is not None and not payload.usage.tokens_sent:
         # No usage was reported: the cached prefix is still there, unless the prompt no longer begins with it.
         used_at = max(cached.used_at, request.at)
@@ -431,3 +431,9 @@ def estimate_stable_writes(share: float, usage: Usage) -> int:
     # the prefix has about s * t tokens. Reads cover the prompt from its start, so max(0, s * t - r) of them were not
     # read; of these at most w were written.
     return min(usage.cache_write, max(0, round(share * usage.tokens_sent) - usage.cache_read))
+
+
+def answer_usage(call: LlmCallCompleted) -> Usage:
+    """The usage of the answer itself; only what that read and wrote is in the cache afterwards."""
+    compaction = call.compaction_usage
+    return call.usage if compaction is msgspec.UNSET else exclude_usage(call.usage, compaction)

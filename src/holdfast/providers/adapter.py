@@ -3,7 +3,7 @@
 An adapter encodes our values into the provider's exact wire bytes, and decodes them. It does no I/O.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal, Protocol, runtime_checkable
 
@@ -11,9 +11,11 @@ import msgspec
 
 from holdfast.catalog.schema import CacheKind, Model
 from holdfast.errors import FailureKind, ProviderError, UserError
+from holdfast.types.blocks import Text
 from holdfast.types.prompt import HistoryEntry, Parameters, Plan, Prompt, Segment
 from holdfast.types.reply import Delta, Reply
 from holdfast.types.request_buffer import EncodedBlock, RequestBuffer, WireEncoder
+from holdfast.types.tool_spec import ToolSpec
 
 PATH_HEADER = ":path"
 """The pseudo header that holds a request's path."""
@@ -200,3 +202,20 @@ def model_capabilities(model: Model) -> Capabilities:
     if not model.supports_prompt_caching:
         return Capabilities("none", explicit_caches=False)
     return Capabilities(_CACHING_KINDS[model.cache.kind], explicit_caches=model.cache.explicit_tokens_min > 0)
+
+
+def encode_stable_blocks(
+    segment: Segment,
+    encode_tool: Callable[[ToolSpec], bytes],
+    encode_text: Callable[[Text], bytes],
+    *,
+    tool_breakpoints: bool = False,
+    accepts_breakpoint: Callable[[Text], bool],
+) -> Iterator[EncodedBlock]:
+    """One encoded block per tool and system text of the segment; `tool_breakpoints`: tools accept breakpoints."""
+    layer, stability = segment.name, segment.stability
+    for tool in segment.tools:
+        yield EncodedBlock(layer, "tools", stability, encode_tool(tool), accepts_breakpoint=tool_breakpoints)
+    for text in segment.system:
+        accepts = accepts_breakpoint(text)
+        yield EncodedBlock(layer, "system", stability, encode_text(text), accepts_breakpoint=accepts)

@@ -51,23 +51,6 @@ async def read_whole_response(response: AsyncGenerator[bytes, None], *, bytes_ma
     return bytes(body)
 
 
-def encode_stable_blocks(
-    segment: Segment,
-    encode_tool: Callable[[ToolSpec], bytes],
-    encode_text: Callable[[Text], bytes],
-    *,
-    tool_breakpoints: bool = False,
-    accepts_breakpoint: Callable[[Text], bool],
-) -> Iterator[EncodedBlock]:
-    """One encoded block per tool and system text of the segment; `tool_breakpoints`: tools accept breakpoints."""
-    layer, stability = segment.name, segment.stability
-    for tool in segment.tools:
-        yield EncodedBlock(layer, "tools", stability, encode_tool(tool), accepts_breakpoint=tool_breakpoints)
-    for text in segment.system:
-        accepts = accepts_breakpoint(text)
-        yield EncodedBlock(layer, "system", stability, encode_text(text), accepts_breakpoint=accepts)
-
-
 def encode_tool_spec(tool: ToolSpec, template: bytes) -> bytes:
     """A tool that is carried as its bytes, or the template filled with name, description and schema."""
     if tool.wire_json is not None:
@@ -75,21 +58,6 @@ def encode_tool_spec(tool: ToolSpec, template: bytes) -> bytes:
         return encode_json_text(tool.wire_json.strip())
     schema = encode_json_text(tool.input_schema_json)
     return template % (encode_string(tool.name), encode_string(tool.description), schema)
-
-
-def make_message_block(
-    entry: HistoryEntry, data: bytes, *, accepts_breakpoint: bool, container_start: bytes = b""
-) -> EncodedBlock:
-    return EncodedBlock(
-        entry.layer,
-        "messages",
-        entry.stability,
-        data,
-        accepts_breakpoint,
-        entry.role,
-        entry.ephemeral,
-        container_start,
-    )
 
 
 def check_section_order(before: EncodedBlock | None, block: EncodedBlock) -> None:

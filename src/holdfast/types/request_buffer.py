@@ -10,7 +10,7 @@ import msgspec
 from holdfast.errors import OrderError
 from holdfast.types.blocks import Role
 from holdfast.types.json_encoding import extend_digest
-from holdfast.types.prompt import Breakpoint, PromptSection, Stability, Ttl
+from holdfast.types.prompt import Breakpoint, HistoryEntry, PromptSection, Stability, Ttl
 
 
 class EncodedBlock(msgspec.Struct, frozen=True):
@@ -167,3 +167,18 @@ def common_prefix_length(old: bytes, new: bytes, start: int = 0) -> int:
 def count_stable_blocks(blocks: Iterable[EncodedBlock]) -> int:
     """How many leading blocks belong to layers that do not change within an epoch."""
     return sum(1 for _ in takewhile(lambda block: block.stability <= Stability.EPOCH, blocks))
+
+
+def make_message_block(
+    entry: HistoryEntry, data: bytes, *, accepts_breakpoint: bool, container_start: bytes = b""
+) -> EncodedBlock:
+    return EncodedBlock(
+        entry.layer,
+        "messages",
+        entry.stability,
+        data,
+        accepts_breakpoint,
+        entry.role,
+        entry.ephemeral,
+        container_start,
+    )

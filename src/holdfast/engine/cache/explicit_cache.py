@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.economics.cost import storage_usd
+from holdfast.engine.budget import call_cost_usd_max, can_spend
 from holdfast.engine.conversation import Conversation
 from holdfast.errors import ProviderError
 from holdfast.events.payloads.cache import ExplicitCacheAction, ExplicitCacheChanged
@@ -194,8 +195,8 @@ def _can_afford(conversation: Conversation, tokens: int) -> bool:
     creation_cost = tokens * price.input / 1_000_000 + storage_usd(
         tokens, conversation.deps.explicit_cache.ttl_seconds, price
     )
-    call_cost = conversation.call_cost_usd_max(conversation.request_tokens)
-    return conversation.can_spend(creation_cost + call_cost)
+    call_cost = call_cost_usd_max(conversation, conversation.request_tokens)
+    return can_spend(conversation, creation_cost + call_cost)
 
 
 def _unused_storage_usd(conversation: Conversation, cache: ExplicitCacheState) -> Decimal:

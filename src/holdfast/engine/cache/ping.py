@@ -10,6 +10,7 @@ import msgspec
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.schema import Model
 from holdfast.economics.cost import cost_usd
+from holdfast.engine.budget import call_cost_usd_max, can_spend, prompt_cost_usd_max
 from holdfast.engine.conversation import Conversation
 from holdfast.errors import ProviderError
 from holdfast.events.payloads.cache import CachePinged, PingKind
@@ -83,10 +84,10 @@ async def send_ping(conversation: Conversation, body: bytes, ping: PingSpec) -> 
     parameters = build_ping_parameters(conversation.parameters, deps.model)
     if isinstance(parameters, str):
         return parameters
-    cost_max = conversation.prompt_cost_usd_max(ping.estimated_tokens) + conversation.call_cost_usd_max(
-        ping.estimated_tokens
+    cost_max = prompt_cost_usd_max(conversation, ping.estimated_tokens) + call_cost_usd_max(
+        conversation, ping.estimated_tokens
     )
-    if not conversation.can_spend(cost_max):
+    if not can_spend(conversation, cost_max):
         return f"too little of the ${deps.spend_max_usd or 0:f} budget could be left for a call"
     sent_at = deps.clock()
     try:

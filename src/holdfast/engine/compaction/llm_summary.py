@@ -14,6 +14,7 @@ from holdfast.compaction.llm_summary import (
     CheckedSummary,
     check_llm_summary,
 )
+from holdfast.engine.budget import reserve_budget
 from holdfast.engine.cache.plan import plan_next_call
 from holdfast.engine.call_record import completed_call_event, failed_call_event
 from holdfast.engine.compaction.compact import CompactionProposal, CompactionSnapshot, NoCompaction, validate_compaction
@@ -89,7 +90,7 @@ class _Summary:
         body, tokens = self._request(instruction)
         self.answered = False
         try:
-            with self._conversation.reserve_budget(tokens):
+            with reserve_budget(self._conversation, tokens):
                 reply = await self._reply(body)
         except (ProviderError, BudgetError) as error:
             self.reason = f"the summary request failed: {error}"

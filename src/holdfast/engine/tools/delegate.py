@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from holdfast.engine.budget import budget_owner, committed_usd
 from holdfast.engine.cache.explicit_cache import delete_explicit_cache
 from holdfast.engine.cache.plan import record_learned
 from holdfast.engine.conversation import Conversation
@@ -115,7 +116,7 @@ class Delegation:
 
 def _first_events(parent: Conversation, tool_use_id: str) -> tuple[SessionStarted, EpochOpened]:
     """The first events of a child: the parent's prefix byte for byte and its parameters, so that both share a cache."""
-    state, deps, payer = parent.state, parent.deps, parent.budget_owner
+    state, deps, payer = parent.state, parent.deps, budget_owner(parent)
     grandparent = state.parent
     limit = payer.deps.spend_max_usd
     started = SessionStarted(
@@ -124,7 +125,7 @@ def _first_events(parent: Conversation, tool_use_id: str) -> tuple[SessionStarte
         workspace_hash=deps.learning_scope.workspace_hash,
         profile=state.profile,
         layout=state.layout,
-        spend_max_usd=None if limit is None else max(limit - payer.committed_usd, Decimal(0)),
+        spend_max_usd=None if limit is None else max(limit - committed_usd(payer), Decimal(0)),
         parameters=deps.parameters,
         parent=ParentSession(
             session_id=state.session_id,

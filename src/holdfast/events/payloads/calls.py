@@ -9,7 +9,7 @@ from holdfast.events.payloads.base import Payload
 from holdfast.types.prompt import Parameters, Plan, PrefixChange
 from holdfast.types.reply import CacheDiagnosis, ReplySource, StopReason
 from holdfast.types.request_buffer import PrefixDigest
-from holdfast.types.usage import Usage, exclude_usage
+from holdfast.types.usage import Usage
 
 
 class RequestChange(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -142,13 +142,6 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     completion_key: str = ""
     is_completion_cached: bool = False
     compaction_usage: Usage | msgspec.UnsetType = msgspec.UNSET
-
-    @property
-    def answer_usage(self) -> Usage:
-        """The usage of the answer itself; only what that read and wrote is in the cache afterwards."""
-        return (
-            self.usage if self.compaction_usage is msgspec.UNSET else exclude_usage(self.usage, self.compaction_usage)
-        )
 
 
 class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.errors import UserError
-from holdfast.providers.adapter import Endpoint
+from holdfast.providers.adapter import Endpoint, encode_stable_blocks
 from holdfast.providers.anthropic.blocks import accepts_anthropic_breakpoint, encode_anthropic_block
 from holdfast.providers.json_splice import (
     decode_json_or_none,
@@ -21,13 +21,11 @@ from holdfast.providers.json_splice import (
 )
 from holdfast.providers.wire_request import (
     check_section_order,
-    encode_stable_blocks,
     encode_tool_spec,
-    make_message_block,
 )
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import HistoryEntry, Parameters, Segment, Ttl, fit_call_ids
-from holdfast.types.request_buffer import EncodedBlock
+from holdfast.types.request_buffer import EncodedBlock, make_message_block
 
 # The version that Anthropic's SDK sends from 2.0.0 on; older SDKs send 2023-06-01.
 API_VERSION = "2026-10-21"

@@ -18,11 +18,11 @@ from holdfast.providers.gemini.parts import (
     source_uri,
 )
 from holdfast.providers.json_splice import decode_or_none, encode_json_text, encode_string
-from holdfast.providers.wire_request import check_section_order, encode_tool_spec, make_message_block
+from holdfast.providers.wire_request import check_section_order, encode_tool_spec
 from holdfast.types.blocks import Base64Source, Block, Image, Opaque, RedactedThinking, Role, Text, Thinking, ToolResult
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import HistoryEntry, Parameters, PromptSection, Segment
-from holdfast.types.request_buffer import EncodedBlock
+from holdfast.types.request_buffer import EncodedBlock, make_message_block
 
 FUNCTION_DECLARATIONS_START = b'{"functionDeclarations":['
 """Starts an element of `tools` with function declarations; every other element is a tool that Gemini defines."""

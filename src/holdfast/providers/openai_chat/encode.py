@@ -7,6 +7,7 @@ from itertools import groupby
 import msgspec
 
 from holdfast.errors import UserError
+from holdfast.providers.adapter import encode_stable_blocks
 from holdfast.providers.json_splice import encode_string
 from holdfast.providers.openai_chat.parts import (
     CALL_KIND,
@@ -21,13 +22,11 @@ from holdfast.providers.openai_chat.variant import ChatVariant
 from holdfast.providers.openai_common import ERROR_TEXT, IMAGE_TEXT, normalize_image
 from holdfast.providers.wire_request import (
     check_section_order,
-    encode_stable_blocks,
     encode_tool_spec,
-    make_message_block,
 )
 from holdfast.types.blocks import Block, Image, Opaque, RedactedThinking, Role, Text, Thinking, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry, Segment, Ttl, fit_call_ids
-from holdfast.types.request_buffer import EncodedBlock
+from holdfast.types.request_buffer import EncodedBlock, make_message_block
 
 _MessageBlock = Text | Image | ToolUse | Thinking | RedactedThinking | Opaque
 _TOOL = b'{"type":"function","function":{"name":%b,"description":%b,"parameters":%b}}'

@@ -9,7 +9,7 @@ import re
 import msgspec
 
 from holdfast.errors import UserError
-from holdfast.providers.adapter import Endpoint
+from holdfast.providers.adapter import Endpoint, encode_stable_blocks
 from holdfast.providers.json_splice import encode_json_text, encode_string, join_object
 from holdfast.providers.openai_common import ERROR_TEXT, IMAGE_TEXT, encode_openai_tool_choice, normalize_image
 from holdfast.providers.openai_responses.items import (
@@ -22,7 +22,7 @@ from holdfast.providers.openai_responses.parts import (
     accepts_responses_breakpoint,
     encode_input_part,
 )
-from holdfast.providers.wire_request import check_section_order, encode_stable_blocks, encode_tool_spec
+from holdfast.providers.wire_request import check_section_order, encode_tool_spec
 from holdfast.types.blocks import THINKING_TYPES, Block, Image, Role, Thinking, ToolResult
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import HistoryEntry, Parameters, Segment, Ttl, fit_call_ids

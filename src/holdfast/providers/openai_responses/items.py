@@ -25,11 +25,10 @@ from holdfast.providers.openai_responses.parts import (
     encode_output_part,
     non_default_names,
 )
-from holdfast.providers.wire_request import make_message_block
 from holdfast.types.blocks import Block, Image, Opaque, RedactedThinking, Role, Text, Thinking, ToolResult, ToolUse
 from holdfast.types.json_encoding import canonical_json
 from holdfast.types.prompt import HistoryEntry, Ttl
-from holdfast.types.request_buffer import EncodedBlock
+from holdfast.types.request_buffer import EncodedBlock, make_message_block
 
 ITEM_START = b"{"
 """Starts a block that is a complete item: no other block continues it, and nothing has to be closed after it."""

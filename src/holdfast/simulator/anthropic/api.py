@@ -11,7 +11,7 @@ from holdfast.errors import UserError
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.errors import get_header
-from holdfast.simulator.anthropic.cache_call import (
+from holdfast.simulator.anthropic.prefixes import (
     fingerprint_anthropic_request,
     make_anthropic_cache_call,
     read_diagnosis_request,

@@ -16,7 +16,7 @@ from holdfast.providers.adapter import WireRequest
 from holdfast.providers.json_splice import join_object, split_object
 from holdfast.providers.openai_chat.parameters import OUTPUT_TOKENS_DEFAULT
 from holdfast.providers.openrouter import openrouter
-from holdfast.simulator.anthropic.cache_call import make_anthropic_cache_call
+from holdfast.simulator.anthropic.prefixes import make_anthropic_cache_call
 from holdfast.simulator.anthropic.thinking import accept_thinking, sign_anthropic_thinking
 from holdfast.simulator.anthropic.validation import place_requested_breakpoints
 from holdfast.simulator.openai.request import CacheOptions, make_openai_cache_call
