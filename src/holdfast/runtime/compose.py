@@ -22,6 +22,7 @@ from holdfast.catalog.schema import Model
 from holdfast.clock import new_ulid, system_clock
 from holdfast.economics.breakeven import PaddingOutlook
 from holdfast.engine.conversation import Dependencies, KeepAlive, VolatileSource
+from holdfast.engine.reducer import fold_events
 from holdfast.engine.state import SessionState
 from holdfast.engine.tools.builtin.history import recall_tool
 from holdfast.engine.tools.delegate import Delegation
@@ -57,10 +58,16 @@ from holdfast.runtime.tools import SessionPaths, build_toolbox, missing_tools_hi
 from holdfast.runtime.volatile_context import KnowledgeLayers, volatile_source
 from holdfast.sources.instruction_files import read_instructions
 from holdfast.sources.preset_files import read_named_text
+from holdfast.stores.open import open_store
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.prompt import LayerText, View
 
 logger = logging.getLogger(__name__)
+
+TURN_IN_PROGRESS = (
+    "a turn is in progress in this session; wait for it, or use a second session "
+    "(a stream that was left early stays in progress until it is closed: wrap it in contextlib.aclosing)"
+)
 
 # Options that are also settings: an option overrides the environment and the configuration files.
 _SETTINGS = (
@@ -365,3 +372,38 @@ def open_transport(options: Options, config: Config, provider: Provider) -> Tran
         # A local simulator accepts any key.
         api_key = "simulated"
     return HttpTransport(provider.adapter, base_url, api_key, requests_max=requests_max)
+
+
+def not_open_error(closed_id: str | None) -> UserError:
+    """The error for using a session that was never entered, or that was closed and had this id."""
+    if closed_id is None:
+        return UserError("the session is not open: use it as `async with Session.create(...) as session`")
+    return UserError(f"the session is not open: it was closed; continue it with `Session.resume({closed_id!r}, ...)`")
+
+
+def load_session_state(log: EventLog, options: Options, resume: str | None) -> SessionState:
+    """The state of the session to resume, or that of a new one. Raises UserError if there is nothing to resume."""
+    if resume is None:
+        at = options.get("clock", system_clock)()
+        return SessionState(session_id=options.get("new_id", new_ulid)(at))
+    state = fold_events(log.read(resume), resume)
+    if not state.model:
+        newest_ids = [row.id for row in log.sessions(limit=3)]
+        hint = f"; the newest are {', '.join(newest_ids)}" if newest_ids else "; the store holds no session yet"
+        raise UserError(f"there is no session {resume!r}{hint} (`holdfast sessions list` shows all)")
+    if not state.epoch:
+        raise UserError(
+            f"session {resume!r} has no prompt to continue: it was recorded from a wrapped client or pruned"
+        )
+    return state
+
+
+def open_session_log(options: Options) -> tuple[EventLog, bool]:
+    """The store to use, and whether the session has to close it."""
+    store = options.get("store")
+    if store is not None and not isinstance(store, str | Path):
+        # A store object belongs to the caller, who may use it for other sessions: it is not closed with this one.
+        return store, False
+    config = load_session_config(options)
+    address = config.db_path if store is None else str(store)
+    return open_store(address, models=load_models(config)), True

@@ -38,15 +38,19 @@ from holdfast.layers.padding import Padding
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.wire_request import Transport
 from holdfast.runtime.compaction import compact_conversation
-from holdfast.runtime.compose import Composition, compose_session, first_events, load_models, new_event_bus
-from holdfast.runtime.config import Diagnostics
-from holdfast.runtime.context_report import ContextUse, measure_context
-from holdfast.runtime.inputs import (
+from holdfast.runtime.compose import (
     TURN_IN_PROGRESS,
+    Composition,
+    compose_session,
+    first_events,
+    load_models,
     load_session_state,
+    new_event_bus,
     not_open_error,
     open_session_log,
 )
+from holdfast.runtime.config import Diagnostics
+from holdfast.runtime.context_report import ContextUse, measure_context
 from holdfast.runtime.model_switch import quote_session_switch, switch_session
 from holdfast.runtime.options import (
     Options,

@@ -84,8 +84,8 @@ class DatabaseEventLog:
         sql: EngineQueries,
         reads: Reader,
         changes: ChangeRunner,
-        writer: WriterThread,
         *,
+        writer: WriterThread,
         event_bytes_max: int,
     ) -> None:
         self._name = name

@@ -156,7 +156,7 @@ def propose_clearing(
         return NoCompaction("too few tool results can be cleared", _unchanged_numbers(outlook))
     ids = {entry.tool_use_id for entry in batch.results}
     covered = [entry for entry in state.entries if any(get_result_call_id(block) in ids for block in entry.content)]
-    event = _new_event(snapshot, trigger, "clear", covered, (batch.first, batch.last))
+    event = _new_event(snapshot, trigger, "clear", covered, first_last=(batch.first, batch.last))
     return validate_compaction(snapshot, replace(event, cleared=batch.results))
 
 
@@ -172,7 +172,7 @@ def propose_seed_summary(
     if summary.reason or not covered or state.compaction_watch.last_message == state.message_count:
         return NoCompaction(summary.reason or "there is nothing new to compact", _unchanged_numbers(outlook))
     segments = (SummarySegment("facts", join_text_blocks(summary.messages[0].content)),)
-    event = _new_event(snapshot, trigger, "seed", covered, (covered[0].number, covered[-1].number))
+    event = _new_event(snapshot, trigger, "seed", covered, first_last=(covered[0].number, covered[-1].number))
     return validate_compaction(snapshot, replace(event, segments=segments, role=summary_role(snapshot)))
 
 
@@ -181,6 +181,7 @@ def _new_event(
     trigger: CompactionTrigger,
     strategy: CompactionStrategy,
     covered: list[HistoryEntry],
+    *,
     first_last: tuple[int, int],
 ) -> ContextCompacted:
     """What all strategies record alike; the sizes after the compaction are measured by `validate_compaction`."""
@@ -223,7 +224,7 @@ def _checkpoint(
         SummarySegment("facts", render_summary(summary, recall=has_recall_tool)),
         SummarySegment("note", render_resume_note(recent=cut.stop < len(state.entries))),
     )
-    event = _new_event(snapshot, trigger, "checkpoint", covered, (cut.first, cut.last))
+    event = _new_event(snapshot, trigger, "checkpoint", covered, first_last=(cut.first, cut.last))
     return validate_compaction(snapshot, replace(event, segments=segments, role=summary_role(snapshot)), summary)
 
 

@@ -60,7 +60,7 @@ class PostgresStore(DatabaseEventLog):
         )
         reads = PostgresReader(reconnect, address.name)
         changes = PostgresChangeRunner(reconnect, address.name)
-        super().__init__(address.name, POSTGRES_QUERIES, reads, changes, writer, event_bytes_max=event_bytes_max)
+        super().__init__(address.name, POSTGRES_QUERIES, reads, changes, writer=writer, event_bytes_max=event_bytes_max)
 
 
 class PostgresChangeRunner:

@@ -57,7 +57,7 @@ class SqliteStore(DatabaseEventLog):
         changes = SqliteChangeRunner(
             partial(open_change_connection, self.path, busy_seconds_max=busy_seconds_max), self.path
         )
-        super().__init__(str(self.path), SQLITE_QUERIES, reads, changes, writer, event_bytes_max=event_bytes_max)
+        super().__init__(str(self.path), SQLITE_QUERIES, reads, changes, writer=writer, event_bytes_max=event_bytes_max)
 
 
 class SqliteChangeRunner:
