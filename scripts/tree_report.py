@@ -122,7 +122,7 @@ def static_measures(root: Path = ROOT) -> list[Measure]:
         Measure("modules in one folder", busiest_count, 20, where=(str(busiest.relative_to(root)),)),
         Measure("functions named by a bare participle", len(participles), 39, where=tuple(participles)),
         Measure("public names defined in more than one module", len(repeated), 39, where=tuple(repeated)),
-        Measure("comment lines, percent", round(100 * comments / total, 2), 1, at_most=False),
+        Measure("comment lines, percent", round(100 * comments / max(total, 1), 2), 1, at_most=False),
         Measure("retired words in src, docs and README", len(retired), 0, where=tuple(retired)),
     ]
 

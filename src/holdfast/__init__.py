@@ -50,7 +50,6 @@ _NAMES = {
     "holdfast.types.usage": ("Usage",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
-
 __all__ = [*sorted(_HOMES), "__version__"]
 
 

@@ -19,7 +19,6 @@ NewId = Callable[[float], str]
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _RANDOM_BITS = 80
 
-
 RandomSource = Callable[[], float]
 """A random number from 0 to 1."""
 

@@ -87,7 +87,6 @@ _NAMES = {
     "holdfast.sources.skills.store": ("SkillStore",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
-
 __all__ = sorted(_HOMES)
 
 

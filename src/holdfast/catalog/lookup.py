@@ -27,9 +27,7 @@ _EXTERNALLY_CACHED = ("claude-code",)
 
 # Dated snapshots and aliases, such as `claude-sonnet-4-5@20250929` or `gpt-4o-2024-11-20`.
 _SNAPSHOT = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
-
 _PATH = re.compile(r" - at `\$\.?(?P<field>.*)`$")
-
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>.*)`$")
 
 

@@ -16,7 +16,6 @@ from holdfast.types.blocks import replace_surrogates
 # Longer texts are sampled, which bounds the time that one count takes.
 COUNTED_CHARACTERS_MAX = 131_072
 SAMPLE_COUNT = 16
-
 FACTOR_MAX = 4.0  # The correction stays between 1/4 and 4, whatever a provider reports.
 SAMPLE_RATIO_MAX = 1.5  # A sample counts as at most this many times off the current factor.
 

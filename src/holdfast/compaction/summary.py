@@ -20,7 +20,6 @@ from holdfast.extraction.facts import (
 )
 
 CountTokens = Callable[[str], int]
-
 GOAL_CHARACTERS_MAX = 6_000
 USER_REQUEST_CHARACTERS_MAX = 1_500
 LINE_CHARACTERS_MAX = 200

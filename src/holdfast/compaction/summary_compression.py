@@ -8,7 +8,6 @@ import msgspec
 SUMMARY_CHARS_MAX = 1_200
 SUMMARY_LINES_MAX = 24
 SUMMARY_LINE_CHARS_MAX = 160
-
 _HEADINGS = ("Summary:", "Conversation summary:")
 _CORE = (
     "- Scope:",

@@ -8,7 +8,6 @@ HOUR_SECONDS = 3_600
 
 # Storage of an explicit cache is paid for by the hour, used or not: a week bounds what one setting can cost.
 EXPLICIT_TTL_SECONDS_MAX = 7 * 24 * HOUR_SECONDS
-
 FixedTtl = Literal["5m", "1h"]
 TtlSetting = Literal["auto", "5m", "1h"]
 

@@ -29,7 +29,6 @@ from holdfast.events.payloads.tools import (
 from holdfast.events.payloads.union import AnyPayload
 
 logger = logging.getLogger(__name__)
-
 Actor = Literal["user", "agent", "system", "tool", "worker"]
 
 # Version of the event format; a store refuses events of a later one.

@@ -40,7 +40,6 @@ FACTS_MAX = 500
 CONSTRAINT_CHARACTERS_MAX = 400
 DECISION_CHARACTERS_MAX = 300
 DONE_STATUSES = ("completed", "done", "cancelled", "canceled", "deleted")
-
 _Value = TypeVar("_Value")
 
 _CONSTRAINT = re.compile(

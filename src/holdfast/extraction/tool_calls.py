@@ -11,7 +11,6 @@ import msgspec
 from holdfast.types.blocks import Block, Json, Text, ToolResult, ToolUse
 
 CallKind = Literal["read", "write", "delete", "run", "search", "plan", "other"]
-
 ARGUMENTS_CHARACTERS_MAX = 400_000
 _PATHS = ("file_path", "path", "notebook_path", "filename", "file", "target_file", "filepath", "absolute_path")
 _COMMANDS = ("command", "cmd", "script", "commands")

@@ -16,7 +16,6 @@ from holdfast.gateway.routes import Target
 
 # Larger bodies are forwarded but not recorded.
 BUFFERED_BYTES_MAX = 32 * 1024 * 1024
-
 ExchangeEnd = Literal["whole", "cut", "cancelled", "unreachable"]
 logger = logging.getLogger(__name__)
 Message = MutableMapping[str, Any]

@@ -13,7 +13,6 @@ SKILL = "skill"
 RESERVED_OWNERS = frozenset({SHARED, SKILL, "agent"})
 # A floating version would make a recall depend on the time; records could not be replayed.
 FLOATING_VERSIONS = frozenset({"latest", "stable", "current", "head"})
-
 SEGMENT_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,199}")
 _NUMBERED = re.compile(r"v?(\d{1,9}(?:\.\d{1,9}){0,9})")
 

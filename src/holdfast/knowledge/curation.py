@@ -17,7 +17,6 @@ FILE_BYTES_MAX = 2_000_000
 SLICE_BYTES_MAX = 8_000
 PRESET_BYTES_MAX = 24_000
 SLICES_MAX = 100
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
 

@@ -15,7 +15,6 @@ from holdfast.types.json_encoding import sha256_hex
 HASHES_MAX = 8
 HASH_CHARACTERS = 16
 PAGES_MAX = 5_000
-
 _HEADER = re.compile(r"^<!-- file (?P<path>\S+) key (?P<key>\S+)(?: content (?P<hashes>[0-9a-f ,]*))? -->$")
 
 ContentDigest = Callable[[str], str]

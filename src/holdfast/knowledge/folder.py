@@ -20,13 +20,11 @@ from holdfast.sources.confined_paths import (
 
 FILE_BYTES_MAX = 64_000_000
 NAMES_MAX = 20_000
-
 LEDGER_FILE = "ledger.jsonl"
 QUARANTINE_FILE = "ledger.quarantine.jsonl"
 DIGEST_FILE = "digest.md"
 DISABLED_FILE = "disabled"
 NOTES_FOLDER = "files"
-
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _APPEND_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -14,11 +14,9 @@ CATEGORIES: tuple[Category, ...] = ("facts", "decisions", "tasks", "questions", 
 
 SourceOrigin = Literal["user", "model", "tool"]
 ItemStatus = Literal["active", "superseded", "retracted"]
-
 TEXT_CHARACTERS_MAX = 300
 SOURCES_MAX = 8
 ID_CHARACTERS = 12
-
 PROJECT_SCOPE = "project"
 
 # Control characters, and characters that are invisible, change the writing direction, or are half of a surrogate pair.

@@ -31,7 +31,6 @@ from holdfast.sources.files import decode_text
 
 # A page that a person changes at the same time is read and edited again this often.
 ATTEMPTS_MAX = 10
-
 _COMMENT = " <!-- k "
 _BOXES = ("[ ] ", "[x] ", "[X] ")
 _ORIGINS: dict[str, SourceOrigin] = {"user": "user", "model": "model", "tool": "tool"}

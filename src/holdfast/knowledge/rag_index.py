@@ -18,7 +18,6 @@ from holdfast.sources.project_files import ProjectFile, read_project_file, walk_
 from holdfast.types.json_encoding import canonical_json
 
 logger = logging.getLogger(__name__)
-
 INDEX_FILE = "index.jsonl"
 FILE_BYTES_MAX = 400_000
 TEXT_BYTES_MAX = 50_000_000
@@ -27,7 +26,6 @@ CHUNK_CHARACTERS_MAX = 4_000
 CHUNKS_RETURNED = 4
 RAG_BYTES_MAX = 6_000
 _VERSION = 1
-
 RAG_PREAMBLE = "Passages of project files that may fit the question; the files themselves are what counts."
 
 

@@ -67,7 +67,6 @@ ACCOUNTED_PAYLOADS = (
     GatewayForwarded,
 )
 
-
 # Layers that are FROZEN or pinned for an epoch; `nonce` is inserted by a cache invalidation.
 STABLE_LAYERS = frozenset({"tools", "nonce", *PINNED_LAYERS})
 

@@ -20,12 +20,10 @@ from holdfast.types.usage import TOKENS_MAX, Usage, clamp_token_count
 
 # The largest cost booked for one event: a larger amount is an error, and would overflow the sums that include it.
 USD_MAX = Decimal(1_000)
-
 NAME_CHARACTERS_MAX = 200  # Longer than any model or account name; keeps table keys indexable.
 INTEGER_MAX = 2**62  # Well within the signed 64-bit integers of SQLite and PostgreSQL.
 LATENCY_MS_MAX = 2**31 - 1  # 24 days, in 31 bits.
 AT_MAX = 253_402_300_799.0  # 9999-12-31T23:59:59Z, the last second that `datetime` can represent.
-
 _BILLED: frozenset[type[AnyPayload]] = frozenset((LlmCallCompleted, LlmCallFailed, CachePinged, ExplicitCacheChanged))
 _PICO_DIGITS = 12
 _PICODOLLARS_PER_DOLLAR = Decimal(10) ** _PICO_DIGITS

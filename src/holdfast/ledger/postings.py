@@ -20,7 +20,6 @@ from holdfast.types.usage import Usage
 
 # Increase it when the same events lead to different verdicts or amounts: tables of an older version are rebuilt.
 LEDGER_VERSION = 4
-
 POSTED_PAYLOADS = (*ACCOUNTED_PAYLOADS, ExplicitCacheChanged)
 _NOT_CALLS: frozenset[type[msgspec.Struct]] = frozenset((LlmCallFailed, CachePinged, ExplicitCacheChanged))
 _POSTED_SET: frozenset[type[msgspec.Struct]] = frozenset(POSTED_PAYLOADS)
@@ -235,7 +234,6 @@ OUTCOME_DAYS = RollUp(
 
 # Postings without a payer are not stored: they are the difference to the totals of `DAYS`.
 ACCOUNT_DAYS = RollUp("account_days", ("day", "key_id", "user_id", "team_id", "simulated"), Sums.__struct_fields__)
-
 ROLLUPS = (DAYS, SESSION_DAYS, VERDICT_DAYS, OUTCOME_DAYS, ACCOUNT_DAYS)
 
 

@@ -22,7 +22,6 @@ from holdfast.sources.skills.store import SEARCH_LIMIT, SkillStore
 INTENT_CHARACTERS_MAX = 8_000
 NAMES_MAX = 200
 SEARCH_LIMIT_MAX = 50
-
 Request = TypeVar("Request", bound=msgspec.Struct)
 Text = Annotated[str, msgspec.Meta(max_length=INTENT_CHARACTERS_MAX)]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=400)], ...], msgspec.Meta(max_length=NAMES_MAX)]

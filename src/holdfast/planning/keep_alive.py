@@ -20,7 +20,6 @@ PINGS_AHEAD_MAX: dict[Ttl, int] = {"5m": 12, "1h": 24}
 
 # Estimate of the uncached user message at the end of a ping (`CLOSING_TEXT` with its JSON around it).
 CLOSING_TOKENS = 10
-
 CLOSING_TEXT = "Wait."
 
 

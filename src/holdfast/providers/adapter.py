@@ -177,7 +177,6 @@ class ExplicitCacheAdapter(Protocol):
 CachingKind = Literal["breakpoints", "prefix", "none"]
 """`breakpoints`: we place them. `prefix`: the provider caches repeated prefixes, and we keep them unchanged."""
 
-
 _CACHING_KINDS: dict[CacheKind, CachingKind] = {
     "explicit": "breakpoints",
     "hybrid": "breakpoints",

@@ -19,7 +19,6 @@ Value = TypeVar("Value")
 # Strings and structural characters; everything between them belongs to a value.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]')
 _CLOSING = {b"{": b"}", b"[": b"]"}
-
 _decode_string = msgspec.json.Decoder(str).decode
 _decode_string_or_null = msgspec.json.Decoder(str | None).decode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

@@ -25,14 +25,12 @@ IMAGE_TEXT = Text("[image]")
 CACHE_KEY_CHARS_MAX = 64
 EXTENDED_RETENTION = "24h"
 _DATA_URL = re.compile(r"data:(.*?);base64,(.*)", re.DOTALL)
-
 TOOL_CHOICE_FIELD = "tool_choice"
 PARALLEL_FIELD = "parallel_tool_calls"
 
 # Our values are Anthropic's; OpenAI calls `any` `required`.
 _OPENAI_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _CHOICES = {theirs: ours for ours, theirs in _OPENAI_CHOICES.items()}
-
 _OVERFLOW = "context_length_exceeded"
 _QUOTA = "insufficient_quota"
 

@@ -17,7 +17,6 @@ _CHAT_FIELDS = frozenset(
     {"max_completion_tokens", "stream_options", "response_format", "reasoning_effort", "prompt_cache_key", "stop"}
 )
 _CHAT_ROLES = frozenset({"system", "developer", "tool"})
-
 _OPENAI = ("https://api.openai.com/v1", "OPENAI_BASE_URL", "OPENAI_API_KEY")
 
 

@@ -110,7 +110,6 @@ _TABLE = (
 )
 
 Recipes = Mapping[FailureScenario, RecoveryRecipe]
-
 RECIPES: Recipes = MappingProxyType({recipe.scenario: recipe for recipe in _TABLE})
 
 _FOLLOW_UPS: dict[EscalationPolicy, FollowUp] = {

@@ -20,7 +20,6 @@ from holdfast.types.prompt import Ttl
 from holdfast.types.usage import Usage
 
 BROKEN_LINES_REPORTED_MAX = 100  # The report counts all broken lines and lists this many.
-
 _ZERO = Decimal(0)
 
 

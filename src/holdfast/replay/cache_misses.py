@@ -23,10 +23,8 @@ from holdfast.types.prompt import Ttl
 from holdfast.types.usage import Usage
 
 MissReason = Literal["expired", "model changed", "compacted", "edited", "prefix changed", "lost", "unexplained"]
-
 MISS_REASONS: tuple[MissReason, ...] = get_args(MissReason)
 EXPLAINED_REASONS = MISS_REASONS[:5]
-
 COMMAND_PREFIX = "<command-message>"
 SKILL_PREFIX = "Base directory for this skill:"
 PLAN_PREFIX = "Implement the following plan:"

@@ -15,7 +15,6 @@ CLEARING_CHARACTERS_MIN = 400_000
 """Clearing starts at 100,000 tokens, estimated at four characters per token."""
 
 RESULTS_KEPT = 3
-
 Layout = Callable[[Recording], Recording]
 VolatileTexts = Callable[[int], tuple[str, ...]]
 """Returns the volatile texts of turn 1, 2, ...: one text per layer, the same layers in every turn."""

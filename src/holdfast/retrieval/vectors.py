@@ -20,7 +20,6 @@ NAME_SHARE = 0.3
 TEXTS_CACHED_MAX = 512
 _ROWS_AT_FIRST = 64
 _NO_SLOT = 0
-
 Vectors = NDArray[np.float32]
 Sums = NDArray[np.float64]
 

@@ -30,8 +30,6 @@ from holdfast.types.blocks import Block, join_text_blocks
 from holdfast.types.prompt import LayerText
 
 logger = logging.getLogger(__name__)
-
-
 _MEMORY_LAYERS = {"USER.md": "user_memory", "MEMORY.md": "memory"}
 
 

@@ -19,7 +19,6 @@ STALL_SECONDS = 3600.0  # Clients time out long before this.
 PAUSE_SECONDS_MAX = 3600.0
 AFTER_CHUNKS_MAX = 1_000_000
 LIMIT_MAX = 1_000_000_000
-
 _LIMITS = {"window": "tokens", "breakpoints": "max"}
 _TEXT_SHOWN_CHARS_MAX = 60
 

@@ -16,7 +16,6 @@ from holdfast.types.json_encoding import encode_json, sha256_hex
 from holdfast.types.reply import StopReason
 
 SCRIPT_BYTES_MAX = 64 * 1024 * 1024
-
 _STOP_REASONS: tuple[StopReason, ...] = ("end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal")
 
 

@@ -18,7 +18,6 @@ from holdfast.sources.files import format_path
 
 PATH_BYTES_MAX = 4096
 LINKS_MAX = 40  # The kernel's own limit on symlinks in one path.
-
 _FOLDER_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a FIFO must not wait for a writer.

@@ -22,7 +22,6 @@ COMMITS_MAX = 5
 SUBJECT_CHARS_MAX = 200
 DIFF_BYTES_MAX = 50_000
 _OUTPUT_BYTES_MAX = 65_536
-
 DETACHED = "HEAD (detached)"
 
 # Nothing else is passed on: variables such as GIT_DIR or GIT_EXTERNAL_DIFF would redirect git.

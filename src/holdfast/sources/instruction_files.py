@@ -19,7 +19,6 @@ from holdfast.sources.files import SourceFinding, decode_text, describe_read_err
 FILE_CHARS_MAX = 4_000
 TOTAL_CHARS_MAX = 12_000
 RULES_MAX = 100
-
 HOME_NAMES = ("AGENTS.md", "CLAUDE.md")
 FOLDER_NAMES = ("AGENTS.md", "CLAUDE.md", "CLAUDE.local.md", ".claude/CLAUDE.md", ".holdfast/instructions.md")
 RULES_FOLDER = ".holdfast/rules"

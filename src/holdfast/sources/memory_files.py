@@ -28,9 +28,7 @@ from holdfast.sources.confined_paths import (
 from holdfast.sources.files import cut_utf8, decode_text
 
 LOCK_SECONDS_MAX = 5.0
-
 Operation = Literal["add", "replace", "consolidate"]
-
 _LOCK_POLL_SECONDS = 0.01
 _READ_BYTES_MAX = 1_000_000
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

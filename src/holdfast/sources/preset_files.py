@@ -9,9 +9,7 @@ from holdfast.errors import UserError
 from holdfast.sources.files import decode_text, describe_read_error, format_path, read_regular_file
 
 TEXT_BYTES_MAX = 200_000
-
 NamedTextKind = Literal["presets", "personas"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

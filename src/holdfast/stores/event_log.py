@@ -35,7 +35,6 @@ from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJo
 READ_BATCH_EVENTS = 128  # Bounds what a reader of a long session holds in memory.
 SESSIONS_AT_ONCE = 500  # Ids per page of pending sessions; the next page starts after the last id.
 IDLE_MAX = 4  # Open connections that nobody uses still cost a file handle, or a PostgreSQL server process.
-
 _ROWS_MAX = 2**62  # No limit: more rows than any table has, and within every engine's integers.
 
 

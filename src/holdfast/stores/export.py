@@ -20,7 +20,6 @@ from holdfast.stores.sql.events import EVENT_BYTES_MAX
 EXPORT_FORMAT = 1  # Increase it when an older version could not import the lines.
 LINE_BYTES_MAX = EVENT_BYTES_MAX + 65_536  # A payload of the maximum size, and room for the envelope around it.
 EVENT_TIME_MAX = 253_402_214_400.0  # 9999-12-31T00:00:00Z: `datetime` cannot represent the day after.
-
 _encode = msgspec.json.Encoder().encode
 _decode_event = msgspec.json.Decoder(Event).decode
 _UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError, ArithmeticError)

@@ -13,7 +13,6 @@ Store = MemoryStore | DatabaseEventLog
 
 # A single letter is a Windows drive, not a scheme.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
-
 _ADDRESS_FORMS = "a path (./PATH if it holds a colon), sqlite:///PATH, postgresql://USER@HOST/DATABASE, or memory:"
 
 

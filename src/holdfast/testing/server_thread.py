@@ -10,7 +10,6 @@ from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.server import serve_simulator
 
 STEP_SECONDS_MAX = 5.0  # A server that does not start or stop must not hang the test run.
-
 T = TypeVar("T")
 
 

@@ -62,9 +62,7 @@ class ToolResult(msgspec.Struct, frozen=True, tag_field="type", tag="tool_result
 
 
 Block = Text | Image | ToolUse | ToolResult | Thinking | RedactedThinking | Opaque
-
 Role = Literal["user", "assistant", "system"]
-
 THINKING_TYPES = (Thinking, RedactedThinking)
 
 # "reasoning" is an item of OpenAI's Responses API; "reasoning_details.*" are OpenRouter's.

@@ -19,7 +19,6 @@ SCHEMA_BYTES_MAX = 65_536
 SCHEMA_DEPTH_MAX = 32
 SCHEMA_VALUES_MAX = 10_000
 PATTERN_MATCH_STEPS_MAX = 250_000  # For all patterns of one call together.
-
 JsonSchema = dict[str, Json]
 
 _TYPE_NAMES: dict[type, str] = {

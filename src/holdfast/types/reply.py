@@ -8,7 +8,6 @@ from holdfast.types.blocks import Block
 from holdfast.types.usage import Usage, clamp_token_count, exclude_usage
 
 REASON_CHARS_MAX = 80
-
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal", "cancelled", "error"]
 ReplySource = Literal["provider", "completion-cache", "summary"]
 DiagnosisOutcome = Literal["hit", "miss", "pending", "not_found", "unavailable"]

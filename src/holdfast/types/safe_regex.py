@@ -15,9 +15,7 @@ from holdfast.errors import UserError
 PATTERN_CHARS_MAX = 500
 PATTERN_DEPTH_MAX = 20  # The parser recurses once per group.
 PATTERN_STATES_MAX = 1_000  # Repeats multiply: `(a{100}){100}` alone has 10,000.
-
 CodePointRanges = tuple[tuple[int, int], ...]
-
 _CODE_MAX = 0x10FFFF
 _DIGITS: CodePointRanges = ((48, 57),)
 _WORD: CodePointRanges = ((48, 57), (65, 90), (95, 95), (97, 122))

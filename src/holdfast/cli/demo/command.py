@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from holdfast.simulator.provider import SimulatedProvider
 
 SPEND_MAX_USD = "2.00"  # A safety limit for --live, which is expected to cost a few cents.
-
 _COLUMNS = "{:>4}  {:>7}  {:>7}  {:>7}  {:>8}  {:>6}  {:>10}  {:>10}"
 
 

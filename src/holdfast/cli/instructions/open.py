@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 SIGNING_PACKAGE = "cryptography"
 MISSING_PACKAGE_HINT = "instructions need an extra package: pip install 'holdfast-context[instructions]'"
-
 agent_option = click.option("--agent", default="main", show_default=True, help="Agent whose instructions to use.")
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from holdfast.ledger.requests.explain import ExplainedBlock, ExplainedBreakpoint, ExplainedLayer, RequestExplanation
 
 ROWS_MAX = 60
-
 _BREAKPOINT_HEADINGS = ("TTL", "reason", "prefix tokens", "each later read saves", "expected saving")
 
 

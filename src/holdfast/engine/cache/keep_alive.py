@@ -29,7 +29,6 @@ CLOSE_WAIT_SECONDS_MAX = 2.0
 """How long closing a session waits for a ping in progress."""
 
 logger = logging.getLogger(__name__)
-
 _MILLION = Decimal(1_000_000)
 
 

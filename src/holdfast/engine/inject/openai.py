@@ -29,7 +29,6 @@ CACHE_KEY_FIELD = "prompt_cache_key"
 BREAKPOINT_FIELD = "prompt_cache_breakpoint"
 CACHE_OPTIONS_ARGUMENT = "prompt_cache_options"
 INCLUDE_USAGE_FIELD = "include_usage"
-
 _SYSTEM_ROLES = ("system", "developer")
 _HELPER_ARGUMENTS = frozenset({"text_format", "starting_after", "response_id"})
 

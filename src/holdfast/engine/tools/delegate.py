@@ -31,7 +31,6 @@ DELEGATE_TOOL = "delegate"
 # By default a child may not delegate further, so that a task cannot multiply.
 DEPTH_MAX = 1
 DELEGATION_SECONDS_MAX = 1800.0  # A child runs whole turns with tools; other tools have ten minutes at most.
-
 DelegationOutcome = Literal["completed", "failed", "cancelled"]
 _DISPOSITIONS: dict[DelegationOutcome, Literal["completed", "abandoned", "error"]] = {
     "completed": "completed",

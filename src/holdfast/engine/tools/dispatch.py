@@ -40,7 +40,6 @@ from holdfast.types.tool_spec import ToolSpec, check_arguments
 
 RecordEvent = Callable[[AnyPayload], Awaitable[None]]
 SetResult = Callable[[ToolResult], None]
-
 CONCURRENT_CALLS_MAX = 4  # Tools run on the user's machine, whose cores and files they share.
 
 

@@ -18,7 +18,6 @@ from holdfast.types.blocks import Image, Text, replace_surrogates
 from holdfast.types.json_encoding import sha256_hex
 
 logger = logging.getLogger(__name__)
-
 OUTPUT_CHARACTERS_MAX = 100_000  # About 25,000 tokens, which every later call of the session sends again.
 BLOCKS_MAX = 100
 IMAGES_MAX = 20

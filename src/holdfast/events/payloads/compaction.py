@@ -12,7 +12,6 @@ from holdfast.types.usage import Usage
 # `clear` replaces old tool results by one line each. `checkpoint` replaces messages by a summary; `seed` does so by the
 # seed's rules.
 CompactionStrategy = Literal["clear", "checkpoint", "seed"]
-
 CompactionTrigger = Literal["requested", "cache_expired", "money", "soft", "hard", "overflow"]
 
 

@@ -12,7 +12,6 @@ from holdfast.types.prompt import HistoryEntry
 
 # What happens to an enqueued recipe: it is run, shown to a person, or the work ends.
 FollowUp = Literal["run", "surface", "end"]
-
 RecoveryTrigger = Literal["automatic", "manual"]
 
 

@@ -18,7 +18,6 @@ MATCHED_CONVERSATIONS_MAX = 1_000
 
 # Several, because a client may change its last block with every call.
 NEWEST_BLOCKS = 3
-
 CANDIDATES_MAX = 8
 T = TypeVar("T")
 K = TypeVar("K")

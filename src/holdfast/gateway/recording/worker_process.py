@@ -21,7 +21,6 @@ from holdfast.gateway.routes import Target
 # Recording takes several times the processor time of forwarding, and as a thread it added 3 to 8 ms of processor time
 # per stream (docs/decisions/0029); hence a separate process.
 CLOSING_SECONDS_MAX = 10.0
-
 TRACKED_EXCHANGES_MAX = 1_000
 PIPE_QUEUE_BYTES_MAX = 64 * 1024 * 1024
 _SIZE_BYTES = 4
@@ -30,7 +29,6 @@ _encode = msgspec.msgpack.Encoder().encode
 
 # Both limits are needed: many small records, or few with bodies of megabytes.
 QUEUED_RECORDS_MAX = 10_000
-
 QUEUED_BYTES_MAX = 256 * 1024 * 1024
 QUEUE_CLOSE_SECONDS_MAX = 5.0
 YIELD_SECONDS = 0.05

@@ -53,12 +53,10 @@ from holdfast.types.prompt import Breakpoint, Parameters, Ttl
 
 # Anthropic answers 400 if a 1h breakpoint comes after a 5m one ("Mixed TTL" in its prompt caching page).
 HOUR_TTL = "1h"
-
 _DECLARATIONS = "functionDeclarations"
 
 # Rough estimate, enough to compare a prefix with the cache minimum; exact counts need the provider's tokenizer.
 BYTES_PER_TOKEN = 4
-
 PING_BYTES_MAX = 4 * 1024 * 1024
 
 

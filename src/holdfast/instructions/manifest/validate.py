@@ -21,9 +21,7 @@ TRIGGER_CHARACTERS_MAX = 400
 GUARANTEED_MAX = 5
 UNAPPROVED_TASK_TYPES_MAX = 2
 MANIFEST_TOKENS_MAX = 1000
-
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-
 _encode = msgspec.json.Encoder().encode
 
 

@@ -13,7 +13,6 @@ from holdfast.instructions.migration.situations import strip_title
 
 SLUG_CHARACTERS_MAX = 32
 LINE_CHARACTERS_READ = 2_000
-
 _FILE_TITLES = re.compile(r"(?:agents?|claude|gemini|readme|copilot.instructions|instructions?)(?:\.mdc?)?", re.I)
 _MARKUP = re.compile(r"!?\[([^\[\]]{0,300})\]\([^()]{0,500}\)|[`*]+|^[\s>#|-]+|<[^<>]{0,300}>")
 _PROSE = re.compile(r"^[^\W\d_`*\[\"']|^[*`\[\"']*[^\W\d_]")

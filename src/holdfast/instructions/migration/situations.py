@@ -11,7 +11,6 @@ from holdfast.retrieval.synonyms import is_imperative
 
 PHRASE_CHARACTERS_MAX = 80
 DATA_FILE = "situations.toml"
-
 _LEADING = re.compile(r"^(?:[\W_]*(?:\d+(?:\.\d+)*[.):]?|step \d+[:.]?|[a-z][.)])\s+)*[\W_]*", re.I)
 _HOW_TO = re.compile(
     r"^(?:how (?:to|do (?:i|we|you))|guide to|steps to|instructions for|rules? for|notes? on)\s+", re.I

@@ -17,7 +17,6 @@ from holdfast.retrieval.units import SearchUnit
 
 ROUNDS_MAX = 3
 RARE_WORDS = 3
-
 _WORDS = re.compile(r"[^\W\d_]{4,}")
 
 MakeMeaningStage = Callable[[], SemanticStage | None]

@@ -67,7 +67,6 @@ _WRAPPERS = tuple(
     )
 )
 _AROUND_WORDS = "`'\"()[]*.,:;!?"
-
 _Key = tuple[EvidenceKind, str | tuple[str, ...]]
 
 

@@ -73,7 +73,6 @@ COMMON_COMMANDS = frozenset(
 )
 
 COMMON_ARGUMENTS = _words("-am . -- --all --oneline --upgrade main master origin")
-
 LinePosition = Literal["prose", "shell", "code", "indented"]
 Key = TypeVar("Key", str, tuple[str, ...])
 

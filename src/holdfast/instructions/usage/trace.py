@@ -19,7 +19,6 @@ TRACE_STEPS_MAX = 2_000
 TRACE_BYTES_MAX = 400_000
 ARGUMENT_LEAVES_MAX = 2_000
 INSTRUCTION_TOOLS = ("recall_instruction", "list_instructions", "submit_usage")
-
 _Text = Annotated[str, msgspec.Meta(max_length=TRACE_BYTES_MAX)]
 _Tool = Annotated[str, msgspec.Meta(max_length=400)]
 
@@ -43,12 +42,9 @@ class ObservationStep(msgspec.Struct, frozen=True, tag_field="type", tag="tool_r
 
 
 TraceStep = AgentTextStep | ToolCallStep | ObservationStep
-
 Trace = tuple[TraceStep, ...]
-
 STEP_KINDS = ("text", "tool_call", "tool_result")
 _TOKEN = re.compile(r"\baudi_\w{1,100}")
-
 _decode = msgspec.json.Decoder(TraceStep).decode
 _encode = msgspec.json.Encoder().encode
 

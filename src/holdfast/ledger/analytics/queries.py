@@ -17,12 +17,10 @@ PAGE_MAX = 500
 
 # Later than any event; a float that every store can compare with.
 END_OF_TIME = 1e300
-
 HOUR_SECONDS = 3_600
 SessionOrder = Literal["lost", "spent", "newest"]
 SessionCostOrder = Literal["cost", "recency"]
 _NOTHING = Decimal(0)
-
 GroupName = str | bool | None
 
 GroupBy = Literal[

@@ -33,9 +33,7 @@ from holdfast.ledger.postings import (
 )
 
 RollUpRows = Iterable[tuple[Key, tuple[int, ...]]]
-
 FULL_SCOPE = LedgerScope()
-
 VERDICT_KINDS: dict[object, VerdictKind] = {kind: kind for kind in get_args(VerdictKind)}
 
 

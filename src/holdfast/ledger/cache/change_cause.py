@@ -20,7 +20,6 @@ from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, common_pre
 
 # Longer blocks are compared by their bytes only, without decoding or diffing: this runs before every changed request.
 COMPARED_BYTES_MAX = 256 * 1024
-
 _CLOCK = frozenset({"a date and time", "a date", "a time of day", "words for now", "seconds since the epoch"})
 _IDS = frozenset({"a UUID", "a git hash", "a hexadecimal id", "an object's address"})
 _DIGIT = re.compile(r"\d")

@@ -37,10 +37,7 @@ VerdictKind = Literal[
 # Neither list has `held`, `below_floor` and `first_use`: nothing was lost.
 EXPECTED_KINDS: tuple[VerdictKind, ...] = ("planned", "parameter_changed", "ttl_expired")
 UNEXPECTED_KINDS: tuple[VerdictKind, ...] = ("prefix_changed", "lookback_miss", "provider_side")
-
 _MILLION = Decimal(1_000_000)  # Prices are US dollars per million tokens.
-
-
 UsageEvidence = Literal["read", "partly read", "nothing cached"]
 
 # Which section of the prompt a provider's miss reason refers to; `model` and `planned` are no sections.

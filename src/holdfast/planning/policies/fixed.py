@@ -15,7 +15,6 @@ UPGRADE_AFTER_SECONDS = 285.0
 
 # The spacing that docs/decisions/0017 compares with the adaptive policy.
 ANCHOR_EVERY_CALLS = 3
-
 TEXT_BLOCK_START = b'{"type":"text"'
 
 # Blocks to put a breakpoint on, most important first; None where there is no such block.
@@ -23,7 +22,6 @@ BreakpointCandidates = Iterable[tuple[int | None, Ttl]]
 
 # Places the breakpoints of a request, given how many calls the session made before it.
 PlacementRule = Callable[[PlanningMoment, int], BreakpointCandidates]
-
 BlockFinder = Callable[[RequestBuffer], int | None]
 PingRule = Callable[[PlanningMoment, int], Ping | None]
 

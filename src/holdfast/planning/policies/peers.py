@@ -27,7 +27,6 @@ from holdfast.types.request_buffer import RequestBuffer
 # Observed behaviour of the tools themselves, not a choice of ours.
 GURU_ANCHOR_EVERY_MESSAGES = 19
 AUTOCACHE_BREAKPOINTS_MAX = 3
-
 place_like_opencode = fixed_rule((last_tool_block, "5m"), (last_system_block, "5m"), (last_user_text, "5m"))
 
 

@@ -3,5 +3,4 @@
 from holdfast.providers.anthropic.adapter import AnthropicAdapter
 
 anthropic = AnthropicAdapter()
-
 __all__ = ["AnthropicAdapter", "anthropic"]

@@ -14,7 +14,6 @@ from holdfast.types.reply import CacheDiagnosis, DiagnosisOutcome, make_miss_dia
 
 DIAGNOSTICS_FIELD = "diagnostics"
 DIAGNOSTICS_BETA = "cache-diagnosis-2026-04-07"
-
 _OUTCOMES: dict[str, DiagnosisOutcome] = {"previous_message_not_found": "not_found", "unavailable": "unavailable"}
 
 

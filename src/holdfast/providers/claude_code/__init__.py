@@ -3,5 +3,4 @@
 from holdfast.providers.claude_code.adapter import ClaudeCodeAdapter
 
 claude_code = ClaudeCodeAdapter()
-
 __all__ = ["ClaudeCodeAdapter", "claude_code"]

@@ -20,7 +20,6 @@ from holdfast.types.transcript import merge_into_messages
 STDERR_BYTES_MAX = 64 * 1024
 CHUNK_BYTES = 64 * 1024
 _QUEUE_SCHEME = "command://"
-
 Result = TypeVar("Result")
 
 

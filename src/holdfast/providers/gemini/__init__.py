@@ -3,5 +3,4 @@
 from holdfast.providers.gemini.adapter import GeminiAdapter
 
 gemini = GeminiAdapter()
-
 __all__ = ["GeminiAdapter", "gemini"]

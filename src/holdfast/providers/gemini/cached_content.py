@@ -27,7 +27,6 @@ from holdfast.types.prompt import Parameters
 
 # Our own limit, against typing errors: Gemini documents no bounds.
 TTL_SECONDS_MAX = 366 * 24 * 3600
-
 _COLLECTION = f"/{API_VERSION}/cachedContents"
 _NAME = re.compile(r"cachedContents/[A-Za-z0-9_-]{1,128}")
 _LOST = re.compile(r"cached ?content not found", re.IGNORECASE)

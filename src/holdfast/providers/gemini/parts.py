@@ -40,7 +40,6 @@ _CALL_MEMBERS = frozenset({"id", "name", "args"})
 _RESULT_MEMBERS = frozenset({"id", "name", "response", "parts"})
 # Parts that can carry the signature of the thinking before them.
 _SIGNED_KINDS = (Text, Image, ToolUse)
-
 _decode_parts = msgspec.json.Decoder(tuple[msgspec.Raw, ...] | None).decode
 
 

@@ -3,5 +3,4 @@
 from holdfast.providers.openai_chat.adapter import OPENAI_VARIANT, ChatAdapter
 
 openai_chat = ChatAdapter(OPENAI_VARIANT)
-
 __all__ = ["ChatAdapter", "openai_chat"]

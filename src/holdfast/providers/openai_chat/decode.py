@@ -32,7 +32,6 @@ _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "
 
 # Members that can be dropped with this value.
 _DEFAULT_MEMBERS = (("annotations", b"[]"), ("tool_calls", b"[]"))
-
 _DecodedBlock = tuple[Block, Ttl | None]
 
 

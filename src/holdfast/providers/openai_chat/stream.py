@@ -79,7 +79,6 @@ class _Detail(msgspec.Struct, frozen=True):
 
 _Key = tuple[str, int]
 _Block = TypeVar("_Block", bound=ChatBlockAccumulator)
-
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_detail = msgspec.json.Decoder(_Detail).decode
 _decode_call = msgspec.json.Decoder(CallDelta).decode

@@ -23,7 +23,6 @@ from holdfast.types.reply import REASON_CHARS_MAX, CacheDiagnosis, DiagnosisOutc
 DIAGNOSTICS_FIELD = "prompt_cache_diagnostics"
 CACHE_OPTIONS_FIELD = "prompt_cache_options"
 COMPARISON_FIELD = "comparison_response_id"
-
 _MISS = "cache_miss"
 _OUTCOMES: dict[str, DiagnosisOutcome] = {
     "cache_hit": "hit",

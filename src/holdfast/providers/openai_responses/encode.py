@@ -35,9 +35,7 @@ REQUEST_DEFAULTS = {"store": b"false", "include": b'["reasoning.encrypted_conten
 
 PARAMETER_NAMES = frozenset({"model", "max_output_tokens", "stream", "temperature", "reasoning"})
 PROMPT_NAMES = frozenset({"tools", "input", "instructions"})
-
 CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-
 _TOOL = b'{"type":"function","name":%b,"description":%b,"parameters":%b,"strict":false}'
 _DEVELOPER = message_start("developer")
 # 30m is the API's default and needs no `ttl`.

@@ -34,5 +34,4 @@ OPENROUTER_VARIANT = ChatVariant(
 )
 
 openrouter = ChatAdapter(OPENROUTER_VARIANT)
-
 __all__ = ["OPENROUTER_VARIANT", "openrouter"]

@@ -22,7 +22,6 @@ POOLING = "1_Pooling"
 TOKENS_MAX = 256
 FILE_BYTES_MAX = 4 << 30
 JSON_BYTES_MAX = 1 << 20
-
 _SUPPORTED_MODULES = (("Transformer", "Pooling"), ("Transformer", "Pooling", "Normalize"))
 _FEED_FORWARD = ("intermediate.dense", "output.dense", "output.LayerNorm")
 _ATTENTION = {
@@ -33,7 +32,6 @@ _FAMILY = {"bert": "bert", "roberta": "bert", "xlm-roberta": "bert", "camembert"
 _LEGACY_NAMES = {"weight": "gamma", "bias": "beta"}
 _LFS_POINTER = b"version https://git-lfs"
 _RARE_CHARACTERS = "\u6f22\U0001f600\x00"
-
 Decoded = TypeVar("Decoded")
 
 

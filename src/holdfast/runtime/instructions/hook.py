@@ -40,7 +40,6 @@ RESTARTED_SOURCES = frozenset({"clear", "compact"})
 """Sources of a session that had begun before, and has lost the text from its start."""
 
 _FRONT_MATTER = "---\n"
-
 SETTINGS_BYTES_MAX = 4_000_000
 HOOK_TIMEOUT_SECONDS = 30
 

@@ -40,7 +40,6 @@ LISTED_MAX = 500
 
 # Bounds the offset that the store has to skip over.
 SKIPPED_MAX = 1_000_000
-
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 KeyId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 Result = TypeVar("Result")

@@ -21,7 +21,6 @@ from holdfast.types.request_buffer import common_prefix_length
 
 # Enough context to recognize the place, for a view of one line each.
 BYTES_BEFORE = 120
-
 BYTES_AFTER = 240
 
 SESSIONS_MAX = 16

@@ -11,7 +11,6 @@ from holdfast.service.http.routes import EmptyRequest, Route, RouteRequest, Rout
 # The cookie holds the key itself, so that restarts and replicas need no session state; HttpOnly keeps it from scripts
 # and SameSite=Strict from requests of other sites (docs/decisions/0030). Not Secure: localhost is served over HTTP.
 _COOKIE_ATTRIBUTES = "Path=/; HttpOnly; SameSite=Strict"
-
 _encode = msgspec.json.Encoder().encode
 
 

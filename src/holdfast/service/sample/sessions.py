@@ -39,7 +39,6 @@ SPEND_MAX_USD = Decimal(5)
 PAUSE_SECONDS = 0.05
 """Real time between two turns, so that a viewer sees them arrive."""
 
-
 _CALLS = (
     ("refund", ToolUse("", "skill_load", '{"name":"refunds"}')),
     ("Where is order", ToolUse("", "look_up", '{"what":"order"}')),

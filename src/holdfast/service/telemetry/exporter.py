@@ -24,12 +24,10 @@ BATCH_SPANS = 256
 
 # A deque with this maxlen: if the collector is slow, the oldest spans are dropped and memory stays bounded.
 QUEUE_SPANS_MAX = 4_096
-
 SEND_SECONDS_MAX = 10.0
 
 # At shutdown; below the server's own limit of CLOSING_SECONDS_MAX.
 LAST_SECONDS_MAX = 3.0
-
 logger = logging.getLogger(__name__)
 Json = dict[str, object]
 

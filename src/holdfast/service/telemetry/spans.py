@@ -27,7 +27,6 @@ FAILED = 2
 
 # Values of gen_ai.provider.name in the GenAI conventions; other providers keep our name.
 _PROVIDER_NAMES = {"gemini": "gcp.gemini", "openai-chat": "openai", "claude-code": "anthropic"}
-
 AttributeValue = str | int | float | tuple[str, ...]
 
 

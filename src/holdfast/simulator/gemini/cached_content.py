@@ -35,12 +35,10 @@ COLLECTION = "cachedContents"
 TTL_SECONDS_DEFAULT = 3_600.0  # Gemini's default, one hour.
 DISPLAY_NAME_CHARS_MAX = 128
 EXPIRES_AT_MAX = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC).timestamp()
-
 _METHOD = "createCachedContent"
 _EXPIRY_FIELDS = ("ttl", "expireTime")
 _KNOWN = frozenset({*HEAD_NAMES, *_EXPIRY_FIELDS, CONTENTS, "model", "displayName"})
 _TTL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?s")
-
 _decode_time = msgspec.json.Decoder(Annotated[datetime.datetime, msgspec.Meta(tz=True)]).decode
 
 

@@ -20,7 +20,6 @@ DEPTH_MAX = 4
 ENTRIES_MAX = 50_000
 SKILLS_MAX = 5_000
 FILE_BYTES_MAX = 1_000_000
-
 _SKIPPED_FOLDERS = frozenset(("node_modules",))
 
 

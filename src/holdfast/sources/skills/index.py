@@ -10,7 +10,6 @@ from holdfast.sources.skills.skill import DESCRIPTION_CHARS_MAX, Skill
 SKILL_INDEX_HEADING = "## Available skills\nUse `skill_search(query)` to filter and `skill_load(name)` to read a body."
 INDEX_TOKENS_MAX = 8_000
 PRELOADED_SUFFIX = " [preloaded]"
-
 _BLANKS = re.compile(r"[^\S ]\s*|[\x00-\x1f\x7f-\x9f]+")
 # Invisible and direction-changing characters, which could hide words from a person who reads the line.
 _INVISIBLE = re.compile("[\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]")

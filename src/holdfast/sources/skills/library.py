@@ -19,7 +19,6 @@ from holdfast.sources.skills.store import SkillStore
 from holdfast.sources.skills.validation import is_usable_name
 
 logger = logging.getLogger(__name__)
-
 OWN_FOLDER = ".holdfast/skills"
 OPTIONAL_FOLDERS = (".agents/skills", ".claude/skills", ".metis/skills")
 """Skill folders of other programs, below a home or a workspace; read only on request."""

@@ -9,9 +9,7 @@ import msgspec
 SkillSource = Literal["global", "workspace"]
 SkillMode = Literal["seed", "strict", "lenient"]
 Severity = Literal["error", "warning"]
-
 SKILL_MODES: tuple[SkillMode, ...] = get_args(SkillMode)
-
 NAME_CHARS_MAX = 64
 DESCRIPTION_CHARS_MAX = 1024
 COMPATIBILITY_CHARS_MAX = 500

@@ -26,7 +26,6 @@ from holdfast.stores.write.queue import SqlStep
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 _AUDIT_LIST_COLUMNS = ("loaded_chunks", "used_chunks", "missed_chunks", "detail", "detected")
-
 LISTS_UNIT = "body LIKE ?"
 
 # The settings row that is locked while one version replaces another.

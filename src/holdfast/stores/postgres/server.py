@@ -27,7 +27,6 @@ _DEFAULT_OPTIONS: dict[str, str | int | None] = {
 }
 
 PostgresConnection = psycopg.Connection[tuple[object, ...]]
-
 _REASON_CHARACTERS_MAX = 200  # Of a server's message: an error is one line.
 
 # PostgreSQL text cannot contain NUL: NUL and the escape character \x01 become two characters each.

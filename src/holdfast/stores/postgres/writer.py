@@ -36,7 +36,6 @@ from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJo
 
 RECONNECT_SECONDS_MAX = 10.0  # Outlasts the restart of a server.
 COMMIT_ATTEMPTS_MAX = 5  # Deadlocks and lost connections are rare: five in a row have another cause.
-
 POSTGRES_LOG_QUERIES = LogQueries("%s", schema=SCHEMA_PREFIX)
 TABLE_QUERIES = RollUpSql("%s", schema=SCHEMA_PREFIX)
 POSTGRES_QUERIES = EngineQueries(

@@ -38,7 +38,6 @@ from holdfast.stores.sql.events import Cell, FetchRows, as_int, decode_event_row
 from holdfast.types.usage import Usage
 
 DAY_SECONDS = 86_400
-
 TURN_BATCH_EVENTS = 128  # Most turns fit into one batch.
 
 # Which groupings each roll-up can answer by itself.

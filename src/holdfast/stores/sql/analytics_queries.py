@@ -29,7 +29,6 @@ _SUMS = Sums.__struct_fields__
 
 # How a row of a table contributes to each sum of a roll-up, as SQL expressions.
 _CALL_SUMS = {"entries": "1", "calls": "1", "hits": "CASE WHEN cache_read > 0 THEN 1 ELSE 0 END"}
-
 _CHARGE_SUMS = {"entries": "1", "spent": "spent"}
 
 _VERDICT_SUMS = {

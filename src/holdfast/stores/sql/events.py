@@ -17,11 +17,9 @@ EVENT_BYTES_MAX = 64 * 1024 * 1024
 # Two ids must fit into one index entry. PostgreSQL limits a B-tree entry to 2,704 bytes (8 kB pages), and escaping can
 # double the length of an id: 2 * 2 * 600 = 2,400.
 ID_BYTES_MAX = 600
-
 _VERSION_MAX = 2**31 - 1  # PostgreSQL's integer column.
 _NUMBERS = frozenset((float, int))
 _ACTORS = frozenset(get_args(Actor))
-
 Cell = str | int | float | None
 FetchRows = Callable[[str, Sequence[Cell]], list[tuple[object, ...]]]
 SESSION_COLUMNS = SessionRow.__struct_fields__

@@ -26,12 +26,10 @@ from holdfast.types.reply import ReplySource
 
 # Sessions whose accounting state is cached; others are rebuilt from the log when they continue.
 CACHED_SESSIONS_MAX = 1_000
-
 PAGE_EVENTS = 1_000  # Bounds what rebuilding a long session holds in memory.
 _SESSIONS_AT_ONCE = 200  # Well below the 999 parameters that every SQLite accepts in one statement.
 _ALWAYS = (0.0, END_OF_TIME, 1)  # Parameters of a query: since, until, and simulated calls included.
 _IMAGE = '%"image"%'  # Matches messages with an image block: only those change the accounting state.
-
 _encode = msgspec.json.Encoder().encode
 
 
@@ -99,7 +97,6 @@ class FailureRow(_LedgerRow, frozen=True, array_like=True, gc=False):
 
 
 TableRow = CallRow | ChargeRow | FailureRow
-
 TABLE_NAMES: dict[type[TableRow], str] = {CallRow: "calls", ChargeRow: "charges", FailureRow: "failures"}
 
 

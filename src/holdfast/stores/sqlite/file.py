@@ -12,9 +12,7 @@ from holdfast.errors import StoreError, UserError
 from holdfast.stores.migrate import Migration, migrate_sqlite, read_sqlite_version
 
 APPLICATION_ID = 0x484F4C44  # "HOLD" in ASCII; marks the file as ours.
-
 BUSY_SECONDS_MAX = 10.0  # How long to wait for a lock of another process before giving up.
-
 _PAUSE_SECONDS = 0.02  # Between two attempts: switching to WAL takes a few milliseconds.
 
 

@@ -22,7 +22,6 @@ from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, SettleJo
 
 # The default limit per statement of SQLite before 3.32, so every version accepts it.
 PARAMETERS_MAX = 999
-
 SQLITE_LOG_QUERIES = LogQueries("?")
 TABLE_QUERIES = RollUpSql("?")
 SQLITE_QUERIES = EngineQueries(
@@ -35,7 +34,6 @@ SQLITE_QUERIES = EngineQueries(
 )
 INSERT_EVENT = f"INSERT INTO events ({', '.join(EVENT_COLUMNS)}) VALUES ({', '.join('?' * len(EVENT_COLUMNS))})"
 ADD_TO_SESSION = build_session_upsert("?", least="min", greatest="max")
-
 _VALUES = " VALUES ("
 
 

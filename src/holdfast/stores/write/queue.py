@@ -16,9 +16,7 @@ GROUP_JOBS_MAX = 500  # Bounds how long one transaction takes.
 
 # Bounds memory when appends come faster than the disk can take them: `append` then blocks.
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
-
 _JOB_BYTES = 512  # Approximate memory of a queued job besides its payloads.
-
 SettleJob = Callable[[], None]
 
 

@@ -26,7 +26,6 @@ SEARCH_SECONDS_MAX = 10
 SEARCH_DEPTH_MAX = 50
 # Folders with generated or third-party files, which would drown the matches in the project's own.
 SKIPPED_FOLDERS = (".git", "node_modules", "__pycache__", ".venv")
-
 _WORKER = Path(__file__).with_name("grep_worker.py")
 _PRINTED_BYTES_MAX = 2_000_000
 _BINARY_SAMPLE_BYTES = 8_192

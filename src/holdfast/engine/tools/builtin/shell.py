@@ -32,7 +32,6 @@ GRACE_SECONDS = 5.0
 # What the model sees of a long output, about 7,500 tokens; the tail often holds the error or the result.
 HEAD_BYTES_MAX = 20_000
 TAIL_BYTES_MAX = 10_000
-
 _POLL_SECONDS = 0.02
 # After the command has exited, its pipe is read until it is silent for _QUIET_SECONDS, for _DRAIN_SECONDS_MAX at
 # most: a process that escaped the group may hold the pipe open forever.
@@ -40,7 +39,6 @@ _QUIET_SECONDS = 0.2
 _DRAIN_SECONDS_MAX = 1.0
 _SECRET_NAME = re.compile(r"API_?KEY|_KEY$|^KEY$|ACCESS_?KEY|PRIVATE_?KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _URL_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
-
 CommandEnding = Literal["exited", "timed_out", "stopped"]
 
 
