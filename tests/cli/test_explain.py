@@ -50,7 +50,7 @@ def test_the_table_says_that_counts_are_estimates_and_what_told_the_provider(tmp
     result = start("explain", plant(tmp_path, "request.json", ANTHROPIC))
     assert result.returncode == 0
     lines = result.stdout.splitlines()
-    assert lines[0] == "anthropic:claude-sonnet-5-5 (the model is one of anthropic's), cache: marks"
+    assert lines[0] == "anthropic:claude-sonnet-5-5 (the model is one of anthropic's), cache: explicit"
     assert lines[1].endswith("tokens, estimated; the floor is 512")
     assert any(line.startswith("messages.2.content.0") and "yours" in line for line in lines)
 
@@ -299,7 +299,7 @@ def test_missing_files_folders_and_huge_files_are_one_line(tmp_path: Path) -> No
     for path, reason in (
         (tmp_path / "none.json", "No such file or directory"),
         (tmp_path, "Is a directory"),
-        (huge, f"the file has more than {FILE_BYTES_MAX} bytes; no provider accepts such a request"),
+        (huge, f"more than {FILE_BYTES_MAX} bytes; no provider accepts such a request"),
     ):
         result = CliRunner().invoke(command, ["explain", str(path)])
         assert (result.exit_code, result.stderr) == (2, f"holdfast: {path}: {reason}\n")

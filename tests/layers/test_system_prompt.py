@@ -368,8 +368,8 @@ def test_the_guidance_has_not_moved_a_byte() -> None:
         "intro": "c9ca01fa5e31670c",
         "intro with style": "373f0c12fe0b21ba",
         "system": "7906c05bbceddaf5",
-        "doing tasks": "661e483e66a3722f",
-        "actions": "dea6307a3241e8a9",
+        "doing tasks": "7908a87939db7dae",
+        "actions": "1cbaa7c13e2c80fc",
     }
 
 

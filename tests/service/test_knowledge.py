@@ -109,9 +109,15 @@ async def test_a_changed_item_keeps_its_id_and_is_in_the_digest_at_once(
     assert FACT not in digest
     assert client.ask("PUT", f"/api/knowledge/items/{ids[RULE]}", {"status": "retracted"}).json["exclusion_reason"]
     assert RULE not in client.get("/api/knowledge/digest")["text"]
-    for changed in ({"done": True}, {"approved": True}, {"done": False}):
-        item = client.ask("PUT", f"/api/knowledge/items/{ids[FACT]}", changed).json
-        assert {name: item[name] for name in changed} == changed
+
+
+async def test_a_task_is_marked_as_done_and_approved(client: Client, store: MemoryStore, workspace: Path) -> None:
+    await harvested(client, store, workspace)
+    (workspace / ".holdfast" / "knowledge" / "tasks.md").write_text("- [ ] Write the release notes.\n")
+    task = listed(client)["Write the release notes."]
+    for change in ({"done": True}, {"approved": True}, {"done": False}):
+        item = client.ask("PUT", f"/api/knowledge/items/{task}", change).json
+        assert {name: item[name] for name in change} == change
 
 
 @pytest.mark.parametrize(
