@@ -191,9 +191,10 @@ def system_suffix_text(current: tuple[LayerText, ...]) -> str:
 
 def changed_volatile_text(name: str, view: View) -> LayerText | None:
     """The text of a volatile layer exactly as it will be sent, or None if it was sent already."""
-    layer, before = find_layer_text(name, view.current), find_layer_text(name, view.emitted)
+    layer = find_layer_text(name, view.current)
     if layer is None:
         return None
+    before = find_layer_text(name, view.emitted)
     if layer.text.strip():
         text = f"<context layer={name!r}>\n{_escape_frame(layer.text)}\n</context>"
     elif before is not None:

@@ -216,4 +216,8 @@ class View(msgspec.Struct, frozen=True):
 
 def find_layer_text(layer: str, texts: tuple[LayerText, ...]) -> LayerText | None:
     """The last of the texts that belongs to the layer."""
-    return next((layer_text for layer_text in reversed(texts) if layer_text.layer == layer), None)
+    # A loop, because this runs for every volatile layer on every call and a generator takes twice as long.
+    for layer_text in reversed(texts):
+        if layer_text.layer == layer:
+            return layer_text
+    return None
