@@ -21,7 +21,7 @@ LLM_SUMMARY_RETRY_PROMPT = (
 )
 _HEADING = re.compile(r"^#{1,3}\s*(\w+)\s*$")
 _QUOTED = re.compile(r"[\"\u201c]([^\"\u201c\u201d]{12,})[\"\u201d]")
-_ATTRIBUTED = re.compile(r"\b(the )?user (said|asked|wants|wanted|t(?:ells|old)|requested|instructed)\b", re.IGNORECASE)
+_ATTRIBUTED = re.compile(r"\b(the )?user (said|asked|wants|wanted|tol[d]|requested|instructed)\b", re.IGNORECASE)
 
 
 class CheckedSummary(msgspec.Struct, frozen=True):
