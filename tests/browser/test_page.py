@@ -38,8 +38,8 @@ NAMED = (
 
 def address_of(view: str, sampled: Client) -> str:
     """The part of its URL that says which view, and of what."""
-    told = sampled.get("/api/cache")["discussions"]
-    bad = next(one["discussion_id"] for one in told if "time is before" in one["name"])
+    discussions = sampled.get("/api/cache")["discussions"]
+    bad = next(one["discussion_id"] for one in discussions if "time is before" in one["name"])
     addresses = {
         "session": f"session/{bad}?call=7",
         "breaks": "breaks?cause=prefix_changed",

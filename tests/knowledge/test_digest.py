@@ -59,9 +59,9 @@ def test_full_section_drops_its_older_half_at_once_and_then_only_grows() -> None
 
 def test_digest_change_states_first_byte_and_item_count() -> None:
     before, after = build_digest(items("facts", 3)).text, build_digest(items("facts", 5)).text
-    told = compare_digests(before, after)
-    assert (told.first_byte, told.items) == (len(before), 2)
-    assert told.bytes_changed == len(after) - len(before)
+    change = compare_digests(before, after)
+    assert (change.first_byte, change.items) == (len(before), 2)
+    assert change.bytes_changed == len(after) - len(before)
     assert compare_digests(after, after).bytes_changed == 0
 
 
@@ -83,7 +83,7 @@ def test_ten_thousand_items_are_read_and_digested_quickly(tmp_path: Path) -> Non
 @pytest.mark.parametrize("size", range(1, 40, 3))
 def test_note_on_omitted_items_fits_in_the_cap(size: int) -> None:
     fullest = max(
-        (build_digest([one for kind in KINDS for one in items(kind, number, size=size)]) for number in range(8, 80)),
+        (build_digest([item for kind in KINDS for item in items(kind, number, size=size)]) for number in range(8, 80)),
         key=lambda made: len(made.text.encode()),
     )
     assert fullest.left_out

@@ -99,7 +99,13 @@ def meaning(place: KnowledgeFolder) -> dict[str, object]:
     journal = read_ledger(place)
     assert not journal.pending
     assert not journal.corrupt
-    said = sorted({(one.kind, one.source, one.session, one.ids) for one in journal.records if one.kind == "harvested"})
+    said = sorted(
+        {
+            (record.kind, record.source, record.session, record.ids)
+            for record in journal.records
+            if record.kind == "harvested"
+        }
+    )
     return {**contents(place, leave_out=(LEDGER_FILE, QUARANTINE_FILE)), "ledger": said}
 
 
@@ -190,7 +196,7 @@ def test_edits_during_a_harvest_are_preserved(
             found |= {(name, line) for name, lines in disk.edits.items() for line in lines}
         for name, line in found:
             assert line in (place.read(name) or b"")
-        assert {one.id for one in list_knowledge_items(calm)} <= {one.id for one in list_knowledge_items(place)}
+        assert {item.id for item in list_knowledge_items(calm)} <= {item.id for item in list_knowledge_items(place)}
 
 
 @given(sessions(), st.data())
@@ -220,7 +226,7 @@ def test_edits_removals_and_closings_by_users_survive_any_harvest(
         else:
             assert after[chosen.id].text == "As I say."
             assert after[chosen.id].exclusion_reason in ("", "done")
-            again = any(one.session.startswith("again-") for one in after[chosen.id].sources)
+            again = any(source.session.startswith("again-") for source in after[chosen.id].sources)
             # Who goes on has answered the question before.
             assert again or chosen.category == "questions"
 
@@ -308,15 +314,15 @@ def test_fast_and_general_line_parser_agree(dash: str, text: str, name: str, day
 
 @given(texts)
 def test_no_item_text_leaves_its_line_or_opens_a_tag(text: str) -> None:
-    told = sanitize_item_text(text)
-    assert sanitize_item_text(told)[: TEXT_CHARACTERS_MAX // 2] == told[: TEXT_CHARACTERS_MAX // 2]
-    assert len(told.splitlines()) <= 1
-    assert "<!--" not in told
-    assert "-->" not in told
-    assert "</" not in told
-    assert told.isprintable() or any(not one.isprintable() and ord(one) > 0xA0 for one in told)
+    clean = sanitize_item_text(text)
+    assert sanitize_item_text(clean)[: TEXT_CHARACTERS_MAX // 2] == clean[: TEXT_CHARACTERS_MAX // 2]
+    assert len(clean.splitlines()) <= 1
+    assert "<!--" not in clean
+    assert "-->" not in clean
+    assert "</" not in clean
+    assert clean.isprintable() or any(not one.isprintable() and ord(one) > 0xA0 for one in clean)
     page = merge_page_items(
-        parse_page("facts", ""), [Item("0" * 12, "facts", told or "x", sources=(ItemSource("S", 1, "user"),))]
+        parse_page("facts", ""), [Item("0" * 12, "facts", clean or "x", sources=(ItemSource("S", 1, "user"),))]
     )
     assert len(page.items) == 1
 
@@ -355,8 +361,8 @@ def long_items(draw: st.DrawFn) -> Item:
 
 def sections_of(text: str) -> dict[str, list[str]]:
     """The lines of each section, by its heading."""
-    told, *parts = text.split("\n## ")
-    assert told in ("", DIGEST_PREAMBLE.removesuffix("\n"), DIGEST_PREAMBLE)
+    title, *parts = text.split("\n## ")
+    assert title in ("", DIGEST_PREAMBLE.removesuffix("\n"), DIGEST_PREAMBLE)
     return {part.split("\n")[0]: [line for line in part.split("\n") if line.startswith("- ")] for part in parts}
 
 
@@ -387,9 +393,9 @@ def test_additions_come_after_the_section_content_unless_it_is_full(some: list[I
 
 @given(st.lists(items(), max_size=40))
 def test_digest_contains_nothing_held_back(some: list[Item]) -> None:
-    told = set(build_digest(some).text.split("\n"))
+    lines = set(build_digest(some).text.split("\n"))
     free = {one.text for one in some if not one.exclusion_reason}
-    assert not {f"- {one.text}" for one in some if one.exclusion_reason and one.text not in free} & told
+    assert not {f"- {one.text}" for one in some if one.exclusion_reason and one.text not in free} & lines
 
 
 def test_empty_pages_parse_to_nothing() -> None:

@@ -101,7 +101,7 @@ async def test_planted_secret_reaches_no_stored_shown_or_exported_text(
     outcome = apply_harvest(place, sessions, project=project_lookup(folder), ask=reply)
     assert outcome.sessions == 1
     assert outcome.secrets >= 4
-    assert FACT in {one.text for one in list_knowledge_items(place)}
+    assert FACT in {item.text for item in list_knowledge_items(place)}
     kept = contents(place)
     assert {name for name in kept if leaked(name, kept[name].decode())} == set()
 

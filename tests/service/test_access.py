@@ -91,15 +91,15 @@ def path_of(route: Route) -> str:
 def test_route_is_open_to_the_roles_of_its_rule_and_to_no_other(roles: Roles, route: Route) -> None:
     body: object = {} if route.method == "PUT" else None
     for role in ROLES:
-        answered = roles.client.request(route.method, path_of(route), body, key=roles.keys[role])
+        response = roles.client.request(route.method, path_of(route), body, key=roles.keys[role])
         if role in MAY[route.rule]:
-            assert answered.status in (200, 400, 404, 409), role
+            assert response.status in (200, 400, 404, 409), role
         elif role in ("read", "gateway", "agent"):
-            assert (answered.status, answered.code) == (403, route.denied_code), role
+            assert (response.status, response.code) == (403, route.denied_code), role
         else:
             expected = "key_required" if role == "no key" else "invalid_key"
-            assert (answered.status, answered.code) == (401, expected), role
-            assert answered.headers["www-authenticate"] == "Bearer"
+            assert (response.status, response.code) == (401, expected), role
+            assert response.headers["www-authenticate"] == "Bearer"
 
 
 def test_every_route_has_a_rule_and_only_harmless_routes_are_open() -> None:

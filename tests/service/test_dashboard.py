@@ -35,22 +35,22 @@ def cookie_of(set_cookie: str) -> str:
 
 
 def test_page_loads_nothing_from_other_origins(client: Client) -> None:
-    answered = client.request("GET", "/")
-    assert (answered.status, answered.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    policy = dict(rule.strip().partition(" ")[::2] for rule in answered.headers["content-security-policy"].split(";"))
+    response = client.request("GET", "/")
+    assert (response.status, response.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = dict(rule.strip().partition(" ")[::2] for rule in response.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'"
     assert {policy[name] for name in ("script-src", "style-src", "connect-src", "img-src")} == {"'self'"}
     assert (policy["frame-ancestors"], policy["base-uri"], policy["form-action"]) == ("'none'", "'none'", "'none'")
     assert policy["require-trusted-types-for"] == "'script'"
-    assert answered.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["x-content-type-options"] == "nosniff"
 
 
 def test_every_file_is_sent_with_its_content_type_and_cached_by_etag() -> None:
     with serve_store(MemoryStore()) as client:
         for name, file in load_page_files().items():
-            answered = client.request("GET", f"/dashboard/{name}")
-            assert (answered.body, answered.headers["content-type"]) == (file.body, file.content_type)
-            again = client.request("GET", f"/dashboard/{name}", headers={"if-none-match": answered.headers["etag"]})
+            response = client.request("GET", f"/dashboard/{name}")
+            assert (response.body, response.headers["content-type"]) == (file.body, file.content_type)
+            again = client.request("GET", f"/dashboard/{name}", headers={"if-none-match": response.headers["etag"]})
             assert (again.status, again.body) == (304, b"")
 
 
@@ -107,9 +107,9 @@ def test_key_is_stored_in_an_http_only_same_site_cookie() -> None:
         key = client.key("admin")
         signed = client.request("POST", "/api/sign_in", key=key)
         assert signed.json == {"scope": "admin", "signed_in": True, "sample": "off"}
-        told = signed.headers["set-cookie"]
-        assert told == f"holdfast_key={key}; Path=/; HttpOnly; SameSite=Strict"
-        kept = {"cookie": cookie_of(told)}
+        set_cookie = signed.headers["set-cookie"]
+        assert set_cookie == f"holdfast_key={key}; Path=/; HttpOnly; SameSite=Strict"
+        kept = {"cookie": cookie_of(set_cookie)}
         assert client.get("/api/visitor", headers=kept)["scope"] == "admin"
         assert client.request("PUT", "/api/cache/settings", {"ttl": "5m"}, headers=kept).status == 200
         assert client.request("GET", "/api/cache").code == "key_required"

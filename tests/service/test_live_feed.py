@@ -78,8 +78,8 @@ async def test_every_listener_receives_every_event_in_order(tmp_path: Path) -> N
     assert [(frame.id, frame.event, frame.data) for frame in first] == [
         (frame.id, frame.event, frame.data) for frame in second
     ]
-    told = next(frame.data for frame in first if frame.event == "llm.call_completed")
-    assert told["payload"]["usage"]["cache_write_5m"] > 0
+    completed = next(frame.data for frame in first if frame.event == "llm.call_completed")
+    assert completed["payload"]["usage"]["cache_write_5m"] > 0
     marked = next(frame.data for frame in first if frame.event == "request.prepared")
     assert marked["payload"]["breakpoints"]
     assert all("canary" not in json.dumps(frame.data) for frame in first)
@@ -152,10 +152,10 @@ async def test_listener_can_follow_a_single_session() -> None:
 @pytest.mark.parametrize("last", ["x", "-1", "1" * 30, "١"])
 def test_last_event_id_that_is_not_a_number_is_refused(last: str) -> None:
     with serve_store(MemoryStore()) as client:
-        answered = client.request(
+        response = client.request(
             "GET", "/api/cache/stream", headers={"last-event-id": last.encode().decode("latin-1")}
         )
-    assert (answered.status, answered.code) == (400, "invalid_last_event_id")
+    assert (response.status, response.code) == (400, "invalid_last_event_id")
 
 
 class SteadyFeed:

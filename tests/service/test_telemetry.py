@@ -77,7 +77,7 @@ class Collector:
 
 
 def attributes(span: dict[str, Any]) -> dict[str, Any]:
-    return {one["key"]: next(iter(one["value"].values())) for one in span["attributes"]}
+    return {attribute["key"]: next(iter(attribute["value"].values())) for attribute in span["attributes"]}
 
 
 @asynccontextmanager
@@ -134,17 +134,17 @@ async def test_spans_have_full_totals_and_both_attribute_names_of_cache_writes()
     session, _ = await exported(collector)
     calls = [span for span in collector.spans if span["name"] == "chat claude-sonnet-5-5"]
     assert len(calls) == 3
-    told = [attributes(span) for span in calls]
+    spans = [attributes(span) for span in calls]
     names = "gen_ai.usage.cache_creation.input_tokens", "gen_ai.usage.cache_write.input_tokens"
-    for one in told:
+    for one in spans:
         assert one["gen_ai.operation.name"] == "chat"
         assert one["gen_ai.provider.name"] == "anthropic"
         assert one["gen_ai.conversation.id"] == session.id
         assert one[names[0]] == one[names[1]]
         cached = int(one[names[0]]) + int(one["gen_ai.usage.cache_read.input_tokens"])
         assert int(one["gen_ai.usage.input_tokens"]) >= cached > 4_000
-    assert sum(int(one["gen_ai.usage.input_tokens"]) for one in told) == session.usage.tokens_sent
-    assert sum(int(one["gen_ai.usage.cache_read.input_tokens"]) for one in told) == session.usage.cache_read
+    assert sum(int(one["gen_ai.usage.input_tokens"]) for one in spans) == session.usage.tokens_sent
+    assert sum(int(one["gen_ai.usage.cache_read.input_tokens"]) for one in spans) == session.usage.cache_read
     assert all(span["kind"] == 3 and span["status"] == {} for span in calls)
     assert calls[0]["startTimeUnixNano"] == "1790000000000000000"
 
@@ -186,16 +186,16 @@ async def test_no_conversation_text_is_exported_by_default() -> None:
 async def test_requested_conversation_text_is_exported_without_credentials() -> None:
     collector = Collector()
     await exported(collector, content=True)
-    told = [attributes(span) for span in collector.spans if span["name"].startswith("chat")]
-    first = told[0]
+    spans = [attributes(span) for span in collector.spans if span["name"].startswith("chat")]
+    first = spans[0]
     assert json.loads(first["gen_ai.input.messages"])[-1] == {
         "role": "user",
         "parts": [{"type": "text", "content": "Look at canary."}],
     }
     (reply,) = json.loads(first["gen_ai.output.messages"])
     assert reply == {"role": "assistant", "parts": [{"type": "text", "content": "I look, [redacted]."}]}
-    assert "Look at canary." not in told[1]["gen_ai.input.messages"]
-    assert len(told) == 3
+    assert "Look at canary." not in spans[1]["gen_ai.input.messages"]
+    assert len(spans) == 3
 
 
 async def test_failed_calls_and_tools_have_error_status() -> None:

@@ -38,14 +38,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(params=STORES)
-def at(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InstructionService]:
+def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InstructionService]:
     with serve_instructions(request.param, tmp_path) as made:
         yield made
 
 
 @pytest.fixture(params=STORES)
-def furnished(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InstructionService]:
+def published_service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InstructionService]:
     """With all units and a manifest."""
     with serve_instructions(request.param, tmp_path) as made:
-        made.furnish()
+        made.publish_all()
         yield made

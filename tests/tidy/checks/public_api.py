@@ -55,13 +55,13 @@ def differing_versions(root: Path) -> list[str]:
     """Places that tell another version than pyproject.toml: `__version__`, and the command's `--version`."""
     project = pyproject(root)["project"]
     ask = "import holdfast; print(getattr(holdfast, '__version__', ''))"
-    told = {"holdfast.__version__": in_fresh_interpreter(root, ask).strip()}
+    versions = {"holdfast.__version__": in_fresh_interpreter(root, ask).strip()}
     module, _, function = project.get("scripts", {}).get("holdfast", "").partition(":")
     if module and (root / "src" / f"{module.replace('.', '/')}.py").is_file():
         ask = f"import sys; from {module} import {function}; sys.argv = ['holdfast', '--version']; {function}()"
-        told["holdfast --version"] = " ".join(in_fresh_interpreter(root, ask).split()[-1:])
+        versions["holdfast --version"] = " ".join(in_fresh_interpreter(root, ask).split()[-1:])
     version = project["version"]
-    return [f"{place} is {it!r}, pyproject.toml says {version!r}" for place, it in told.items() if it != version]
+    return [f"{place} is {it!r}, pyproject.toml says {version!r}" for place, it in versions.items() if it != version]
 
 
 def in_fresh_interpreter(root: Path, code: str) -> str:
