@@ -1,4 +1,4 @@
-"""The Caching view: what it tells is what the service tells, it counts down, and its buttons do what they say."""
+"""The Caching view: it shows what the API returns, counts down, and its buttons work."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title=
 
 
 class Own:
-    """A service of the test's own, with one session."""
+    """A service for one test, with one session."""
 
     def __init__(self, client: Client, store: MemoryStore) -> None:
         self.client = client

@@ -1,4 +1,4 @@
-"""The Cost view, and those that lead on from it."""
+"""The Cost view and the views it links to."""
 
 from pathlib import Path
 

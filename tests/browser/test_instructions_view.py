@@ -1,4 +1,4 @@
-"""The Instructions view: manifests, coverage, the recall explorer, recalls over time, and what waits for approval."""
+"""The Instructions view: manifests, coverage, the recall explorer, recalls over time, and pending approvals."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[InstructionService]:
-    """A service of the test's own that keeps instructions; a version of a guaranteed unit waits."""
+    """A service with instructions for one test; one version of a guaranteed unit is pending approval."""
     with serve_instructions("sqlite", tmp_path, encoder=None) as service:
         approval = {"kind": "guarantee_load", "unit": "security-posture", "reason": "always"}
         entries = [entry(name, guarantee_load=name == "security-posture") for name in UNITS]

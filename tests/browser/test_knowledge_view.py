@@ -1,4 +1,4 @@
-"""The Knowledge view: items with their sources, what people say about them, the digest, what waits, the harvest."""
+"""The Knowledge view: items with their sources, edits by users, the digest, pending digests, the harvest."""
 
 from collections.abc import Iterator
 from pathlib import Path

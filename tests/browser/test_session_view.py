@@ -1,4 +1,4 @@
-"""The Session view: prompt layers of all calls, one call in full, by mouse and keyboard, and fast for a thousand."""
+"""The Session view: prompt layers of all calls, one call in full, mouse and keyboard, and speed with 1,000 calls."""
 
 from decimal import Decimal
 
@@ -21,7 +21,7 @@ MODEL = "anthropic:claude-sonnet-5-5"
 
 @pytest.fixture
 def bad(page: Page, sampled: Client) -> str:
-    """The session whose prefix moves; its view is open."""
+    """The session whose prefix changes; its view is open."""
     page.url = sampled.url
     discussions = sampled.get("/api/cache")["discussions"]
     found = str(next(one["discussion_id"] for one in discussions if "time is before" in one["name"]))
@@ -132,6 +132,6 @@ def test_thousand_calls_need_few_elements_and_render_in_linear_time(page: Page) 
         page.open("session/long", heading="long")
         assert client.get("/api/sessions/long/calls?limit=1000")["calls_total"] == 1_000
         assert page.run("return document.querySelectorAll('.prompt-chart *').length") < 1_000
-        # What else the machine does slows both down; ten times the calls take ten times as long, not a hundred.
+        # Other load on the machine slows both down; ten times the calls take ten times as long, not a hundred.
         hundred_ms, thousand_ms = page.run(DRAWN_MS)
         assert thousand_ms < 40 * max(1.0, hundred_ms)

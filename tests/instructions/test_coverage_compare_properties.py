@@ -1,4 +1,4 @@
-"""Whatever two versions of a manifest have measured: every unit is told once, and the way back is the way there."""
+"""Comparing the coverage of any two manifest versions lists every unit once and is symmetric."""
 
 from hypothesis import given
 from hypothesis import strategies as st

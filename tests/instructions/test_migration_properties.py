@@ -1,4 +1,4 @@
-"""What a migration keeps, whatever the text is."""
+"""Properties of a migration that hold for any text."""
 
 import re
 

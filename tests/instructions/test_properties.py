@@ -1,4 +1,4 @@
-"""What holds for every recall, address and version, whatever the manifest."""
+"""Properties of recalls, URIs and versions that hold for any manifest."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""`holdfast instructions usage` with a trace: what is printed, what is kept, and what cannot be read."""
+"""`holdfast instructions usage` with a trace: output, storage, and unreadable input."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What of all that is known is told: shares, the cap, and how little changes when something is added."""
+"""Which items are in the digest: section shares, the cap, and how little changes when an item is added."""
 
 import time
 from itertools import pairwise
@@ -76,7 +76,7 @@ def test_ten_thousand_items_are_read_and_digested_quickly(tmp_path: Path) -> Non
         made = build_digest(list_page_items(read_pages(place)))
         times.append(time.process_time() - began)
     assert made.items + made.left_out == 10_000
-    # A tenth of a second is what is promised; a machine that does three other things may take longer.
+    # The promise is a tenth of a second; a busy machine may take longer.
     assert min(times) < 0.3
 
 

@@ -1,4 +1,4 @@
-"""The pages of knowledge: what is found, what people do to it, what is kept back, and what survives a bad ledger."""
+"""The pages of knowledge: extracted items, edits by users, items held back, and recovery from a bad ledger."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""A model that is asked what a session holds: what of its answer counts, and that nothing is paid for twice."""
+"""Extraction of items by an LLM: which parts of its reply count, and that nothing is paid for twice."""
 
 import json
 from decimal import Decimal
@@ -42,7 +42,7 @@ SAID = (
 
 
 class Asked:
-    """A model with these answers, which costs a cent each time."""
+    """An LLM with these replies, each of which costs a cent."""
 
     def __init__(self, *answers: object) -> None:
         self._answers = list(answers)

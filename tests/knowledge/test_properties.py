@@ -1,4 +1,4 @@
-"""What holds of knowledge whatever was said: crashes lose nothing, edits win, the digest is bounded and stays put."""
+"""Properties of knowledge for any conversation: crashes lose nothing, edits win, the digest is bounded and stable."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -95,7 +95,7 @@ def folder() -> Iterator[KnowledgeFolder]:
 
 
 def meaning(place: KnowledgeFolder) -> dict[str, object]:
-    """Every file but the ledger as it is, and of the ledger what it says."""
+    """Every file except the ledger as bytes, and the ledger decoded."""
     journal = read_ledger(place)
     assert not journal.pending
     assert not journal.corrupt
@@ -227,12 +227,12 @@ def test_edits_removals_and_closings_by_users_survive_any_harvest(
             assert after[chosen.id].text == "As I say."
             assert after[chosen.id].exclusion_reason in ("", "done")
             again = any(source.session.startswith("again-") for source in after[chosen.id].sources)
-            # Who goes on has answered the question before.
+            # A user who continues has answered the open question.
             assert again or chosen.category == "questions"
 
 
 def said_again(one: EndedSession) -> EndedSession:
-    """Another session in which the same was said, and a word more."""
+    """Another session with the same messages and one more."""
     more = HistoryEntry("user", (Text("Thanks."),), number=900)
     return EndedSession(f"again-{one.session}", 99, "2026-12-01", lambda: [*one.read_entries(), more], one.workspace)
 
@@ -307,7 +307,7 @@ ODD_TEXTS = (
 )
 def test_fast_and_general_line_parser_agree(dash: str, text: str, name: str, days: str, source: str) -> None:
     usual = f"{dash}{text} <!-- k {name} {days} {source} -->"
-    # Another space within the comment means nothing, and is never written by us.
+    # An extra space within the comment has no meaning and is never written by us.
     unusual = f"{dash}{text} <!-- k {name} {days}  {source} -->"
     assert parse_page("tasks", usual).items == parse_page("tasks", unusual).items
 
@@ -353,7 +353,7 @@ def test_digest_is_bounded_and_additions_keep_what_comes_before_them(some: list[
 
 @st.composite
 def long_items(draw: st.DrawFn) -> Item:
-    """So long that some fill a section, each unlike all others, and free to be told."""
+    """Items long enough that some fill a section, all different, and none held back."""
     category: Category = draw(st.sampled_from(("playbooks", "facts", "tasks")))
     text = f"{draw(st.uuids(version=4))} " + "word " * draw(st.integers(1, 40))
     return Item(make_item_id(category, text), category, text.strip(), sources=(ItemSource("S", 1, "user"),))
@@ -387,7 +387,7 @@ def test_additions_come_after_the_section_content_unless_it_is_full(some: list[I
             kept = [line for line in old if line in new]
             assert kept == old[len(old) - len(kept) :]
             assert len("".join(kept)) <= len("".join(old)) * 3 / 4
-        # Behind the first section that changed, everything moves.
+        # After the first section that changed, everything moves.
         return
 
 

@@ -1,4 +1,4 @@
-"""The index of a project's files: what is read, what is left out, and what is found with its place."""
+"""The index of a project's files: which files are read or excluded, and which chunks are found."""
 
 import os
 import subprocess

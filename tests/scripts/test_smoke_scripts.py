@@ -1,4 +1,4 @@
-"""The scripts that spend a few cents to see whether a cache holds, played against the simulator on a real port."""
+"""The scripts that spend a few cents to check a provider's cache, run against the simulator on a real port."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Who may use which route: generated from the route table, so that a new route is covered at once."""
+"""Which roles may use which route: generated from the route table, so a new route is covered at once."""
 
 from collections.abc import Iterator
 from typing import get_args
@@ -71,7 +71,7 @@ class Roles:
 
 @pytest.fixture(scope="module")
 def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roles]:
-    """With instructions: routes that are switched off respond 404 to everyroute."""
+    """With instructions: routes that are switched off respond 404 to everyone."""
     clock, folder = ManualClock(), tmp_path_factory.mktemp("served")
     with open_store_of_kind("sqlite", folder) as store:
         library = library_of(store, clock, folder / "root")

@@ -1,4 +1,4 @@
-"""What was spent, saved and lost over HTTP: the shapes, the windows, and the same numbers as the report."""
+"""Cost, savings and losses over HTTP: shapes, time windows, and the same numbers as the report."""
 
 import json
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ SONNET, GPT = "anthropic:claude-sonnet-5-5", "openai:gpt-5.4"
 
 
 class Analytics:
-    """A store with three sessions, one of which worked for another, and the service over it."""
+    """A store with three sessions, one of them a child of another, and a service over it."""
 
     def __init__(self, client: Client, store: SqliteStore) -> None:
         self.client = client

@@ -1,4 +1,4 @@
-"""The cache of each session over HTTP: what is told of it, and what is set for it."""
+"""The cache of each session over HTTP: its state and its controls."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ KEYS_OF_THE_SEED = {
 
 
 class Play:
-    """A service and the sessions beside it, which share a store and a clock."""
+    """A service and sessions that share a store and a clock."""
 
     def __init__(self, client: Client, store: MemoryStore, clock: ManualClock) -> None:
         self.client = client

@@ -1,4 +1,4 @@
-"""How the page is sent, and how a browser carries a key: without a browser."""
+"""Page files and the sign-in cookie, tested without a browser."""
 
 import re
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def test_no_script_inserts_markup_or_names_another_origin() -> None:
 
 
 def luminance(colour: str) -> float:
-    """As the accessibility guidelines define it, of `#rrggbb`."""
+    """Relative luminance of `#rrggbb` as defined by WCAG."""
     parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -1,4 +1,4 @@
-"""Knowledge over HTTP: what is known, changed by people, harvested on request, and what waits for a session."""
+"""Knowledge over HTTP: items, edits by users, harvests on request, and digests pending adoption by a session."""
 
 import re
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def client(workspace: Path, store: MemoryStore) -> Iterator[Client]:
 
 
 def listed(client: Client, query: str = "") -> dict[str, str]:
-    """Id by text."""
+    """Harvest and return item ids by text."""
     return {item["text"]: item["id"] for item in client.get(f"/api/knowledge{query}")["items"]}
 
 
@@ -238,7 +238,7 @@ async def test_running_session_is_asked_to_adopt_the_newer_digest(
         await session.send("and on")
         assert client.get("/api/knowledge/pending")["sessions"] == []
     has_rule = [RULE.encode() in request.body for request in provider.requests]
-    # It is asked for in the middle of the third turn, and that turn is not to lose what was thought in it.
+    # Requested during the third turn; adoption waits, because that turn must not lose its thinking blocks.
     assert has_rule == [True, True, True, True, False]
     bodies = [re.sub(rb',"cache_control":\{[^}]*\}', b"", request.body) for request in provider.requests]
     assert len({body.partition(b'"tools":')[2].partition(b"# Knowledge")[0] for body in bodies}) == 1

@@ -1,4 +1,4 @@
-"""The OpenAPI document: complete, and true of what the service answers."""
+"""The OpenAPI document: complete, and consistent with the service's responses."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from holdfast.service.route_table import ROUTES
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 
-# Read before a test hides what is set. Every value at the edge of every schema is thousands of requests.
+# Read before tests clear the environment. All boundary values of all schemas take thousands of requests.
 PHASES = "coverage,fuzzing" if os.environ.get("HOLDFAST_EVERY_CASE") else "fuzzing"
 EXAMPLES_MAX = 5
 SECONDS_MAX = 200
@@ -90,12 +90,12 @@ async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path, sign
         *(sys.executable, "-m", "schemathesis.cli", "run"),
         *("--max-examples", str(EXAMPLES_MAX), "--seed", "1", "--no-color", "--generation-database", "none"),
         *("--phases", PHASES),
-        # A feed never ends, and what a window may be is more than a schema can say.
+        # A feed never ends, and the rules of a time window are more than a schema can express.
         *("--exclude-path", "/api/cache/stream", "--exclude-checks", "positive_data_acceptance"),
     ]
     with (
         open_store_of_kind("sqlite", tmp_path) as kept,
-        # Routes that are switched off are there for nobody, whatever is wrong with what is asked.
+        # Disabled routes respond 404 to any request, valid or not.
         serve_store(store, library=library_of(kept, clock, tmp_path / "root", encoder=None)) as client,
     ):
         key = ["--header", f"Authorization: Bearer {client.key('admin')}"] if signed_in else []

@@ -1,4 +1,4 @@
-"""What the service says to requests that are not as they should be: one shape, and no page of a framework."""
+"""Responses to invalid requests: one error shape, and no framework error page."""
 
 import json
 import socket

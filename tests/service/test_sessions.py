@@ -1,4 +1,4 @@
-"""The calls of a session over HTTP: what each prompt was made of, what was planned, and what came of it."""
+"""The calls of a session over HTTP: prompt layers, plan, verdict."""
 
 import asyncio
 from collections.abc import Iterator
@@ -156,7 +156,7 @@ async def test_invalidated_cache_is_on_the_timeline() -> None:
         calls = client.get(f"/api/sessions/{session.id}/calls")
         assert [(one["kind"], one["calls_before"]) for one in calls["between"]] == [("control", 1)]
         assert [call["verdict"] for call in calls["calls"]] == ["first_use", "planned"]
-        # The prompt was made anew: it is told whole, and not added to the one before.
+        # The prompt was rebuilt: it is listed in full, not as an addition to the previous one.
         assert sum(layer["tokens"] for layer in calls["calls"][1]["layers"]) < 1.1 * sum(
             layer["tokens"] for layer in calls["calls"][0]["layers"]
         )

@@ -1,4 +1,4 @@
-"""What a collector of OpenTelemetry receives, over a real socket: both spellings, whole totals, and no conversation."""
+"""OpenTelemetry export over a real socket: both attribute names, full totals, and no conversation text."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def read(path: str) -> str:
 
 
 class Collector:
-    """Takes what is posted to it, and answers as it is told to."""
+    """Records what is posted to it and responds with a given status."""
 
     def __init__(self, status: int = 200) -> None:
         self.status = status
@@ -65,7 +65,7 @@ class Collector:
         return found
 
     def sums(self) -> dict[str, int]:
-        """What each counter has counted."""
+        """The sum of each counter."""
         found: dict[str, int] = {}
         for path, body in self.bodies:
             if path == "/v1/metrics":
@@ -96,7 +96,7 @@ async def collecting(collector: Collector) -> AsyncIterator[str]:
 
 
 async def exported(collector: Collector, *, content: bool = False, script: str = SCRIPT) -> tuple[Session, EventHub]:
-    """A session of two turns, told to a collector from its first event to its last."""
+    """A session of two turns, exported to a collector from its first event to its last."""
     store, clock = MemoryStore(), ManualClock(1_790_000_000.0)
     hub = EventHub(store.records, clock, poll_seconds=0.0)
     async with collecting(collector) as url:

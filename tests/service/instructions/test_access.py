@@ -17,7 +17,7 @@ from holdfast.stores.memory import MemoryStore
 INSTRUCTION_ROUTES = tuple(route for route in ROUTES if route.path.startswith("/v1/"))
 
 NEAR = (AGENT[:-1], f"{AGENT}x", f"x:{AGENT}", AGENT.upper(), "bos", "bossy", "x:boss", "BOSS")
-"""Names that contain the agent's or its supervisor's, or are contained in it: peers like any other."""
+"""Names that contain the agent's or supervisor's name, or are part of it: they get the access of any other agent."""
 
 PEERS = ("peer", "near", "near supervisor")
 ROLES = ("no key", "revoked", "read", "gateway", "itself", *PEERS, "supervisor", "admin")

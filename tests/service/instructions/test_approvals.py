@@ -1,4 +1,4 @@
-"""Versions of units: which one is told when several are written, approved and published out of order or at once."""
+"""Versions of units: which one is active when several are written, approved and published at once or out of order."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +35,7 @@ def test_quarantined_version_activates_no_older_version(published_service: Instr
     older = published_service.write(BUDGET, "v2", "Two.")
     assert (older.status, older.code) == (409, "unit_version_conflict")
     assert active_version(published_service) == "v3"
-    # And it keeps nothing from being written either.
+    # Nor does it block later versions.
     assert published_service.write(BUDGET, "v4", "Four.").status == 201
     assert active_version(published_service) == "v4"
 
@@ -116,7 +116,7 @@ def test_replica_with_a_slow_clock_serves_the_last_written_version(published_ser
 
 
 def test_recall_right_after_publishing_can_be_replayed(published_service: InstructionService) -> None:
-    # The clock stands still: the second manifest begins a millisecond from now.
+    # The clock does not advance: the second manifest takes effect a millisecond later.
     assert published_service.publish([entry(BUDGET)], "v2").status == 200
     recalled = published_service.recall("approve a purchase").json
     told_again = published_service.agent_request(
@@ -159,7 +159,7 @@ def test_approval_does_not_cover_the_text_served_instead_of_the_approved_one(
 ) -> None:
     for name in UNITS:
         service.write(name)
-    # Nobody lists it yet, and so nobody had to approve of it.
+    # No manifest lists it yet, so no approval was required.
     assert service.write(BUDGET, "v2", "Purchases need no approval.").json["status"] == "active"
     refused = service.publish(guaranteed("v1"), approvals=[approval])
     assert (refused.status, refused.code) == (400, "guarantee_approval_required")
@@ -190,7 +190,7 @@ def test_stored_approval_does_not_cover_the_text_served_instead(service: Instruc
 def test_text_written_during_publishing_is_served_only_with_an_approval(
     service: InstructionService,
 ) -> None:
-    """Whoever is first: the manifest is refused, or the text waits."""
+    """In either order: the manifest is refused, or the text is pending."""
     for name in UNITS:
         service.write(name)
     for number in range(2, 8):
@@ -241,7 +241,7 @@ def test_approval_without_a_text_or_of_another_version_approves_nothing(
     service.clock.advance(60)
     assert service.write(BUDGET, "v2", "Buy anything.").json["status"] == "pending"
     assert service.agent_request("POST", "/approvals", of_nine).json["activated"] == []
-    # Not by a manifest that says nothing of it either.
+    # Nor by a manifest that does not mention it.
     assert "not active until it is approved" in service.publish(guaranteed(), "v2").json["warnings"][0]
     assert active_version(service) == "v1"
     assert service.agent_request("POST", "/approvals", of_two).json["activated"] == [uri(BUDGET, "v2")]
@@ -271,7 +271,7 @@ def test_approval_counts_on_a_replica_whose_clock_is_slower_than_the_authors(ser
 
 def test_approval_activates_only_the_version_it_names(service: InstructionService) -> None:
     service.publish_all(guaranteed(), approvals=[APPROVAL])
-    # In the same millisecond no time tells which came first.
+    # Within one millisecond the timestamps do not show which came first.
     for version in ("v2", "v9"):
         service.agent_request("POST", "/approvals", {**APPROVAL, "version": version})
         service.write(BUDGET, "v2", "Buy anything.")
@@ -315,7 +315,7 @@ def test_approval_without_a_version_covers_the_version_listed_at_that_time(servi
 def test_approval_without_a_version_does_not_cover_later_versions(service: InstructionService) -> None:
     service.publish_all()
     assert service.agent_request("POST", "/approvals", APPROVAL).status == 200
-    # While nothing guarantees it, nobody has to look at a new text; who guarantees it then has to.
+    # While the unit is not guaranteed, new texts need no approval; guaranteeing it requires one.
     assert service.write(BUDGET, "v2", "Buy anything.").json["status"] == "active"
     assert service.publish(guaranteed("v2"), "v2", key=service.ben).code == "guarantee_approval_required"
     assert service.publish(guaranteed("v2"), "v2", approvals=[APPROVAL], key=service.ben).status == 200
@@ -350,7 +350,7 @@ def test_two_entries_of_one_shared_unit_are_approved_at_once(service: Instructio
     assert service.publish(listed, approvals=approvals).status == 200
     second = {"fact_uri": f"{shared}/v2", "content": "Speak plainly."}
     assert service.request("PUT", "/v1/instruction/units", second).json["status"] == "pending"
-    # Of the two, one is not enough, on record or with a manifest.
+    # One of the two approvals is not enough, whether stored before or sent with a manifest.
     of_tone = {"kind": "guarantee_load", "unit": "tone", "version": "v2"}
     assert service.agent_request("POST", "/approvals", of_tone).json["activated"] == []
     assert service.publish(listed, "v1.1", approvals=[of_tone]).status == 200
@@ -375,7 +375,7 @@ def test_store_activates_no_version_by_a_replaced_manifest(service: InstructionS
     assert service.publish(prepended, "v2", approvals=approvals).status == 200
     assert not records.activate_unit(waiting, over=uri(BUDGET), at=service.library.now(), judged=(judged.id,))
     assert active_version(service) == "v1"
-    # Who approves of it now is judged by what is needed now.
+    # A new approval is checked against the current requirements.
     assert service.agent_request("POST", "/approvals", {**APPROVAL, "version": "v2"}).json["activated"] == []
 
 
@@ -388,7 +388,7 @@ def test_interrupted_activation_is_completed_by_the_next_approval(service: Instr
     )
     assert agent is not None
     caller = InstructionCaller("admin", "key", ANN)
-    # As if whoever approved it had been stopped halfway.
+    # As if the process had stopped between storing the approval and activating the version.
     for approval in select_valid_approvals(service.library, agent, (given,), caller):
         service.library.records.add_approval(approval, registers=agent)
     assert active_version(service) == "v1"

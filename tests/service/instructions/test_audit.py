@@ -1,4 +1,4 @@
-"""Records of recalls: closed once and by their owner, measured, asked again."""
+"""Audit records of recalls: closed once and by their owner, counted in metrics, replayed."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,4 +1,4 @@
-"""Real intents as probes, once a week, and one replica that measures at a time."""
+"""Real intents become probes once a week, and one replica measures at a time."""
 
 import hashlib
 

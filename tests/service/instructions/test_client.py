@@ -1,4 +1,4 @@
-"""The client in Python, against a service on a real port."""
+"""The Python client against a service on a real port."""
 
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread

@@ -1,4 +1,4 @@
-"""Coverage: who sees what of it, when it is measured, curated probes, and the encoder that must pass first."""
+"""Coverage: who sees which part, when it is measured, curated probes, and checking a new encoder before use."""
 
 import shutil
 from pathlib import Path
@@ -188,7 +188,7 @@ def test_new_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path) -> 
 
 
 def publish_stray(service: InstructionService) -> None:
-    """All units claim the same, so that no encoder can tell which is meant."""
+    """All units have the same intents, so no encoder can distinguish them."""
     for name in UNITS:
         service.write(name)
     stray = [entry(name, load_triggers={"intents": ["approve a purchase", "claim a ticket"]}) for name in UNITS]
@@ -232,7 +232,7 @@ def test_custom_model_is_certified_by_its_content(tmp_path: Path) -> None:
 
 
 def test_encoder_with_changed_output_is_measured_before_use(tmp_path: Path) -> None:
-    """As a release does that counts a revision up: the name in the configuration is the same."""
+    """Like a release with a new encoder revision: the name in the configuration stays the same."""
     with serve_instructions("sqlite", tmp_path, encoder="paired") as service:
         activate_encoder(service.library)
         service.publish_all()
@@ -247,7 +247,7 @@ def test_encoder_with_changed_output_is_measured_before_use(tmp_path: Path) -> N
 
 
 def test_failure_with_a_new_encoder_revision_warns_and_blocks_nothing(tmp_path: Path) -> None:
-    """What the encoder said before is gone with the release before."""
+    """The output of the old revision cannot be computed any more."""
     with serve_instructions("sqlite", tmp_path, encoder="paired") as service:
         activate_encoder(service.library)
         publish_stray(service)
@@ -303,7 +303,7 @@ def test_only_admins_see_which_units_are_boosted(published_service: InstructionS
 
 
 def alike(count: int) -> list[dict[str, object]]:
-    """Units that say the same of themselves: of no intent can more than three of them be among the first three."""
+    """Units with the same description and intents: at most three of them can be among the first three results."""
     description, intents, _ = UNITS["checkout-procedure"]
     fields = {"description": description, "load_triggers": {"intents": intents}}
     return [entry(f"unit-{number}", **fields) for number in range(count)]

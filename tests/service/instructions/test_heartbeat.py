@@ -1,4 +1,4 @@
-"""Heartbeats: begun by a signed trigger only, with the stub and what the wake reason requires."""
+"""Heartbeats: started only by a signed wake token, with the stub and the units that the wake reason requires."""
 
 import json
 from pathlib import Path
@@ -307,6 +307,6 @@ def test_recall_prefers_units_whose_task_types_name_the_wake_reason(service: Ins
         assert recalled["chunks"][0]["why"].get("fits_task_type", False) is (name == "plants-b")
         again = service.agent_request("POST", "/instruction-replay", {"audit_token": recalled["audit_token"]}).json
         assert (again["same_order"], again["same_snapshot"]) == (True, True)
-    # What has nothing to do with the intent stays away, whatever the task.
+    # A unit unrelated to the intent is not loaded, whatever the task type.
     assert "plants-b" not in service.recalled("approve a purchase", heartbeat_id="run_manual")
     assert first(heartbeat_id="run_of_nobody")["chunks"][0]["name"] == "plants-a"

@@ -1,4 +1,4 @@
-"""`holdfast instructions hook` that asks a service: stub, preloads by signed token, and a key that nobody sees."""
+"""`holdfast instructions hook` with a service: stub, preloads by signed token, and a key that is never shown."""
 
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -77,7 +77,7 @@ def test_missing_guaranteed_unit_fails_the_hook_without_output(service: Instruct
     assert "'gone' is unavailable" in says_nothing(ended)
     strict = ("--strict", "--wake-token", service.wake(REASON, jti="two"))
     assert isinstance(start(service.client.url, *strict, key=service.agent_key, home=tmp_path).exception, UserError)
-    # A session that begins again is no reason to be content with less.
+    # A restarted session gets the same.
     again = ("--wake-token", service.wake(REASON, jti="three"))
     says_nothing(start(service.client.url, *again, key=service.agent_key, source="compact", home=tmp_path))
 

@@ -1,4 +1,4 @@
-"""What the page is told about instructions: the same that agents get and admins decide on, and nothing on record."""
+"""What the dashboard gets about instructions: the same as agents and admins, without leaving audit records."""
 
 from pathlib import Path
 
@@ -114,7 +114,7 @@ def test_only_admins_see_instruction_pages(tmp_path: Path, path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_instruction_pages_require_a_key_even_before_one_exists(tmp_path: Path, path: str) -> None:
-    """A command or a program can have written them without a key; a sample is nobody's."""
+    """A command may have published them without a key; only a sample is public."""
     with serve_instructions("sqlite", tmp_path) as kept, serve_store(MemoryStore(), library=kept.library) as client:
         assert client.request("GET", "/api/visitor").status == 200, "other routes need none here"
         refused = client.request("GET", f"/api/instructions{path}")

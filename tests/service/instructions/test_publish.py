@@ -1,4 +1,4 @@
-"""Publishing: every check, the order in which they are made, and that nothing happens where one fails."""
+"""Publishing: every check, the order of checks, and no change when one fails."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +15,7 @@ STRAY = [
     entry("code-review", load_triggers={"intents": ["claim a ticket"]}),
     *(entry(name) for name in UNITS if name != "code-review"),
 ]
-"""The first of them says of itself what holds for another."""
+"""The first unit has the intents of another."""
 
 SHAPELESS: dict[str, dict[str, object]] = {
     "a name with a space": entry("code-review", name="code review"),
@@ -59,7 +59,7 @@ def test_manifest_with_too_many_entries_is_refused(service: InstructionService, 
     response = service.publish(listed)
     assert (response.status, response.code) == (400, "manifest_too_large")
     assert response.json["error"]["details"]["token_max"] == 1000
-    # What comes first in the agreed order is told first, however many there are.
+    # The first in the agreed order is reported, however many there are.
     assert service.publish([*listed, entry("u1")]).code == "manifest_entry_invalid"
 
 
@@ -178,7 +178,7 @@ def test_unit_not_found_by_its_own_intents_fails_the_gate_and_blocks_publishing(
 
 
 def test_of_several_faults_the_first_in_the_agreed_order_is_reported(service: InstructionService) -> None:
-    """Each step mends what was told, and the next fault comes to light."""
+    """Each step fixes the reported fault and reveals the next."""
     assert service.publish([entry("code-review")], "v5").status == 200
     many = [entry(f"unit-{number}", guarantee_load=True, description="many words indeed " * 6) for number in range(25)]
     steps: list[tuple[str, dict[str, object]]] = [
@@ -223,7 +223,7 @@ def test_skipping_the_gate_of_a_guaranteed_unit_takes_two_admins(service: Instru
     cosigned = {"kind": "skip_gate", "version": "v2"}
     service.publish([entry("release-notes")], "v0.1")
     assert service.agent_request("POST", "/approvals", cosigned, key=service.ben).status == 200
-    # What was said of another version says nothing of this one.
+    # Usage of another version says nothing about this one.
     assert service.publish(listed, approvals=given, skip_coverage_gate=True).code == "skip_gate_cosign_required"
     second = service.client.key("admin")
     assert service.agent_request("POST", "/approvals", {**cosigned, "version": "v1"}, key=second).status == 200

@@ -1,4 +1,4 @@
-"""Recall: what is found, in which order, within which budget, and why."""
+"""Recall: which units are found, in which order, within which budget, and why."""
 
 import json
 from typing import Any
@@ -100,7 +100,7 @@ def test_guaranteed_units_are_always_present_and_displace_others(service: Instru
         *(entry(name) for name in UNITS if name not in ("security-posture", "budget-rules")),
     ]
     service.publish_all(listed, approvals=approvals)
-    # They count as no chunks; one stands first, and one behind what was asked for.
+    # They do not count as chunks; one comes first, and one after the ranked units.
     assert service.recalled(CLAIM, max_chunks=1) == ["budget-rules", "checkout-procedure", "security-posture"]
     whole = service.recall(CLAIM, max_chunks=1).json
     tokens = {chunk["name"]: chunk["tokens"] for chunk in whole["chunks"]}
@@ -300,7 +300,7 @@ def test_chunk_states_until_when_its_text_is_valid(published_service: Instructio
     assert (before["version"], before["valid_until"]) == ("v1", None)
     published_service.clock.advance(60)
     assert published_service.write("code-review", "v2", "Newer words on a pull request.").json["status"] == "active"
-    # A heartbeat still has what held when it began, and learns that something newer has taken its place.
+    # A heartbeat still gets the version of its start, with the time at which a newer one replaced it.
     after = published_service.agent_request(
         "POST", "/recall-instruction", during, key=published_service.agent_key
     ).json["chunks"][0]
@@ -308,7 +308,7 @@ def test_chunk_states_until_when_its_text_is_valid(published_service: Instructio
 
 
 class Failing:
-    """An encoder that has what it needs to be made, and then fails when it is asked, or has not even that."""
+    """An encoder that fails when it is called, or already when it is created."""
 
     model_version, floor, words_share = "failing", 0.1, 1.0
 

@@ -1,4 +1,4 @@
-"""What the contract says in passing, on each store: counts, orders, codes, tables that keep their columns."""
+"""Details of the contract on each store: counts, orders, error codes, table columns."""
 
 import pytest
 from tests.support.instruction_service import AGENT, ANN, UNITS, InstructionService, entry, uri
@@ -143,7 +143,7 @@ def test_limit_of_five_guaranteed_units_is_per_agent(service: InstructionService
 
 
 def share(service: InstructionService, number: int) -> str:
-    """Write a version of a unit that is kept for all agents; its status."""
+    """Write a version of a unit shared by all agents; returns its status."""
     body = {"fact_uri": f"{TONE}/v{number}", "content": f"Speak plainly, {number} times."}
     written = service.request("PUT", "/v1/instruction/units", body)
     assert written.status == 201
@@ -255,6 +255,6 @@ def test_sensitive_agent_cannot_be_promoted_early(service: InstructionService) -
     assert service.agent_request("PUT", "", {"sensitive": True}).json["sensitive"] is True
     with pytest.raises(InstructionError, match="flagged sensitive"):
         promote_manifest(service.library, AGENT, admin, force=True)
-    # What is left out is as it was at first.
+    # An omitted field is reset to its default.
     assert service.agent_request("PUT", "", {}).json["sensitive"] is False
     assert promote_manifest(service.library, AGENT, admin, force=True).manifest.migration_mode == "stigmem"

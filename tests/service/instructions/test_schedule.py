@@ -1,4 +1,4 @@
-"""Which agents are measured without being asked for, and how that leaves time to those who wait for an answer."""
+"""Which agents are measured automatically, and how measuring yields to requests."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ DAY_SECONDS = 86_400
 
 
 def add_agents(service: InstructionService, count: int) -> tuple[str, ...]:
-    """Others, with the manifest and the run of the first."""
+    """Adds agents with the manifest and coverage run of the first."""
     records = service.library.records
     first, manifest, run = records.agent(AGENT), records.manifest(AGENT), records.coverage(AGENT)
     assert first

@@ -1,4 +1,4 @@
-"""Turns in shadow over HTTP, on each store: recorded beside recalls, closed like them, judged from the store."""
+"""Shadow mode over HTTP, on each store: turns are recorded next to recalls, closed like them, and reported."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Signing keys: whose signatures count, until when, and what becomes of what nobody known had signed."""
+"""Signing keys: whose signatures count, until when, and how versions of unknown signers leave quarantine."""
 
 import hashlib
 
@@ -17,7 +17,7 @@ def register(service: InstructionService, key: str, signer: DeploymentKey = BENS
 
 
 def cosigned(service: InstructionService) -> str:
-    """What becomes of a manifest whose gate Ann skips, and Ben by his signature; `published`, or a code."""
+    """`published` or an error code, for a manifest whose gate Ann skips with her key and Ben with his signature."""
     meant = Approval(id="", agent_id=AGENT, kind="skip_gate", version="v1", authored_by=BEN, authored_at=0)
     signature = BENS.sign(approval_message(meant))
     approvals = [
@@ -64,7 +64,7 @@ def test_admin_withdraws_a_signing_key(service: InstructionService) -> None:
     assert (gone.status, gone.body) == (204, b"")
     assert service.request("GET", SIGNER).json["signers"] == []
     assert cosigned(service) == "skip_gate_cosign_required"
-    # What it has vouched for while it counted stays as it is.
+    # What it signed while it was valid stays signed.
     assert service.write("release-notes", signature=sign("release-notes")).json["status"] == "active"
     again = service.request("DELETE", f"{SIGNER}/{BENS.public_key}")
     assert (again.status, again.code) == (404, "signer_not_found")

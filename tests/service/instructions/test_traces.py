@@ -1,4 +1,4 @@
-"""What a trace shows of the units of a record: beside the agent's own words, once, bounded, and for its owner."""
+"""Unit usage detected in a trace: stored next to the reported usage, once, bounded, and only for the owner."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Units: written once, newest wins, signed or quarantined, and pending where people must look first."""
+"""Units: written once, newest version wins, signed or quarantined, pending where an approval is required."""
 
 import hashlib
 
@@ -24,7 +24,7 @@ def test_new_version_supersedes_the_previous_and_is_the_only_one_recalled(servic
     for version in ("v2", "v9", "v10"):
         assert service.write("code-review", version, f"{TEXT} {version}").status == 201
         service.clock.advance(60)
-    # The manifest names the oldest of them; the newest is told all the same.
+    # The manifest names the oldest version; the newest is served anyway.
     assert service.publish([entry("code-review", fact_uri=uri("code-review", "v2"))]).status == 200
     (chunk,) = service.recall("review a pull request").json["chunks"]
     assert (chunk["version"], chunk["content"]) == ("v10", f"{TEXT} v10")
@@ -214,7 +214,7 @@ def test_signature_covers_the_uri_as_sent_or_as_stored(
 
 
 def anns_signature(service: InstructionService, address: str) -> str:
-    """Over this address with the text, by a key that is registered from now on."""
+    """Signs this URI and text with a key that this call registers."""
     anns = DeploymentKey(b"a" * 32)
     assert service.request("PUT", "/v1/instruction/signer", {"public_key": anns.public_key}).status == 200
     return anns.sign(unit_message(address, hashlib.sha256(TEXT.encode()).hexdigest()))

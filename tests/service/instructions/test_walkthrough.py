@@ -1,4 +1,4 @@
-"""The way of instructions over HTTP: written, published, told, recalled, put on record, covered."""
+"""One unit over HTTP from start to end: written, published, in the stub, recalled, audited, covered."""
 
 import yaml
 from tests.support.instruction_service import AGENT, UNITS, InstructionService, uri
