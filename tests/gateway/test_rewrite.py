@@ -168,10 +168,10 @@ def test_ttls_are_put_in_order() -> None:
     with (
         serve_provider(SimulatedProvider()) as url,
         serving_gateway(url) as plain,
-        serving_gateway(url, improve=True) as mending,
+        serving_gateway(url, improve=True) as improving,
     ):
         assert ask(plain, body) == 400
-        assert ask(mending, body) == 200
+        assert ask(improving, body) == 200
 
 
 @pytest.mark.parametrize(
