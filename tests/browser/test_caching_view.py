@@ -9,8 +9,8 @@ from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import Page
-from tests.support.log_examples import opened
-from tests.support.served_service import Client, serving_store
+from tests.support.event_examples import session_started_event
+from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -36,7 +36,7 @@ class Own:
 @pytest.fixture
 def own() -> Iterator[Own]:
     store = MemoryStore()
-    with serving_store(store) as client:
+    with serve_store(store) as client:
         yield Own(client, store)
 
 
@@ -178,9 +178,9 @@ async def test_hostile_text_is_shown_as_text(page: Page, own: Own) -> None:
 
 def test_more_sessions_than_a_page_holds_are_turned_over(page: Page) -> None:
     store = MemoryStore()
-    with serving_store(store) as client:
+    with serve_store(store) as client:
         for number in range(30):
-            store.append([opened(f"s{number}", at=float(number))]).result()
+            store.append([session_started_event(f"s{number}", at=float(number))]).result()
         page.url = client.url
         page.open("caching")
         assert len(page.all("tbody tr")) == 25

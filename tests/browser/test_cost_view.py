@@ -5,7 +5,7 @@ from pathlib import Path
 from holdfast.sources.skills.discovery import SkillRoot
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import Page
-from tests.support.served_service import Client, serving_store
+from tests.support.served_service import Client, serve_store
 from tests.support.skill_folders import write_skill
 
 
@@ -85,7 +85,7 @@ def test_sessions_are_ordered_as_asked(page: Page, sampled: Client) -> None:
 def test_the_skill_library_is_told_with_its_findings(page: Page, tmp_path: Path) -> None:
     write_skill(tmp_path, "review", body="Review it.\n")
     write_skill(tmp_path, "broken", front="name: broken\n")
-    with serving_store(MemoryStore()) as client:
+    with serve_store(MemoryStore()) as client:
         client.service.skill_roots = (SkillRoot(str(tmp_path), "workspace"),)
         client.service.workspace = tmp_path
         page.url = client.url

@@ -10,9 +10,9 @@ from holdfast.knowledge.items import Item, ItemSource, make_item_id
 from holdfast.knowledge.pages import merge_page_items, parse_page, render_page
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import Keys, Page
-from tests.support.knowledge_folders import DECISION, FACT, RULE, talked
-from tests.support.played_sessions import new_session, played
-from tests.support.served_service import Client, serving_store
+from tests.support.knowledge_folders import DECISION, FACT, RULE, store_session
+from tests.support.scripted_sessions import new_session, scripted_provider
+from tests.support.served_service import Client, serve_store
 
 HOSTILE = "Never trust <img src=x onerror=\"document.title='owned'\"> in docs/a.md."
 TOLD = "The broker of order 1042 is in Rotterdam."
@@ -36,15 +36,15 @@ class Project:
 def project(tmp_path: Path) -> Iterator[Project]:
     store, folder = MemoryStore(), tmp_path / "project"
     folder.mkdir()
-    with serving_store(store, clock=ManualClock()) as client:
+    with serve_store(store, clock=ManualClock()) as client:
         client.service.workspace = folder
         yield Project(client, store, folder)
 
 
 @pytest.fixture
 async def harvested(project: Project) -> Project:
-    await talked(project.store, project.folder, f"{FACT} {RULE}")
-    assert project.client.ask("POST", "/api/knowledge/harvest", {"apply": True}).status == 200
+    await store_session(project.store, project.folder, f"{FACT} {RULE}")
+    assert project.client.request("POST", "/api/knowledge/harvest", {"apply": True}).status == 200
     return project
 
 
@@ -74,10 +74,10 @@ def test_a_session_with_an_older_digest_is_told_with_what_adopting_costs(page: P
 
 async def test_a_session_is_told_to_adopt_by_its_button(page: Page, harvested: Project) -> None:
     async with new_session(
-        played("Yes.", "Yes."), store=harvested.store, workspace=harvested.folder, knowledge=True
+        scripted_provider("Yes.", "Yes."), store=harvested.store, workspace=harvested.folder, knowledge=True
     ) as session:
         await session.send("Hello.")
-        assert harvested.client.ask("DELETE", f"/api/knowledge/items/{harvested.item(RULE)['id']}").status == 200
+        assert harvested.client.request("DELETE", f"/api/knowledge/items/{harvested.item(RULE)['id']}").status == 200
         page.url = harvested.client.url
         page.open("knowledge")
         page.click(f"[data-pending='{session.id}'] [data-does=adopt]")
@@ -140,7 +140,7 @@ async def test_a_task_is_done_and_what_a_tool_said_is_approved(page: Page, proje
 
 
 async def test_a_harvest_is_shown_first_and_then_done(page: Page, project: Project) -> None:
-    await talked(project.store, project.folder, f"{FACT} {HOSTILE}")
+    await store_session(project.store, project.folder, f"{FACT} {HOSTILE}")
     page.url = project.client.url
     page.open("knowledge")
     assert "No knowledge yet" in page.text("main")

@@ -14,7 +14,7 @@ from holdfast.service.dashboard.static_files import load_page_files
 from holdfast.service.sample.instructions import AGENT as SAMPLE
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import SCREENSHOTS, Keys, Page
-from tests.support.served_service import Client, serving_store
+from tests.support.served_service import Client, serve_store
 
 PAGE_BYTES_MAX = 150_000
 VIEWS = ("caching", "sessions", "session", "cost", "breaks", "knowledge", "instructions", "agent", "try")
@@ -87,7 +87,7 @@ def test_a_newcomer_sees_every_view_filled_within_seconds_of_pressing_a_button(p
 
 
 def test_where_nothing_is_simulated_the_button_says_what_to_start(page: Page) -> None:
-    with serving_store(MemoryStore()) as client:
+    with serve_store(MemoryStore()) as client:
         page.url = client.url
         page.open("try", heading="Try it")
         assert "holdfast serve --simulate" in page.text("main")
@@ -96,7 +96,7 @@ def test_where_nothing_is_simulated_the_button_says_what_to_start(page: Page) ->
 
 
 def test_where_a_key_is_required_it_is_asked_for_and_forgotten_again(page: Page) -> None:
-    with serving_store(MemoryStore()) as client:
+    with serve_store(MemoryStore()) as client:
         key = client.key("admin")
         page.url, page.expecting = client.url, ("401",)
         page.open("cost", heading="Sign in")
@@ -115,7 +115,7 @@ def test_where_a_key_is_required_it_is_asked_for_and_forgotten_again(page: Page)
 
 
 def test_who_may_only_read_cannot_press_what_changes_something(page: Page) -> None:
-    with serving_store(MemoryStore()) as client:
+    with serve_store(MemoryStore()) as client:
         key = client.key("read")
         page.url, page.expecting = client.url, ("401",)
         page.open("caching", heading="Sign in")

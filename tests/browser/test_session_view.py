@@ -14,7 +14,7 @@ from holdfast.types.prompt import Breakpoint, Plan
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
 from tests.support.browsers import Keys, Page
-from tests.support.served_service import Client, serving_store
+from tests.support.served_service import Client, serve_store
 
 MODEL = "anthropic:claude-sonnet-5-5"
 
@@ -127,7 +127,7 @@ DRAWN_MS = (
 def test_a_thousand_calls_are_few_elements_and_cost_no_more_than_their_share(page: Page) -> None:
     store = MemoryStore()
     store.append(thousand_calls()).result()
-    with serving_store(store, clock=ManualClock(1_790_010_000.0)) as client:
+    with serve_store(store, clock=ManualClock(1_790_010_000.0)) as client:
         page.url = client.url
         page.open("session/long", heading="long")
         assert client.get("/api/sessions/long/calls?limit=1000")["calls_total"] == 1_000

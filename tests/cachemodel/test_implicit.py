@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.support.cache_calls import SCOPE, implicit_rules, part
+from tests.support.cache_calls import SCOPE, chain_block, implicit_rules
 
 from holdfast.cachemodel.machine import begin_cache_call, publish_entries, run_call
 from holdfast.cachemodel.tiers import CacheParameters, ChainBlock, chain_prefixes, chain_seeds
@@ -16,7 +16,7 @@ BY = implicit_rules()
 
 
 def blocks(count: int, tokens: int = 600) -> list[ChainBlock]:
-    return [part(f"block {index}", tokens) for index in range(count)]
+    return [chain_block(f"block {index}", tokens) for index in range(count)]
 
 
 def ask(parts: list[ChainBlock], *, at: float = 0.0, ttl: str | None = None, **others: str) -> CacheCall:
@@ -49,17 +49,17 @@ def test_where_nothing_is_rounded_reads_are_exact() -> None:
 
 
 def test_a_beginning_that_two_prompts_share_is_read_though_neither_ended_there() -> None:
-    other = [*blocks(2), part("another", 600)]
+    other = [*blocks(2), chain_block("another", 600)]
     assert usage_of(after(ask(blocks(3))), ask(other)).cache_read == 1_152
 
 
 def test_a_shared_beginning_below_the_floor_is_not_read() -> None:
-    other = [*blocks(1), part("another", 600)]
+    other = [*blocks(1), chain_block("another", 600)]
     assert usage_of(after(ask(blocks(3))), ask(other)).cache_read == 0
 
 
 def test_the_floor_itself_is_enough() -> None:
-    floor = [part("floor", 1_024)]
+    floor = [chain_block("floor", 1_024)]
     assert usage_of(after(ask(floor)), ask(floor)).cache_read == 1_024
 
 
@@ -71,7 +71,7 @@ def test_what_is_kept_goes_when_nobody_uses_it_for_its_lifetime() -> None:
 
 def test_every_read_starts_the_time_again_for_all_that_is_inside() -> None:
     entries = after(ask(blocks(3)), ask(blocks(3), at=200))
-    shorter = [*blocks(2), part("another", 600)]
+    shorter = [*blocks(2), chain_block("another", 600)]
     assert usage_of(entries, ask(shorter, at=499)).cache_read == 1_152
     assert usage_of(entries, ask(shorter, at=500)).cache_read == 0
 
@@ -122,7 +122,7 @@ def test_another_cache_key_reads_nothing() -> None:
 
 
 def test_a_parameter_of_some_providers_is_lost_from_its_tier_on() -> None:
-    parts = [part("system", 1_280, "system"), *blocks(1)]
+    parts = [chain_block("system", 1_280, "system"), *blocks(1)]
     entries = after(ask(parts, tool_config="auto"))
     assert usage_of(entries, ask(parts, tool_config="auto")).cache_read == 1_792
     assert usage_of(entries, ask(parts, tool_config="none")).cache_read == 1_280

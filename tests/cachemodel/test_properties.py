@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.cache_calls import part, rules, units
+from tests.support.cache_calls import chain_block, cost_units, rules
 
 from holdfast.cachemodel.machine import begin_cache_call, publish_entries, run_call
 from holdfast.cachemodel.tiers import CacheParameters, ChainBlock, chain_prefixes, chain_seeds
@@ -26,7 +26,7 @@ some_rules = st.builds(
 
 
 def parts_named(names: str) -> list[ChainBlock]:
-    return [part(name, 10 + index, kind=KINDS[index % 3]) for index, name in enumerate(names)]
+    return [chain_block(name, 10 + index, kind=KINDS[index % 3]) for index, name in enumerate(names)]
 
 
 # Two names and a few moments, so that prompts often share a prefix and lifetimes often just end.
@@ -111,7 +111,9 @@ def test_a_warmer_cache_never_costs_more(
     entries = play(by, history)
     kept = [key for key in entries.by_key if data.draw(st.booleans())]
     colder = CacheEntries({key: entries.by_key[key] for key in kept})
-    assert units(begin_cache_call(by, entries, call)[0].usage) <= units(begin_cache_call(by, colder, call)[0].usage)
+    assert cost_units(begin_cache_call(by, entries, call)[0].usage) <= cost_units(
+        begin_cache_call(by, colder, call)[0].usage
+    )
 
 
 @given(some_rules, calls, some_call)

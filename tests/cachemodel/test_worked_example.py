@@ -1,23 +1,23 @@
 """One session, call by call: what is read, written and paid, to the token."""
 
 import pytest
-from tests.support.cache_calls import call, part, rules, units
+from tests.support.cache_calls import call, chain_block, cost_units, rules
 
 from holdfast.cachemodel.machine import run_call
 from holdfast.cachemodel.values import CacheEntries, CacheOutcome
 from holdfast.types.prompt import Ttl
 from holdfast.types.usage import Usage
 
-HEAD = [part("T1", 600, "tools"), part("T2", 600, "tools"), part("S", 1_500, "system")]
-CALL_1 = [*HEAD, part("environment", 40), part("ask 1", 60)]
+HEAD = [chain_block("T1", 600, "tools"), chain_block("T2", 600, "tools"), chain_block("S", 1_500, "system")]
+CALL_1 = [*HEAD, chain_block("environment", 40), chain_block("ask 1", 60)]
 CALL_2 = [
     *CALL_1,
-    part("text", 30),
-    part("use", 50, kind="tool_use"),
-    part("result", 900, kind="tool_result"),
+    chain_block("text", 30),
+    chain_block("use", 50, kind="tool_use"),
+    chain_block("result", 900, kind="tool_result"),
 ]
-CALL_3 = [*CALL_2, part("text", 120), part("memory", 35), part("ask 2", 45)]
-CALL_4 = [*CALL_3, part("text", 80), part("ask 3", 30)]
+CALL_3 = [*CALL_2, chain_block("text", 120), chain_block("memory", 35), chain_block("ask 2", 45)]
+CALL_4 = [*CALL_3, chain_block("text", 80), chain_block("ask 3", 30)]
 HEAD_MARKS: dict[int, Ttl] = {1: "5m", 2: "5m"}
 ROLLING: dict[int, Ttl] = {**HEAD_MARKS, 10: "5m"}
 ANCHOR: dict[int, Ttl] = {10: "1h"}
@@ -50,35 +50,35 @@ def play(*, third: dict[int, Ttl], upgrade: bool = True) -> list[CacheOutcome]:
 def test_each_call_of_the_session_costs_what_the_table_says(number: int, usage: Usage, cost: float) -> None:
     outcome = play(third=ROLLING)[number - 1]
     assert outcome.usage == usage
-    assert units(outcome.usage) == cost
+    assert cost_units(outcome.usage) == cost
 
 
 def test_an_anchor_is_written_at_the_long_rate() -> None:
     usage = play(third=ANCHOR)[2].usage
     assert usage == Usage(cache_read=3_780, cache_write_1h=200)
-    assert units(usage) == 778
+    assert cost_units(usage) == 778
 
 
 def test_an_anchor_is_read_after_the_pause_where_lifetimes_upgrade() -> None:
     usage = play(third=ANCHOR)[3].usage
     assert usage == Usage(cache_read=3_980, cache_write_5m=110)
-    assert units(usage) == 535.5
+    assert cost_units(usage) == 535.5
 
 
 def test_an_anchor_is_of_no_use_after_the_pause_where_lifetimes_do_not_upgrade() -> None:
     usage = play(third=ANCHOR, upgrade=False)[3].usage
     assert usage == Usage(cache_write_5m=4_090)
-    assert units(usage) == 5_112.5
+    assert cost_units(usage) == 5_112.5
 
 
 def test_the_seed_layout_rewrites_the_history_when_its_volatile_block_changes() -> None:
-    history = [part("ask 1", 60), *CALL_2[5:8], part("text", 120), part("ask 2", 45)]
-    before = [*HEAD, part("environment", 40, "system"), *history[:4]]
-    after = [*HEAD, part("environment and memory", 75, "system"), *history]
+    history = [chain_block("ask 1", 60), *CALL_2[5:8], chain_block("text", 120), chain_block("ask 2", 45)]
+    before = [*HEAD, chain_block("environment", 40, "system"), *history[:4]]
+    after = [*HEAD, chain_block("environment and memory", 75, "system"), *history]
     _, entries = run_call(rules(), CacheEntries(), call(before, {**HEAD_MARKS, 7: "5m"}, at=12))
     outcome, _ = run_call(rules(), entries, call(after, {**HEAD_MARKS, 9: "5m"}, at=60))
     assert outcome.usage == Usage(cache_read=2_700, cache_write_5m=1_280)
-    assert units(outcome.usage) == 1_870
+    assert cost_units(outcome.usage) == 1_870
 
 
 def test_the_mark_of_the_first_call_is_found_three_positions_back_without_its_mark() -> None:

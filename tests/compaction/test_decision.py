@@ -4,8 +4,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from tests.support.compaction_histories import MODEL, SMALL, History, standing_of
-from tests.support.long_conversations import LongTalk
+from tests.support.compaction_histories import MODEL, SMALL, History, snapshot_of
+from tests.support.long_conversations import LongConversation
 
 from holdfast.compaction.decision import (
     CompactionMonitor,
@@ -218,7 +218,7 @@ def test_a_skill_whose_body_was_covered_can_be_loaded_again() -> None:
     for _ in range(30):
         history.turn()
     assert history.state().activations.names == ("pdf",)
-    found = propose_compaction(standing_of(history, MODEL), SMALL, "requested")
+    found = propose_compaction(snapshot_of(history, MODEL), SMALL, "requested")
     assert isinstance(found, CompactionProposal)
     assert [one.skill_id for one in found.released_skills] == ["pdf"]
     history.add(*found.payloads)
@@ -226,9 +226,9 @@ def test_a_skill_whose_body_was_covered_can_be_loaded_again() -> None:
 
 
 async def test_a_prompt_that_did_not_fit_can_be_made_smaller_step_by_step() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 14)
+        await talk.send_turns(session, 14)
         conversation = session._open_conversation
         sizes = [len(str(session.history))]
         for step in (clear_tool_results, compact_after_overflow, compact_to_newest_group):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.compaction_histories import BINDING, MODEL, SMALL, History, standing_of
+from tests.support.compaction_histories import BINDING, MODEL, SMALL, History, snapshot_of
 
 from holdfast.compaction.summary import RESUME
 from holdfast.compaction.view import choose_cut, group_exchanges
@@ -33,7 +33,7 @@ def grown(seed: int, turns: int = 30) -> History:
 
 
 def compacted(history: History) -> CompactionProposal | None:
-    found = propose_compaction(standing_of(history), SMALL, "requested")
+    found = propose_compaction(snapshot_of(history), SMALL, "requested")
     if isinstance(found, NoCompaction):
         return None
     history.add(*found.payloads)
@@ -63,8 +63,8 @@ def test_the_first_goal_and_what_waits_for_an_answer_stay_word_for_word(seed: in
         history.exchange()
     compacted(history)
     seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(history.state().entries))
-    assert history.asks[0] in seen
-    assert history.asks[-1] in seen
+    assert history.questions[0] in seen
+    assert history.questions[-1] in seen
 
 
 @settings(max_examples=settings().max_examples // 4)
@@ -76,9 +76,9 @@ def test_what_the_user_wants_always_or_never_outlives_ten_compactions(seed: int)
             history.turn()
         compacted(history)
     seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(history.state().entries))
-    wanted = {line for ask in history.asks for line in ask.split("\n")[1:]}
+    wanted = {line for ask in history.questions for line in ask.split("\n")[1:]}
     assert all(rule in seen for rule in wanted)
-    assert history.asks[0] in seen
+    assert history.questions[0] in seen
 
 
 @settings(max_examples=settings().max_examples // 2)
@@ -92,7 +92,7 @@ def test_a_compaction_at_once_behind_another_does_nothing(seed: int) -> None:
 @settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
 def test_the_same_log_gives_the_same_bytes(seed: int) -> None:
-    first, second = (propose_compaction(standing_of(grown(seed)), SMALL, "requested") for _ in range(2))
+    first, second = (propose_compaction(snapshot_of(grown(seed)), SMALL, "requested") for _ in range(2))
     assert isinstance(first, CompactionProposal)
     assert isinstance(second, CompactionProposal)
     assert msgspec.json.encode(first.event) == msgspec.json.encode(second.event)
@@ -103,10 +103,10 @@ def test_the_same_log_gives_the_same_bytes(seed: int) -> None:
 @given(SEEDS)
 def test_the_state_is_a_fold_and_everything_in_front_of_the_record_stays(seed: int) -> None:
     history = grown(seed)
-    before = standing_of(history)
+    before = snapshot_of(history)
     found = compacted(history)
     assert found is not None
-    after = standing_of(history)
+    after = snapshot_of(history)
     assert apply_event(before.state, history.events[-1]) == fold_events(history.events, "s1")
     heads = [
         [link for link in one.draft.buffer.digests if link.layer in ("preset", "tools")] for one in (before, after)
@@ -123,7 +123,7 @@ def test_the_view_stays_bounded_however_often_it_is_compacted(seed: int) -> None
         for _ in range(10):
             history.turn()
         compacted(history)
-        sizes.append(sum(standing_of(history).draft.entry_tokens()))
+        sizes.append(sum(snapshot_of(history).draft.entry_tokens()))
     assert max(sizes) < 6_000
 
 
@@ -132,7 +132,7 @@ def test_the_view_stays_bounded_however_often_it_is_compacted(seed: int) -> None
 def test_thinking_behind_a_cut_is_kept_whole_or_not_at_all(seed: int) -> None:
     history = grown(seed)
     for model in (MODEL, BINDING):
-        found = propose_compaction(standing_of(history, model), SMALL, "requested")
+        found = propose_compaction(snapshot_of(history, model), SMALL, "requested")
         assert isinstance(found, CompactionProposal)
         before = history.state().entries
         tail = before[len(before) - len(found.state_after.entries) + 1 :]
@@ -145,7 +145,7 @@ def test_thinking_behind_a_cut_is_kept_whole_or_not_at_all(seed: int) -> None:
 @given(SEEDS)
 def test_a_record_names_nothing_that_was_not_said(seed: int) -> None:
     history = grown(seed)
-    standing = standing_of(history)
+    standing = snapshot_of(history)
     found = propose_compaction(standing, SMALL, "requested")
     assert isinstance(found, CompactionProposal)
     assert found.summary is not None
@@ -204,7 +204,7 @@ def test_facts_that_are_gathered_bit_by_bit_are_those_of_the_whole(
         history.turn(ends=at != withdrawn)
         if at == withdrawn:
             history.add(MessagesWithdrawn("refused"))
-        facts, covered = history.said.read_range(first, first + more)
+        facts, covered = history.logged.read_range(first, first + more)
         said = read_logged_messages(history.events)
         assert facts == extract_facts([one for one in said if one.number <= first + more])
         assert covered == [one for one in said if first <= one.number <= first + more]
@@ -215,9 +215,9 @@ def test_a_message_that_is_withdrawn_behind_its_back_leaves_the_facts_too() -> N
     for ask in ("Was it heard?", "And this?"):
         history.add(MessageAppended(Message("user", (Text(ask),))))
     before = history.state().message_count
-    history.said.read_range(before, before)
+    history.logged.read_range(before, before)
     history.add(MessagesWithdrawn("refused"))
-    facts, _ = history.said.read_range(before, before)
+    facts, _ = history.logged.read_range(before, before)
     assert facts == extract_facts(read_logged_messages(history.events))
     assert "Was it heard?" not in [ask.text for ask in facts.requests]
 

@@ -1,7 +1,7 @@
 """The cases of seed 002's own compaction, and where this one does better on purpose."""
 
 import pytest
-from tests.support.long_conversations import GOAL, LongTalk, read_file
+from tests.support.long_conversations import GOAL, LongConversation, read_file
 
 from holdfast.compaction.models import CompactionConfig
 from holdfast.compaction.seed_strategy import (
@@ -203,11 +203,11 @@ def test_a_limit_that_says_nothing_is_the_default() -> None:
 
 @pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 async def test_a_session_is_compacted_by_the_rules_of_the_seed() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         done = await compact_session(session, CompactionConfig(preserve_recent_messages=4, max_estimated_tokens=10_000))
-        await talk.speak(session, 1)
+        await talk.send_turns(session, 1)
         assert talk.provider.requests[-1].status == 200
     assert done.removed_message_count == 44
     assert done.tokens_after < done.tokens_before
@@ -219,9 +219,9 @@ async def test_a_session_is_compacted_by_the_rules_of_the_seed() -> None:
 @pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 async def test_under_the_seed_profile_a_session_compacts_the_seeds_way_by_itself() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=20_000, money=False)
-    talk = LongTalk(profile="seed", compaction=limit)
+    talk = LongConversation(profile="seed", compaction=limit)
     async with talk.create() as session:
-        await talk.speak(session, 20)
+        await talk.send_turns(session, 20)
         assert GOAL.partition("\n")[0] in join_text_blocks(session.history[0].content)
     events = [one.payload for one in talk.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
     assert {event.strategy for event in events} == {"seed"}
@@ -233,7 +233,7 @@ class Probed:
     def __init__(self, **options: object) -> None:
         self.looked = 0
         self.broken = False
-        self.talk = LongTalk(tools=(read_file, self.glob_search), **options)
+        self.talk = LongConversation(tools=(read_file, self.glob_search), **options)
 
     def glob_search(self, pattern: str) -> str:
         """Finds files."""
@@ -247,10 +247,10 @@ class Probed:
 async def test_behind_a_compaction_a_tool_that_fails_ends_the_turn_before_anything_is_sent() -> None:
     probed = Probed(profile="seed")
     async with probed.talk.create() as session:
-        await probed.talk.speak(session, 12)
+        await probed.talk.send_turns(session, 12)
         assert probed.looked == 0
         await session.compact()
-        await probed.talk.speak(session, 1)
+        await probed.talk.send_turns(session, 1)
         assert probed.looked == 1
         probed.broken = True
         sent, history = len(probed.talk.provider.requests), session.history
@@ -258,7 +258,7 @@ async def test_behind_a_compaction_a_tool_that_fails_ends_the_turn_before_anythi
             await session.send("Go on.")
         assert (len(probed.talk.provider.requests), session.history) == (sent, history)
         probed.broken = False
-        await probed.talk.speak(session, 1)
+        await probed.talk.send_turns(session, 1)
     assert len(probed.talk.provider.requests) == sent + 2
 
 
@@ -266,30 +266,30 @@ async def test_behind_a_compaction_a_tool_that_fails_ends_the_turn_before_anythi
 async def test_where_nothing_is_left_but_the_summary_no_tool_is_tried() -> None:
     probed = Probed(profile="seed")
     async with probed.talk.create() as session:
-        await probed.talk.speak(session, 12)
+        await probed.talk.send_turns(session, 12)
         await session.compact(CompactionConfig(preserve_recent_messages=0))
         assert len(session.history) == 1
         probed.broken = True
-        await probed.talk.speak(session, 1)
+        await probed.talk.send_turns(session, 1)
     assert probed.looked == 0
 
 
 @pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 async def test_no_tool_is_tried_without_the_seeds_profile_or_without_one_to_try() -> None:
-    probed, without = Probed(), LongTalk(profile="seed")
+    probed, without = Probed(), LongConversation(profile="seed")
     for talk in (probed.talk, without):
         async with talk.create() as session:
-            await talk.speak(session, 12)
+            await talk.send_turns(session, 12)
             await session.compact()
-            await talk.speak(session, 1)
+            await talk.send_turns(session, 1)
     assert probed.looked == 0
 
 
 @pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 async def test_a_session_stays_the_one_it_was_and_knows_of_its_compaction() -> None:
-    talk = LongTalk(profile="seed")
+    talk = LongConversation(profile="seed")
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         before = session.id
         done = await session.compact()
         assert session.id == before
@@ -303,9 +303,9 @@ async def test_a_session_stays_the_one_it_was_and_knows_of_its_compaction() -> N
 @pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 @pytest.mark.parametrize(("limit", "compacted"), [(15_000, True), (1_000_000, False)])
 async def test_the_limit_is_held_against_the_prompt_as_it_is_now(limit: int, compacted: bool) -> None:
-    talk = LongTalk(profile="seed", compaction=CompactionConfig(auto_compaction_input_tokens_threshold=limit))
+    talk = LongConversation(profile="seed", compaction=CompactionConfig(auto_compaction_input_tokens_threshold=limit))
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
     events = [one.payload for one in talk.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
     assert bool(events) is compacted
     assert all(event.tokens_before >= limit for event in events)

@@ -17,7 +17,7 @@ from holdfast.types.blocks import (
 )
 from holdfast.types.prompt import HistoryEntry
 
-passages = st.lists(values.passages, max_size=6)
+passages = st.lists(values.history_entries, max_size=6)
 
 
 @given(passages, st.booleans())

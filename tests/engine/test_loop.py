@@ -7,7 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from tests.support.agents import MakeAgent, Pause, ReplayWire, says
+from tests.support.agents import MakeAgent, Pause, ReplayTransport, says
 
 import holdfast
 from holdfast import Session, ToolError, tool
@@ -90,7 +90,7 @@ async def test_everything_that_happens_is_on_the_log_in_order(agent: MakeAgent) 
 async def test_the_call_is_on_the_log_before_the_request_leaves(agent: MakeAgent) -> None:
     seen: list[list[str]] = []
 
-    class Watching(ReplayWire):
+    class Watching(ReplayTransport):
         def send(self, *args, **options):  # type: ignore[no-untyped-def]
             seen.append(kinds(one.events))
             return super().send(*args, **options)
@@ -128,7 +128,7 @@ async def test_the_second_call_shares_every_block_of_the_first(agent: MakeAgent)
     first, second = [event for event in one.payloads if isinstance(event, RequestPrepared)]
     assert (first.shared_blocks, len(first.digests)) == (0, 3)
     assert (second.shared_blocks, [link.layer for link in second.digests]) == (3, ["history", "history"])
-    assert second.body_bytes == len(one.wire.bodies[1])
+    assert second.body_bytes == len(one.transport.bodies[1])
 
 
 async def test_marks_are_on_the_wire_and_not_in_the_chain(agent: MakeAgent) -> None:
@@ -136,7 +136,7 @@ async def test_marks_are_on_the_wire_and_not_in_the_chain(agent: MakeAgent) -> N
     one = agent(says(CALL, usage=long), says("3"), tools=[add], system_prompt="Be kind.")
     async with one.session as session:
         await session.send("1 + 2?")
-    assert one.wire.bodies[0].count(b'"cache_control":{"type":"ephemeral"}') == 3
+    assert one.transport.bodies[0].count(b'"cache_control":{"type":"ephemeral"}') == 3
     marked = [
         block for message in one.bodies[1]["messages"] for block in message["content"] if "cache_control" in block
     ]
@@ -147,7 +147,7 @@ async def test_a_prompt_that_the_provider_found_too_short_is_marked_no_longer(ag
     one = agent(says(CALL), says("3"), tools=[add], system_prompt="Be kind.")
     async with one.session as session:
         await session.send("1 + 2?")
-    assert b"cache_control" not in one.wire.bodies[1]
+    assert b"cache_control" not in one.transport.bodies[1]
     first, second = [event.plan for event in one.payloads if isinstance(event, RequestPrepared)]
     assert (len(first.breakpoints), second.breakpoints) == (3, ())
     assert "below the cache floor of 512 tokens" in second.notes[0]
@@ -181,7 +181,7 @@ async def test_a_prompt_that_holds_the_boundary_is_split_there(agent: MakeAgent)
         await session.send("hello")
     assert one.bodies[0]["system"][0]["text"] == "Stable."
     assert texts(one.bodies[0]) == ["<context layer='volatile'>\nIt is Monday.\n</context>", "hello"]
-    assert b"BOUNDARY" not in one.wire.bodies[0]
+    assert b"BOUNDARY" not in one.transport.bodies[0]
 
 
 @pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
@@ -421,7 +421,7 @@ async def test_a_session_stops_before_the_call_that_could_pass_its_limit(agent: 
         ):
             await session.send("again " * 300)
         assert session.cost == Decimal("0.009")
-    assert len(one.wire.bodies) == 1
+    assert len(one.transport.bodies) == 1
     assert one.payloads[-2] == TurnCancelled("budget", 0, 0)
 
 
@@ -429,7 +429,7 @@ async def test_a_call_that_just_fits_the_limit_is_made(agent: MakeAgent) -> None
     one = agent(says("x"), spend_max_usd="0.0110", output_tokens_max=1000)
     async with one.session as session:
         await session.send("hello")
-    assert len(one.wire.bodies) == 1
+    assert len(one.transport.bodies) == 1
 
 
 async def test_a_failed_call_is_recorded_and_the_session_goes_on(agent: MakeAgent) -> None:
@@ -448,7 +448,7 @@ async def test_a_failed_call_is_recorded_and_the_session_goes_on(agent: MakeAgen
 
 
 async def test_a_reply_that_ends_too_soon_is_a_network_failure(agent: MakeAgent) -> None:
-    class Cut(ReplayWire):
+    class Cut(ReplayTransport):
         async def send(self, *args, **options):  # type: ignore[no-untyped-def]
             yield b"event: ping\ndata: {}\n\n"
 
@@ -460,7 +460,7 @@ async def test_a_reply_that_ends_too_soon_is_a_network_failure(agent: MakeAgent)
 
 
 async def test_a_whole_reply_stands_whatever_the_connection_does_afterwards(agent: MakeAgent) -> None:
-    class Failing(ReplayWire):
+    class Failing(ReplayTransport):
         async def send(self, *args, **options):  # type: ignore[no-untyped-def]
             async for chunk in super().send(*args, **options):
                 yield chunk
@@ -471,7 +471,7 @@ async def test_a_whole_reply_stands_whatever_the_connection_does_afterwards(agen
 
 
 async def test_a_connection_that_stays_open_behind_the_reply_is_not_waited_for(agent: MakeAgent) -> None:
-    class Lingering(ReplayWire):
+    class Lingering(ReplayTransport):
         async def send(self, *args, **options):  # type: ignore[no-untyped-def]
             try:
                 async for chunk in super().send(*args, **options):
@@ -487,7 +487,7 @@ async def test_a_connection_that_stays_open_behind_the_reply_is_not_waited_for(a
 
 
 async def test_what_follows_the_reply_is_read_so_that_the_connection_can_be_used_again(agent: MakeAgent) -> None:
-    class Counting(ReplayWire):
+    class Counting(ReplayTransport):
         async def send(self, *args, **options):  # type: ignore[no-untyped-def]
             async for chunk in super().send(*args, **options):
                 yield chunk
@@ -504,7 +504,7 @@ async def test_cancelling_a_call_keeps_what_was_said_and_leaves_a_legal_transcri
     one = agent(Pause(says("The answer is long."), events=4), says("ok"))
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
-        await one.wire.paused.wait()
+        await one.transport.paused.wait()
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
@@ -526,8 +526,8 @@ async def test_the_output_of_a_call_that_broke_off_is_estimated_from_what_arrive
     async with one.session as session:
         for _ in range(2):
             turn = asyncio.ensure_future(session.send("hello"))
-            await one.wire.paused.wait()
-            one.wire.paused.clear()
+            await one.transport.paused.wait()
+            one.transport.paused.clear()
             turn.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await turn
@@ -542,7 +542,7 @@ async def test_the_output_of_a_call_that_broke_off_is_estimated_from_what_arrive
 
 
 async def test_of_a_call_whose_prompt_was_not_reported_either_nothing_is_guessed(agent: MakeAgent) -> None:
-    wire = ReplayWire([Pause(says("The answer is long, and goes on."), events=2)], get_adapter("openai-chat"))
+    wire = ReplayTransport([Pause(says("The answer is long, and goes on."), events=2)], get_adapter("openai-chat"))
     one = agent(model="openai-chat:gpt-5.6", transport=wire)
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
@@ -568,7 +568,7 @@ async def test_cancelling_before_anything_was_said_appends_the_next_question(age
     one = agent(Pause(says("never"), events=0), says("ok"))
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
-        await one.wire.paused.wait()
+        await one.transport.paused.wait()
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
@@ -605,7 +605,7 @@ async def test_two_turns_at_once_are_refused(agent: MakeAgent) -> None:
     one = agent(Pause(says("x"), events=0))
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
-        await one.wire.paused.wait()
+        await one.transport.paused.wait()
         with pytest.raises(UserError, match="a turn is in progress"):
             await session.send("me too")
         turn.cancel()
@@ -700,10 +700,10 @@ async def test_closing_a_session_cancels_its_turn_and_leaves_what_was_given_open
     one = agent(Pause(says("x"), events=0))
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
-        await one.wire.paused.wait()
+        await one.transport.paused.wait()
     assert turn.cancelled() or turn.done()
     await asyncio.gather(turn, return_exceptions=True)
-    assert not one.wire.closed
+    assert not one.transport.closed
     assert isinstance(one.payloads[-1], TurnCancelled)
 
 
@@ -752,7 +752,7 @@ async def test_a_resumed_session_sends_the_same_bytes_in_front(agent: MakeAgent,
     async with first.session as session:
         await session.send("1 + 2?")
         id, history, cost = session.id, session.history, session.cost
-    wire = ReplayWire([says("again 3")])
+    wire = ReplayTransport([says("again 3")])
     other = Session.resume(id, store=path, transport=wire, tools=[add], system_prompt_volatile="Monday")
     async with other as session:
         assert (session.history, session.cost, session.model) == (history, cost, "anthropic:claude-sonnet-5-5")
@@ -800,7 +800,7 @@ async def test_what_a_crash_left_open_is_closed_before_the_next_turn(agent: Make
 
 def test_run_sync_speaks_and_returns_the_last_answer(agent: MakeAgent) -> None:
     one = agent()
-    options = {**one.options, "transport": ReplayWire([says("one"), says("two")])}
+    options = {**one.options, "transport": ReplayTransport([says("one"), says("two")])}
     assert holdfast.run_sync("a", "b", **options).text == "two"  # type: ignore[arg-type]
     with pytest.raises(UserError, match="at least one message"):
         holdfast.run_sync()

@@ -5,7 +5,15 @@ import re
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.support.markdown_texts import documents, is_whole, kept_blocks, lines_in, proposed_texts, text_of, words
+from tests.support.markdown_texts import (
+    documents,
+    is_unsplit,
+    lines_in,
+    proposed_texts,
+    text_of,
+    unsplittable_blocks,
+    words,
+)
 
 from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest.check import check_draft
@@ -35,19 +43,19 @@ def test_every_line_is_in_one_unit_or_in_the_stub_and_the_manifest_can_be_publis
     assert_can_be_published(proposal)
 
 
-@given(documents(), kept_blocks, documents())
+@given(documents(), unsplittable_blocks, documents())
 def test_fences_tables_and_nested_lists_stay_whole(
     before: tuple[tuple[str, ...], ...], block: tuple[str, ...], after: tuple[tuple[str, ...], ...]
 ) -> None:
     between = (("A paragraph apart.",),)
     text = text_of((*before, *between, block, *between, *after))
-    assert any(is_whole(block, one) for one in proposed_texts(proposed(text)))
+    assert any(is_unsplit(block, one) for one in proposed_texts(proposed(text)))
 
 
 @given(documents())
 def test_front_matter_stays_whole(document: tuple[tuple[str, ...], ...]) -> None:
     front = ("---", "description: How we test", "globs: *.ts", "---")
-    assert any(is_whole(front, one) for one in proposed_texts(proposed(text_of((front, *document)))))
+    assert any(is_unsplit(front, one) for one in proposed_texts(proposed(text_of((front, *document)))))
 
 
 @settings(max_examples=3 * settings().max_examples)

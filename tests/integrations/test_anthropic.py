@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 from anthropic.types import Message, MessageParam, Usage
-from tests.support.served import TIMEOUT_SECONDS, Simulated
+from tests.support.served import TIMEOUT_SECONDS, SimulatorServer
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.errors import UserError
@@ -47,13 +47,13 @@ Wire = dict[str, Any]
 
 
 @pytest.fixture
-def simulated(request: pytest.FixtureRequest) -> Iterator[Simulated]:
-    with Simulated(parse_script(getattr(request, "param", ""))) as running:
+def simulated(request: pytest.FixtureRequest) -> Iterator[SimulatorServer]:
+    with SimulatorServer(parse_script(getattr(request, "param", ""))) as running:
         yield running
 
 
 @pytest.fixture
-def client(simulated: Simulated) -> Iterator[anthropic.Anthropic]:
+def client(simulated: SimulatorServer) -> Iterator[anthropic.Anthropic]:
     with wrap(simulated.client()) as opened:
         yield opened
 
@@ -108,7 +108,7 @@ def test_the_second_call_reads_what_the_first_wrote_without_a_mark_of_the_caller
     assert second.usage.cache_read_input_tokens == first.usage.cache_creation_input_tokens
 
 
-def test_without_wrapping_nothing_is_kept(simulated: Simulated) -> None:
+def test_without_wrapping_nothing_is_kept(simulated: SimulatorServer) -> None:
     with simulated.client() as bare:
         wrap(bare)
         create(bare)
@@ -156,7 +156,7 @@ def test_many_tools_at_once_hide_nothing_of_the_call_before(client: anthropic.An
     assert 0 < (third.usage.cache_read_input_tokens or 0) < (second.usage.cache_read_input_tokens or 0)
 
 
-def test_the_callers_arguments_stay_as_they_are(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_the_callers_arguments_stay_as_they_are(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     blocks = [{"type": "text", "text": SYSTEM}]
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hello."}]}]
     given = {"system": blocks, "messages": messages, "tools": [TOOL]}
@@ -166,7 +166,9 @@ def test_the_callers_arguments_stay_as_they_are(simulated: Simulated, client: an
     assert len(marks_in(simulated.bodies()[0])) == 3
 
 
-def test_only_what_carries_a_mark_is_turned_into_blocks(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_only_what_carries_a_mark_is_turned_into_blocks(
+    simulated: SimulatorServer, client: anthropic.Anthropic
+) -> None:
     talk: Any = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "More."}]
     create(client, messages=talk)
     body = simulated.bodies()[0]
@@ -177,7 +179,9 @@ def test_only_what_carries_a_mark_is_turned_into_blocks(simulated: Simulated, cl
     ]
 
 
-def test_messages_that_can_be_read_only_once_are_read_once(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_messages_that_can_be_read_only_once_are_read_once(
+    simulated: SimulatorServer, client: anthropic.Anthropic
+) -> None:
     create(client, messages=({"role": "user", "content": word} for word in ("Hello.", "And?")))
     assert [message["role"] for message in simulated.bodies()[0]["messages"]] == ["user", "user"]
     assert len(recorder_of(client).calls) == 1
@@ -197,7 +201,9 @@ def marked(words: str, mark: Wire = MARK) -> Wire:
 
 
 @pytest.mark.parametrize(("own", "sent"), [(4, 4), (3, 4), (2, 4), (1, 3)])
-def test_the_callers_marks_come_first(simulated: Simulated, client: anthropic.Anthropic, own: int, sent: int) -> None:
+def test_the_callers_marks_come_first(
+    simulated: SimulatorServer, client: anthropic.Anthropic, own: int, sent: int
+) -> None:
     system = [marked(f"Part {number}.") for number in range(own)]
     create(client, system=system, tools=[TOOL])
     body = simulated.bodies()[0]
@@ -207,7 +213,7 @@ def test_the_callers_marks_come_first(simulated: Simulated, client: anthropic.An
     assert bool(marks_in(body["tools"])) == (own < 3)
 
 
-def test_a_mark_inside_a_tool_result_counts(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_a_mark_inside_a_tool_result_counts(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     inner = [marked("one"), marked("two"), marked("three")]
     talk = [
         *HELLO,
@@ -219,14 +225,14 @@ def test_a_mark_inside_a_tool_result_counts(simulated: Simulated, client: anthro
 
 
 def test_a_block_with_a_mark_of_the_callers_gets_no_second_one(
-    simulated: Simulated, client: anthropic.Anthropic
+    simulated: SimulatorServer, client: anthropic.Anthropic
 ) -> None:
     create(client, messages=[{"role": "user", "content": [marked("Hello.", HOUR)]}])
     assert marks_in(simulated.bodies()[0]) == [HOUR, HOUR]
 
 
 def test_in_front_of_the_callers_hour_ours_are_hours_and_behind_it_minutes(
-    simulated: Simulated, client: anthropic.Anthropic
+    simulated: SimulatorServer, client: anthropic.Anthropic
 ) -> None:
     create(client, system=[{"type": "text", "text": "A."}, marked("B.", HOUR)], tools=[TOOL])
     assert marks_in(simulated.bodies()[0]) == [HOUR, HOUR, MARK]
@@ -234,7 +240,7 @@ def test_in_front_of_the_callers_hour_ours_are_hours_and_behind_it_minutes(
 
 @pytest.mark.parametrize("mark", [MARK, HOUR])
 def test_the_automatic_mark_takes_the_place_at_the_end(
-    simulated: Simulated, client: anthropic.Anthropic, mark: Wire
+    simulated: SimulatorServer, client: anthropic.Anthropic, mark: Wire
 ) -> None:
     create(client, cache_control=mark, tools=[TOOL])
     body = simulated.bodies()[0]
@@ -242,14 +248,14 @@ def test_the_automatic_mark_takes_the_place_at_the_end(
     assert marks_in(body["tools"]) == marks_in(body["system"]) == [mark]
 
 
-def test_the_automatic_mark_counts(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_the_automatic_mark_counts(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     create(client, cache_control=MARK, system=[marked("A."), marked("B."), marked("C.")], tools=[TOOL])
     assert len(marks_in(simulated.bodies()[0])) == 4
 
 
 @pytest.mark.parametrize("extra", [{"system": "Another one."}, {"cache_control": MARK}])
 def test_a_prompt_that_is_put_in_by_hand_is_left_alone(
-    simulated: Simulated, client: anthropic.Anthropic, extra: Wire
+    simulated: SimulatorServer, client: anthropic.Anthropic, extra: Wire
 ) -> None:
     create(client, extra_body=extra)
     body = simulated.bodies()[0]
@@ -260,7 +266,7 @@ def test_a_prompt_that_is_put_in_by_hand_is_left_alone(
 # What passes through
 
 
-def test_a_wrapped_client_is_a_client(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_a_wrapped_client_is_a_client(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     assert isinstance(client, anthropic.Anthropic)
     assert client.max_retries == 0
     assert "messages" in dir(client)
@@ -273,7 +279,7 @@ def test_a_wrapped_client_is_a_client(simulated: Simulated, client: anthropic.An
     assert len(recorder_of(client).calls) == 1
 
 
-def test_a_setting_of_the_wrapped_client_is_the_clients(simulated: Simulated) -> None:
+def test_a_setting_of_the_wrapped_client_is_the_clients(simulated: SimulatorServer) -> None:
     with simulated.client() as bare:
         client: Any = wrap(bare)
         client.max_retries = 1
@@ -302,12 +308,12 @@ def test_a_client_is_wrapped_once(client: anthropic.Anthropic) -> None:
         wrap(client)
 
 
-def test_a_client_that_is_not_wrapped_has_no_record(simulated: Simulated) -> None:
+def test_a_client_that_is_not_wrapped_has_no_record(simulated: SimulatorServer) -> None:
     with simulated.client() as bare, pytest.raises(UserError, match="is not wrapped"):
         recorder_of(bare)
 
 
-def test_a_class_of_the_callers_own_can_be_wrapped(simulated: Simulated) -> None:
+def test_a_class_of_the_callers_own_can_be_wrapped(simulated: SimulatorServer) -> None:
     class Mine(anthropic.Anthropic):
         pass
 
@@ -403,7 +409,7 @@ def test_a_provider_that_cannot_be_reached_is_a_failure_of_the_network() -> None
 
 
 def test_an_unknown_model_is_sent_as_it_was_with_one_warning(
-    simulated: Simulated, client: anthropic.Anthropic, caplog: pytest.LogCaptureFixture
+    simulated: SimulatorServer, client: anthropic.Anthropic, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
         with pytest.raises(anthropic.NotFoundError):
@@ -415,7 +421,7 @@ def test_an_unknown_model_is_sent_as_it_was_with_one_warning(
 
 
 def test_what_cannot_be_read_is_sent_as_it_was_with_one_warning_that_quotes_nothing(
-    simulated: Simulated, client: anthropic.Anthropic, caplog: pytest.LogCaptureFixture
+    simulated: SimulatorServer, client: anthropic.Anthropic, caplog: pytest.LogCaptureFixture
 ) -> None:
     strange = [{"type": "text", "text": SECRET, "citations": [{"unheard": SECRET}]}]
     for _ in range(2):
@@ -434,7 +440,9 @@ def test_wrong_arguments_fail_as_they_do_without_us(client: anthropic.Anthropic)
         wrong.create(model=SONNET)
 
 
-def test_a_store_that_fails_does_not_fail_the_call(simulated: Simulated, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_fails_does_not_fail_the_call(
+    simulated: SimulatorServer, caplog: pytest.LogCaptureFixture
+) -> None:
     store = open_store("memory:")
     with wrap(simulated.client(), store=store) as client:
         store.close()
@@ -458,7 +466,7 @@ def test_the_record_holds_no_prompt(client: anthropic.Anthropic) -> None:
     assert SECRET.encode() not in msgspec.json.encode(events)
 
 
-def test_the_record_can_be_kept_in_a_file(simulated: Simulated, tmp_path: Path) -> None:
+def test_the_record_can_be_kept_in_a_file(simulated: SimulatorServer, tmp_path: Path) -> None:
     place = tmp_path / "calls.db"
     with wrap(simulated.client(), store=place) as client:
         create(client)
@@ -471,7 +479,7 @@ def test_the_record_can_be_kept_in_a_file(simulated: Simulated, tmp_path: Path) 
     log.close()
 
 
-def test_a_file_is_written_to_the_end_though_nobody_closes_it(simulated: Simulated, tmp_path: Path) -> None:
+def test_a_file_is_written_to_the_end_though_nobody_closes_it(simulated: SimulatorServer, tmp_path: Path) -> None:
     place = tmp_path / "calls.db"
     ask = (
         "import anthropic; from holdfast.integrations import wrap; "
@@ -570,7 +578,7 @@ async def test_calls_at_once_are_told_apart(other: anthropic.AsyncAnthropic) -> 
 # What is set in the store
 
 
-def test_where_caching_is_turned_off_nothing_is_added_and_turned_on_again_it_is(simulated: Simulated) -> None:
+def test_where_caching_is_turned_off_nothing_is_added_and_turned_on_again_it_is(simulated: SimulatorServer) -> None:
     store = MemoryStore()
     with wrap(simulated.client(), store=store) as client:
         create(client)
@@ -593,7 +601,7 @@ def test_where_caching_is_turned_off_nothing_is_added_and_turned_on_again_it_is(
     assert [one.caching_enabled for one in told] == [False, True, False, True]
 
 
-def test_a_call_without_marks_because_they_were_turned_off_is_judged_as_planned(simulated: Simulated) -> None:
+def test_a_call_without_marks_because_they_were_turned_off_is_judged_as_planned(simulated: SimulatorServer) -> None:
     store = MemoryStore()
     with wrap(simulated.client(), store=store) as client:
         create(client, system=SYSTEM * 5)

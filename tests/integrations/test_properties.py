@@ -38,7 +38,7 @@ def desk() -> CallPreparer:
 @st.composite
 def legal_plans(draw: st.DrawFn, prompt: Prompt) -> Plan:
     """Marks as a provider takes them: those for an hour in front."""
-    pieces = values.pieces_of(anthropic, prompt)
+    pieces = values.encode_blocks(anthropic, prompt)
     markable = [index for index, piece in enumerate(pieces) if piece.accepts_breakpoint]
     ttls: tuple[Ttl, ...] = ("5m", "1h")
     marks = draw(values.plans(markable, ttls)).breakpoints

@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.support.knowledge_folders import folder_of
+from tests.support.knowledge_folders import knowledge_folder
 
 from holdfast.knowledge.digest import DIGEST_BYTES_MAX, build_digest, compare_digests
 from holdfast.knowledge.harvest import read_pages
@@ -66,7 +66,7 @@ def test_a_change_says_from_which_byte_on_and_how_many_items() -> None:
 
 
 def test_ten_thousand_items_are_read_from_their_pages_and_digested_at_once(tmp_path: Path) -> None:
-    place = folder_of(tmp_path)
+    place = knowledge_folder(tmp_path)
     for kind in KINDS:
         page = merge_page_items(parse_page(kind, ""), items(kind, 2_000))
         place.replace(page_name(kind), render_page(page).encode())

@@ -9,7 +9,16 @@ from pathlib import Path
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.knowledge_folders import Crash, CrashingDisk, EditedDisk, Mode, contents, folder_of, spoken, worked
+from tests.support.knowledge_folders import (
+    Crash,
+    CrashingDisk,
+    EditedDisk,
+    Mode,
+    contents,
+    knowledge_folder,
+    text_session,
+    tool_session,
+)
 
 from holdfast.knowledge.digest import DIGEST_BYTES_MAX, DIGEST_PREAMBLE, OMISSION_NOTE_BYTES, SECTIONS, build_digest
 from holdfast.knowledge.file_notes import ProjectLookup
@@ -73,16 +82,16 @@ def sessions(draw: st.DrawFn) -> tuple[EndedSession, ...]:
         if draw(st.booleans()):
             asks, answers = draw(talks)
             said = [text for pair in zip(asks, answers, strict=True) for text in pair]
-            made.append(spoken(f"s{number}", *said, day=day))
+            made.append(text_session(f"s{number}", *said, day=day))
         else:
-            made.append(worked(f"s{number}", draw(st.sampled_from(SAYINGS)), *draw(runs), day=day))
+            made.append(tool_session(f"s{number}", draw(st.sampled_from(SAYINGS)), *draw(runs), day=day))
     return tuple(made)
 
 
 @contextmanager
 def folder() -> Iterator[KnowledgeFolder]:
     with tempfile.TemporaryDirectory() as name:
-        yield folder_of(Path(name))
+        yield knowledge_folder(Path(name))
 
 
 def meaning(place: KnowledgeFolder) -> dict[str, object]:

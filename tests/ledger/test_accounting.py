@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 from click.testing import CliRunner
-from tests.support.served_gateway import serving_gateway
-from tests.support.served_service import serving_store
+from tests.support.served_gateway import serve_gateway
+from tests.support.served_service import serve_store
 from tests.support.simulated_gemini import LONG
 
 from holdfast.cli.main import command
@@ -64,7 +64,7 @@ def kept(store: Store, session: str, *payloads: AnyPayload) -> None:
 
 
 def rows(store: Store, group_by: str, narrowed: str = "") -> list[tuple[object, float, int]]:
-    with serving_store(store, clock=ManualClock(START)) as client:
+    with serve_store(store, clock=ManualClock(START)) as client:
         data = client.get(f"/analytics/cost?{ALL}&group_by={group_by}{narrowed}")["data"]
     return [(row[group_by], row["cost_usd"], row["call_count"]) for row in data]
 
@@ -126,15 +126,15 @@ def test_whose_calls_they_were_outlives_the_prompts(store: Store) -> None:
     ],
 )
 def test_what_cannot_be_an_account_is_refused_by_code(said: str, code: str) -> None:
-    with serving_store(MemoryStore()) as client:
-        answered = client.ask("GET", f"/analytics/cost?{said}")
+    with serve_store(MemoryStore()) as client:
+        answered = client.request("GET", f"/analytics/cost?{said}")
     assert (answered.status, answered.code) == (400, code)
 
 
 def test_a_key_of_the_gateway_is_told_with_its_name_user_and_team() -> None:
     made = make_key("gateway", at=0.0, random_bytes=lambda size: b"\x0a" * size, name="ann's laptop")
     asked = {"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi. " * 3_000}]}
-    with serve_provider(SimulatedProvider()) as url, serving_gateway(url) as gateway:
+    with serve_provider(SimulatedProvider()) as url, serve_gateway(url) as gateway:
         gateway.service.records.add_key(assign_account(made.row, user="ann", team="red"))
         connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=10)
         headers = {"x-api-key": "any", "x-holdfast-key": made.key}
@@ -143,8 +143,8 @@ def test_a_key_of_the_gateway_is_told_with_its_name_user_and_team() -> None:
         # A client that leaves before the end is not told what it took.
         assert (answered.status, b"usage" in answered.read()) == (200, True)
         connection.close()
-        gateway.recorded()
-        with serving_store(gateway.store) as client:
+        gateway.recorded_sessions()
+        with serve_store(gateway.store) as client:
             client.service.simulated = True
             admin = client.key("admin")
 

@@ -41,7 +41,7 @@ def sent(model: str, prompt: Prompt, plan: Plan = Plan()) -> ParsedRequest:  # n
 @given(st.data())
 def test_marks_that_moved_break_no_prefix(model: str, data: st.DataObject) -> None:
     adapter, prompt = adapter_of(model), data.draw(values.prompts)
-    markable = [index for index, piece in enumerate(values.pieces_of(adapter, prompt)) if piece.accepts_breakpoint]
+    markable = [index for index, piece in enumerate(values.encode_blocks(adapter, prompt)) if piece.accepts_breakpoint]
     plans = values.plans(markable, wire_of(adapter).ttls)
     one, two = sent(model, prompt, data.draw(plans)), sent(model, prompt, data.draw(plans))
     assert compare_requests(one, two, None).is_prefix_unchanged
@@ -50,7 +50,8 @@ def test_marks_that_moved_break_no_prefix(model: str, data: st.DataObject) -> No
 
 @every_model
 @given(
-    values.prompts, st.lists(values.passages.filter(lambda passage: "image" not in str(passage).lower()), max_size=3)
+    values.prompts,
+    st.lists(values.history_entries.filter(lambda passage: "image" not in str(passage).lower()), max_size=3),
 )
 def test_a_prompt_that_grew_by_text_held(model: str, prompt: Prompt, more: list[HistoryEntry]) -> None:
     grown = Prompt((*prompt.segments, Segment("history", Stability.GROWING, "messages", entries=tuple(more))))

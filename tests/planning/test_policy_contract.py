@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.recordings import TOOL, line_of
+from tests.support.recordings import TOOL, encode_line
 
 from holdfast.cachemodel.anthropic import check_breakpoints
 from holdfast.catalog.lookup import find_model
@@ -80,7 +80,9 @@ def conversations(draw: st.DrawFn) -> Recording:
     meta = {"compactions": [{"at_message": at_message, "summary": "so far " * 50}]} if at_message % 3 == 0 else {}
     tools = [TOOL] if draw(st.booleans()) else []
     system = "rule " * draw(st.sampled_from([0, 400, 2_000]))
-    read = parse_trace_line(line_of({"id": "x", "system": system, "tools": tools, "messages": messages, "meta": meta}))
+    read = parse_trace_line(
+        encode_line({"id": "x", "system": system, "tools": tools, "messages": messages, "meta": meta})
+    )
     assert isinstance(read, Recording)
     return read
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 import anthropic
 import pytest
 from tests.support.agents import Agent, MakeAgent, says
-from tests.support.served import Simulated
+from tests.support.served import SimulatorServer
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.errors import ProviderError
@@ -58,7 +58,7 @@ def conversation_of(body: bytes) -> tuple[object, str]:
 def assert_plays_what_was_sent(one: Agent, refused: tuple[int, ...] = ()) -> None:
     recording = recorded(one.events).recording
     prompt = ReplayPrompt(recording, get_adapter("anthropic"), 1.0)
-    bodies = [body for number, body in enumerate(one.wire.bodies) if number not in refused]
+    bodies = [body for number, body in enumerate(one.transport.bodies) if number not in refused]
     assert len(recording.calls) == len(bodies)
     for call, body in zip(prompt.iterate_calls(recording), bodies, strict=True):
         messages, tail = conversation_of(body)
@@ -166,7 +166,7 @@ async def test_a_session_without_a_paid_call_is_no_recording(agent: MakeAgent) -
 
 
 def test_a_wrapped_clients_session_has_its_sizes_and_no_text() -> None:
-    with Simulated(parse_script("")) as simulated, wrap(simulated.client()) as client:
+    with SimulatorServer(parse_script("")) as simulated, wrap(simulated.client()) as client:
         assert isinstance(client, anthropic.Anthropic)
         for _ in range(2):
             client.messages.create(

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.support.recordings import line_of, loop_line
+from tests.support.recordings import encode_line, tool_loop_recording
 
 from holdfast.catalog.lookup import find_model
 from holdfast.planning.policy import WaitedFor
@@ -34,7 +34,7 @@ HEAD, FIRST = 1_000, 3_000
 
 
 def recorded(*gaps: float) -> Recording:
-    read = parse_trace_line(line_of(loop_line(gaps)))
+    read = parse_trace_line(encode_line(tool_loop_recording(gaps)))
     assert isinstance(read, Recording)
     return read
 

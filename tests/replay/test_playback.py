@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from tests.support.recordings import line_of, loop_line
+from tests.support.recordings import encode_line, tool_loop_recording
 
 from holdfast.catalog.lookup import find_model
 from holdfast.errors import UserError
@@ -25,7 +25,7 @@ PINGING = msgspec.structs.replace(UPGRADE, keep_alive=True, open_after_seconds=0
 
 
 def recorded(*gaps: float, words: int = 300) -> Recording:
-    read = parse_trace_line(line_of(loop_line(gaps, words=words)))
+    read = parse_trace_line(encode_line(tool_loop_recording(gaps, words=words)))
     assert isinstance(read, Recording)
     return read
 
@@ -115,9 +115,9 @@ def test_after_an_upgrade_the_same_ping_is_sent_again() -> None:
 
 
 def test_a_compaction_leaves_only_the_head_in_common() -> None:
-    line = loop_line([10, 10])
+    line = tool_loop_recording([10, 10])
     line["meta"] = {"compactions": [{"at_message": 3, "summary": "Crates came in."}]}
-    recording = parse_trace_line(line_of(line))
+    recording = parse_trace_line(encode_line(line))
     assert isinstance(recording, Recording)
     first, second = played(recording, "tail-5m").calls[:2]
     assert first.usage.tokens_sent > second.shared_tokens == second.usage.cache_read > 1_024
@@ -151,17 +151,17 @@ def test_policies_side_by_side_do_not_disturb_each_other() -> None:
 
 
 def test_what_was_not_recorded_of_the_first_prompt_stands_in_the_system_prompt() -> None:
-    line = loop_line([10])
+    line = tool_loop_recording([10])
     line["meta"] = {"first_call_prompt_tokens": 30_000}
-    recording = parse_trace_line(line_of(line))
+    recording = parse_trace_line(encode_line(line))
     assert isinstance(recording, Recording)
     assert played(recording, "tail-5m").calls[0].usage.tokens_sent == 30_000
 
 
 def test_prompts_that_we_count_longer_than_they_were_are_counted_shorter() -> None:
-    line = loop_line([10])
+    line = tool_loop_recording([10])
     line["meta"] = {"first_call_prompt_tokens": 700}
-    recording = parse_trace_line(line_of(line))
+    recording = parse_trace_line(encode_line(line))
     assert isinstance(recording, Recording)
     assert played(recording, "none").calls[0].usage.tokens_sent == pytest.approx(700, abs=5)
 
@@ -172,9 +172,9 @@ def test_a_model_that_takes_no_marks_is_refused() -> None:
 
 
 def test_a_volatile_system_block_loses_the_history_when_a_person_speaks() -> None:
-    line = loop_line([10, 10])
+    line = tool_loop_recording([10, 10])
     line["messages"][4]["role"] = "user"  # type: ignore[index]
-    recording = parse_trace_line(line_of(line))
+    recording = parse_trace_line(encode_line(line))
     assert isinstance(recording, Recording)
     tails = [call.system_suffix for call in append_volatile_to_system(recording).calls]
     assert tails[0] == tails[1] != tails[2]

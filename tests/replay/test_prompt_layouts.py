@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.recordings import fan_line, line_of
+from tests.support.recordings import encode_line, parallel_tools_recording
 
 from holdfast.catalog.lookup import find_model
 from holdfast.planning.adaptive_policy import AdaptivePolicy
@@ -21,7 +21,7 @@ COUNTINGS = ("blocks", "positions")
 
 
 def read(line: dict[str, object]) -> Recording:
-    recording = parse_trace_line(line_of(line))
+    recording = parse_trace_line(encode_line(line))
     assert isinstance(recording, Recording)
     return recording
 
@@ -98,7 +98,7 @@ def short_reads(run: ReplayResult, tokens_min: int) -> int:
 
 
 def test_changing_text_costs_its_own_tokens_where_we_put_it_and_the_history_in_the_system_prompt() -> None:
-    line = fan_line(12, 4)
+    line = parallel_tools_recording(12, 4)
     recording = read(line)
     appended = played(insert_volatile_messages(recording, said, len), AdaptivePolicy())
     in_system = played(append_volatile_to_system(recording, said), AdaptivePolicy())
@@ -110,15 +110,15 @@ def test_changing_text_costs_its_own_tokens_where_we_put_it_and_the_history_in_t
 
 @pytest.mark.parametrize("lookback", COUNTINGS)
 def test_twenty_five_tools_at_once_hide_nothing_from_our_marks(lookback: str) -> None:
-    run = played(read(fan_line(8, 25)), AdaptivePolicy(), lookback)
+    run = played(read(parallel_tools_recording(8, 25)), AdaptivePolicy(), lookback)
     assert short_reads(run, MODEL.cache.tokens_min) == 0
     assert not any(call.is_miss for call in run.calls)
 
 
 def test_a_mark_at_the_end_alone_misses_what_lies_too_many_blocks_back() -> None:
     tail = FixedPolicy("tail", prefix_and_tail_rule("5m", "5m"))
-    assert short_reads(played(read(fan_line(8, 25)), tail, "blocks"), MODEL.cache.tokens_min) == 8
-    assert short_reads(played(read(fan_line(8, 25)), tail, "positions"), MODEL.cache.tokens_min) == 0
+    assert short_reads(played(read(parallel_tools_recording(8, 25)), tail, "blocks"), MODEL.cache.tokens_min) == 8
+    assert short_reads(played(read(parallel_tools_recording(8, 25)), tail, "positions"), MODEL.cache.tokens_min) == 0
 
 
 @settings(max_examples=30, deadline=None)
@@ -126,5 +126,5 @@ def test_a_mark_at_the_end_alone_misses_what_lies_too_many_blocks_back() -> None
 def test_however_many_tools_and_however_they_are_counted_all_is_found(tools: int, told: str, truth: str) -> None:
     setting = make_replay_setting(MODEL, lookback=told)
     setting = msgspec.structs.replace(setting, provider_rules=make_replay_setting(MODEL, lookback=truth).provider_rules)
-    (run,) = Replayer(read(fan_line(4, tools)), setting).replay((AdaptivePolicy(),))
+    (run,) = Replayer(read(parallel_tools_recording(4, tools)), setting).replay((AdaptivePolicy(),))
     assert short_reads(run, MODEL.cache.tokens_min) == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.recordings import line_of, loop_line
+from tests.support.recordings import encode_line, tool_loop_recording
 
 from holdfast.errors import UserError
 from holdfast.replay.recording import Recording
@@ -16,7 +16,7 @@ from holdfast.types.usage import Usage
 
 
 def recorded(line: dict[str, object], *, compactions: bool = True) -> Recording:
-    read = parse_trace_line(line_of(line), compactions=compactions)
+    read = parse_trace_line(encode_line(line), compactions=compactions)
     assert isinstance(read, Recording)
     return read
 
@@ -26,13 +26,13 @@ def spoken(*roles: str, **more: object) -> dict[str, object]:
 
 
 def test_a_request_begins_when_the_last_thing_it_says_was_there() -> None:
-    calls = recorded(loop_line([5, 400, 30])).calls
+    calls = recorded(tool_loop_recording([5, 400, 30])).calls
     assert [round(call.at - calls[0].at, 3) for call in calls] == [0, 5, 405, 435]
     assert [round(call.replied_at - call.at, 3) for call in calls] == [1, 1, 1, 1]
 
 
 def test_each_call_has_only_what_is_new_and_its_reply() -> None:
-    first, second = recorded(loop_line([5])).calls
+    first, second = recorded(tool_loop_recording([5])).calls
     assert [type(block) for passage in first.added for block in passage.content] == [Text]
     assert first.reply is not None
     assert [type(block) for block in first.reply.content] == [Text, ToolUse]
@@ -53,7 +53,7 @@ def test_what_the_client_put_in_itself_is_not_taken_for_a_person() -> None:
 
 
 def test_time_that_runs_backwards_stands_still() -> None:
-    line = loop_line([50, 50])
+    line = tool_loop_recording([50, 50])
     line["messages"][2]["ts"] = "2026-02-01T00:00:00Z"  # type: ignore[index]
     calls = recorded(line).calls
     assert calls[1].at == calls[0].at
@@ -120,7 +120,7 @@ def test_no_bytes_at_all_end_in_an_error(line: bytes) -> None:
 
 
 def test_files_packed_and_plain_are_found_in_folders_and_read_around_broken_lines(tmp_path: Path) -> None:
-    good = line_of(loop_line([5]))
+    good = encode_line(tool_loop_recording([5]))
     (tmp_path / "b.jsonl").write_bytes(good + b"broken\n\n" + good)
     with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
         file.write(good)
@@ -132,7 +132,7 @@ def test_files_packed_and_plain_are_found_in_folders_and_read_around_broken_line
 
 
 def test_a_packed_file_that_is_cut_off_gives_what_was_whole(tmp_path: Path) -> None:
-    packed = gzip.compress(line_of(loop_line([5])) * 40)
+    packed = gzip.compress(encode_line(tool_loop_recording([5])) * 40)
     (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
     (tmp_path / "none.jsonl.gz").write_bytes(b"not packed at all")
     for name in ("cut.jsonl.gz", "none.jsonl.gz"):

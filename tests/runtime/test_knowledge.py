@@ -6,9 +6,9 @@ from typing import Unpack
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.all_providers import MODELS, answering, only_added
-from tests.support.knowledge_folders import DECISION, FACT, QUESTION, RULE, folder_of, talked
-from tests.support.played_sessions import new_session, played
+from tests.support.all_providers import MODELS, answering_provider, inserted_bytes
+from tests.support.knowledge_folders import DECISION, FACT, QUESTION, RULE, knowledge_folder, store_session
+from tests.support.scripted_sessions import new_session, scripted_provider
 
 from holdfast.cli.main import command
 from holdfast.clock import CountingIds, ManualClock
@@ -42,7 +42,7 @@ async def bodies(folder: Path, /, *asks: str, **options: Unpack[Options]) -> lis
     given: Options = {"model": MODELS[0], "workspace": folder, "system_prompt": "Be brief.", "padding": "never"}
     parts: Options = {"store": MemoryStore(), "allow_uncached": True, "clock": ManualClock(), "new_id": CountingIds()}
     chosen = given | parts | options
-    provider = answering(chosen["model"])
+    provider = answering_provider(chosen["model"])
     async with Session.create(**(chosen | {"transport": provider})) as session:
         for ask in asks:
             await session.send(ask)
@@ -61,7 +61,7 @@ async def cacheable(workspace: Path, *asks: str, model: str) -> bytes:
 async def test_what_was_said_is_harvested_by_hand_and_told_to_the_next_session(tmp_path: Path, workspace: Path) -> None:
     db = str(tmp_path / "log.db")
     log = open_store(db)
-    await talked(log, workspace, f"{FACT} {RULE}")
+    await store_session(log, workspace, f"{FACT} {RULE}")
     log.close()
     where = ("--workspace", str(workspace), "--db", db)
     dry = run("knowledge", "harvest", *where)
@@ -85,10 +85,10 @@ async def test_what_was_said_is_harvested_by_hand_and_told_to_the_next_session(t
 async def test_deleting_the_digest_takes_the_layer_away_and_changes_no_other_byte(model: str, workspace: Path) -> None:
     without = await bodies(workspace, "hello", model=model)
     bare = await cacheable(workspace, "hello", model=model)
-    folder = folder_of(workspace)
+    folder = knowledge_folder(workspace)
     folder.replace(DIGEST_FILE, b"# Known\n- The harbour is shallow.\n")
     told = await cacheable(workspace, "hello", model=model)
-    assert b"# Known\\n- The harbour is shallow." in only_added(bare, told)
+    assert b"# Known\\n- The harbour is shallow." in inserted_bytes(bare, told)
     folder.remove(DIGEST_FILE)
     assert await bodies(workspace, "hello", model=model) == without
     assert await cacheable(workspace, "hello", model=model) == bare
@@ -98,7 +98,7 @@ async def test_deleting_the_digest_takes_the_layer_away_and_changes_no_other_byt
 async def test_the_digest_is_a_text_of_its_own_in_the_system_prompt_of_every_provider(
     model: str, workspace: Path
 ) -> None:
-    folder_of(workspace).replace(DIGEST_FILE, b"- one\n")
+    knowledge_folder(workspace).replace(DIGEST_FILE, b"- one\n")
     (body,) = await bodies(workspace, "hello", model=model)
     provider, _, name = model.partition(":")
     asked = get_adapter(provider).decode_request(body, {PATH_HEADER: f"/v1beta/models/{name}:generateContent"}).prompt
@@ -109,9 +109,9 @@ async def test_the_digest_is_a_text_of_its_own_in_the_system_prompt_of_every_pro
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_a_running_session_keeps_the_digest_it_began_with(model: str, workspace: Path) -> None:
-    folder = folder_of(workspace)
+    folder = knowledge_folder(workspace)
     folder.replace(DIGEST_FILE, b"- one\n")
-    provider, store = answering(model), MemoryStore()
+    provider, store = answering_provider(model), MemoryStore()
     common: Options = {"store": store, "transport": provider, "clock": ManualClock()}
     chosen: Options = {"model": model, "workspace": workspace, "padding": "never", "allow_uncached": True}
     async with Session.create(**(common | chosen)) as session:
@@ -131,7 +131,7 @@ async def test_what_was_said_without_a_workspace_is_told_to_sessions_without_one
 ) -> None:
     db = str(tmp_path / "log.db")
     log = open_store(db)
-    await talked(log, None, FACT)
+    await store_session(log, None, FACT)
     log.close()
     where = ("--workspace", str(workspace), "--db", db)
     assert "0 sessions to harvest" in run("knowledge", "harvest", *where).stdout
@@ -140,7 +140,7 @@ async def test_what_was_said_without_a_workspace_is_told_to_sessions_without_one
     assert FACT in run("knowledge", "list", "--no-workspace").stdout
     assert FACT in run("knowledge", "digest", "--no-workspace").stdout
     assert FACT not in run("knowledge", "digest", "--workspace", str(workspace)).stdout
-    provider = played("Yes.", "Yes.")
+    provider = scripted_provider("Yes.", "Yes.")
     async with new_session(provider) as session:
         await session.send("hello")
     async with new_session(provider, workspace=workspace) as session:
@@ -151,7 +151,7 @@ async def test_what_was_said_without_a_workspace_is_told_to_sessions_without_one
 async def test_the_flag_wins_over_the_configuration_and_that_over_the_file(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder_of(workspace).replace(DIGEST_FILE, b"- known\n")
+    knowledge_folder(workspace).replace(DIGEST_FILE, b"- known\n")
 
     async def told(**options: Unpack[Options]) -> bool:
         (body,) = await bodies(workspace, "hello", **options)
@@ -169,12 +169,12 @@ async def test_the_flag_wins_over_the_configuration_and_that_over_the_file(
 async def test_a_marker_keeps_knowledge_off_also_after_a_harvest(tmp_path: Path, workspace: Path) -> None:
     db = str(tmp_path / "log.db")
     log = open_store(db)
-    await talked(log, workspace, FACT)
+    await store_session(log, workspace, FACT)
     log.close()
     assert "Knowledge is off" in run("knowledge", "off", "--workspace", str(workspace)).stdout
     done = run("knowledge", "harvest", "--apply", "--workspace", str(workspace), "--db", db)
     assert "turned off and was not written" in done.stdout
-    folder = folder_of(workspace)
+    folder = knowledge_folder(workspace)
     assert folder.read(DIGEST_FILE) is None
     folder.replace(DIGEST_FILE, b"- known\n")
     assert b"- known" not in (await bodies(workspace, "hello"))[0]

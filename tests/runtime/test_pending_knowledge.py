@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from tests.support.agents import MakeAgent, says
-from tests.support.all_providers import MODELS, answering
-from tests.support.knowledge_folders import folder_of
-from tests.support.long_conversations import LongTalk
-from tests.support.played_sessions import new_session, played
+from tests.support.all_providers import MODELS, answering_provider
+from tests.support.knowledge_folders import knowledge_folder
+from tests.support.long_conversations import LongConversation
+from tests.support.scripted_sessions import new_session, scripted_provider
 
 from holdfast import MemoryStore, Session
 from holdfast.catalog.lookup import shipped_models
@@ -27,7 +27,7 @@ from holdfast.runtime.pending_knowledge import pending_knowledge, refresh_knowle
 def workspace(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
-    folder_of(folder).replace(DIGEST_FILE, b"- one\n")
+    knowledge_folder(folder).replace(DIGEST_FILE, b"- one\n")
     return folder
 
 
@@ -36,11 +36,11 @@ def epochs(store: MemoryStore, session: Session) -> list[EpochOpened]:
 
 
 async def test_a_newer_digest_is_pending_until_the_session_takes_it(workspace: Path) -> None:
-    provider, store = played("a", "b", "c"), MemoryStore()
+    provider, store = scripted_provider("a", "b", "c"), MemoryStore()
     async with new_session(provider, workspace=workspace, store=store) as session:
         await session.send("x")
         assert (str(pending_knowledge(session)), pending_knowledge(session).invalidated_tokens) == ("", 0)
-        folder_of(workspace).replace(DIGEST_FILE, b"- one\n- two\n- three\n")
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- one\n- two\n- three\n")
         assert str(pending_knowledge(session)) == "newer digest pending (2 items)"
         whole = sum(layer.tokens for layer in session.context_use().layers)
         assert 0 < pending_knowledge(session).invalidated_tokens < whole
@@ -56,11 +56,11 @@ async def test_a_newer_digest_is_pending_until_the_session_takes_it(workspace: P
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_taking_a_digest_changes_its_own_bytes_and_no_others(workspace: Path, model: str) -> None:
-    provider, store = answering(model), MemoryStore()
+    provider, store = answering_provider(model), MemoryStore()
     parts: Options = {"transport": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
     async with Session.create(**(parts | {"model": model, "workspace": workspace, "padding": "never"})) as session:
         await session.send("x")
-        folder_of(workspace).replace(DIGEST_FILE, b"- another\n")
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- another\n")
         await refresh_knowledge(session)
         before = fold_events(store.read(session.id), session.id).entries
         await session.send("y")
@@ -72,10 +72,10 @@ async def test_taking_a_digest_changes_its_own_bytes_and_no_others(workspace: Pa
 
 
 async def test_the_verdict_of_the_call_behind_it_is_that_it_was_planned(workspace: Path) -> None:
-    provider, store = played("a", "b", "c"), MemoryStore()
+    provider, store = scripted_provider("a", "b", "c"), MemoryStore()
     async with new_session(provider, workspace=workspace, store=store) as session:
         await session.send("x")
-        folder_of(workspace).remove(DIGEST_FILE)
+        knowledge_folder(workspace).remove(DIGEST_FILE)
         await refresh_knowledge(session)
         await session.send("y")
         await session.send("z")
@@ -90,11 +90,11 @@ async def test_the_verdict_of_the_call_behind_it_is_that_it_was_planned(workspac
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_whoever_gives_up_a_cache_has_the_session_take_the_newer_digest(workspace: Path, model: str) -> None:
-    provider, store = answering(model), MemoryStore()
+    provider, store = answering_provider(model), MemoryStore()
     parts: Options = {"transport": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
     async with Session.create(**(parts | {"model": model, "workspace": workspace, "padding": "never"})) as session:
         await session.send("x")
-        folder_of(workspace).replace(DIGEST_FILE, b"- another\n")
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- another\n")
         store.records.set_caching_enabled(session.id, enabled=False)
         await session.send("y")
         store.records.invalidate(session.id, at=0.0)
@@ -109,10 +109,10 @@ async def test_whoever_gives_up_a_cache_has_the_session_take_the_newer_digest(wo
 
 async def test_nothing_is_expected_to_be_read_of_what_another_digest_has_moved(workspace: Path) -> None:
     store = MemoryStore()
-    async with new_session(played("a", "b", "c", "d"), workspace=workspace, store=store) as session:
+    async with new_session(scripted_provider("a", "b", "c", "d"), workspace=workspace, store=store) as session:
         await session.send("x")
         await session.send("y")
-        folder_of(workspace).replace(DIGEST_FILE, b"- two\n")
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- two\n")
         await refresh_knowledge(session)
         await session.send("z")
         await session.send("and on")
@@ -130,7 +130,7 @@ async def test_what_is_refused_behind_another_digest_was_never_taken(workspace: 
     async with one.session as session:
         await session.send("x")
         await session.send("y")
-        folder_of(workspace).replace(DIGEST_FILE, b"- two\n")
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- two\n")
         await refresh_knowledge(session)
         taken = fold_events(one.events, session.id).digests
         with pytest.raises(ProviderError):
@@ -142,20 +142,20 @@ async def test_what_is_refused_behind_another_digest_was_never_taken(workspace: 
 
 
 async def test_a_compaction_takes_the_newer_digest_along(workspace: Path) -> None:
-    talk = LongTalk(workspace=workspace)
+    talk = LongConversation(workspace=workspace)
     async with talk.create() as session:
-        await talk.speak(session, 12)
-        folder_of(workspace).replace(DIGEST_FILE, b"- one\n- two\n")
+        await talk.send_turns(session, 12)
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- one\n- two\n")
         assert (await session.compact()).removed_message_count
-        await talk.speak(session, 1)
+        await talk.send_turns(session, 1)
         assert b"- one\\n- two" in talk.provider.requests[-1].body
         assert [one.system[-1].text for one in epochs(talk.store, session)] == ["- one", "- one\n- two"]
 
 
 async def test_a_compaction_without_news_opens_no_other_epoch(workspace: Path) -> None:
-    talk = LongTalk(workspace=workspace)
+    talk = LongConversation(workspace=workspace)
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         assert (await session.compact()).removed_message_count
         assert len(epochs(talk.store, session)) == 1
 
@@ -164,10 +164,10 @@ async def test_a_compaction_without_news_opens_no_other_epoch(workspace: Path) -
 async def test_a_session_takes_it_with_every_turn_where_that_is_said(
     workspace: Path, refresh: DigestRefresh, told: bool
 ) -> None:
-    provider = played("a", "b")
+    provider = scripted_provider("a", "b")
     async with new_session(provider, workspace=workspace, digest_refresh=refresh) as session:
         await session.send("x")
-        folder_of(workspace).replace(DIGEST_FILE, b"- two\n")
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- two\n")
         await session.send("y")
     assert (b"- two" in provider.requests[-1].body) == told
 
@@ -178,9 +178,9 @@ async def test_under_the_seed_profile_the_next_turn_is_told(
 ) -> None:
     if refresh is not None:
         monkeypatch.setenv("HOLDFAST_DIGEST_REFRESH", refresh)
-    provider = played("a", "b")
+    provider = scripted_provider("a", "b")
     async with new_session(provider, workspace=workspace, profile="seed", skills=False) as session:
         await session.send("x")
-        folder_of(workspace).replace(DIGEST_FILE, b"- two\n")
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- two\n")
         await session.send("y")
     assert (b"- two" in provider.requests[-1].body) == told

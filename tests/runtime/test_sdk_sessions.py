@@ -72,7 +72,7 @@ async def test_a_scripted_session_reads_its_cache_and_both_sides_count_alike(
     simulated = Overheard()
     server = await serve_simulator(simulated)
     try:
-        playing: Awaitable[list[players.Shown]] = (
+        playing: Awaitable[list[players.ShownUsage]] = (
             async_player(server.url, stream=stream)
             if waits
             else asyncio.to_thread(sync_player, server.url, stream=stream)

@@ -6,8 +6,8 @@ from typing import Unpack
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.all_providers import MODELS, answering, only_added
-from tests.support.knowledge_folders import FACT, folder_of, spoken, worked
+from tests.support.all_providers import MODELS, answering_provider, inserted_bytes
+from tests.support.knowledge_folders import FACT, knowledge_folder, text_session, tool_session
 
 from holdfast.cli.main import command
 from holdfast.clock import CountingIds, ManualClock
@@ -64,7 +64,7 @@ class Talk:
     """Two turns of a session, and what may happen between them."""
 
     def __init__(self, folder: Path, model: str = MODELS[0], /, **options: Unpack[Options]) -> None:
-        self.provider = answering(model)
+        self.provider = answering_provider(model)
         self.store = MemoryStore()
         self.model = model
         given: Options = {"model": model, "workspace": folder, "system_prompt": "Be brief.", "padding": "never"}
@@ -101,7 +101,7 @@ async def test_choosing_another_preset_adds_its_files_behind_the_history(workspa
     same = await Talk(workspace, model).spoken()
     assert same.count(b"class Reader") == 1
     other = await Talk(workspace, model).spoken(lambda: run("curation", "use", "main", "--workspace", str(workspace)))
-    added = only_added(same, other)
+    added = inserted_bytes(same, other)
     assert b"Files chosen for this work (main)" in added
     assert b"harbour gate" in added
     assert b"return Reader()" in added
@@ -114,7 +114,7 @@ async def test_editing_a_chosen_file_adds_it_once_more_and_moves_nothing(workspa
     same = await Talk(workspace, model).spoken()
     file = workspace / "src" / "app.py"
     edited = await Talk(workspace, model).spoken(lambda: file.write_text(PYTHON.replace("split()", "splitlines()")))
-    assert b"text.splitlines()" in only_added(same, edited)
+    assert b"text.splitlines()" in inserted_bytes(same, edited)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -129,27 +129,27 @@ async def test_editing_any_other_file_changes_no_byte(workspace: Path, model: st
 async def test_a_note_on_a_chosen_file_is_told_and_on_another_file_is_not(workspace: Path, model: str) -> None:
     run("curation", "use", "reader", "--workspace", str(workspace))
     same = await Talk(workspace, model).spoken()
-    place = folder_of(workspace)
+    place = knowledge_folder(workspace)
 
     def harvest(path: str) -> None:
         arguments = f'{{"path": "{path}", "content": "x"}}'
-        apply_harvest(place, [worked(path, "Mend the reader.", ("write_file", arguments, "ok"))])
+        apply_harvest(place, [tool_session(path, "Mend the reader.", ("write_file", arguments, "ok"))])
 
     place.replace("disabled", b"")
     assert await Talk(workspace, model).spoken(lambda: harvest("src/other.py")) == same
     noted = await Talk(workspace, model).spoken(lambda: harvest("src/app.py"))
-    assert b"Changed for: Mend the reader." in only_added(same, noted)
+    assert b"Changed for: Mend the reader." in inserted_bytes(same, noted)
 
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_a_new_item_changes_no_byte_of_a_running_session(workspace: Path, model: str) -> None:
-    place = folder_of(workspace)
-    apply_harvest(place, [spoken("s1", FACT, "Ok.")])
+    place = knowledge_folder(workspace)
+    apply_harvest(place, [text_session("s1", FACT, "Ok.")])
     same = await Talk(workspace, model).spoken()
-    more = spoken("s2", "Never touch src/app.py on Fridays.", "Ok.")
+    more = text_session("s2", "Never touch src/app.py on Fridays.", "Ok.")
     assert await Talk(workspace, model).spoken(lambda: apply_harvest(place, [more])) == same
     fresh = await Talk(workspace, model).spoken()
-    assert b"on Fridays" in only_added(same, fresh)
+    assert b"on Fridays" in inserted_bytes(same, fresh)
     assert (place.read(DIGEST_FILE) or b"").count(b"- ") == 2
 
 
@@ -158,7 +158,7 @@ async def test_a_question_adds_the_passages_that_fit_it_with_where_they_stand(wo
     asks = ("hello", "When does the harbour gate open?")
     without = await Talk(workspace, model).spoken(asks=asks)
     update_rag_index(rag_folder(workspace), workspace)
-    found = only_added(without, await Talk(workspace, model).spoken(asks=asks))
+    found = inserted_bytes(without, await Talk(workspace, model).spoken(asks=asks))
     assert found.count(b"rag-context") == 1
     assert b"## src/tides.md lines 1-1 (sha256 " in found
     assert b"opens twice a day" in found
@@ -187,13 +187,13 @@ async def test_the_seeds_curation_and_retrieval_are_behind_the_stable_prefix(wor
     run("curation", "use", "reader", "--workspace", str(workspace))
     update_rag_index(rag_folder(workspace), workspace)
     file = workspace / "src" / "app.py"
-    place = folder_of(workspace)
+    place = knowledge_folder(workspace)
     place.replace("disabled", b"")
 
     def changed() -> None:
         file.write_text(PYTHON.replace("split()", "splitlines()"))
         arguments = '{"path": "src/app.py", "content": "x"}'
-        apply_harvest(place, [worked("s", "Mend the reader.", ("write_file", arguments, "ok"))])
+        apply_harvest(place, [tool_session("s", "Mend the reader.", ("write_file", arguments, "ok"))])
 
     (first, told), (second, then) = await of_the_seed(workspace, model, changed)
     assert first == second
@@ -211,9 +211,9 @@ async def test_the_seeds_curation_and_retrieval_are_behind_the_stable_prefix(wor
 async def test_the_seeds_digest_is_in_the_stable_prefix_and_is_another_one_with_the_next_turn(
     workspace: Path, model: str
 ) -> None:
-    place = folder_of(workspace)
-    apply_harvest(place, [spoken("s1", FACT, "Ok.")])
-    more = spoken("s2", "Never touch src/app.py on Fridays.", "Ok.")
+    place = knowledge_folder(workspace)
+    apply_harvest(place, [text_session("s1", FACT, "Ok.")])
+    more = text_session("s2", "Never touch src/app.py on Fridays.", "Ok.")
     (first, _), (second, rest) = await of_the_seed(workspace, model, lambda: apply_harvest(place, [more]))
     assert (b"on Fridays" in first, b"on Fridays" in second, b"on Fridays" in rest) == (False, True, False)
     front = common_prefix_length(first, second)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.served import Simulated
+from tests.support.served import SimulatorServer
 
 from holdfast.simulator.script import parse_script
 
@@ -17,7 +17,7 @@ PROVIDERS = ("anthropic", "openai", "openai-chat", "gemini", "openrouter")
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with Simulated(parse_script("")) as simulated:
+    with SimulatorServer(parse_script("")) as simulated:
         yield simulated.url
 
 
@@ -70,7 +70,7 @@ def test_a_key_goes_to_its_provider_alone(url: str) -> None:
 
 
 def test_a_provider_that_fails_or_does_not_cache_is_a_failure() -> None:
-    with Simulated(parse_script('{"fault": "401"}\n{"fault": "401"}\n{"content": "no"}')) as simulated:
+    with SimulatorServer(parse_script('{"fault": "401"}\n{"fault": "401"}\n{"content": "no"}')) as simulated:
         status, told = play("smoke_cache.py", "--base-url", simulated.url)
     assert status == 1
     assert len(told.splitlines()) == 1

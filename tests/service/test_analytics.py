@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner
-from tests.support.log_examples import event
-from tests.support.served_service import Client, serving_store
+from tests.support.event_examples import event
+from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
 
 from holdfast.catalog.lookup import pricing_version
@@ -46,7 +46,7 @@ class Told:
 @pytest_asyncio.fixture
 async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
     clock, new_id = ManualClock(START), CountingIds()
-    with SqliteStore(tmp_path_factory.mktemp("store") / "log.db") as store, serving_store(store, clock=clock) as client:
+    with SqliteStore(tmp_path_factory.mktemp("store") / "log.db") as store, serve_store(store, clock=clock) as client:
         told = Told(client, store)
         script = (
             '{"content": [{"type": "tool_use", "name": "delegate", "input": {"task": "Look."}}]}\n{"content": "Ok."}'
@@ -165,7 +165,7 @@ async def test_effectiveness_has_the_hit_rate_and_what_was_written(told: Told) -
 @pytest.mark.parametrize("profile", ["seed", "default"])
 async def test_n_calls_write_the_stable_head_once(profile: Any) -> None:
     store, clock = MemoryStore(), ManualClock(START)
-    with serving_store(store, clock=clock) as client:
+    with serve_store(store, clock=clock) as client:
         async with Session.create(
             model=SONNET,
             profile=profile,
@@ -263,7 +263,7 @@ async def test_sessions_are_told_dearest_or_newest_first(told: Told) -> None:
 
 async def test_a_turn_is_told_event_by_event_without_its_words(told: Told) -> None:
     started = next(e for e in told.store.read(told.ids[1]) if e.turn_id == e.id)
-    answered = told.client.ask("GET", f"/analytics/turns/{started.id}")
+    answered = told.client.request("GET", f"/analytics/turns/{started.id}")
     turn = answered.json["data"]
     assert (turn["turn_id"], turn["session_id"], turn["in_flight"]) == (started.id, told.ids[1], False)
     kinds = [one["type"] for one in turn["events"]]

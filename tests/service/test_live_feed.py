@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.support.log_examples import said, talk
-from tests.support.served_service import serving_store
+from tests.support.event_examples import message_event, message_events
+from tests.support.served_service import serve_store
 from tests.support.simulated_gemini import LONG
 
 from holdfast.clock import ManualClock
@@ -58,7 +58,7 @@ async def test_several_listeners_hear_every_event_of_a_session_in_order(tmp_path
     with (
         SqliteStore(tmp_path / "log.db") as store,
         SqliteStore(tmp_path / "log.db") as elsewhere,
-        serving_store(store) as client,
+        serve_store(store) as client,
     ):
         address = f"{client.url}/api/cache/stream"
         async with aiohttp.ClientSession() as http, http.get(address) as one, http.get(address) as two:
@@ -94,17 +94,19 @@ def _until_listening(hub: EventHub, count: int) -> None:
 
 async def test_a_listener_goes_on_behind_the_last_event_it_saw() -> None:
     store = MemoryStore()
-    store.append(talk(6)).result(10)
-    with serving_store(store) as client:
+    store.append(message_events(6)).result(10)
+    with serve_store(store) as client:
         async with aiohttp.ClientSession() as http:
             address = f"{client.url}/api/cache/stream"
             async with http.get(address, params={"after": "0"}) as response:
                 first = await frames(response, 3)
             async with http.get(address, headers={"last-event-id": str(first[-1].id)}) as response:
                 rest = await frames(response, 3)
-                store.append([said(9)]).result(10)
+                store.append([message_event(9)]).result(10)
                 newest = await frames(response, 1)
-    assert [frame.data["id"] for frame in (*first, *rest, *newest)] == [event.id for event in (*talk(6), said(9))]
+    assert [frame.data["id"] for frame in (*first, *rest, *newest)] == [
+        event.id for event in (*message_events(6), message_event(9))
+    ]
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
@@ -113,8 +115,8 @@ async def test_a_listener_goes_on_where_it_was_after_the_service_was_started_ane
 ) -> None:
     address = str(tmp_path / "log.db") if engine == "sqlite" else request.getfixturevalue("postgres")
     with open_store(address) as store:
-        store.append(talk(4)).result(10)
-        with serving_store(store) as client:
+        store.append(message_events(4)).result(10)
+        with serve_store(store) as client:
             async with (
                 aiohttp.ClientSession() as http,
                 http.get(f"{client.url}/api/cache/stream", params={"after": "0"}) as response,
@@ -122,21 +124,23 @@ async def test_a_listener_goes_on_where_it_was_after_the_service_was_started_ane
                 first = await frames(response, 2)
     with open_store(address) as store:
         # While nobody served.
-        store.append([said(9)]).result(10)
-    with open_store(address) as store, serving_store(store) as client:
+        store.append([message_event(9)]).result(10)
+    with open_store(address) as store, serve_store(store) as client:
         headers = {"last-event-id": str(first[-1].id)}
         async with (
             aiohttp.ClientSession() as http,
             http.get(f"{client.url}/api/cache/stream", headers=headers) as response,
         ):
             rest = await frames(response, 3)
-    assert [frame.data["id"] for frame in (*first, *rest)] == [event.id for event in (*talk(4), said(9))]
+    assert [frame.data["id"] for frame in (*first, *rest)] == [
+        event.id for event in (*message_events(4), message_event(9))
+    ]
 
 
 async def test_a_listener_may_hear_of_one_session_alone() -> None:
     store = MemoryStore()
-    store.append([said(1, "a"), said(1, "b"), said(2, "a")]).result(10)
-    with serving_store(store) as client:
+    store.append([message_event(1, "a"), message_event(1, "b"), message_event(2, "a")]).result(10)
+    with serve_store(store) as client:
         async with (
             aiohttp.ClientSession() as http,
             http.get(f"{client.url}/api/cache/stream", params={"after": "0", "session": "a"}) as response,
@@ -147,8 +151,10 @@ async def test_a_listener_may_hear_of_one_session_alone() -> None:
 
 @pytest.mark.parametrize("last", ["x", "-1", "1" * 30, "١"])
 def test_a_last_event_that_is_no_number_is_refused(last: str) -> None:
-    with serving_store(MemoryStore()) as client:
-        answered = client.ask("GET", "/api/cache/stream", headers={"last-event-id": last.encode().decode("latin-1")})
+    with serve_store(MemoryStore()) as client:
+        answered = client.request(
+            "GET", "/api/cache/stream", headers={"last-event-id": last.encode().decode("latin-1")}
+        )
     assert (answered.status, answered.code) == (400, "invalid_last_event_id")
 
 
@@ -170,7 +176,7 @@ class SteadyFeed:
 
 
 def event(at: int) -> Event:
-    return said(at)
+    return message_event(at)
 
 
 async def test_a_slow_listener_holds_nobody_up_and_misses_nothing_within_the_limit() -> None:
@@ -208,8 +214,8 @@ async def test_a_listener_that_is_too_far_behind_is_told_what_it_misses() -> Non
 
 async def test_drops_are_said_on_the_wire() -> None:
     store = MemoryStore()
-    store.append(talk(30)).result(10)
-    with serving_store(store) as client:
+    store.append(message_events(30)).result(10)
+    with serve_store(store) as client:
         client.service.hub._lag_positions_max = 10
         async with (
             aiohttp.ClientSession() as http,
@@ -262,8 +268,8 @@ async def test_nobody_looks_at_the_store_while_nobody_listens() -> None:
 
 async def test_a_listener_that_leaves_is_forgotten() -> None:
     store = MemoryStore()
-    store.append(talk(3)).result(10)
-    with serving_store(store) as client:
+    store.append(message_events(3)).result(10)
+    with serve_store(store) as client:
         hub = client.service.hub
         async with (
             aiohttp.ClientSession() as http,
@@ -282,8 +288,8 @@ def _until_forgotten(hub: EventHub) -> None:
 
 async def test_what_was_deleted_is_passed_over() -> None:
     store = MemoryStore()
-    store.append([said(1, "a"), *talk(200, start=2)]).result(10)
-    store.append([said(2, "a")]).result(10)
+    store.append([message_event(1, "a"), *message_events(200, start=2)]).result(10)
+    store.append([message_event(2, "a")]).result(10)
     store.delete("s")
     hub = EventHub(store.records, ManualClock())
     assert [
@@ -311,10 +317,10 @@ async def test_events_that_two_servers_write_at_once_are_all_heard(postgres: str
         listening = hub.listen(0)
         waiting = asyncio.ensure_future(heard(listening, 400))
         for number in range(200):
-            one.append([said(number, "a")])
-            two.append([said(number, "b")])
+            one.append([message_event(number, "a")])
+            two.append([message_event(number, "b")])
         found = [placed.event for placed in await waiting if isinstance(placed, PositionedEvent) and placed.event]
         await hub.close()
     for session in ("a", "b"):
         heard_of = [event for event in found if event.session_id == session]
-        assert heard_of == [said(number, session) for number in range(200)]
+        assert heard_of == [message_event(number, session) for number in range(200)]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.instruction_places import library_of, opened_store
-from tests.support.served_service import Client, serving_store
+from tests.support.instruction_service import library_of, open_store_of_kind
+from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
 
 from holdfast.clock import CountingIds, ManualClock
@@ -26,7 +26,7 @@ SECONDS_MAX = 200
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with serving_store(MemoryStore()) as served:
+    with serve_store(MemoryStore()) as served:
         yield served
 
 
@@ -94,9 +94,9 @@ async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path, sign
         *("--exclude-path", "/api/cache/stream", "--exclude-checks", "positive_data_acceptance"),
     ]
     with (
-        opened_store("sqlite", tmp_path) as kept,
+        open_store_of_kind("sqlite", tmp_path) as kept,
         # Routes that are switched off are there for nobody, whatever is wrong with what is asked.
-        serving_store(store, library=library_of(kept, clock, tmp_path / "root", encoder=None)) as client,
+        serve_store(store, library=library_of(kept, clock, tmp_path / "root", encoder=None)) as client,
     ):
         key = ["--header", f"Authorization: Bearer {client.key('admin')}"] if signed_in else []
         ended = subprocess.run(  # noqa: ASYNC221 - the service has a thread of its own

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.played_sessions import new_session
-from tests.support.served_service import Client, serving_store
+from tests.support.scripted_sessions import new_session
+from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
 from tests.support.skill_folders import write_skill
 
@@ -27,7 +27,7 @@ def client() -> Iterator[Client]:
     """A service over the sample, played without pauses."""
     store = MemoryStore()
     asyncio.run(SamplePlayer(store, shipped_models(), pause=0).play())
-    with serving_store(store, simulated=True) as served:
+    with serve_store(store, simulated=True) as served:
         yield served
 
 
@@ -121,13 +121,13 @@ def test_the_first_other_byte_is_shown_where_it_stands(client: Client) -> None:
     ],
 )
 def test_what_is_not_there_is_refused_by_name(client: Client, path: str, code: str) -> None:
-    assert client.ask("GET", path.replace("{id}", session_named(client, "stable prefix"))).code == code
+    assert client.request("GET", path.replace("{id}", session_named(client, "stable prefix"))).code == code
 
 
 async def test_what_is_new_is_read_and_what_was_deleted_is_forgotten() -> None:
     store, clock = MemoryStore(), ManualClock()
     provider = SimulatedProvider(clock=clock)
-    with serving_store(store, clock=clock) as client:
+    with serve_store(store, clock=clock) as client:
         async with new_session(provider, store=store, clock=clock, name=HOSTILE) as session:
             await session.send("One.")
             path = f"/api/sessions/{session.id}/calls"
@@ -136,12 +136,12 @@ async def test_what_is_new_is_read_and_what_was_deleted_is_forgotten() -> None:
             told = client.get(path)
         assert (told["calls_total"], told["name"]) == (2, HOSTILE)
         store.delete(session.id)
-        assert client.ask("GET", path).code == "session_not_found"
+        assert client.request("GET", path).code == "session_not_found"
 
 
 async def test_a_cache_that_was_given_up_is_on_the_time_line() -> None:
     store, clock = MemoryStore(), ManualClock()
-    with serving_store(store, clock=clock) as client:
+    with serve_store(store, clock=clock) as client:
         async with Session.create(
             model="anthropic:claude-sonnet-5-5",
             system_prompt=LONG,
@@ -151,7 +151,7 @@ async def test_a_cache_that_was_given_up_is_on_the_time_line() -> None:
             new_id=CountingIds(),
         ) as session:
             await session.send("One.")
-            assert client.ask("POST", f"/api/cache/{session.id}/invalidate").status == 200
+            assert client.request("POST", f"/api/cache/{session.id}/invalidate").status == 200
             await session.send("Two.")
         told = client.get(f"/api/sessions/{session.id}/calls")
         assert [(one["kind"], one["calls_before"]) for one in told["between"]] == [("control", 1)]
@@ -209,15 +209,15 @@ def test_the_sample_plays_good_and_bad_habits_to_their_end(client: Client) -> No
 
 
 def test_without_simulation_there_is_no_sample_to_play() -> None:
-    with serving_store(MemoryStore()) as client:
-        assert client.ask("POST", "/api/sample").code == "not_simulating"
+    with serve_store(MemoryStore()) as client:
+        assert client.request("POST", "/api/sample").code == "not_simulating"
         assert client.get("/api/visitor") == {"scope": "admin", "signed_in": False, "sample": "off"}
 
 
 def test_skills_are_told_with_what_is_wrong_with_them(tmp_path: Path) -> None:
     write_skill(tmp_path, "review", body="Review it.\n")
     write_skill(tmp_path, "broken", front="name: broken\n")
-    with serving_store(MemoryStore()) as client:
+    with serve_store(MemoryStore()) as client:
         assert client.get("/api/skills") == {"skills": [], "skills_total": 0}
         client.service.skill_roots = (SkillRoot(str(tmp_path), "workspace"),)
         told = client.get("/api/skills")

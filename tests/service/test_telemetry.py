@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
-from tests.support.log_examples import event
+from tests.support.event_examples import event
 from tests.support.simulated_gemini import LONG
 
 from holdfast.clock import CountingIds, ManualClock

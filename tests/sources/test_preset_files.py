@@ -43,7 +43,7 @@ async def test_a_resumed_session_keeps_its_preset(agent: MakeAgent, home: Path) 
         await session.send("hello")
     write(home / "presets/reviewer.md", "After.")
     async with Session.resume(
-        session.id, store=made_agent.store, transport=made_agent.wire, preset_name="reviewer"
+        session.id, store=made_agent.store, transport=made_agent.transport, preset_name="reviewer"
     ) as again:
         await again.send("again")
     assert system_texts(made_agent.bodies[1]) == ["Before."]
@@ -155,7 +155,7 @@ async def test_the_name_of_a_session_is_sent_once_after_the_prefix(agent: MakeAg
         await session.send("again")
     metadata = "<context layer='metadata'>\n# Session\n - Name: fix\ufffdthe parser\n</context>"
     assert user_texts(made_agent.bodies[1]) == [metadata, "hello", "again"]
-    async with Session.resume(session.id, store=made_agent.store, transport=made_agent.wire) as resumed:
+    async with Session.resume(session.id, store=made_agent.store, transport=made_agent.transport) as resumed:
         await resumed.send("go on")
     assert user_texts(made_agent.bodies[2]) == [metadata, "hello", "again", "go on"]
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.support.simulated import LONG, MARK, SONNET, Wire, assistant, post, request, text, tool, user
+from tests.support.simulated import CACHE_CONTROL, LONG, SONNET, Wire, assistant, post, request, text, tool, user
 
 from holdfast.testing.prefix_check import PrefixBreak, find_prefix_breaks
 from holdfast.testing.prefix_guard import describe_breaks
@@ -20,7 +20,7 @@ class Asked:
 
     def ask(self, *messages: Wire, system: str = LONG, **fields: Any) -> str:
         """The text of the reply."""
-        given = {"system": [text(system, MARK)], **fields}
+        given = {"system": [text(system, CACHE_CONTROL)], **fields}
         status, reply = post(self.provider, request(*messages, **given))
         assert status == 200, reply
         said: str = reply["content"][0]["text"]

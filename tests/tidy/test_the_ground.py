@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.goldens import check_golden
-from tests.support.postgres_server import run, used_database
+from tests.support.postgres_server import reused_database, run
 
 PLANTED = """
 import os
@@ -69,17 +69,17 @@ def test_a_golden_is_written_only_when_asked_to(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_database_that_was_used_is_empty_for_the_next_test() -> None:
-    with used_database() as url:
+    with reused_database() as url:
         before = [run(url, f"SELECT * FROM holdfast.{table}") for table in ("ledger", "versions", "settings")]
         run(url, "DELETE FROM holdfast.ledger", "INSERT INTO holdfast.settings VALUES ('a', '1')")
-    with used_database() as again:
+    with reused_database() as again:
         assert again == url
         assert [run(url, f"SELECT * FROM holdfast.{table}") for table in ("ledger", "versions", "settings")] == before
 
 
 @pytest.mark.parametrize("change", ["DROP TABLE holdfast.charges", "CREATE SEQUENCE tries"])
 def test_a_database_whose_tables_were_changed_is_not_used_again(change: str) -> None:
-    with used_database() as url:
+    with reused_database() as url:
         run(url, change)
-    with used_database() as another:
+    with reused_database() as another:
         assert another != url

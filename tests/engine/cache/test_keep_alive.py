@@ -4,7 +4,7 @@ from decimal import Decimal
 from typing import cast
 
 import pytest
-from tests.support.idle_nights import Night
+from tests.support.idle_sessions import IdleSession
 
 from holdfast.errors import UserError
 from holdfast.events.payloads.cache import CacheLearned, CachePinged
@@ -19,7 +19,7 @@ PAUSES = [1200.0] * 4
 
 
 async def test_an_idle_session_whose_people_come_back_is_kept_warm_over_their_pauses() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
         await session.send("And now?")
@@ -31,7 +31,7 @@ async def test_an_idle_session_whose_people_come_back_is_kept_warm_over_their_pa
 
 
 async def test_pings_make_the_same_evening_cheaper() -> None:
-    pinging, silent = Night(), Night()
+    pinging, silent = IdleSession(), IdleSession()
     async with Session.create(**pinging.created) as session:
         await pinging.say(session, *PAUSES * 2)
         kept = session.cost
@@ -43,7 +43,7 @@ async def test_pings_make_the_same_evening_cheaper() -> None:
 
 
 async def test_without_leave_nothing_is_pinged() -> None:
-    night = Night()
+    night = IdleSession()
     options: Options = {**night.created}
     del options["keep_alive"]
     async with Session.create(**options) as session:
@@ -52,7 +52,7 @@ async def test_without_leave_nothing_is_pinged() -> None:
 
 
 async def test_a_ping_reads_what_the_call_before_it_wrote_and_asks_for_no_word() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
     for ping in night.pings:
@@ -64,7 +64,7 @@ async def test_a_ping_reads_what_the_call_before_it_wrote_and_asks_for_no_word()
 
 
 async def test_the_next_call_reads_the_reply_that_an_upgrade_has_kept() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
         await session.send("Now?")
@@ -76,14 +76,14 @@ async def test_the_next_call_reads_the_reply_that_an_upgrade_has_kept() -> None:
 
 
 async def test_what_an_hour_holds_is_kept_over_pauses_of_more_than_an_hour() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *[5000.0] * 6)
     assert all(read > 10_000 for read in night.reads[1:])
 
 
 async def test_the_money_for_pings_has_an_end() -> None:
-    free, capped = Night(upgrades=False), Night(upgrades=False)
+    free, capped = IdleSession(upgrades=False), IdleSession(upgrades=False)
     async with Session.create(**free.created) as session:
         await free.say(session, *PAUSES * 2)
     spent = sum((ping.cost_usd for ping in free.pings), Decimal(0))
@@ -96,7 +96,7 @@ async def test_the_money_for_pings_has_an_end() -> None:
 
 
 async def test_a_session_that_nobody_comes_back_to_is_given_up() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
         await session.send("Good night.")
@@ -107,7 +107,7 @@ async def test_a_session_that_nobody_comes_back_to_is_given_up() -> None:
 
 
 async def test_where_no_request_can_ask_for_nothing_the_plan_says_why() -> None:
-    night = Night()
+    night = IdleSession()
     options: Options = {**night.created, "thinking": {"type": "enabled", "budget_tokens": 2000}}
     async with Session.create(**options) as session:
         await night.say(session, *PAUSES)
@@ -118,7 +118,7 @@ async def test_where_no_request_can_ask_for_nothing_the_plan_says_why() -> None:
 
 
 async def test_the_seed_whose_marks_never_reach_a_reply_is_not_kept_alive_and_teaches_nothing_wrong() -> None:
-    night = Night()
+    night = IdleSession()
     options: Options = {**night.created, "profile": "seed"}
     async with Session.create(**options) as session:
         await night.say(session, *PAUSES)
@@ -129,7 +129,7 @@ async def test_the_seed_whose_marks_never_reach_a_reply_is_not_kept_alive_and_te
 
 async def test_a_tool_that_takes_long_is_waited_for_with_a_warm_cache() -> None:
     calls = [CALL.replace("t1", f"t{number}") for number in range(9)]
-    night = Night(script="".join(f'{call}\n{{"content": "Done."}}\n' for call in calls))
+    night = IdleSession(script="".join(f'{call}\n{{"content": "Done."}}\n' for call in calls))
 
     async def wait() -> str:
         """Wait."""
@@ -145,7 +145,7 @@ async def test_a_tool_that_takes_long_is_waited_for_with_a_warm_cache() -> None:
 
 
 async def test_a_clock_that_jumps_past_the_lifetime_sends_nothing() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
         before = len(night.pings)
@@ -156,7 +156,7 @@ async def test_a_clock_that_jumps_past_the_lifetime_sends_nothing() -> None:
 
 
 async def test_closing_the_session_stops_what_was_planned() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
         await session.send("Bye.")
@@ -167,7 +167,7 @@ async def test_closing_the_session_stops_what_was_planned() -> None:
 
 @pytest.mark.parametrize("value", ["yes", 1, "-1"])
 async def test_what_it_may_cost_and_whether_it_may_be_are_checked(value: object) -> None:
-    night = Night()
+    night = IdleSession()
     key = "keep_alive_usd_max" if value == "-1" else "keep_alive"
     options = cast("Options", {**night.created, key: value})
     with pytest.raises(UserError, match=key):
@@ -177,7 +177,7 @@ async def test_what_it_may_cost_and_whether_it_may_be_are_checked(value: object)
 
 async def test_a_long_reply_counts_before_the_money_is_spent() -> None:
     script = '{"content": "%s"}\n' % ("Yes indeed. " * 6_000)
-    free, capped = Night(script=script * 9), Night(script=script * 9)
+    free, capped = IdleSession(script=script * 9), IdleSession(script=script * 9)
     async with Session.create(**free.created) as session:
         await free.say(session, *PAUSES)
     dearest = max(ping.cost_usd for ping in free.pings)

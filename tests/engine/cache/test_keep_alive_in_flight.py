@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncGenerator
 
 import pytest
-from tests.support.idle_nights import Night
+from tests.support.idle_sessions import IdleSession
 
 from holdfast.catalog.lookup import Models, price_at, utc_date
 from holdfast.economics.cost import cost_usd
@@ -55,7 +55,7 @@ class HarbourWire(SimulatedTransport):
             yield chunk
 
 
-class HarbourNight(Night):
+class HarbourNight(IdleSession):
     def __init__(self) -> None:
         super().__init__(kind=Harbour)
         assert isinstance(self.provider, Harbour)
@@ -132,7 +132,7 @@ async def test_later_calls_stop_what_waits_though_an_older_ping_is_still_under_w
 
 
 async def test_who_comes_back_is_not_pinged_for_any_more() -> None:
-    night = Night()
+    night = IdleSession()
     stopped: list[list[int]] = []
 
     def listen(event: Event) -> None:
@@ -188,7 +188,7 @@ async def test_a_store_that_refuses_a_ping_is_told_once_and_harms_nobody(caplog:
 
 
 async def test_a_session_that_was_ended_is_not_kept_alive() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *[1200.0] * 4)
         await session.send("That was all.")

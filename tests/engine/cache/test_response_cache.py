@@ -4,7 +4,7 @@ from decimal import Decimal
 from typing import Unpack
 
 import pytest
-from tests.support.agents import Agent, MakeAgent, Pause, ReplayWire, says
+from tests.support.agents import Agent, MakeAgent, Pause, ReplayTransport, says
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountingIds, ManualClock
@@ -264,7 +264,7 @@ def reply(stop_reason: StopReason, *content: Text | ToolUse) -> Reply:
     ],
 )
 async def test_only_whole_replies_that_say_something_are_kept(answer: Reply, calls: int, agent: MakeAgent) -> None:
-    wire = ReplayWire([answer, answer])
+    wire = ReplayTransport([answer, answer])
     for _ in range(2):
         one: Agent = agent(transport=wire, completion_cache=True)
         async with one.session as session:
@@ -273,7 +273,7 @@ async def test_only_whole_replies_that_say_something_are_kept(answer: Reply, cal
 
 
 async def test_a_reply_that_is_cut_off_is_not_kept(agent: MakeAgent) -> None:
-    wire = ReplayWire([Pause(says("Yes, of course."), 3), says("No.")])
+    wire = ReplayTransport([Pause(says("Yes, of course."), 3), says("No.")])
     async with agent(transport=wire, completion_cache=True).session as session:
         async for _ in session.stream("So?"):
             if wire.paused.is_set():
@@ -290,7 +290,7 @@ async def test_a_call_for_tools_is_repeated_and_they_are_run(agent: MakeAgent) -
         runs.append(1)
         return "seen"
 
-    wire = ReplayWire([says(ToolUse("t1", "look", "{}")), says("Done."), says("Done again.")])
+    wire = ReplayTransport([says(ToolUse("t1", "look", "{}")), says("Done."), says("Done again.")])
     for said in ("Done.", "Done again."):
         async with agent(transport=wire, completion_cache=True, tools=[look]).session as session:
             # Its second request is marked otherwise, because nothing of its first was sent.

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Unpack
 
 import pytest
-from tests.support.settling import settled, use_one_thread
+from tests.support.settling import use_one_thread, wait_until_settled
 
 from holdfast.catalog.lookup import find_model
 from holdfast.clock import ManualClock
@@ -162,7 +162,7 @@ async def test_parameters_that_the_cache_depends_on_part_the_ways() -> None:
         await wire.arrived.wait()
         assert (await other.send("And here?")).usage.cache_write > 1_000
         second = asyncio.ensure_future(alike.send("And there?"))
-        await settled()
+        await wait_until_settled()
         assert not second.done()
         wire.open.set()
         await first
@@ -189,7 +189,7 @@ async def test_where_the_first_one_fails_one_other_takes_its_place() -> None:
     wire = Harbour(ProviderError("auth", "no such key", status=401))
     async with fleet([HEAD] * 4, MemoryStore(), transport=wire) as sessions:
         turns = [asyncio.ensure_future(session.send("Is the harbour open?")) for session in sessions]
-        await settled()
+        await wait_until_settled()
         assert wire.sent == 1
         wire.open.set()
         failure, *answers = await asyncio.gather(*turns, return_exceptions=True)
@@ -202,7 +202,7 @@ async def test_where_the_first_one_is_cancelled_one_other_takes_its_place() -> N
     wire = Harbour(None)
     async with fleet([HEAD] * 3, MemoryStore(), transport=wire) as sessions:
         first, *others = [asyncio.ensure_future(session.send("Is the harbour open?")) for session in sessions]
-        await settled()
+        await wait_until_settled()
         assert wire.sent == 1
         first.cancel()
         usages = [answer.usage for answer in await asyncio.gather(*others)]
@@ -216,7 +216,7 @@ async def test_one_that_is_cancelled_while_it_waits_leaves_a_closed_turn_and_no_
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
         await wire.arrived.wait()
         second, third = (asyncio.ensure_future(one.send("And here?")) for one in (cancelled, patient))
-        await settled()
+        await wait_until_settled()
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
         wire.open.set()
@@ -252,7 +252,7 @@ async def test_what_was_written_within_its_lifetime_is_not_waited_for(pause_seco
         clock.advance(pause_seconds)
         wire.hold(2)
         turns = [asyncio.ensure_future(session.send("And now?")) for session in late]
-        await settled()
+        await wait_until_settled()
         assert wire.sent == sent
         wire.open.set()
         await asyncio.gather(*turns)
@@ -265,7 +265,7 @@ async def test_a_question_that_several_ask_is_not_waited_for_unless_it_is_long()
             await early.send("Is the harbour open?")
             wire.hold(2)
             turns = [asyncio.ensure_future(session.send(question)) for session in late]
-            await settled()
+            await wait_until_settled()
             assert wire.sent == sent
             wire.open.set()
             await asyncio.gather(*turns)
@@ -291,7 +291,7 @@ async def test_a_session_that_was_given_another_wire_waits_for_those_on_that_one
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
         await wire.arrived.wait()
         second = asyncio.ensure_future(session.send("And here?"))
-        await settled()
+        await wait_until_settled()
         assert wire.sent == 1
         wire.open.set()
         await first

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from tests.support.long_conversations import LongTalk, reading
+from tests.support.long_conversations import LongConversation, read_one_file_a_turn
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.compaction.llm_summary import LLM_SUMMARY_PROMPT, LLM_SUMMARY_RETRY_PROMPT, check_llm_summary
@@ -32,7 +32,7 @@ GOOD = (
 BROKEN = "broken"
 
 
-def payloads(talk: LongTalk) -> list[AnyPayload]:
+def payloads(talk: LongConversation) -> list[AnyPayload]:
     (row,) = talk.store.sessions()
     return [event.payload for event in talk.store.read(row.id)]
 
@@ -45,7 +45,7 @@ def answering(reply: str | ToolUse, reminded: str | ToolUse | None = None) -> ob
     def answer(messages: Sequence[Message]) -> ScriptedReply:
         asked = join_text_blocks(messages[-1].content)
         if LLM_SUMMARY_PROMPT not in asked:
-            return reading(messages)
+            return read_one_file_a_turn(messages)
         given = reminded if reminded is not None and LLM_SUMMARY_RETRY_PROMPT in asked else reply
         if given == BROKEN:
             return ScriptedReply((Text("Too"),), faults=(parse_fault("400"),))
@@ -54,11 +54,13 @@ def answering(reply: str | ToolUse, reminded: str | ToolUse | None = None) -> ob
     return answer
 
 
-async def compacted(reply: str | ToolUse, reminded: str | ToolUse | None = None) -> tuple[LongTalk, ContextCompacted]:
-    talk = LongTalk(compaction=PROSE)
+async def compacted(
+    reply: str | ToolUse, reminded: str | ToolUse | None = None
+) -> tuple[LongConversation, ContextCompacted]:
+    talk = LongConversation(compaction=PROSE)
     talk.provider._script = answering(reply, reminded)  # type: ignore[assignment]  # a function of the messages
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         await session.compact()
     (event,) = [one.payload for one in talk.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
     return talk, event
@@ -132,10 +134,10 @@ async def test_a_call_for_it_that_fails_is_on_the_log_too() -> None:
 
 
 async def test_what_it_cost_is_counted_and_it_is_no_part_of_the_conversation() -> None:
-    talk = LongTalk(compaction=PROSE)
+    talk = LongConversation(compaction=PROSE)
     talk.provider._script = answering(GOOD)  # type: ignore[assignment]  # a function of the messages
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         before = session.cost
         await session.compact()
         assert session.cost > before
@@ -143,9 +145,9 @@ async def test_what_it_cost_is_counted_and_it_is_no_part_of_the_conversation() -
 
 
 async def test_a_cold_cache_is_not_paid_for_twice() -> None:
-    talk = LongTalk(compaction=PROSE)
+    talk = LongConversation(compaction=PROSE)
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         talk.clock.advance(7_200)
         sent = len(talk.provider.requests)
         await session.compact()

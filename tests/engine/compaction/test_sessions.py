@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.support.long_conversations import GOAL, PROMPT, LongTalk
+from tests.support.long_conversations import GOAL, PROMPT, LongConversation
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.compaction.models import CompactionConfig
@@ -26,9 +26,9 @@ def compactions(store: MemoryStore) -> list[ContextCompacted]:
 
 
 async def test_the_view_begins_with_the_record_and_goes_on_with_what_was_kept_word_for_word() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         before = session.history
         result = await session.compact()
         after = session.history
@@ -42,9 +42,9 @@ async def test_the_view_begins_with_the_record_and_goes_on_with_what_was_kept_wo
 
 
 async def test_the_log_keeps_every_message_and_the_event_says_what_it_covers() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         told = read_logged_messages(talk.store.read(session.id))
         await session.compact()
         assert read_logged_messages(talk.store.read(session.id)) == told
@@ -60,11 +60,11 @@ async def test_the_log_keeps_every_message_and_the_event_says_what_it_covers() -
 
 
 async def test_calls_behind_a_compaction_read_the_head_and_then_the_record() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         await session.compact()
-        await talk.speak(session, 2)
+        await talk.send_turns(session, 2)
     judged = [one.verdict for one in iter_entries(talk.store.read(session.id), shipped_models()) if one.verdict]
     first = next(verdict for verdict in judged if verdict.kind == "planned")
     assert first.component == "compaction"
@@ -75,13 +75,13 @@ async def test_calls_behind_a_compaction_read_the_head_and_then_the_record() -> 
 
 
 async def test_every_request_of_a_compacted_session_is_certified() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 8)
+        await talk.send_turns(session, 8)
         await session.compact()
-        await talk.speak(session, 8)
+        await talk.send_turns(session, 8)
         await session.compact()
-        await talk.speak(session, 2)
+        await talk.send_turns(session, 2)
     made = list(certify(talk.store.read(session.id), session.id, shipped_models()))
     assert [one.violation for one in made] == [None] * len(made)
     # Eight turns are sixteen calls: the head was marked on its own, so that the call behind a compaction must read it.
@@ -91,12 +91,12 @@ async def test_every_request_of_a_compacted_session_is_certified() -> None:
 
 
 async def test_a_resumed_session_sends_the_same_bytes_behind_a_compaction() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 10)
+        await talk.send_turns(session, 10)
         await session.compact()
         history = session.history
-        await talk.speak(session, 1)
+        await talk.send_turns(session, 1)
     sent = talk.provider.requests[-1].body
     async with talk.resume(session.id) as resumed:
         assert resumed.history[: len(history)] == history
@@ -116,9 +116,9 @@ def messages_in(body: bytes) -> list[object]:
 
 
 async def test_a_second_compaction_at_once_does_nothing() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         await session.compact()
         history = session.history
         result = await session.compact()
@@ -129,19 +129,19 @@ async def test_a_second_compaction_at_once_does_nothing() -> None:
 
 
 async def test_a_conversation_that_is_short_is_left_as_it_is() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 1)
+        await talk.send_turns(session, 1)
         result = await session.compact()
     assert result.removed_message_count == 0
     assert compactions(talk.store) == []
 
 
 async def test_later_records_are_made_of_the_log_and_keep_the_first_goal_word_for_word() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
         for _ in range(5):
-            await talk.speak(session, 6)
+            await talk.send_turns(session, 6)
             await session.compact()
         text = join_text_blocks(session.history[0].content)
     events = compactions(talk.store)
@@ -153,21 +153,21 @@ async def test_later_records_are_made_of_the_log_and_keep_the_first_goal_word_fo
 
 
 async def test_another_model_gets_the_record_and_not_what_it_stands_for() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         await session.compact()
         await session.switch_model("anthropic:claude-haiku-4-5")
-        await talk.speak(session, 1)
+        await talk.send_turns(session, 1)
         assert GOAL in join_text_blocks(session.history[0].content)
     assert talk.provider.requests[-1].status == 200
     assert len(talk.provider.requests[-1].body) < 100_000
 
 
 async def test_what_a_refused_message_takes_with_it_is_not_the_record() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         await session.compact(CompactionConfig(tail_tokens_max=1))
     state = fold_events(talk.store.read(session.id), session.id)
     assert state.entries[0].layer == "record"
@@ -175,9 +175,9 @@ async def test_what_a_refused_message_takes_with_it_is_not_the_record() -> None:
 
 async def test_the_size_of_the_prompt_now_starts_a_compaction_by_itself() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=20_000, money=False)
-    talk = LongTalk(compaction=limit)
+    talk = LongConversation(compaction=limit)
     async with talk.create() as session:
-        await talk.speak(session, 24)
+        await talk.send_turns(session, 24)
     events = compactions(talk.store)
     assert events
     assert {event.trigger for event in events} == {"soft"}
@@ -187,18 +187,18 @@ async def test_the_size_of_the_prompt_now_starts_a_compaction_by_itself() -> Non
 
 
 async def test_below_the_limit_nothing_happens() -> None:
-    talk = LongTalk(compaction=CompactionConfig(auto_compaction_input_tokens_threshold=1_000_000, money=False))
+    talk = LongConversation(compaction=CompactionConfig(auto_compaction_input_tokens_threshold=1_000_000, money=False))
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
     assert compactions(talk.store) == []
 
 
 async def test_a_cold_cache_is_the_moment_for_it() -> None:
-    talk = LongTalk(compaction=CompactionConfig(money=False))
+    talk = LongConversation(compaction=CompactionConfig(money=False))
     async with talk.create() as session:
-        await talk.speak(session, 14)
+        await talk.send_turns(session, 14)
         assert compactions(talk.store) == []
-        await talk.speak(session, 1, gap_seconds=7_200)
+        await talk.send_turns(session, 1, gap_seconds=7_200)
     (event,) = compactions(talk.store)
     assert event.trigger == "cache_expired"
     assert event.numbers.is_cache_cold
@@ -208,9 +208,9 @@ async def test_a_cold_cache_is_the_moment_for_it() -> None:
 async def test_a_compaction_pays_for_itself_where_it_is_done_for_money() -> None:
     costs = {}
     for money in (True, False):
-        talk = LongTalk(compaction=CompactionConfig(auto=money))
+        talk = LongConversation(compaction=CompactionConfig(auto=money))
         async with talk.create() as session:
-            await talk.speak(session, 60)
+            await talk.send_turns(session, 60)
         costs[money] = session.cost
         assert {event.trigger for event in compactions(talk.store)} == ({"money"} if money else set())
     assert costs[True] < costs[False]
@@ -218,9 +218,9 @@ async def test_a_compaction_pays_for_itself_where_it_is_done_for_money() -> None
 
 async def test_a_head_that_is_too_large_is_told_once_in_a_turn_and_not_tried_again() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=1_000, money=False)
-    talk = LongTalk(compaction=limit, system_prompt="Follow the rules. " * 9_000)
+    talk = LongConversation(compaction=limit, system_prompt="Follow the rules. " * 9_000)
     async with talk.create() as session:
-        await talk.speak(session, 10)
+        await talk.send_turns(session, 10)
     found = [event.payload for event in talk.store.read(session.id)]
     refused = [payload for payload in found if isinstance(payload, CompactionSkipped)]
     assert len(refused) <= 10
@@ -228,19 +228,19 @@ async def test_a_head_that_is_too_large_is_told_once_in_a_turn_and_not_tried_aga
 
 
 async def test_volatile_text_that_was_covered_is_said_again() -> None:
-    talk = LongTalk(system_prompt_volatile="The house is open.")
+    talk = LongConversation(system_prompt_volatile="The house is open.")
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         await session.compact()
         assert "The house is open." not in str(session.history[1:])
-        await talk.speak(session, 1)
+        await talk.send_turns(session, 1)
         assert "The house is open." in str(session.history[1:])
 
 
 async def test_nothing_is_compacted_while_a_turn_is_under_way() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 2)
+        await talk.send_turns(session, 2)
         stream = session.stream("Go on.")
         await anext(stream)
         with pytest.raises(UserError, match="a turn is in progress"):
@@ -249,11 +249,11 @@ async def test_nothing_is_compacted_while_a_turn_is_under_way() -> None:
 
 
 async def test_tool_results_that_are_kept_keep_their_calls() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         for tail in (4_000, 2_000, 500, 1):
-            await talk.speak(session, 1)
+            await talk.send_turns(session, 1)
             await session.compact(CompactionConfig(tail_tokens_max=tail))
             assert validate_transcript(session.history) == ()
     state = fold_events(talk.store.read(session.id), session.id)
@@ -263,9 +263,9 @@ async def test_tool_results_that_are_kept_keep_their_calls() -> None:
 
 async def test_old_outputs_are_cleared_first_where_that_is_enough() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=30_000, money=False)
-    talk = LongTalk(compaction=limit, recall_history=True)
+    talk = LongConversation(compaction=limit, recall_history=True)
     async with talk.create() as session:
-        await talk.speak(session, 26)
+        await talk.send_turns(session, 26)
         assert validate_transcript(session.history) == ()
         view = str(session.history)
     first = compactions(talk.store)[0]
@@ -278,9 +278,9 @@ async def test_old_outputs_are_cleared_first_where_that_is_enough() -> None:
 
 async def test_clearing_can_be_switched_off() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=30_000, money=False, clear=False)
-    talk = LongTalk(compaction=limit)
+    talk = LongConversation(compaction=limit)
     async with talk.create() as session:
-        await talk.speak(session, 26)
+        await talk.send_turns(session, 26)
     assert {event.strategy for event in compactions(talk.store)} == {"checkpoint"}
 
 
@@ -295,14 +295,14 @@ async def test_clearing_can_be_switched_off() -> None:
     ],
 )
 async def test_the_record_is_the_systems_where_the_provider_takes_that(model: str, prompt: str, role: str) -> None:
-    talk = LongTalk(model=model, system_prompt=prompt)
+    talk = LongConversation(model=model, system_prompt=prompt)
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         await session.compact()
         assert session.history[0].role == role
-        await talk.speak(session, 2)
+        await talk.send_turns(session, 2)
         await session.switch_model("anthropic:claude-sonnet-4-6")
-        await talk.speak(session, 1)
+        await talk.send_turns(session, 1)
         assert session.history[0].role == "user"
     assert {request.status for request in talk.provider.requests} == {200}
     made = list(certify(talk.store.read(session.id), session.id, shipped_models()))
@@ -310,9 +310,9 @@ async def test_the_record_is_the_systems_where_the_provider_takes_that(model: st
 
 
 async def test_a_new_session_can_be_told_all_that_was_done() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         told = session.hand_off()
         assert compactions(talk.store) == []
     assert GOAL in told

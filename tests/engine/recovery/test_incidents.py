@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.long_conversations import LongTalk, reading
+from tests.support.long_conversations import LongConversation, read_one_file_a_turn
 
 from holdfast.cli.main import command
 from holdfast.compaction.models import CompactionConfig
@@ -31,18 +31,18 @@ HAND = CompactionConfig(auto=False, auto_compaction_input_tokens_threshold=20_00
 pytestmark = pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 
 
-def kept(talk: LongTalk, kind: type[Kept]) -> list[Kept]:
+def kept(talk: LongConversation, kind: type[Kept]) -> list[Kept]:
     (row,) = talk.store.sessions()
     return [event.payload for event in talk.store.read(row.id) if isinstance(event.payload, kind)]
 
 
 async def test_a_cache_that_a_provider_has_lost_is_told_with_what_was_looked_at() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 4)
+        await talk.send_turns(session, 4)
         assert kept(talk, RecoveryEnqueued) == []
         talk.provider.advance(7_200)
-        await talk.speak(session, 2)
+        await talk.send_turns(session, 2)
     (told,) = kept(talk, RecoveryEnqueued)
     assert (told.scenario, told.follow_up) == ("unexpected_cache_break", "run")
     assert told.detail.startswith("only 0 of ")
@@ -53,40 +53,40 @@ async def test_a_cache_that_a_provider_has_lost_is_told_with_what_was_looked_at(
 
 
 async def test_a_cache_that_was_given_up_on_purpose_is_no_break() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
         await session.compact()
-        await talk.speak(session, 2)
-        await talk.speak(session, 2, gap_seconds=7_200)
+        await talk.send_turns(session, 2)
+        await talk.send_turns(session, 2, gap_seconds=7_200)
     assert kept(talk, RecoveryEnqueued) == []
 
 
 async def test_a_large_prompt_that_grew_cold_is_told_with_its_price() -> None:
-    talk = LongTalk(compaction=HAND)
+    talk = LongConversation(compaction=HAND)
     async with talk.create() as session:
-        await talk.speak(session, 14)
+        await talk.send_turns(session, 14)
         assert kept(talk, RecoveryEnqueued) == []
-        await talk.speak(session, 2, gap_seconds=7_200)
+        await talk.send_turns(session, 2, gap_seconds=7_200)
     told = kept(talk, RecoveryEnqueued)
     assert [(one.scenario, one.follow_up) for one in told] == [("cache_cold_large", "surface")] * 2
     assert "tokens has expired; writing them again costs about $0." in told[0].detail
 
 
 async def test_a_large_prompt_that_is_made_shorter_when_it_is_cold_needs_nobody() -> None:
-    talk = LongTalk(compaction=msgspec.structs.replace(HAND, auto=True, money=False, clear=False))
+    talk = LongConversation(compaction=msgspec.structs.replace(HAND, auto=True, money=False, clear=False))
     async with talk.create() as session:
-        await talk.speak(session, 8)
-        await talk.speak(session, 1, gap_seconds=7_200)
+        await talk.send_turns(session, 8)
+        await talk.send_turns(session, 1, gap_seconds=7_200)
     assert kept(talk, ContextCompacted)[-1].trigger == "cache_expired"
     assert kept(talk, RecoveryEnqueued) == []
 
 
 async def test_a_head_that_no_compaction_makes_shorter_is_told_once() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=1_000, money=False, clear=False)
-    talk = LongTalk(compaction=limit, system_prompt="Follow the rules. " * 9_000)
+    talk = LongConversation(compaction=limit, system_prompt="Follow the rules. " * 9_000)
     async with talk.create() as session:
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
     (told,) = kept(talk, RecoveryEnqueued)
     assert (told.scenario, told.follow_up) == ("compaction_ineffective", "surface")
     assert "tools and system prompt alone exceed the limit" in told.detail
@@ -95,7 +95,7 @@ async def test_a_head_that_no_compaction_makes_shorter_is_told_once() -> None:
 
 async def test_two_compactions_of_a_turn_that_did_not_help_are_told() -> None:
     little = CompactionConfig(auto=False, share_max=1.0, summary_tokens_max=600, tail_tokens_max=1_000_000)
-    talk = LongTalk()
+    talk = LongConversation()
 
     async def read_file(path: str) -> str:
         """Reads a file."""
@@ -113,12 +113,12 @@ async def test_two_compactions_of_a_turn_that_did_not_help_are_told() -> None:
         asked = max(at for at, one in enumerate(messages) if one.role == "user" and join_text_blocks(one.content))
         if session.turn_count == 16 and len(messages) - asked < 7:
             return ScriptedReply((ToolUse("", "read_file", encode_json({"path": f"{len(messages)}.py"}).decode()),))
-        return reading(messages)
+        return read_one_file_a_turn(messages)
 
     talk.provider._script = rounds
     session = talk.create()
     async with session:
-        await talk.speak(session, 17)
+        await talk.send_turns(session, 17)
     assert len(kept(talk, ContextCompacted)) >= 2
     (told,) = kept(talk, RecoveryEnqueued)
     assert told.scenario == "compaction_ineffective"
@@ -126,11 +126,11 @@ async def test_two_compactions_of_a_turn_that_did_not_help_are_told() -> None:
 
 
 async def test_messages_that_are_not_those_that_were_covered_are_told_once() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 8)
+        await talk.send_turns(session, 8)
         await session.compact()
-        await talk.speak(session, 6)
+        await talk.send_turns(session, 6)
     events = talk.store._events[session.id]
     at = next(at for at, one in enumerate(events) if isinstance(one.payload, MessageAppended))
     changed = MessageAppended(Message("user", (Text("Something else was asked for."),)))
@@ -139,7 +139,7 @@ async def test_messages_that_are_not_those_that_were_covered_are_told_once() -> 
     )
     async with talk.resume(session.id) as resumed:
         await resumed.compact()
-        await talk.speak(resumed, 6)
+        await talk.send_turns(resumed, 6)
         await resumed.compact()
     (told,) = kept(talk, RecoveryEnqueued)
     assert (told.scenario, told.follow_up) == ("digest_invalid", "run")
@@ -150,19 +150,19 @@ async def test_messages_that_are_not_those_that_were_covered_are_told_once() -> 
 
 
 async def test_a_session_that_is_left_alone_has_nothing_to_tell() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
         for _ in range(3):
-            await talk.speak(session, 5)
+            await talk.send_turns(session, 5)
             await session.compact()
     assert kept(talk, RecoveryEnqueued) == []
 
 
 async def stored(db: str, *, config: CompactionConfig, gap_seconds: float) -> str:
-    talk = LongTalk(store=db, compaction=config)
+    talk = LongConversation(store=db, compaction=config)
     async with talk.create() as session:
-        await talk.speak(session, 14)
-        await talk.speak(session, 1, gap_seconds=gap_seconds)
+        await talk.send_turns(session, 14)
+        await talk.send_turns(session, 1, gap_seconds=gap_seconds)
         return session.id
 
 
@@ -199,32 +199,32 @@ def test_a_person_is_told_what_could_be_cut_and_switches_it_off(tmp_path: Path) 
 
 
 async def test_a_window_that_was_learned_is_the_one_that_counts() -> None:
-    talk = LongTalk(compaction=CompactionConfig(money=False))
+    talk = LongConversation(compaction=CompactionConfig(money=False))
     async with talk.create() as session:
-        await talk.speak(session, 10)
+        await talk.send_turns(session, 10)
         assert kept(talk, ContextCompacted) == []
         assert session._conversation is not None
         await session._conversation.record("system", ProviderLimited("context_overflow", window_tokens_max=30_000))
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
     events = kept(talk, ContextCompacted)
     assert {event.trigger for event in events} == {"hard"}
     assert all(event.tokens_before > 14_000 for event in events)
 
 
 async def test_a_window_smaller_than_a_reply_is_no_endless_compaction() -> None:
-    talk = LongTalk(compaction=CompactionConfig(money=False))
+    talk = LongConversation(compaction=CompactionConfig(money=False))
     async with talk.create() as session:
-        await talk.speak(session, 6)
+        await talk.send_turns(session, 6)
         assert session._conversation is not None
         await session._conversation.record("system", ProviderLimited("context_overflow", window_tokens_max=6_000))
-        await talk.speak(session, 12)
+        await talk.send_turns(session, 12)
     assert len(kept(talk, ContextCompacted)) + len(kept(talk, CompactionSkipped)) <= 13
 
 
 async def test_a_host_that_gives_no_steps_is_told_what_is_largest_all_the_same() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
-        await talk.speak(session, 2)
+        await talk.send_turns(session, 2)
         outcome = await session.recovery.run("compaction_ineffective")
         (incident,) = session.recovery.incidents
     assert isinstance(outcome, Recovered)
@@ -233,11 +233,11 @@ async def test_a_host_that_gives_no_steps_is_told_what_is_largest_all_the_same()
 
 @pytest.mark.parametrize("simulated", [True, False])
 async def test_a_simulated_cache_that_ended_with_its_process_is_no_break(simulated: bool) -> None:
-    talk = LongTalk(simulated=simulated)
+    talk = LongConversation(simulated=simulated)
     async with talk.create() as session:
-        await talk.speak(session, 4)
+        await talk.send_turns(session, 4)
     talk.clock.advance(5)
     talk.provider.advance(7_200)
     async with talk.resume(session.id) as resumed:
-        await talk.speak(resumed, 2)
+        await talk.send_turns(resumed, 2)
     assert [one.scenario for one in kept(talk, RecoveryEnqueued)] == ([] if simulated else ["unexpected_cache_break"])

@@ -26,7 +26,7 @@ async def test_what_was_refused_is_not_sent_again(agent: MakeAgent) -> None:
             await session.send([Image(Base64Source("image/png", "broken")), Text("What is this?")])
         assert (await session.send("Are you there?")).text == "Yes."
         assert [message.role for message in session.history] == ["user", "assistant", "user", "assistant"]
-    assert "broken" not in one.wire.bodies[-1].decode()
+    assert "broken" not in one.transport.bodies[-1].decode()
     assert [it.reason for it in one.payloads if isinstance(it, MessagesWithdrawn)] == [
         "the provider refused them (invalid_request)"
     ]
@@ -63,7 +63,7 @@ async def test_volatile_text_that_was_refused_is_said_again(agent: MakeAgent) ->
         with pytest.raises(ProviderError):
             await session.send("broken")
         await session.send("go on")
-    said = one.wire.bodies[-1].decode()
+    said = one.transport.bodies[-1].decode()
     assert (said.count("one\\n"), said.count("two\\n"), "broken" in said) == (1, 1, False)
 
 
@@ -77,7 +77,7 @@ async def test_results_that_were_refused_are_answered_in_words(agent: MakeAgent)
         with pytest.raises(ProviderError):
             await session.send("look")
         assert (await session.send("go on")).text == "Yes."
-    last = one.wire.bodies[-1].decode()
+    last = one.transport.bodies[-1].decode()
     assert "far too much" not in last
     assert "The call was not run." in last
     assert fold_events(one.events, session.id).entries[-1].role == "assistant"

@@ -9,8 +9,8 @@ from typing import Literal
 
 import pytest
 from click.testing import CliRunner
-from tests.support.agents import MakeAgent, Pause, ReplayWire, says
-from tests.support.settling import settled, use_one_thread
+from tests.support.agents import MakeAgent, Pause, ReplayTransport, says
+from tests.support.settling import use_one_thread, wait_until_settled
 
 from holdfast import Session, tool
 from holdfast.cli.main import command
@@ -269,7 +269,7 @@ async def test_cancelling_the_parent_cancels_the_child_and_leaves_both_legal(age
     one = agent(says(asks()), half, says("Again."), delegate=True)
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("How many?"))
-        await one.wire.paused.wait()
+        await one.transport.paused.wait()
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
@@ -357,10 +357,10 @@ class Tasks:
                 self._open.set()
             await self._open.wait()
             if self._last:
-                await settled()
+                await wait_until_settled()
             self.working -= 1
             reply = says(self._answers[question])
-        async for chunk in ReplayWire([reply]).send(endpoint, body):
+        async for chunk in ReplayTransport([reply]).send(endpoint, body):
             yield chunk
 
     async def aclose(self) -> None: ...
@@ -400,7 +400,7 @@ async def test_what_a_child_cost_when_the_process_ended_is_counted_by_the_next(a
         last = next((at for at, e in enumerate(events) if isinstance(e.payload, DelegationCompleted)), len(events))
         cut.append(events[:last]).result()
     assert fold_events(cut.read(session.id), session.id).cost_usd == Decimal(2)
-    wire = ReplayWire([says("Go on.")])
+    wire = ReplayTransport([says("Go on.")])
     given = one.options | Options(store=cut, transport=wire, new_id=new_ulid)
     async with Session.resume(session.id, **given) as again:
         await again.send("Where were we?")
@@ -426,7 +426,7 @@ async def test_without_delegate_there_is_no_such_tool_and_a_stored_session_says_
     one = agent(says(asks()), says("Seven."), says("Done."), delegate=True)
     async with one.session as session:
         await session.send("How many?")
-    resumed = Session.resume(session.id, store=one.store, transport=one.wire)
+    resumed = Session.resume(session.id, store=one.store, transport=one.transport)
     with pytest.raises(UserError, match="delegate; pass them as delegate=True"):
         await resumed.__aenter__()
     plain = agent(says("No."), delegate=False)
@@ -464,13 +464,13 @@ async def test_the_commands_show_who_works_for_whom(tmp_path: Path) -> None:
 async def test_what_works_for_a_simulated_session_is_simulated_too_also_once_it_was_resumed() -> None:
     log = MemoryStore()
     script = [says(asks()), says("Seven."), says("ok"), says(asks(id="t2")), says("Eight."), says("ok")]
-    options: Options = {"store": log, "transport": ReplayWire(script), "delegate": True}
+    options: Options = {"store": log, "transport": ReplayTransport(script), "delegate": True}
     new: Options = {**options, "simulated": True}
     async with Session.create(**new) as session:
         await session.send("Count.")
     async with Session.resume(session.id, **options) as again:
         await again.send("Count again.")
     assert [is_simulated(log, row.id) for row in log.sessions()] == [True] * 3
-    async with Session.create(store=log, transport=ReplayWire([])) as other:
+    async with Session.create(store=log, transport=ReplayTransport([])) as other:
         pass
     assert not is_simulated(log, other.id)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from tests.support.long_conversations import LongTalk, block_kind, reading
+from tests.support.long_conversations import LongConversation, block_kind, read_one_file_a_turn
 
 from holdfast.engine.tools.builtin.history import parse_message_range
 from holdfast.simulator.script import ScriptedReply
@@ -15,17 +15,17 @@ def recalling(messages: Sequence[Message]) -> ScriptedReply:
     """Asks for what is named in the last words of the user, once they say so; else reads files."""
     said = join_text_blocks(messages[-1].content)
     if "recall " not in said or any(block_kind(block) == "tool_result" for block in messages[-1].content):
-        return reading(messages)
+        return read_one_file_a_turn(messages)
     source = said.rpartition("recall ")[2]
     return ScriptedReply((ToolUse("", "recall_history", encode_json({"source": source}).decode()),))
 
 
 @pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
 async def test_a_model_reads_what_is_no_longer_in_view() -> None:
-    talk = LongTalk(recall_history=True)
+    talk = LongConversation(recall_history=True)
     talk.provider._script = recalling
     async with talk.create() as session:
-        await talk.speak(session, 10)
+        await talk.send_turns(session, 10)
         await session.compact()
         assert "The tool recall_history shows it in full." in join_text_blocks(session.history[0].content)
         assert "def step_59(token)" not in str(session.history[:2])
@@ -38,7 +38,7 @@ async def test_a_model_reads_what_is_no_longer_in_view() -> None:
 
 @pytest.mark.parametrize("source", ["m2 and more", "m9999", ""])
 async def test_what_is_no_message_is_told_as_an_error(source: str) -> None:
-    talk = LongTalk(recall_history=True)
+    talk = LongConversation(recall_history=True)
     talk.provider._script = recalling
     async with talk.create() as session:
         await session.send(f"recall {source}")
@@ -46,7 +46,7 @@ async def test_what_is_no_message_is_told_as_an_error(source: str) -> None:
 
 
 async def test_without_the_tool_the_record_does_not_speak_of_it() -> None:
-    talk = LongTalk()
+    talk = LongConversation()
     async with talk.create() as session:
         assert [spec.name for spec in session.tools] == ["read_file"]
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.toolboxes import ENVIRON, box_in, call
+from tests.support.toolboxes import ENVIRON, builtin_toolbox, call
 
 from holdfast.engine.tools.builtin.shell import (
     HEAD_BYTES_MAX,
@@ -58,7 +58,7 @@ async def pids_in(file: Path, count: int) -> list[int]:
 
 
 async def test_what_a_command_prints_is_shown_errors_and_all(tmp_path: Path) -> None:
-    told = await call(box_in(tmp_path), "run_command", command="pwd; echo oops >&2; cat")
+    told = await call(builtin_toolbox(tmp_path), "run_command", command="pwd; echo oops >&2; cat")
     assert told.text == f"{tmp_path.resolve()}\noops\n"
     completed = told.recorded[-1]
     assert isinstance(completed, ToolCompleted)
@@ -75,7 +75,7 @@ async def test_what_a_command_prints_is_shown_errors_and_all(tmp_path: Path) -> 
     ],
 )
 async def test_how_a_command_ended_is_said(tmp_path: Path, command: str, shown: str) -> None:
-    told = await call(box_in(tmp_path), "run_command", command=command)
+    told = await call(builtin_toolbox(tmp_path), "run_command", command=command)
     assert (told.text, told.result.is_error) == (shown, False)
     completed = told.recorded[-1]
     assert isinstance(completed, ToolCompleted)
@@ -91,7 +91,7 @@ async def test_a_command_that_takes_too_long_is_ended_with_all_it_started(tmp_pa
 
 async def test_a_command_may_tidy_up_before_it_is_killed(tmp_path: Path) -> None:
     command = "trap 'echo tidied; exit 0' TERM; echo began; while :; do sleep 0.01; done"
-    told = await call(box_in(tmp_path), "run_command", command=command, seconds_max=1)
+    told = await call(builtin_toolbox(tmp_path), "run_command", command=command, seconds_max=1)
     assert told.text.startswith("began\n")
     assert told.text.endswith("tidied\n\n[stopped: the time was up]")
 
@@ -112,14 +112,16 @@ async def test_a_cancelled_command_is_gone_before_the_turn_is(tmp_path: Path) ->
 
 async def test_what_is_left_in_the_background_does_not_outlive_the_call(tmp_path: Path) -> None:
     began = time.monotonic()
-    told = await call(box_in(tmp_path), "run_command", command="sleep 60 & echo $! > pids; echo done")
+    told = await call(builtin_toolbox(tmp_path), "run_command", command="sleep 60 & echo $! > pids; echo done")
     assert told.text == "done\n"
     assert time.monotonic() - began < 30
     assert await gone(await pids_in(tmp_path / "pids", 1))
 
 
 async def test_a_command_that_closes_its_output_is_waited_for(tmp_path: Path) -> None:
-    told = await call(box_in(tmp_path), "run_command", command="exec >&- 2>&-; sleep 0.1; echo end > end; exit 4")
+    told = await call(
+        builtin_toolbox(tmp_path), "run_command", command="exec >&- 2>&-; sleep 0.1; echo end > end; exit 4"
+    )
     assert told.text == "[exit code 4]"
     assert (tmp_path / "end").read_text() == "end\n"
 
@@ -128,7 +130,7 @@ async def test_a_long_output_is_in_a_file_that_the_model_can_read(tmp_path: Path
     outputs = tmp_path / "outputs"
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    box = box_in(workspace, read_only=[outputs], outputs=outputs)
+    box = builtin_toolbox(workspace, read_only=[outputs], outputs=outputs)
     told = await call(box, "run_command", command="seq 1 20000")
     (kept,) = outputs.iterdir()
     whole = "".join(f"{number}\n" for number in range(1, 20001))
@@ -238,7 +240,7 @@ def test_a_command_cannot_read_the_environment_of_its_parent() -> None:
     ],
 )
 async def test_a_command_that_cannot_be_run_says_why(tmp_path: Path, arguments: dict[str, int], reason: str) -> None:
-    told = await call(box_in(tmp_path), "run_command", **arguments)
+    told = await call(builtin_toolbox(tmp_path), "run_command", **arguments)
     assert (told.error_class, told.text) == ("execution_error", reason)
 
 
@@ -248,6 +250,6 @@ async def test_a_command_needs_a_workspace() -> None:
 
 
 async def test_no_child_is_left_unreaped(tmp_path: Path) -> None:
-    await call(box_in(tmp_path), "run_command", command="echo $$ > pids")
+    await call(builtin_toolbox(tmp_path), "run_command", command="echo $$ > pids")
     (pid,) = await pids_in(tmp_path / "pids", 1)
     assert not Path(f"/proc/{pid}").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.toolboxes import Told
+from tests.support.toolboxes import CallOutcome
 
 from holdfast import ConfirmationRequest
 from holdfast.engine.tools.builtin.skills import skill_load, skill_search, skill_tools
@@ -60,14 +60,16 @@ def box(
     return Toolbox(skill_tools(), environment=around, rules=rules or PermissionRules())
 
 
-async def asked(box: Toolbox, name: str, arguments: Mapping[str, Json], active: Activations = NO_ACTIVATIONS) -> Told:
+async def asked(
+    box: Toolbox, name: str, arguments: Mapping[str, Json], active: Activations = NO_ACTIVATIONS
+) -> CallOutcome:
     (told,) = await asked_at_once(box, [(name, arguments)], active)
     return told
 
 
 async def asked_at_once(
     box: Toolbox, calls: list[tuple[str, Mapping[str, Json]]], active: Activations = NO_ACTIVATIONS
-) -> list[Told]:
+) -> list[CallOutcome]:
     recorded: list[AnyPayload] = []
 
     async def record(payload: AnyPayload) -> None:
@@ -79,14 +81,14 @@ async def asked_at_once(
         for number, (name, arguments) in enumerate(calls)
     ]
     results = await box.run_calls(uses, record, turn_id="turn", active=active)
-    return [Told(result, tuple(recorded)) for result in results]
+    return [CallOutcome(result, tuple(recorded)) for result in results]
 
 
-def texts(told: Told) -> list[str]:
+def texts(told: CallOutcome) -> list[str]:
     return [block.text for block in told.result.content if isinstance(block, Text)]
 
 
-def loads(told: Told) -> list[SkillLoaded]:
+def loads(told: CallOutcome) -> list[SkillLoaded]:
     return [one for one in told.recorded if isinstance(one, SkillLoaded)]
 
 

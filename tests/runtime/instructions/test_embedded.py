@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.support.instruction_examples import Shop, TickingClock
-from tests.support.instruction_places import UNITS
+from tests.support.instruction_service import UNITS
+from tests.support.library_projects import LibraryProject, TickingClock
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
@@ -21,13 +21,13 @@ DAY = 86_400
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
-    shop = Shop(tmp_path)
+def shop(tmp_path: Path) -> Iterator[LibraryProject]:
+    shop = LibraryProject(tmp_path)
     with shop.library:
         yield shop
 
 
-def test_a_folder_is_published_and_recalled_without_a_server(shop: Shop) -> None:
+def test_a_folder_is_published_and_recalled_without_a_server(shop: LibraryProject) -> None:
     shop.write()
     done = shop.library.publish(shop.folder)
     assert done.changes == dict.fromkeys(UNITS, "create")
@@ -35,7 +35,7 @@ def test_a_folder_is_published_and_recalled_without_a_server(shop: Shop) -> None
     assert (shop.path / "files" / "main" / "code-review.md").read_text() == UNITS["code-review"][2] + "\n"
 
 
-def test_what_did_not_change_is_not_published_again(shop: Shop) -> None:
+def test_what_did_not_change_is_not_published_again(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     again = shop.library.publish(shop.folder)
@@ -43,7 +43,7 @@ def test_what_did_not_change_is_not_published_again(shop: Shop) -> None:
     assert set(again.changes.values()) == {"noop"}
 
 
-def test_a_text_that_changed_is_a_new_version_and_one_left_out_is_named(shop: Shop) -> None:
+def test_a_text_that_changed_is_a_new_version_and_one_left_out_is_named(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.clock.advance(1)
@@ -61,7 +61,7 @@ def test_a_text_that_changed_is_a_new_version_and_one_left_out_is_named(shop: Sh
     assert "and the tests" in shop.library.recall("review a pull request").result.chunks[0].content.text
 
 
-def preloading(shop: Shop, text: str) -> None:
+def preloading(shop: LibraryProject, text: str) -> None:
     """A folder with a unit that is preloaded."""
     shop.write(texts={"code-review": text})
     manifest = shop.manifest()
@@ -70,11 +70,11 @@ def preloading(shop: Shop, text: str) -> None:
     shop.write_manifest(manifest)
 
 
-def told_review(shop: Shop) -> str:
+def told_review(shop: LibraryProject) -> str:
     return shop.library.recall("review a pull request").result.chunks[0].content.text
 
 
-def test_the_new_text_of_a_preloaded_unit_is_told_once_it_is_approved(shop: Shop) -> None:
+def test_the_new_text_of_a_preloaded_unit_is_told_once_it_is_approved(shop: LibraryProject) -> None:
     old, new = UNITS["code-review"][2], "Review a pull request twice, and leave comments."
     preloading(shop, old)
     shop.library.publish(shop.folder)
@@ -96,7 +96,7 @@ def test_the_new_text_of_a_preloaded_unit_is_told_once_it_is_approved(shop: Shop
         assert reason in str(refused.exception)
 
 
-def test_a_rollback_brings_back_the_text_of_a_preloaded_unit_at_once(shop: Shop) -> None:
+def test_a_rollback_brings_back_the_text_of_a_preloaded_unit_at_once(shop: LibraryProject) -> None:
     old = UNITS["code-review"][2]
     preloading(shop, old)
     shop.library.publish(shop.folder)
@@ -110,7 +110,7 @@ def test_a_rollback_brings_back_the_text_of_a_preloaded_unit_at_once(shop: Shop)
     assert told_review(shop) == old
 
 
-def guaranteeing(shop: Shop, text: str, **approval: str) -> None:
+def guaranteeing(shop: LibraryProject, text: str, **approval: str) -> None:
     shop.write(mode="stigmem", texts={"code-review": text})
     told = shop.manifest()
     next(one for one in told["entries"] if one["name"] == "code-review")["guarantee_load"] = True
@@ -118,7 +118,7 @@ def guaranteeing(shop: Shop, text: str, **approval: str) -> None:
     shop.write_manifest({**told, "approvals": given})
 
 
-def test_an_approval_of_another_text_stops_a_folder_before_anything_is_written(shop: Shop) -> None:
+def test_an_approval_of_another_text_stops_a_folder_before_anything_is_written(shop: LibraryProject) -> None:
     shop.write(mode="stigmem")
     shop.library.publish(shop.folder)
     old = told_review(shop)
@@ -134,7 +134,7 @@ def test_an_approval_of_another_text_stops_a_folder_before_anything_is_written(s
     assert told_review(shop) == "Review a pull request twice."
 
 
-def test_a_folder_that_says_no_more_of_an_approval_is_published_and_its_new_text_waits(shop: Shop) -> None:
+def test_a_folder_that_says_no_more_of_an_approval_is_published_and_its_new_text_waits(shop: LibraryProject) -> None:
     old = UNITS["code-review"][2]
     guaranteeing(shop, old, reason="read")
     shop.library.publish(shop.folder)
@@ -146,7 +146,7 @@ def test_a_folder_that_says_no_more_of_an_approval_is_published_and_its_new_text
     assert shop.library.approve("code-review").is_activated
 
 
-def test_what_fails_a_check_changes_nothing(shop: Shop) -> None:
+def test_what_fails_a_check_changes_nothing(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.clock.advance(1)
@@ -163,7 +163,7 @@ def test_what_fails_a_check_changes_nothing(shop: Shop) -> None:
     assert shop.library.publish(shop.folder, skip_coverage_gate=True).version == "v2"
 
 
-def test_all_that_is_wrong_is_told_at_once(shop: Shop) -> None:
+def test_all_that_is_wrong_is_told_at_once(shop: LibraryProject) -> None:
     shop.write()
     told = shop.manifest()
     told["entries"][0]["required_by_task_types"] = ["nonsense"]
@@ -176,7 +176,7 @@ def test_all_that_is_wrong_is_told_at_once(shop: Shop) -> None:
         assert code in ended.stdout
 
 
-def test_promotion_waits_for_a_week_in_which_little_was_missed(shop: Shop) -> None:
+def test_promotion_waits_for_a_week_in_which_little_was_missed(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.clock.advance(6.9 * DAY)
@@ -196,7 +196,7 @@ def test_promotion_waits_for_a_week_in_which_little_was_missed(shop: Shop) -> No
         shop.library.promote()
 
 
-def test_the_week_can_be_cut_short_but_not_for_a_sensitive_agent(shop: Shop) -> None:
+def test_the_week_can_be_cut_short_but_not_for_a_sensitive_agent(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     records = shop.library._context.records
@@ -210,7 +210,7 @@ def test_the_week_can_be_cut_short_but_not_for_a_sensitive_agent(shop: Shop) -> 
     assert shop.library.promote(force=True).manifest.version == "v2"
 
 
-def test_files_are_archived_only_after_the_promotion_and_never_over_others(shop: Shop) -> None:
+def test_files_are_archived_only_after_the_promotion_and_never_over_others(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     (shop.path / "AGENTS.md").write_text("# Old\n")
@@ -230,7 +230,7 @@ def test_files_are_archived_only_after_the_promotion_and_never_over_others(shop:
         shop.library.archive(shop.path / "AGENTS.md", root=shop.path)
 
 
-def test_a_rollback_brings_back_the_manifest_and_its_texts(shop: Shop) -> None:
+def test_a_rollback_brings_back_the_manifest_and_its_texts(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.clock.advance(60)
@@ -250,7 +250,7 @@ def test_a_rollback_brings_back_the_manifest_and_its_texts(shop: Shop) -> None:
 
 
 def test_a_rollback_brings_back_the_texts_however_long_publishing_takes(tmp_path: Path) -> None:
-    shop = Shop(tmp_path, clock=TickingClock())
+    shop = LibraryProject(tmp_path, clock=TickingClock())
     half, none = (f"Read {much} of the diff of a pull request before you review it." for much in ("half", "none"))
     with shop.library:
         for texts in ({}, {"code-review": half}, {"code-review": none}):
@@ -261,7 +261,7 @@ def test_a_rollback_brings_back_the_texts_however_long_publishing_takes(tmp_path
             assert shop.library.recall("review a pull request").result.chunks[0].content.text == text
 
 
-def test_probe_names_the_intents_of_a_unit_that_cannot_be_found_and_ends_with_1(shop: Shop) -> None:
+def test_probe_names_the_intents_of_a_unit_that_cannot_be_found_and_ends_with_1(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     assert shop.run("probe").exit_code == 0
@@ -276,7 +276,7 @@ def test_probe_names_the_intents_of_a_unit_that_cannot_be_found_and_ends_with_1(
     assert "'claim a ticket' finds checkout-procedure" in ended.stdout
 
 
-def test_a_unit_without_a_text_fails_its_probe(shop: Shop) -> None:
+def test_a_unit_without_a_text_fails_its_probe(shop: LibraryProject) -> None:
     shop.write(mode="stigmem")
     (shop.folder / "code-review.md").unlink()
     shop.library.publish(shop.folder)
@@ -286,7 +286,7 @@ def test_a_unit_without_a_text_fails_its_probe(shop: Shop) -> None:
     assert probed["release-notes"].passed
 
 
-def test_a_heartbeat_says_by_itself_what_was_used(shop: Shop) -> None:
+def test_a_heartbeat_says_by_itself_what_was_used(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     with shop.library.heartbeat() as beat:
@@ -301,7 +301,7 @@ def test_a_heartbeat_says_by_itself_what_was_used(shop: Shop) -> None:
     assert 0 < measures.miss_rate < 0.5
 
 
-def test_a_recall_can_be_asked_again(shop: Shop) -> None:
+def test_a_recall_can_be_asked_again(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     token = shop.library.recall("review a pull request").audit_token
@@ -320,7 +320,7 @@ def test_lint_has_nothing_against_what_one_does_nor_against_what_it_cannot_read(
     assert lint_manifest([entry]) == ()
 
 
-def test_lint_shows_triggers_that_say_what_a_unit_contains(shop: Shop) -> None:
+def test_lint_shows_triggers_that_say_what_a_unit_contains(shop: LibraryProject) -> None:
     shop.write()
     told = shop.manifest()
     for entry in told["entries"]:
@@ -346,7 +346,7 @@ def test_lint_shows_triggers_that_say_what_a_unit_contains(shop: Shop) -> None:
         (("usage", "audi_none"), "no such audit token"),
     ],
 )
-def test_what_is_not_there_is_said_in_one_line(shop: Shop, words: tuple[str, ...], reason: str) -> None:
+def test_what_is_not_there_is_said_in_one_line(shop: LibraryProject, words: tuple[str, ...], reason: str) -> None:
     ended = shop.run(*words)
     assert isinstance(ended.exception, UserError)
     assert reason in str(ended.exception)
@@ -360,13 +360,13 @@ def test_looking_makes_no_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("told", ["", "{", "[]", '{"agent_id": 3}', '{"agent_id":"a","version":"v1","entries":[{}]}'])
-def test_a_manifest_that_cannot_be_read_is_named(shop: Shop, told: str) -> None:
+def test_a_manifest_that_cannot_be_read_is_named(shop: LibraryProject, told: str) -> None:
     (shop.folder / "manifest.json").write_text(told)
     with pytest.raises(UserError, match=r"manifest\.json"):
         shop.library.check(shop.folder)
 
 
-def test_turns_in_shadow_are_judged_and_the_command_ends_with_one_until_they_pass(shop: Shop) -> None:
+def test_turns_in_shadow_are_judged_and_the_command_ends_with_one_until_they_pass(shop: LibraryProject) -> None:
     long = {name: f"{content} " * 90 for name, (_, _, content) in UNITS.items()}
     shop.write(texts=long)
     shop.library.publish(shop.folder)
@@ -393,7 +393,7 @@ def test_turns_in_shadow_are_judged_and_the_command_ends_with_one_until_they_pas
     assert json.loads(shop.run("shadow", "--days", "2", "--json").output)["report"]["turns"] == 0
 
 
-def test_what_a_run_in_shadow_has_recalled_is_there_in_its_later_turns(shop: Shop) -> None:
+def test_what_a_run_in_shadow_has_recalled_is_there_in_its_later_turns(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.run("recall", "claim a ticket", "--shadow", "--run", "r1", "--max-chunks", "1")
@@ -404,7 +404,7 @@ def test_what_a_run_in_shadow_has_recalled_is_there_in_its_later_turns(shop: Sho
     assert shop.library.shadow_report().coverage == 1.0
 
 
-def test_who_does_not_ask_does_not_wait_for_the_encoder(shop: Shop) -> None:
+def test_who_does_not_ask_does_not_wait_for_the_encoder(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     code = (

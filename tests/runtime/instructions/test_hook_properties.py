@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.instruction_examples import is_put_in
+from tests.support.library_projects import is_insertion
 
 from holdfast.errors import UserError
 from holdfast.runtime.instructions.hook import add_hook, remove_hook
@@ -36,7 +36,7 @@ def test_a_hook_is_put_in_between_and_taken_out_again(
 ) -> None:
     text = spelled(settings, indent, end)
     ours = add_hook(text, COMMAND)
-    assert is_put_in(text, ours)
+    assert is_insertion(text, ours)
     group = json.loads(ours)["hooks"]["SessionStart"][-1]
     assert group["hooks"][0]["command"] == COMMAND
     assert add_hook(ours, COMMAND) == ours

@@ -6,8 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.support.agents import MakeAgent, moved_prefixes, says
-from tests.support.played_sessions import new_session, played, uses
+from tests.support.agents import MakeAgent, changed_prefixes, says
+from tests.support.scripted_sessions import new_session, scripted_provider, tool_use
 
 from holdfast import Library, MemoryStore, UserError
 from holdfast.compaction.models import PROTECTED_TOOLS
@@ -46,8 +46,8 @@ def library(tmp_path: Path) -> Iterator[Library]:
 
 
 async def test_stub_and_index_belong_to_the_epoch_and_what_is_recalled_is_history(library: Library) -> None:
-    recall = uses("recall_instruction", intent="write or run tests", max_chunks=1)
-    provider, store = played([recall], "Tested.", "Bye."), MemoryStore()
+    recall = tool_use("recall_instruction", intent="write or run tests", max_chunks=1)
+    provider, store = scripted_provider([recall], "Tested.", "Bye."), MemoryStore()
     async with new_session(provider, instructions=library.for_session(), store=store) as session:
         await session.send("Run the tests.")
         await session.send("Thanks.")
@@ -58,7 +58,7 @@ async def test_stub_and_index_belong_to_the_epoch_and_what_is_recalled_is_histor
     assert "- testing: Testing: Run the whole suite" in project
     usages = [one.payload.usage for one in events if isinstance(one.payload, LlmCallCompleted)]
     assert all(after.cache_read == before.cache_read + before.cache_write for before, after in pairwise(usages))
-    assert moved_prefixes(events) == []
+    assert changed_prefixes(events) == []
 
 
 async def test_a_recall_answers_with_the_unit_and_usage_goes_on_record(agent: MakeAgent, library: Library) -> None:
@@ -96,8 +96,8 @@ def test_a_session_can_say_which_manifest_it_accepts(library: Library) -> None:
 
 
 async def test_in_shadow_all_instructions_stand_in_the_prompt_and_recalls_go_on_record(library: Library) -> None:
-    usage = uses("submit_usage", used_chunks=["testing"])
-    provider, store = played([usage], "Tested.", "Bye."), MemoryStore()
+    usage = tool_use("submit_usage", used_chunks=["testing"])
+    provider, store = scripted_provider([usage], "Tested.", "Bye."), MemoryStore()
     async with new_session(provider, instructions=library.for_session(shadow=True), store=store) as session:
         await session.send("Write or run tests.")
         await session.send("Write release notes.")
@@ -108,7 +108,7 @@ async def test_in_shadow_all_instructions_stand_in_the_prompt_and_recalls_go_on_
     assert "Run the whole suite before every commit" in project
     assert "List what changed for users" in project
     assert [tool.name for tool in session.tools] == ["submit_usage"]
-    assert moved_prefixes(events) == []
+    assert changed_prefixes(events) == []
     report = library.shadow_report()
     assert (report.turns, report.reported_turns, report.coverage) == (2, 1, 1.0)
     assert library.metrics().recalls == 0
@@ -119,7 +119,7 @@ async def test_usage_before_there_was_a_message_or_twice_changes_nothing(library
     (usage,) = instructed.tools
     with pytest.raises(ToolError, match="there is no message yet"):
         usage.run(used_chunks=["testing"])
-    async with new_session(played("ok"), instructions=instructed) as session:
+    async with new_session(scripted_provider("ok"), instructions=instructed) as session:
         await session.send("Write or run tests.")
     assert usage.run(used_chunks=[]) == "on record"
     assert usage.run(used_chunks=["release-notes"]) == "on record"
@@ -141,12 +141,12 @@ def test_what_was_said_in_another_session_or_by_a_tool_is_no_turn(library: Libra
 
 def test_instructions_are_what_a_library_gives() -> None:
     with pytest.raises(UserError, match=r"the result of Library\.for_session"):
-        new_session(played("ok"), instructions="AGENTS.md")  # type: ignore[arg-type]
+        new_session(scripted_provider("ok"), instructions="AGENTS.md")  # type: ignore[arg-type]
 
 
 async def test_a_turn_shows_its_recalls_what_was_done_after_them(library: Library) -> None:
-    recall = uses("recall_instruction", intent="write or run tests", max_chunks=1)
-    provider = played([recall], "I keep to `testing/v1`.", "I keep to release-notes/v1 now.")
+    recall = tool_use("recall_instruction", intent="write or run tests", max_chunks=1)
+    provider = scripted_provider([recall], "I keep to `testing/v1`.", "I keep to release-notes/v1 now.")
     async with new_session(provider, instructions=library.for_session(), store=MemoryStore()) as session:
         await session.send("Run the tests, by release-notes/v1.")
         await session.send("Thanks.")
@@ -156,7 +156,7 @@ async def test_a_turn_shows_its_recalls_what_was_done_after_them(library: Librar
 
 
 async def test_in_shadow_each_turn_is_seen_by_what_was_done_in_it(library: Library) -> None:
-    provider = played("I add a test for each mistake that you mend.", "Bye.")
+    provider = scripted_provider("I add a test for each mistake that you mend.", "Bye.")
     async with new_session(provider, instructions=library.for_session(shadow=True), store=MemoryStore()) as session:
         await session.send("Write or run tests.")
         await session.send("Write release notes.")
@@ -166,7 +166,7 @@ async def test_in_shadow_each_turn_is_seen_by_what_was_done_in_it(library: Libra
 
 
 async def test_a_heartbeat_that_hears_a_session_sees_what_was_used(library: Library) -> None:
-    provider = played("As release-notes/v1 has it.", "Bye.")
+    provider = scripted_provider("As release-notes/v1 has it.", "Bye.")
     with library.heartbeat() as beat:
         async with new_session(provider, store=MemoryStore()) as session:
             session.subscribe(beat.on_event)

@@ -4,26 +4,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
-from tests.support.instruction_places import AGENT, UNITS, Place, entry
+from tests.support.instruction_service import AGENT, UNITS, InstructionService, entry
 
 from holdfast import InstructionClient, StoreError, UserError
 from holdfast.runtime.instructions.client import ServiceError
 
 
-def client_of(at: Place, *, key: str | None = None) -> InstructionClient:
+def client_of(at: InstructionService, *, key: str | None = None) -> InstructionClient:
     return InstructionClient(at.client.url, key=key or at.agent_key, agent=AGENT)
 
 
-def test_a_client_is_told_what_the_service_keeps(furnished: Place) -> None:
+def test_a_client_is_told_what_the_service_keeps(furnished: InstructionService) -> None:
     client = client_of(furnished)
-    assert client.stub() == furnished.of_agent("GET", "/boot-stub").body.decode()
+    assert client.stub() == furnished.agent_request("GET", "/boot-stub").body.decode()
     assert [unit.name for unit in client.manifest().entries] == list(UNITS)
     recalled = client.recall("review a pull request", max_chunks=1, manifest_hint=["nothing"])
     assert recalled.chunks[0].content == UNITS["code-review"][2]
     assert recalled.missed_hints == ("nothing",)
 
 
-def test_a_heartbeat_has_its_preloads_and_says_in_the_end_what_was_used(at: Place) -> None:
+def test_a_heartbeat_has_its_preloads_and_says_in_the_end_what_was_used(at: InstructionService) -> None:
     at.furnish([entry("code-review", required_by_task_types=["issue_assigned"]), entry("checkout-procedure")])
     with client_of(at).heartbeat(at.wake()) as beat:
         assert [one.name for one in beat.preloads] == ["code-review"]
@@ -39,14 +39,14 @@ def test_a_heartbeat_has_its_preloads_and_says_in_the_end_what_was_used(at: Plac
     )
 
 
-def test_a_run_that_went_well_does_not_fail_for_its_record(furnished: Place) -> None:
+def test_a_run_that_went_well_does_not_fail_for_its_record(furnished: InstructionService) -> None:
     with client_of(furnished).heartbeat() as beat:
         beat.recall("claim a ticket")
         furnished.clock.advance(2 * 86_400)
     assert furnished.records("recall")[0]["audit_closed"] is None
 
 
-def test_what_is_refused_has_the_code_of_the_service(furnished: Place) -> None:
+def test_what_is_refused_has_the_code_of_the_service(furnished: InstructionService) -> None:
     stranger = client_of(furnished, key=furnished.client.key("agent:other"))
     with pytest.raises(ServiceError) as refused:
         stranger.recall("claim a ticket")

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.instruction_places import AGENT, UNITS, Place, entry
+from tests.support.instruction_service import AGENT, UNITS, InstructionService, entry
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
@@ -39,7 +39,9 @@ def says_nothing(ended: Result) -> str:
     return ended.stderr
 
 
-def test_a_service_tells_a_session_its_stub_its_units_and_where_to_ask(furnished: Place, tmp_path: Path) -> None:
+def test_a_service_tells_a_session_its_stub_its_units_and_where_to_ask(
+    furnished: InstructionService, tmp_path: Path
+) -> None:
     url, key = furnished.client.url, furnished.agent_key
     told = context(start(url, key=key, home=tmp_path))
     stub = InstructionClient(url, key=key, agent=AGENT).stub()
@@ -51,7 +53,7 @@ def test_a_service_tells_a_session_its_stub_its_units_and_where_to_ask(furnished
     assert start(url, "--plain", key=key, home=tmp_path).stdout == told
 
 
-def test_a_service_preloads_by_a_signed_token_once(at: Place, tmp_path: Path) -> None:
+def test_a_service_preloads_by_a_signed_token_once(at: InstructionService, tmp_path: Path) -> None:
     at.furnish([entry("code-review", required_by_task_types=[REASON]), entry("checkout-procedure")])
     alone = context(start(at.client.url, key=at.agent_key, home=tmp_path))
     words = ("--wake-token", at.wake(REASON))
@@ -64,7 +66,7 @@ def test_a_service_preloads_by_a_signed_token_once(at: Place, tmp_path: Path) ->
     assert forged[1] not in said
 
 
-def test_a_guaranteed_unit_that_is_missing_ends_it_with_nothing_told(at: Place, tmp_path: Path) -> None:
+def test_a_guaranteed_unit_that_is_missing_ends_it_with_nothing_told(at: InstructionService, tmp_path: Path) -> None:
     at.write("code-review")
     listed = [
         entry("code-review", required_by_task_types=[REASON]),
@@ -80,7 +82,7 @@ def test_a_guaranteed_unit_that_is_missing_ends_it_with_nothing_told(at: Place, 
     says_nothing(start(at.client.url, *again, key=at.agent_key, source="compact", home=tmp_path))
 
 
-def test_the_key_of_another_agent_is_told_nothing(furnished: Place, tmp_path: Path) -> None:
+def test_the_key_of_another_agent_is_told_nothing(furnished: InstructionService, tmp_path: Path) -> None:
     stranger = furnished.client.key("agent:other")
     assert stranger not in says_nothing(start(furnished.client.url, key=stranger, home=tmp_path))
 
