@@ -65,7 +65,7 @@ def found(place: KnowledgeFolder) -> set[tuple[str, str, str]]:
     return {(one.category, one.scope, one.text) for one in list_knowledge_items(place)}
 
 
-def test_what_a_model_finds_is_kept_beside_what_rules_find(place: KnowledgeFolder) -> None:
+def test_items_of_the_llm_are_stored_with_those_of_rules(place: KnowledgeFolder) -> None:
     session = tool_session("s1", f"{RULE} {SAID}")
     done = apply_harvest(place, [session], ask=Asked(f"```json\n{json.dumps(GOOD)}\n```"))
     assert (done.failed, done.cost_usd) == (0, "0.01")
@@ -80,7 +80,7 @@ def test_what_a_model_finds_is_kept_beside_what_rules_find(place: KnowledgeFolde
     assert not any("Users." in text for _, _, text in found(place))
 
 
-def test_an_answer_that_cannot_be_read_is_asked_for_once_more(place: KnowledgeFolder) -> None:
+def test_unreadable_llm_reply_is_requested_once_more(place: KnowledgeFolder) -> None:
     asked = Asked("Sure! Here it is:", GOOD)
     done = apply_harvest(place, [tool_session("s1", SAID)], ask=asked)
     assert [prompt.endswith(RETRY_PROMPT) for prompt in asked.prompts] == [False, True]
@@ -88,9 +88,7 @@ def test_an_answer_that_cannot_be_read_is_asked_for_once_more(place: KnowledgeFo
 
 
 @pytest.mark.parametrize("answers", [("no", "[]"), ("", '{"facts": '), ("[1]", "null")])
-def test_after_two_bad_answers_the_session_is_left_and_not_asked_about_again(
-    place: KnowledgeFolder, answers: tuple[str, str]
-) -> None:
+def test_session_is_skipped_for_good_after_two_bad_replies(place: KnowledgeFolder, answers: tuple[str, str]) -> None:
     asked = Asked(*answers)
     done = apply_harvest(place, [text_session("s1", RULE, "Ok.")], ask=asked)
     assert (done.failed, done.sessions, len(asked.prompts)) == (1, 0, 2)
@@ -101,19 +99,19 @@ def test_after_two_bad_answers_the_session_is_left_and_not_asked_about_again(
     assert found(place) == {("decisions", "project", RULE)}
 
 
-def test_a_model_that_cannot_be_reached_is_asked_another_time(place: KnowledgeFolder) -> None:
+def test_unreachable_llm_is_tried_again_in_a_later_run(place: KnowledgeFolder) -> None:
     asked = Asked(ProviderError("network", "gone"), GOOD)
     assert apply_harvest(place, [tool_session("s1", SAID)], ask=asked).failed == 1
     assert apply_harvest(place, [tool_session("s1", SAID)], ask=asked).sessions == 1
 
 
-def test_a_conversation_that_is_too_long_is_not_given_to_a_model(place: KnowledgeFolder) -> None:
+def test_overlong_conversation_is_not_sent_to_the_llm(place: KnowledgeFolder) -> None:
     asked = Asked()
     done = apply_harvest(place, [text_session("s1", "word " * (CONVERSATION_BYTES_MAX // 5), "Ok.")], ask=asked)
     assert (done.failed, asked.prompts) == (1, [])
 
 
-def test_a_crash_behind_an_answer_does_not_pay_for_it_twice(tmp_path: Path) -> None:
+def test_crash_after_a_reply_does_not_pay_for_it_twice(tmp_path: Path) -> None:
     sessions = [tool_session("s1", SAID), tool_session("s2", f"{FACT} {SAID}"), text_session("s3", RULE, "Ok.")]
     calm = knowledge_folder(tmp_path / "calm")
     apply_harvest(calm, sessions, ask=Asked(GOOD, GOOD, {}))
@@ -127,7 +125,7 @@ def test_a_crash_behind_an_answer_does_not_pay_for_it_twice(tmp_path: Path) -> N
         assert contents(place) == contents(calm)
 
 
-def test_what_nobody_said_but_a_tool_waits_for_a_second_source(place: KnowledgeFolder) -> None:
+def test_llm_item_only_from_a_tool_is_held_back_until_a_second_source(place: KnowledgeFolder) -> None:
     run = ("run", '{"command": "cat notes"}', "The launch code is banana-seven.")
     answer = {"facts": [{"statement": "The launch code is banana-seven."}]}
     apply_harvest(place, [tool_session("s1", "Look at the notes.", run)], ask=Asked(answer))
@@ -136,7 +134,7 @@ def test_what_nobody_said_but_a_tool_waits_for_a_second_source(place: KnowledgeF
     assert item.exclusion_reason
 
 
-def test_a_secret_is_neither_sent_to_the_model_nor_taken_from_it(place: KnowledgeFolder) -> None:
+def test_secret_is_neither_sent_to_the_llm_nor_accepted_from_it(place: KnowledgeFolder) -> None:
     secret = "ghp_abcdefghijklmnopqrstuvwxyz0123456789"
     asked = Asked({"facts": [{"statement": f"The token is {secret}."}, {"statement": "Do it with the token."}]})
     apply_harvest(place, [text_session("s1", f"Do it with the token {secret}.", "Ok.")], ask=asked)
@@ -145,12 +143,12 @@ def test_a_secret_is_neither_sent_to_the_model_nor_taken_from_it(place: Knowledg
     assert ("facts", "project", "Do it with the token.") in found(place)
 
 
-def test_a_model_that_finds_too_much_is_cut_off(place: KnowledgeFolder) -> None:
+def test_items_of_one_llm_reply_are_limited(place: KnowledgeFolder) -> None:
     answer = {"facts": [{"statement": f"Fact {number}."} for number in range(MODEL_ITEMS_MAX * 2)]}
     assert apply_harvest(place, [text_session("s1", "Go.", "Ok.")], ask=Asked(answer)).items == MODEL_ITEMS_MAX
 
 
-def test_a_model_is_asked_in_a_session_of_its_own_whose_cost_is_counted(place: KnowledgeFolder) -> None:
+def test_llm_extraction_runs_in_its_own_session_with_its_cost_counted(place: KnowledgeFolder) -> None:
     store = MemoryStore()
     provider = scripted_provider(json.dumps(GOOD))
     ask = knowledge_model(store, "anthropic:claude-sonnet-5-5", transport=provider)
@@ -161,7 +159,7 @@ def test_a_model_is_asked_in_a_session_of_its_own_whose_cost_is_counted(place: K
     assert ("playbooks", "project", "Release: tag, then push") in found(place)
 
 
-async def test_a_dry_run_says_what_a_model_would_read_and_cost(tmp_path: Path) -> None:
+async def test_dry_run_estimates_tokens_and_cost_of_the_llm(tmp_path: Path) -> None:
     workspace = tmp_path / "project"
     workspace.mkdir()
     db = str(tmp_path / "log.db")

@@ -78,7 +78,7 @@ def leaked(*texts: str) -> set[str]:
     return {place for place, secret in PLANTED.items() if any(secret in text for text in texts)}
 
 
-async def test_a_secret_that_was_planted_anywhere_reaches_nothing_that_is_kept_told_or_exported(
+async def test_planted_secret_reaches_no_stored_shown_or_exported_text(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")

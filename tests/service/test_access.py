@@ -28,7 +28,7 @@ MAY: dict[AccessRule, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("rule", MAY)
-def test_a_rule_allows_whole_scopes_only(rule: AccessRule) -> None:
+def test_rule_matches_whole_scopes_only(rule: AccessRule) -> None:
     scopes = {None: "no key", "read": "read", "gateway": "gateway", "admin": "admin", "agent:a1": "agent"}
     for scope, role in scopes.items():
         # The rule `caller` leaves keys of every scope to the route.
@@ -88,7 +88,7 @@ def path_of(route: Route) -> str:
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
-def test_a_route_is_open_to_the_roles_of_its_rule_and_to_no_other(roles: Roles, route: Route) -> None:
+def test_route_is_open_to_the_roles_of_its_rule_and_to_no_other(roles: Roles, route: Route) -> None:
     body: object = {} if route.method == "PUT" else None
     for role in ROLES:
         answered = roles.client.request(route.method, path_of(route), body, key=roles.keys[role])
@@ -102,7 +102,7 @@ def test_a_route_is_open_to_the_roles_of_its_rule_and_to_no_other(roles: Roles, 
             assert answered.headers["www-authenticate"] == "Bearer"
 
 
-def test_every_route_has_a_rule_and_only_harmless_ones_are_open() -> None:
+def test_every_route_has_a_rule_and_only_harmless_routes_are_open() -> None:
     assert {route.rule for route in ROUTES} <= set(get_args(AccessRule)) == MAY.keys()
     assert {route.path for route in ROUTES if route.rule == "open"} == {"/healthz", "/readyz"}
     assert all(
@@ -121,13 +121,13 @@ def test_every_route_has_a_rule_and_only_harmless_ones_are_open() -> None:
         {"authorization": "Bearer hf_0000000000000000_" + "0" * 64},
     ],
 )
-def test_what_is_no_key_is_refused_also_where_none_is_needed_yet(headers: dict[str, str]) -> None:
+def test_malformed_key_is_refused_even_while_no_key_is_required(headers: dict[str, str]) -> None:
     with serve_store(MemoryStore()) as client:
         assert client.request("GET", "/api/cache").status == 200
         assert client.request("GET", "/api/cache", headers=headers).code == "invalid_key"
 
 
-def test_without_a_key_this_machine_is_an_admin_until_the_first_key_is_made() -> None:
+def test_local_caller_without_a_key_is_admin_until_the_first_key_exists() -> None:
     with serve_store(MemoryStore()) as client:
         assert client.request("PUT", "/api/cache/settings", {"ttl": "5m"}).status == 200
         key = client.key("read")
@@ -135,12 +135,12 @@ def test_without_a_key_this_machine_is_an_admin_until_the_first_key_is_made() ->
         assert client.get("/api/cache/settings", key=key)["ttl"] == "5m"
 
 
-def test_keys_may_be_required_before_there_is_one() -> None:
+def test_keys_can_be_required_before_any_exists() -> None:
     with serve_store(MemoryStore(), require_keys=True) as client:
         assert client.request("GET", "/api/cache").code == "key_required"
 
 
-def test_a_revocation_holds_at_once_and_opens_no_door() -> None:
+def test_revoking_a_key_takes_effect_at_once_and_does_not_restore_keyless_access() -> None:
     with serve_store(MemoryStore()) as client:
         key = client.key("admin")
         assert client.request("GET", "/api/cache", key=key).status == 200
@@ -149,13 +149,13 @@ def test_a_revocation_holds_at_once_and_opens_no_door() -> None:
         assert client.request("GET", "/api/cache").code == "key_required"
 
 
-def test_a_route_that_always_needs_a_key_has_no_keyless_admin() -> None:
+def test_route_that_always_needs_a_key_has_no_keyless_admin() -> None:
     listing = next(route for route in ROUTES if route.path == "/api/cache")
     with serve_store(MemoryStore(), routes=(msgspec.structs.replace(listing, keyless=False),)) as client:
         assert client.request("GET", "/api/cache").code == "key_required"
 
 
-def test_an_agents_key_opens_its_own_paths_and_no_others() -> None:
+def test_agent_key_opens_only_its_own_paths() -> None:
     listing = next(route for route in ROUTES if route.path == "/api/cache/{discussion_id}")
     own = msgspec.structs.replace(listing, path="/v1/agents/{agent_id}/{discussion_id}", rule="agent", keyless=False)
     with serve_store(MemoryStore(), routes=(own,)) as client:

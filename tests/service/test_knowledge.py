@@ -48,7 +48,7 @@ async def harvested(client: Client, store: MemoryStore, workspace: Path) -> dict
     return listed(client)
 
 
-async def test_a_harvest_is_only_shown_unless_it_is_told_to_apply(
+async def test_harvest_is_only_previewed_unless_apply_is_requested(
     client: Client, store: MemoryStore, workspace: Path
 ) -> None:
     session_id = await store_session(store, workspace, f"{FACT} {RULE}")
@@ -65,7 +65,7 @@ async def test_a_harvest_is_only_shown_unless_it_is_told_to_apply(
     assert (again["sessions"], again["harvested_before"], again["new_items"]) == ([], 1, 0)
 
 
-async def test_what_was_said_to_a_simulated_model_is_harvested_only_where_all_is_simulated(
+async def test_simulated_sessions_are_harvested_only_by_a_simulated_service(
     client: Client, store: MemoryStore, workspace: Path
 ) -> None:
     await store_session(store, workspace, FACT, simulated=True)
@@ -89,7 +89,7 @@ async def test_items_are_listed_by_category_and_page(client: Client, store: Memo
     assert client.request("GET", "/api/knowledge?category=gossip").code == "invalid_category"
 
 
-async def test_an_item_says_where_it_came_from(client: Client, store: MemoryStore, workspace: Path) -> None:
+async def test_item_lists_its_sources(client: Client, store: MemoryStore, workspace: Path) -> None:
     ids = await harvested(client, store, workspace)
     (row,) = store.sessions()
     told = client.get(f"/api/knowledge/items/{ids[FACT]}")
@@ -98,7 +98,7 @@ async def test_an_item_says_where_it_came_from(client: Client, store: MemoryStor
     assert (told["scope"], told["exclusion_reason"], told["edited"]) == ("project", "", False)
 
 
-async def test_a_changed_item_keeps_its_id_and_is_in_the_digest_at_once(
+async def test_changed_item_keeps_its_id_and_is_in_the_digest_at_once(
     client: Client, store: MemoryStore, workspace: Path
 ) -> None:
     ids = await harvested(client, store, workspace)
@@ -111,7 +111,7 @@ async def test_a_changed_item_keeps_its_id_and_is_in_the_digest_at_once(
     assert RULE not in client.get("/api/knowledge/digest")["text"]
 
 
-async def test_a_task_is_marked_as_done_and_approved(client: Client, store: MemoryStore, workspace: Path) -> None:
+async def test_task_is_marked_as_done_and_approved(client: Client, store: MemoryStore, workspace: Path) -> None:
     await harvested(client, store, workspace)
     (workspace / ".holdfast" / "knowledge" / "tasks.md").write_text("- [ ] Write the release notes.\n")
     task = listed(client)["Write the release notes."]
@@ -131,7 +131,7 @@ async def test_a_task_is_marked_as_done_and_approved(client: Client, store: Memo
         ({"colour": "red"}, 422, "unknown_field"),
     ],
 )
-async def test_what_must_not_be_kept_is_refused(
+async def test_text_that_must_not_be_stored_is_refused(
     client: Client, store: MemoryStore, workspace: Path, body: dict[str, str], status: int, code: str
 ) -> None:
     ids = await harvested(client, store, workspace)
@@ -142,7 +142,7 @@ async def test_what_must_not_be_kept_is_refused(
     assert (workspace / ".holdfast" / "knowledge" / "facts.md").read_bytes() == before
 
 
-async def test_a_removed_item_does_not_come_back(client: Client, store: MemoryStore, workspace: Path) -> None:
+async def test_removed_item_does_not_come_back(client: Client, store: MemoryStore, workspace: Path) -> None:
     ids = await harvested(client, store, workspace)
     assert client.request("DELETE", f"/api/knowledge/items/{ids[FACT]}").json == {"removed": ids[FACT]}
     assert client.request("GET", f"/api/knowledge/items/{ids[FACT]}").code == "item_not_found"
@@ -152,7 +152,7 @@ async def test_a_removed_item_does_not_come_back(client: Client, store: MemorySt
     assert FACT not in client.get("/api/knowledge/digest")["text"]
 
 
-async def test_a_session_has_a_newer_digest_pending_and_a_new_one_has_not(
+async def test_running_session_has_a_digest_pending_and_a_new_session_has_not(
     client: Client, store: MemoryStore, workspace: Path
 ) -> None:
     before = await store_session(store, workspace, FACT)
@@ -164,7 +164,7 @@ async def test_a_session_has_a_newer_digest_pending_and_a_new_one_has_not(
     assert client.request("GET", "/api/knowledge/digest?session_id=none-such").code == "session_not_found"
 
 
-async def test_a_page_that_a_person_changed_has_a_digest_pending_until_it_is_made_anew(
+async def test_page_edited_by_a_user_has_a_digest_pending_until_it_is_rebuilt(
     client: Client, store: MemoryStore, workspace: Path
 ) -> None:
     await harvested(client, store, workspace)
@@ -174,7 +174,7 @@ async def test_a_page_that_a_person_changed_has_a_digest_pending_until_it_is_mad
     assert client.get("/api/knowledge/digest")["pending"] == "newer digest pending (1 item)"
 
 
-def test_a_folder_without_knowledge_has_none(client: Client) -> None:
+def test_folder_without_knowledge_has_no_items(client: Client) -> None:
     assert client.get("/api/knowledge")["items_total"] == 0
     told = client.get("/api/knowledge/digest")
     assert (told["exists"], told["text"], told["pending"]) == (False, "", "")
@@ -183,12 +183,12 @@ def test_a_folder_without_knowledge_has_none(client: Client) -> None:
     assert client.request("PUT", f"/api/knowledge/items/{AN_ID}", {"done": True}).code == "item_not_found"
 
 
-def test_a_service_outside_of_a_project_says_so(store: MemoryStore) -> None:
+def test_service_outside_of_a_project_reports_it(store: MemoryStore) -> None:
     with serve_store(store) as client:
         assert client.request("GET", "/api/knowledge").code == "no_workspace"
 
 
-async def test_while_another_run_is_at_it_nothing_is_changed(
+async def test_nothing_is_changed_while_another_run_holds_the_lock(
     client: Client, store: MemoryStore, workspace: Path
 ) -> None:
     await store_session(store, workspace, FACT)
@@ -199,7 +199,7 @@ async def test_while_another_run_is_at_it_nothing_is_changed(
     assert folder.read(DIGEST_FILE) is None
 
 
-async def test_adopting_costs_what_is_written_anew_from_the_digest_on(
+async def test_adoption_cost_is_the_rewrite_from_the_digest_on(
     client: Client, store: MemoryStore, workspace: Path
 ) -> None:
     await harvested(client, store, workspace)
@@ -217,7 +217,7 @@ async def test_adopting_costs_what_is_written_anew_from_the_digest_on(
     assert 0 < waiting["extra_usd"] < 1
 
 
-async def test_a_running_session_is_told_to_take_the_newer_digest(
+async def test_running_session_is_asked_to_adopt_the_newer_digest(
     client: Client, store: MemoryStore, workspace: Path
 ) -> None:
     await harvested(client, store, workspace)
@@ -244,14 +244,14 @@ async def test_a_running_session_is_told_to_take_the_newer_digest(
     assert len({body.partition(b'"tools":')[2].partition(b"# Knowledge")[0] for body in bodies}) == 1
 
 
-def test_nobody_is_told_to_take_a_digest_who_is_not_there_or_cannot(client: Client, store: MemoryStore) -> None:
+def test_adoption_is_refused_for_sessions_that_are_unknown_or_cannot_adopt(client: Client, store: MemoryStore) -> None:
     assert client.request("POST", "/api/knowledge/pending/none-such/adopt").code == "session_not_found"
     store.append([event("e1", SessionStarted("anthropic:claude-sonnet-5-5"), session="wrapped")]).result(10)
     assert client.request("POST", "/api/knowledge/pending/wrapped/adopt").code == "not_controllable"
     assert store.records.session_controls() == {}
 
 
-async def test_what_the_pages_would_make_is_told_before_it_is_adopted(
+async def test_pending_digest_is_previewed_before_it_is_adopted(
     client: Client, store: MemoryStore, workspace: Path
 ) -> None:
     await harvested(client, store, workspace)

@@ -30,7 +30,7 @@ def client() -> Iterator[Client]:
         yield served
 
 
-def test_every_route_is_described_and_nothing_else_is(client: Client) -> None:
+def test_document_describes_every_route_and_nothing_else(client: Client) -> None:
     document = client.get("/openapi.json")
     described = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}
     assert described == {(one.method, one.path) for one in ROUTES}
@@ -39,7 +39,7 @@ def test_every_route_is_described_and_nothing_else_is(client: Client) -> None:
     assert len(set(names)) == len(names)
 
 
-def test_every_operation_says_what_it_takes_and_how_it_may_fail() -> None:
+def test_every_operation_declares_its_input_and_errors() -> None:
     paths = make_openapi(ROUTES)["paths"]
     assert isinstance(paths, dict)
     for one in ROUTES:
@@ -54,14 +54,14 @@ def test_every_operation_says_what_it_takes_and_how_it_may_fail() -> None:
         assert told["security"] == ([] if one.rule == "open" else keys)
 
 
-def test_every_route_is_on_the_page_about_the_service() -> None:
+def test_every_route_is_on_the_docs_page_of_the_service() -> None:
     page = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
     missing = [one.path for one in ROUTES if one.path not in page]
     assert missing == []
     assert len(ROUTES) > 15
 
 
-def test_what_a_path_says_no_body_has_to_say_again() -> None:
+def test_path_parameters_are_not_required_again_in_the_body() -> None:
     told = make_openapi(ROUTES)
     schemas, bodies = told["components"]["schemas"], 0  # type: ignore[index]
     for one in ROUTES:

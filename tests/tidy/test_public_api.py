@@ -8,7 +8,7 @@ from tests.tidy.checks import public_api
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_public_names_are_those_agreed_on() -> None:
+def test_public_names_match_the_api_snapshot() -> None:
     if is_writing_goldens():
         (ROOT / public_api.SNAPSHOT).write_text(public_api.public_api(ROOT))
     found = public_api.unrecorded_names(ROOT)

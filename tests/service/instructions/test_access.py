@@ -97,7 +97,7 @@ def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roles]:
         yield Roles(at)
 
 
-def test_the_table_has_every_instruction_route() -> None:
+def test_role_table_covers_every_instruction_route() -> None:
     assert {(route.method, route.path) for route in INSTRUCTION_ROUTES} == MAY.keys()
     assert not any(route.keyless for route in INSTRUCTION_ROUTES)
 
@@ -128,9 +128,7 @@ UNFIT_QUERIES = ("?nope=1", "?days=0", "?a=1&a=2", f"?a={'x' * 9000}")
 
 
 @pytest.mark.parametrize(("method", "path"), MAY, ids=str)
-def test_a_caller_without_access_is_refused_whatever_is_wrong_with_the_request(
-    roles: Roles, method: str, path: str
-) -> None:
+def test_caller_without_access_is_refused_before_the_request_is_validated(roles: Roles, method: str, path: str) -> None:
     # /v1/recall names the agent only in its body, so without a valid one every agent passes.
     may = AGENTS if path == "/v1/recall" else MAY[method, path]
     unfit: list[tuple[str, bytes | None]] = [(path, body) for body in UNFIT_BODIES]
@@ -144,7 +142,7 @@ def test_a_caller_without_access_is_refused_whatever_is_wrong_with_the_request(
             assert status == 400, (role, target, body)
 
 
-def test_a_caller_without_access_cannot_learn_which_agents_exist(roles: Roles) -> None:
+def test_caller_without_access_cannot_learn_which_agents_exist(roles: Roles) -> None:
     for method, path in MAY:
         if "{agent_id}" in path:
             body = None if method == "GET" else BODIES.get(path, {})
@@ -155,7 +153,7 @@ def test_a_caller_without_access_cannot_learn_which_agents_exist(roles: Roles) -
             assert (existing.status, existing.body) == (unknown.status, unknown.body), path
 
 
-def test_where_instructions_are_off_every_response_says_so() -> None:
+def test_every_response_reports_disabled_instructions() -> None:
     with serve_store_in_process(MemoryStore()) as client:
         keys = (client.key("admin"), client.key("read"), client.key("gateway"), client.key("agent:a2"), "hf_1", None)
         for key, route in itertools.product(keys, INSTRUCTION_ROUTES):
@@ -165,21 +163,21 @@ def test_where_instructions_are_off_every_response_says_so() -> None:
                 assert (answered.status, answered.code) == (404, "instructions_disabled")
 
 
-def test_a_key_is_needed_even_before_there_is_one(tmp_path: Path) -> None:
+def test_key_is_required_even_before_one_exists(tmp_path: Path) -> None:
     with serve_instructions("sqlite", tmp_path, in_process=True) as at:
         for route in INSTRUCTION_ROUTES:
             body: object = None if route.method == "GET" else {}
             assert at.client.request(route.method, route.path.replace("{agent_id}", "a1"), body).code == "key_required"
 
 
-def test_a_key_without_instructions_is_refused_before_its_scope_is_read(roles: Roles) -> None:
+def test_key_is_refused_without_instructions_before_its_scope_is_read(roles: Roles) -> None:
     scopes = ("memory:local/a1", "instruction:acme/a1", "instruction:local", "", f"instruction:local/{AGENT}")
     for role, scope in itertools.product(("read", "gateway"), scopes):
         assert roles.request(role, "POST", "/v1/recall", {"scope": scope, "intent": "x"}) == DENIED
 
 
 @pytest.mark.every_store
-def test_names_are_compared_whole_in_each_store(at: InstructionService) -> None:
+def test_agent_names_are_compared_exactly_in_each_store(at: InstructionService) -> None:
     at.furnish()
     settings = {"role": "CTO", "shortname": "cto", "supervisors": ["boss"]}
     assert at.agent_request("PUT", "", settings).status == 200

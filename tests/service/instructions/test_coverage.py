@@ -37,12 +37,12 @@ def test_only_admins_see_the_label(furnished: InstructionService) -> None:
     assert {unit["coverage_status"] for unit in told["units"]} == {"ok"}
 
 
-def test_there_is_no_report_before_there_is_a_manifest(at: InstructionService) -> None:
+def test_coverage_report_requires_a_manifest(at: InstructionService) -> None:
     answered = at.agent_request("GET", COVERAGE, key=at.agent_key)
     assert (answered.status, answered.code) == (404, "manifest_not_found")
 
 
-def test_a_unit_that_is_seldom_found_is_critical_and_lifted(furnished: InstructionService) -> None:
+def test_rarely_found_unit_is_critical_and_boosted(furnished: InstructionService) -> None:
     before = furnished.recall("claim a ticket", floor=False, max_chunks=5, explain=True).json["chunks"]
     low = UnitCoverage(unit="code-review", coverage_pct=0.5, passed=False, hit_at_10=0.3, probe_count=20)
     none = UnitCoverage(unit="budget-rules", coverage_pct=None, passed=True)
@@ -70,7 +70,7 @@ def test_a_unit_that_is_seldom_found_is_critical_and_lifted(furnished: Instructi
     assert lifted["checkout-procedure"] == (0, False)
 
 
-def test_what_is_a_day_old_is_measured_again(furnished: InstructionService) -> None:
+def test_day_old_coverage_is_measured_again(furnished: InstructionService) -> None:
     assert run_due_coverage(furnished.library) == ()
     furnished.clock.advance(DAY_SECONDS)
     assert run_due_coverage(furnished.library) == (AGENT,)
@@ -78,7 +78,7 @@ def test_what_is_a_day_old_is_measured_again(furnished: InstructionService) -> N
     assert furnished.agent_request("GET", COVERAGE).json["kind"] == "daily"
 
 
-def test_a_service_measures_what_is_due_without_being_asked(tmp_path: Path) -> None:
+def test_service_measures_due_coverage_by_itself(tmp_path: Path) -> None:
     with serve_instructions("sqlite", tmp_path) as at:
         at.furnish()
     at.clock.advance(DAY_SECONDS)
@@ -91,7 +91,7 @@ def test_a_service_measures_what_is_due_without_being_asked(tmp_path: Path) -> N
         assert run.kind == "daily"
 
 
-def test_a_skipped_gate_is_made_up_for_within_seven_days(at: InstructionService) -> None:
+def test_skipped_gate_is_measured_within_seven_days(at: InstructionService) -> None:
     for name in UNITS:
         at.write(name)
     assert at.publish(skip_coverage_gate=True).status == 200
@@ -103,9 +103,7 @@ def test_a_skipped_gate_is_made_up_for_within_seven_days(at: InstructionService)
 
 
 @pytest.mark.parametrize("by_hand", [False, True], ids=["by itself", "by hand"])
-def test_a_skipped_gate_is_made_up_for_though_coverage_was_measured_meanwhile(
-    at: InstructionService, by_hand: bool
-) -> None:
+def test_skipped_gate_is_measured_even_after_another_coverage_run(at: InstructionService, by_hand: bool) -> None:
     for name in UNITS:
         at.write(name)
     assert at.publish(skip_coverage_gate=True).status == 200
@@ -128,7 +126,7 @@ def test_a_skipped_gate_is_made_up_for_though_coverage_was_measured_meanwhile(
     assert owing == (), "what was made up for is owed no more"
 
 
-def test_curated_probes_say_whether_they_find_what_they_must(furnished: InstructionService) -> None:
+def test_curated_probes_report_whether_they_find_the_expected_unit(furnished: InstructionService) -> None:
     good = {"probe_id": "p1", "intent": "claim a ticket", "required_units": ["checkout-procedure"], "k": 1}
     bad = {"probe_id": "p2", "intent": "claim a ticket", "required_units": ["checkout-procedure", "none"], "k": 3}
     worse = {"probe_id": "p3", "intent": "claim a ticket", "required_units": ["none"]}
@@ -141,7 +139,7 @@ def test_curated_probes_say_whether_they_find_what_they_must(furnished: Instruct
     assert furnished.agent_request("PUT", "/instruction-probes", {**good, "required_units": []}).code == "invalid_body"
 
 
-def test_a_small_manifest_is_judged_at_three_and_warned_of_at_its_scale(tmp_path: Path) -> None:
+def test_small_manifest_is_gated_at_three_and_warned_at_its_scale(tmp_path: Path) -> None:
     listed = [
         entry("code-review", load_triggers={"intents": ["write release notes", "announce a new version"]}),
         entry("release-notes"),
@@ -167,7 +165,7 @@ def test_a_small_manifest_is_judged_at_three_and_warned_of_at_its_scale(tmp_path
         assert at.publish(listed).code == "manifest_coverage_failure"
 
 
-def test_another_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path) -> None:
+def test_new_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path) -> None:
     with serve_instructions("sqlite", tmp_path, encoder=None) as at:
         assert activate_encoder(at.library) == ()
         at.furnish()
@@ -192,7 +190,7 @@ def publish_stray(at: InstructionService) -> None:
     assert at.publish(stray, skip_coverage_gate=True).status == 200
 
 
-def test_an_encoder_with_which_a_manifest_fails_is_not_used(tmp_path: Path) -> None:
+def test_encoder_that_fails_a_manifest_is_not_used(tmp_path: Path) -> None:
     with serve_instructions("sqlite", tmp_path, encoder=None) as at:
         activate_encoder(at.library)
         publish_stray(at)
@@ -202,7 +200,7 @@ def test_an_encoder_with_which_a_manifest_fails_is_not_used(tmp_path: Path) -> N
         assert (library.records.encoder(), library.instruction_sets.encoder) == ("none", None)
 
 
-def test_a_model_of_ones_own_is_certified_by_what_it_contains(tmp_path: Path) -> None:
+def test_custom_model_is_certified_by_its_content(tmp_path: Path) -> None:
     model = write_model(tmp_path / "mine")
     encoder = f"paired+{model}"
     with serve_instructions("sqlite", tmp_path, encoder=encoder) as at:
@@ -225,7 +223,7 @@ def test_a_model_of_ones_own_is_certified_by_what_it_contains(tmp_path: Path) ->
         assert library.records.encoder() == make_certified_name(encoder)
 
 
-def test_an_encoder_that_says_other_things_than_before_is_measured_first(tmp_path: Path) -> None:
+def test_encoder_with_changed_output_is_measured_before_use(tmp_path: Path) -> None:
     """As a release does that counts a revision up: the name in the configuration is the same."""
     with serve_instructions("sqlite", tmp_path, encoder="paired") as at:
         activate_encoder(at.library)
@@ -240,7 +238,7 @@ def test_an_encoder_that_says_other_things_than_before_is_measured_first(tmp_pat
         assert (run.kind, later.records.encoder()) == ("recert", f"paired.{REVISIONS['paired']}")
 
 
-def test_what_fails_with_a_new_revision_is_told_and_stops_nobody(tmp_path: Path) -> None:
+def test_failure_with_a_new_encoder_revision_warns_and_blocks_nothing(tmp_path: Path) -> None:
     """What the encoder said before is gone with the release before."""
     with serve_instructions("sqlite", tmp_path, encoder="paired") as at:
         activate_encoder(at.library)
@@ -262,7 +260,7 @@ def test_what_fails_with_a_new_revision_is_told_and_stops_nobody(tmp_path: Path)
         assert not all(one.passed for one in run.units)
 
 
-def test_a_model_that_is_gone_cannot_be_kept(tmp_path: Path) -> None:
+def test_removed_model_cannot_stay_in_use(tmp_path: Path) -> None:
     model = write_model(tmp_path / "mine")
     with serve_instructions("sqlite", tmp_path, encoder=str(model)) as at:
         activate_encoder(at.library)
@@ -277,14 +275,14 @@ def test_a_model_that_is_gone_cannot_be_kept(tmp_path: Path) -> None:
             activate_encoder(library)
 
 
-def test_the_encoder_is_loaded_before_anyone_asks(tmp_path: Path) -> None:
+def test_encoder_is_loaded_before_the_first_recall(tmp_path: Path) -> None:
     wordllama.load_wordllama_encoder.cache_clear()
     with open_store_of_kind("sqlite", tmp_path) as store:
         activate_encoder(library_of(store, ManualClock(), tmp_path))
         assert wordllama.load_wordllama_encoder.cache_info().currsize == 1
 
 
-def test_only_admins_are_told_which_units_are_lifted(furnished: InstructionService) -> None:
+def test_only_admins_see_which_units_are_boosted(furnished: InstructionService) -> None:
     assert furnished.agent_request("PUT", "", {"supervisors": ["boss"]}).status == 200
     boss = furnished.client.key("agent:boss")
     said = {"intent": "claim a ticket", "explain": True}
@@ -304,7 +302,7 @@ def alike(count: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize(("count", "code"), [(3, None), (4, "manifest_coverage_failure")])
-def test_the_gate_looks_at_the_first_three(at: InstructionService, count: int, code: str | None) -> None:
+def test_gate_considers_the_first_three_results(at: InstructionService, count: int, code: str | None) -> None:
     for number in range(count):
         at.write(f"unit-{number}", content=UNITS["checkout-procedure"][2])
     answered = at.publish(alike(count))
@@ -313,7 +311,7 @@ def test_the_gate_looks_at_the_first_three(at: InstructionService, count: int, c
 
 @pytest.mark.parametrize(("count", "chance"), [(2, 1.0), (3, 1.0), (4, 0.75), (5, 0.6)])
 @pytest.mark.parametrize("more", [{}, {"load_triggers": {}}], ids=["intents", "no intents"])
-def test_a_report_says_how_often_three_units_drawn_by_lot_would_do(
+def test_report_states_the_hit_rate_of_three_random_units(
     at: InstructionService, count: int, chance: float, more: dict[str, object]
 ) -> None:
     published = at.publish([entry(name, **more) for name in [*UNITS][:count]], skip_coverage_gate=True)

@@ -60,7 +60,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize(("first", "then"), PAIRS.values(), ids=PAIRS)
-def test_of_two_faults_the_first_in_the_agreed_order_is_told(
+def test_of_two_faults_the_first_in_the_agreed_order_is_reported(
     furnished: InstructionService, first: Fault, then: Fault
 ) -> None:
     # The fault that is told second stands first in the body.
@@ -74,7 +74,7 @@ def test_of_two_faults_the_first_in_the_agreed_order_is_told(
 
 
 @pytest.mark.parametrize("fault", [*ORDER.values(), COSIGN], ids=[*ORDER, "the second admin"])
-def test_each_of_these_faults_is_one_by_itself(furnished: InstructionService, fault: Fault) -> None:
+def test_each_of_these_faults_is_an_error_by_itself(furnished: InstructionService, fault: Fault) -> None:
     answered = furnished.publish(fault.entries or None, fault.version, **fault.more)
     assert answered.code == fault.code
     assert fault.says in answered.json["error"]["message"]

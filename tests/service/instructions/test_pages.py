@@ -14,7 +14,7 @@ from holdfast.stores.memory import MemoryStore
 PATHS = ("", f"/{AGENT}", f"/{AGENT}/recall?intent=x", f"/{AGENT}/days")
 
 
-def test_agents_are_listed_by_pages_with_what_fails_and_what_waits(furnished: InstructionService) -> None:
+def test_agents_are_listed_by_page_with_failures_and_pending_approvals(furnished: InstructionService) -> None:
     for name in ("a", "b"):
         assert furnished.request("PUT", f"/v1/agents/{name}", {"role": "tester"}).status == 200
     told = furnished.request("GET", "/api/instructions?limit=2").json
@@ -27,7 +27,7 @@ def test_agents_are_listed_by_pages_with_what_fails_and_what_waits(furnished: In
     assert (rest["more"], rest["agents"][0]["manifest_version"]) == (False, None)
 
 
-def test_units_are_told_with_their_coverage_and_who_took_the_place(furnished: InstructionService) -> None:
+def test_units_are_listed_with_their_coverage_and_the_units_found_instead(furnished: InstructionService) -> None:
     told = furnished.request("GET", f"/api/instructions/{AGENT}").json
     run = furnished.library.records.coverage(AGENT)
     assert run is not None
@@ -39,7 +39,7 @@ def test_units_are_told_with_their_coverage_and_who_took_the_place(furnished: In
     assert (told["coverage"]["kind"], told["coverage"]["skipped"]) == ("gate", False)
 
 
-def test_versions_of_the_manifest_are_told_newest_first(furnished: InstructionService) -> None:
+def test_manifest_versions_are_listed_newest_first(furnished: InstructionService) -> None:
     furnished.clock.advance(60)
     assert furnished.publish([entry("code-review"), entry("budget-rules")], "v2").status == 200
     told = furnished.request("GET", f"/api/instructions/{AGENT}").json["versions"]
@@ -48,7 +48,7 @@ def test_versions_of_the_manifest_are_told_newest_first(furnished: InstructionSe
     assert told[1]["superseded_at"] == told[0]["published_at"]
 
 
-def test_a_version_waits_until_all_that_it_needs_is_approved(at: InstructionService) -> None:
+def test_version_is_pending_until_all_its_approvals_exist(at: InstructionService) -> None:
     approval = {"kind": "guarantee_load", "unit": "security-posture", "reason": "always"}
     entries = [entry(name, guarantee_load=name == "security-posture") for name in UNITS]
     at.furnish(entries, approvals=[approval])
@@ -61,13 +61,13 @@ def test_a_version_waits_until_all_that_it_needs_is_approved(at: InstructionServ
     assert at.request("GET", f"/api/instructions/{AGENT}").json["pending"] == []
 
 
-def test_what_nobody_known_has_signed_waits_for_a_signature(furnished: InstructionService) -> None:
+def test_version_with_an_unknown_signer_is_pending_a_signature(furnished: InstructionService) -> None:
     assert furnished.write("code-review", "v2", "Other.", signature="AAAA").json["status"] == "quarantined"
     (line,) = furnished.request("GET", f"/api/instructions/{AGENT}").json["pending"]
     assert (line["status"], line["needs"]) == ("quarantined", [])
 
 
-def test_what_is_explored_is_what_a_recall_loads_and_is_not_on_record(furnished: InstructionService) -> None:
+def test_explorer_shows_what_a_recall_loads_and_records_nothing(furnished: InstructionService) -> None:
     told = furnished.request("GET", f"/api/instructions/{AGENT}/recall?intent=claim+a+ticket").json
     assert furnished.records() == []
     loaded = sorted((one for one in told["units"] if one["rank"]), key=lambda one: one["rank"])
@@ -82,7 +82,7 @@ def test_what_is_explored_is_what_a_recall_loads_and_is_not_on_record(furnished:
     assert below == {name for name, reason in left_out.items() if reason == "below_floor"} != set()
 
 
-def test_days_add_up_to_the_measures_of_the_whole(furnished: InstructionService) -> None:
+def test_daily_metrics_add_up_to_the_totals(furnished: InstructionService) -> None:
     for used, missed in ((["code-review"], []), ([], ["budget-rules"]), (["code-review"], ["budget-rules"])):
         token = furnished.recall("review a pull request").json["audit_token"]
         closed = {"audit_token": token, "used_chunks": used, "missed_chunks": missed}
@@ -98,7 +98,7 @@ def test_days_add_up_to_the_measures_of_the_whole(furnished: InstructionService)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_only_admins_are_told(tmp_path: Path, path: str) -> None:
+def test_only_admins_see_instruction_pages(tmp_path: Path, path: str) -> None:
     with serve_instructions("sqlite", tmp_path) as at:
         for key in (at.client.key("read"), at.agent_key):
             answered = at.request("GET", f"/api/instructions{path}", key=key)
@@ -107,7 +107,7 @@ def test_only_admins_are_told(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_instructions_need_a_key_even_before_there_is_one(tmp_path: Path, path: str) -> None:
+def test_instruction_pages_require_a_key_even_before_one_exists(tmp_path: Path, path: str) -> None:
     """A command or a program can have written them without a key; a sample is nobody's."""
     with serve_instructions("sqlite", tmp_path) as kept, serve_store(MemoryStore(), library=kept.library) as client:
         assert client.request("GET", "/api/visitor").status == 200, "other routes need none here"
@@ -117,7 +117,7 @@ def test_instructions_need_a_key_even_before_there_is_one(tmp_path: Path, path: 
         assert client.request("GET", f"/api/instructions{path}").status in (200, 404)
 
 
-def test_what_cannot_be_told_is_refused_with_a_way_out(furnished: InstructionService) -> None:
+def test_error_of_an_instruction_page_says_what_to_do(furnished: InstructionService) -> None:
     assert furnished.request("GET", "/api/instructions/none").code == "agent_not_found"
     assert furnished.request("GET", f"/api/instructions/{AGENT}/recall?intent=+").code == "intent_required"
     assert furnished.request("PUT", "/v1/agents/bare", {}).status == 200
@@ -128,7 +128,7 @@ def test_what_cannot_be_told_is_refused_with_a_way_out(furnished: InstructionSer
         assert client.request("GET", "/api/instructions/a").code == "instructions_disabled"
 
 
-def test_the_sample_is_written_once_and_has_something_of_everything(tmp_path: Path) -> None:
+def test_sample_is_written_once_and_covers_every_view(tmp_path: Path) -> None:
     with serve_instructions("sqlite", tmp_path, encoder=None) as at:
         for _ in range(2):
             add_sample_instructions(at.library, clock=at.clock, new_id=CountingIds("sample"))

@@ -33,7 +33,7 @@ def test_tables_of_the_contract_keep_their_names_and_columns(
     assert len(list(records._fetch(f"SELECT {listed} FROM {records._tables.schema}{table}", ()))) == 1
 
 
-def test_a_guaranteed_unit_is_judged_by_its_rank_and_not_by_being_always_there(at: InstructionService) -> None:
+def test_guaranteed_unit_is_judged_by_its_rank_not_by_its_presence(at: InstructionService) -> None:
     at.furnish()
     stray = entry("code-review", guarantee_load=True, load_triggers={"intents": ["claim a ticket"]})
     listed = [stray, *(entry(name) for name in UNITS if name != "code-review")]
@@ -42,14 +42,14 @@ def test_a_guaranteed_unit_is_judged_by_its_rank_and_not_by_being_always_there(a
     assert (answered.status, answered.code) == (400, "manifest_coverage_failure")
 
 
-def test_a_manifest_is_counted_without_what_says_nothing(at: InstructionService) -> None:
+def test_empty_fields_do_not_count_toward_manifest_tokens(at: InstructionService) -> None:
     plain = at.publish([entry("code-review")]).json["token_count"]
     empty = {"required_by_task_types": [], "guarantee_load": False, "path": None, "token_estimate": None}
     assert at.publish([entry("code-review", **empty)], "v2").json["token_count"] == plain
     assert at.publish([entry("code-review", token_estimate=40)], "v3").json["token_count"] > plain
 
 
-def test_the_gate_asks_by_intents_alone() -> None:
+def test_gate_queries_by_intents_only() -> None:
     intents = ("claim a ticket", "check out an issue")
     entries = [
         ManifestEntry("a", "Secrets of the house.", load_triggers=LoadTriggers(intents, ("keyword",), ("manual",))),
@@ -62,7 +62,7 @@ def test_the_gate_asks_by_intents_alone() -> None:
     }
 
 
-def test_versions_without_numbers_follow_one_another_in_time(at: InstructionService) -> None:
+def test_unnumbered_versions_are_ordered_by_time(at: InstructionService) -> None:
     for version in ("zebra", "amber"):
         assert at.write("code-review", version, f"Read the diff of a pull request: {version}.").status == 201
         at.clock.advance(60)
@@ -70,7 +70,7 @@ def test_versions_without_numbers_follow_one_another_in_time(at: InstructionServ
     assert at.recall("review a pull request").json["chunks"][0]["version"] == "amber"
 
 
-def test_a_heartbeat_counts_the_stub_and_every_preload(at: InstructionService) -> None:
+def test_heartbeat_counts_the_stub_and_every_preload(at: InstructionService) -> None:
     at.furnish([entry(name, required_by_task_types=["manual"]) for name in UNITS])
     told = at.heartbeat(at.wake("manual")).json
     stub = int(at.agent_request("GET", "/boot-stub").headers["x-token-count"])
@@ -78,13 +78,13 @@ def test_a_heartbeat_counts_the_stub_and_every_preload(at: InstructionService) -
     assert len(told["preloads"]) == len(UNITS)
 
 
-def test_the_contract_of_an_agent_that_names_none_is_the_shared_one(furnished: InstructionService) -> None:
+def test_agent_without_a_contract_uses_the_shared_one(furnished: InstructionService) -> None:
     told = furnished.agent_request("PUT", "", {"role": "CTO"}).json
     assert told["heartbeat_contract"] == "instruction:local/shared/heartbeat-contract/v1"
     assert told["heartbeat_contract"] in furnished.agent_request("GET", "/boot-stub").body.decode()
 
 
-def test_a_new_version_of_a_preloaded_unit_waits_for_its_approval(at: InstructionService) -> None:
+def test_new_version_of_a_preloaded_unit_needs_its_approval(at: InstructionService) -> None:
     at.furnish([entry(name, required_by_task_types=["manual"]) for name in UNITS])
     at.clock.advance(60)
     assert at.write("code-review", "v2", "Approve every pull request.").json["status"] == "pending"
@@ -93,7 +93,7 @@ def test_a_new_version_of_a_preloaded_unit_waits_for_its_approval(at: Instructio
     assert at.agent_request("POST", "/approvals", approval).json["activated"] == [uri("code-review", "v2")]
 
 
-def test_a_prepended_unit_waits_for_both_of_its_approvals(at: InstructionService) -> None:
+def test_prepended_unit_needs_both_of_its_approvals(at: InstructionService) -> None:
     kinds = ("guarantee_load", "force_prepend")
     approvals = [{"kind": kind, "unit": "code-review", "reason": "read"} for kind in kinds]
     at.write("code-review")
@@ -105,14 +105,14 @@ def test_a_prepended_unit_waits_for_both_of_its_approvals(at: InstructionService
     assert (first["activated"], second["activated"]) == ([], [uri("code-review", "v2")])
 
 
-def test_a_unit_without_intents_is_probed_by_its_description(at: InstructionService) -> None:
+def test_unit_without_intents_is_probed_by_its_description(at: InstructionService) -> None:
     at.furnish([entry(name, load_triggers={}) for name in UNITS])
     told = at.agent_request("GET", "/instruction-manifest/coverage").json["units"]
     assert {one["coverage_pct"] for one in told} == {None}
     assert all(one["probe_count"] > 0 and one["hit_at_10"] is not None for one in told)
 
 
-def test_coverage_that_was_not_measured_yet_is_not_found(furnished: InstructionService) -> None:
+def test_unmeasured_coverage_is_not_found(furnished: InstructionService) -> None:
     records = furnished.library.records
     assert isinstance(records, InstructionStore)
     records._changes.run_statement(f"DELETE FROM {records._tables.coverage.name}", ())
@@ -120,18 +120,18 @@ def test_coverage_that_was_not_measured_yet_is_not_found(furnished: InstructionS
     assert (answered.status, answered.code) == (404, "coverage_not_found")
 
 
-def test_only_what_was_asked_can_be_asked_again(furnished: InstructionService) -> None:
+def test_only_recalls_can_be_replayed(furnished: InstructionService) -> None:
     token = furnished.heartbeat(furnished.wake("manual")).json["audit_token"]
     answered = furnished.agent_request("POST", "/instruction-replay", {"audit_token": token})
     assert (answered.status, answered.code) == (400, "replay_not_possible")
 
 
 @pytest.mark.parametrize("content", [" ", "x" * 200_001])
-def test_a_text_that_cannot_be_one_is_named_by_its_code(at: InstructionService, content: str) -> None:
+def test_blank_or_oversized_text_is_refused_as_unit_invalid(at: InstructionService, content: str) -> None:
     assert at.write("code-review", content=content).code == "unit_invalid"
 
 
-def test_five_guaranteed_units_are_the_limit_of_each_agent_and_not_of_all(at: InstructionService) -> None:
+def test_limit_of_five_guaranteed_units_is_per_agent(at: InstructionService) -> None:
     names = [f"unit-{number}" for number in range(5)]
     approvals = [{"kind": "guarantee_load", "unit": name} for name in names]
     for agent in (AGENT, "other"):
@@ -162,7 +162,7 @@ def stale(at: InstructionService, agent: str) -> bool:
     return bool(at.request("GET", f"/v1/agents/{agent}/instruction-manifest/coverage").json["stale"])
 
 
-def test_a_new_version_of_what_is_shared_makes_the_reports_of_those_who_list_it_stale(
+def test_new_version_of_a_shared_unit_makes_coverage_of_its_agents_stale(
     furnished: InstructionService,
 ) -> None:
     share(furnished, 1)
@@ -173,7 +173,7 @@ def test_a_new_version_of_what_is_shared_makes_the_reports_of_those_who_list_it_
     assert [stale(furnished, agent) for agent in ("one", "two", AGENT)] == [True, True, False]
 
 
-def test_a_new_version_of_what_is_shared_waits_for_all_who_load_it_unasked(at: InstructionService) -> None:
+def test_new_version_of_a_shared_unit_needs_approval_for_every_agent_that_preloads_it(at: InstructionService) -> None:
     share(at, 1)
     list_shared(at, "one", "tone", guarantee_load=True)
     list_shared(at, "two", "speech", "manner", guarantee_load=True)
@@ -194,7 +194,7 @@ def test_a_new_version_of_what_is_shared_waits_for_all_who_load_it_unasked(at: I
     assert share(at, 4) == "active"
 
 
-def test_a_new_version_of_what_is_shared_is_measured_for_those_who_list_it_the_worst_first(
+def test_new_version_of_a_shared_unit_is_measured_for_its_agents_worst_first(
     furnished: InstructionService,
 ) -> None:
     share(furnished, 1)
@@ -216,7 +216,7 @@ def test_a_new_version_of_what_is_shared_is_measured_for_those_who_list_it_the_w
     assert (own["measured_for"], own["coverage"]["unit"]) == ([AGENT], "code-review")
 
 
-def test_a_version_that_very_many_list_is_measured_for_the_first_few(at: InstructionService) -> None:
+def test_version_listed_by_many_agents_is_measured_for_the_first_few(at: InstructionService) -> None:
     share(at, 1)
     agents = [f"agent-{number}" for number in range(12)]
     for agent in agents:
@@ -226,7 +226,7 @@ def test_a_version_that_very_many_list_is_measured_for_the_first_few(at: Instruc
     assert all(stale(at, agent) for agent in agents)
 
 
-def test_what_says_the_same_is_told_the_same_and_costs_the_same(at: InstructionService) -> None:
+def test_equivalent_entries_are_returned_and_counted_alike(at: InstructionService) -> None:
     without = {name: value for name, value in entry("code-review").items() if name != "load_triggers"}
     spelled = {"fact_uri": f"instruction:local/agent/{AGENT}/code-review/v1"}
     empty: dict[str, list[str]] = {"intents": [], "keywords": [], "task_types": []}
@@ -241,7 +241,7 @@ def test_what_says_the_same_is_told_the_same_and_costs_the_same(at: InstructionS
     assert all(one == {**entries[0], "fact_uri": uri("code-review")} for one in entries)
 
 
-def test_an_agent_that_is_flagged_sensitive_is_promoted_by_nobody_before_its_time(at: InstructionService) -> None:
+def test_sensitive_agent_cannot_be_promoted_early(at: InstructionService) -> None:
     for name in UNITS:
         at.write(name)
         (at.root / f"{name}.md").write_text("Old words.")

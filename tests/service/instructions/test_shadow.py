@@ -23,7 +23,7 @@ def turn(at: InstructionService, intent: str, *used: str, **more: Any) -> None:
     assert at.request("POST", "/v1/instruction/audit", body, key=at.agent_key).status == 204
 
 
-def test_a_turn_in_shadow_is_on_record_as_one_and_is_no_recall(furnished: InstructionService) -> None:
+def test_shadow_turn_is_recorded_as_such_and_is_no_recall(furnished: InstructionService) -> None:
     for _ in range(10):
         turn(furnished, "claim a ticket", "checkout-procedure", max_chunks=1)
     turn(furnished, "approve a purchase", "code-review", max_chunks=1)
@@ -40,7 +40,7 @@ def test_a_turn_in_shadow_is_on_record_as_one_and_is_no_recall(furnished: Instru
     assert furnished.agent_request("GET", "/instruction-measures").json["recalls"] == 0
 
 
-def test_rules_that_always_hold_count_as_eager(furnished: InstructionService) -> None:
+def test_always_rules_count_as_eager_tokens(furnished: InstructionService) -> None:
     turn(furnished, "claim a ticket")
     before = report_of(furnished).eager_tokens
     rules = {"role": "CTO", "always_rules": ["Never push to the main branch."]}
@@ -57,7 +57,7 @@ def test_turns_of_an_older_manifest_are_not_judged(furnished: InstructionService
     assert (report_of(furnished).manifest_version, report_of(furnished).turns) == ("v2", 0)
 
 
-def test_a_turn_in_shadow_can_be_asked_again_and_becomes_no_probe(furnished: InstructionService) -> None:
+def test_shadow_turn_can_be_replayed_and_becomes_no_probe(furnished: InstructionService) -> None:
     for _ in range(5):
         turn(furnished, "claim a ticket", "checkout-procedure")
     (token, *_) = (one["audit_token"] for one in furnished.records("shadow"))
@@ -66,7 +66,7 @@ def test_a_turn_in_shadow_can_be_asked_again_and_becomes_no_probe(furnished: Ins
     assert calibrate_due_agents(furnished.library) == ()
 
 
-def test_a_client_records_the_turns_of_a_run(furnished: InstructionService) -> None:
+def test_client_records_the_turns_of_a_run(furnished: InstructionService) -> None:
     client = InstructionClient(furnished.client.url, key=furnished.agent_key, agent=AGENT)
     given = client.recall("claim a ticket", max_chunks=1, heartbeat_id="run_7", shadow=True)
     client.submit_usage(given.audit_token, used=given.names)
@@ -78,7 +78,7 @@ def test_a_client_records_the_turns_of_a_run(furnished: InstructionService) -> N
     assert set(given.names) <= set(UNITS)
 
 
-def test_the_report_over_http_is_that_of_the_store(furnished: InstructionService) -> None:
+def test_report_over_http_equals_that_of_the_store(furnished: InstructionService) -> None:
     for _ in range(2):
         turn(furnished, "claim a ticket", "checkout-procedure", max_chunks=1)
     told = furnished.agent_request("GET", "/instruction-shadow").json
@@ -90,14 +90,14 @@ def test_the_report_over_http_is_that_of_the_store(furnished: InstructionService
     assert furnished.agent_request("GET", "/instruction-shadow?days=0").code == "invalid_body"
 
 
-def test_without_a_manifest_there_is_nothing_to_judge(at: InstructionService) -> None:
+def test_shadow_report_requires_a_manifest(at: InstructionService) -> None:
     assert at.agent_request("GET", "/instruction-shadow").code == "manifest_not_found"
     assert at.agent_request("PUT", "", {"role": "CTO"}).status == 200
     answered = at.agent_request("GET", "/instruction-shadow")
     assert (answered.status, answered.code) == (404, "manifest_not_found")
 
 
-def test_a_damaged_record_is_told_without_a_framework_error(furnished: InstructionService) -> None:
+def test_damaged_record_is_reported_without_a_framework_error(furnished: InstructionService) -> None:
     furnished.library.records.add_audit(
         AuditRecord(
             id="audevent_x",

@@ -39,7 +39,7 @@ def revoke(at: InstructionService, key: str) -> None:
 
 
 @pytest.mark.parametrize("fate", ["revoked", "expired", "kept", "revoked, and another holds"])
-def test_a_signing_key_counts_as_long_as_its_holder_is_an_admin(at: InstructionService, fate: str) -> None:
+def test_signing_key_counts_while_its_holder_is_an_admin(at: InstructionService, fate: str) -> None:
     ben = at.client.key("admin", entity=BEN, expires_at=at.clock() + 60)
     revoke(at, at.ben)
     register(at, ben)
@@ -57,7 +57,7 @@ def test_a_signing_key_counts_as_long_as_its_holder_is_an_admin(at: InstructionS
     assert (line["entity"], line["public_key"], line["is_accepted"]) == (BEN, BENS.public_key, counts)
 
 
-def test_an_admin_withdraws_a_signing_key(at: InstructionService) -> None:
+def test_admin_withdraws_a_signing_key(at: InstructionService) -> None:
     register(at, at.ben)
     assert at.write("release-notes", signature=sign("release-notes")).json["status"] == "active"
     gone = at.request("DELETE", f"{SIGNER}/{BENS.public_key}", key=at.ann)
@@ -70,7 +70,7 @@ def test_an_admin_withdraws_a_signing_key(at: InstructionService) -> None:
     assert (again.status, again.code) == (404, "signer_not_found")
 
 
-def test_a_key_is_withdrawn_for_all_who_registered_it_however_they_spelled_it(at: InstructionService) -> None:
+def test_key_is_withdrawn_for_all_who_registered_it_in_any_encoding(at: InstructionService) -> None:
     register(at, at.ann)
     assert at.request("PUT", SIGNER, {"public_key": f"{BENS.public_key}="}, key=at.ben).json["entity"] == BEN
     assert {one["entity"] for one in at.request("GET", SIGNER).json["signers"]} == {ANN, BEN}
@@ -79,7 +79,7 @@ def test_a_key_is_withdrawn_for_all_who_registered_it_however_they_spelled_it(at
 
 
 @pytest.mark.parametrize("given_again", [False, True])
-def test_what_was_quarantined_is_told_once_its_signer_is_known_and_it_is_written_again(
+def test_quarantined_version_is_served_once_its_signer_is_registered_and_it_is_rewritten(
     at: InstructionService, given_again: bool
 ) -> None:
     at.furnish()
@@ -101,7 +101,7 @@ def test_what_was_quarantined_is_told_once_its_signer_is_known_and_it_is_written
     assert (new.signed_by, new.authored_by, new.source_trust) == (BEN, ANN, 0.9)
 
 
-def test_a_better_signature_takes_a_version_out_of_quarantine(at: InstructionService) -> None:
+def test_trusted_signature_releases_a_version_from_quarantine(at: InstructionService) -> None:
     register(at, at.ann)
     assert at.write("code-review", signature="A" * 86).json["status"] == "quarantined"
     assert at.write("code-review", signature=sign("code-review")).json["status"] == "active"
@@ -110,7 +110,7 @@ def test_a_better_signature_takes_a_version_out_of_quarantine(at: InstructionSer
     assert (unit.signed_by, unit.source_trust) == (ANN, 1.0)
 
 
-def test_what_leaves_quarantine_waits_for_its_approval_as_a_new_version_would(at: InstructionService) -> None:
+def test_version_released_from_quarantine_needs_approval_like_a_new_one(at: InstructionService) -> None:
     approval = {"kind": "guarantee_load", "unit": "code-review"}
     at.furnish([entry(name, guarantee_load=name == "code-review") for name in UNITS], approvals=[approval])
     text = UNITS["code-review"][2]
@@ -123,7 +123,7 @@ def test_what_leaves_quarantine_waits_for_its_approval_as_a_new_version_would(at
     assert approved.json["activated"] == [uri("code-review", "v2")]
 
 
-def test_what_was_overtaken_stays_in_quarantine(at: InstructionService) -> None:
+def test_superseded_version_stays_in_quarantine(at: InstructionService) -> None:
     at.furnish()
     text = UNITS["code-review"][2]
     assert at.write("code-review", "v2", text, signature=sign("code-review", "v2")).status == 201

@@ -37,7 +37,7 @@ def record_of(at: InstructionService, token: str) -> dict[str, Any]:
     return next(one for one in at.records() if one["audit_token"] == token)
 
 
-def test_a_trace_stands_beside_what_the_agent_says_and_neither_changes_the_other(furnished: InstructionService) -> None:
+def test_trace_and_reported_usage_are_stored_side_by_side_unchanged(furnished: InstructionService) -> None:
     token = token_of(furnished)
     assert record_of(furnished, token)["detected"] is None
     assert tell(furnished, token, used_chunks=["x"], trace=USES_IT + NAMES_ANOTHER) == (204, None)
@@ -48,7 +48,7 @@ def test_a_trace_stands_beside_what_the_agent_says_and_neither_changes_the_other
     assert record["audit_closed"] == record["detected_at"] == "2027-01-15T08:00:00Z"
 
 
-def test_a_trace_alone_leaves_the_record_open_and_words_without_one_leave_it_untraced(
+def test_trace_alone_leaves_the_record_open_and_usage_alone_leaves_it_untraced(
     furnished: InstructionService,
 ) -> None:
     first, second = token_of(furnished), token_of(furnished)
@@ -62,7 +62,7 @@ def test_a_trace_alone_leaves_the_record_open_and_words_without_one_leave_it_unt
     assert record_of(furnished, second)["detected_at"] is None
 
 
-def test_a_closed_record_takes_one_trace_and_the_first_holds(furnished: InstructionService) -> None:
+def test_closed_record_accepts_one_trace_and_the_first_counts(furnished: InstructionService) -> None:
     token = token_of(furnished)
     tell(furnished, token, used_chunks=["x"])
     furnished.clock.advance(2 * DAY_SECONDS)
@@ -73,7 +73,7 @@ def test_a_closed_record_takes_one_trace_and_the_first_holds(furnished: Instruct
     assert record["detected_at"] == "2027-01-17T08:00:00Z"
 
 
-def test_a_trace_is_for_the_owner_of_a_record_that_is_young_or_closed(furnished: InstructionService) -> None:
+def test_trace_is_accepted_from_the_owner_of_a_recent_or_closed_record(furnished: InstructionService) -> None:
     token, peer = token_of(furnished), furnished.client.key("agent:other")
     assert tell(furnished, token, key=peer, trace=USES_IT) == (400, "audit_token_invalid")
     assert tell(furnished, "audi_none", trace=USES_IT) == (400, "audit_token_invalid")
@@ -98,14 +98,14 @@ def test_a_trace_is_for_the_owner_of_a_record_that_is_young_or_closed(furnished:
         ([{"type": "tool_call", "tool": "x", "arguments": {"x": "y" * TRACE_BYTES_MAX}}], "trace_too_large"),
     ],
 )
-def test_a_trace_that_does_not_fit_changes_nothing(furnished: InstructionService, trace: object, code: str) -> None:
+def test_invalid_trace_changes_nothing(furnished: InstructionService, trace: object, code: str) -> None:
     token = token_of(furnished)
     assert tell(furnished, token, used_chunks=["x"], trace=trace) == (400, code)
     record = record_of(furnished, token)
     assert (record["audit_closed"], record["detected_at"]) == (None, None)
 
 
-def test_what_was_done_before_the_recall_and_what_the_recall_answered_shows_nothing(
+def test_steps_before_the_recall_and_its_own_result_are_no_evidence(
     furnished: InstructionService,
 ) -> None:
     token, text = token_of(furnished), UNITS["checkout-procedure"][2]
@@ -118,7 +118,7 @@ def test_what_was_done_before_the_recall_and_what_the_recall_answered_shows_noth
     assert record["detected"][0]["evidence"] == [{"kind": "phrase", "step": 1, "line": 1}]
 
 
-def test_texts_are_those_of_then(furnished: InstructionService) -> None:
+def test_trace_is_compared_with_the_texts_of_its_recall(furnished: InstructionService) -> None:
     token = token_of(furnished)
     furnished.clock.advance(60)
     furnished.write("checkout-procedure", "v2", "PLAN-7: something else entirely, on gardens.")
@@ -131,21 +131,21 @@ def test_texts_are_those_of_then(furnished: InstructionService) -> None:
     assert kinds == ["rule"]
 
 
-def test_what_another_recall_of_the_run_has_loaded_was_not_missed(furnished: InstructionService) -> None:
+def test_units_loaded_by_another_recall_of_the_run_are_not_missed(furnished: InstructionService) -> None:
     token = token_of(furnished, heartbeat_id="run_9")
     token_of(furnished, "approve a purchase", heartbeat_id="run_9")
     assert tell(furnished, token, trace=USES_IT + NAMES_ANOTHER) == (204, None)
     assert record_of(furnished, token)["detected_missed"] == []
 
 
-def test_in_shadow_every_unit_is_there_to_be_used(furnished: InstructionService) -> None:
+def test_every_unit_can_be_used_in_shadow_mode(furnished: InstructionService) -> None:
     token = token_of(furnished, shadow=True)
     trace = [{"type": "text", "text": "Purchases above 500 dollars need an approval by finance."}]
     assert tell(furnished, token, trace=trace) == (204, None)
     assert record_of(furnished, token)["detected_missed"] == ["budget-rules"]
 
 
-def test_a_heartbeat_that_began_before_the_first_manifest_is_seen_by_the_one_it_asked(
+def test_heartbeat_from_before_the_first_manifest_uses_the_one_it_recalled_from(
     furnished: InstructionService,
 ) -> None:
     token = token_of(furnished)
@@ -168,7 +168,9 @@ def test_a_heartbeat_that_began_before_the_first_manifest_is_seen_by_the_one_it_
     assert kept.detected == ()
 
 
-def test_measures_are_told_by_both_and_an_untraced_recall_counts_in_one(furnished: InstructionService) -> None:
+def test_metrics_cover_reported_and_detected_usage_and_untraced_recalls_count_once(
+    furnished: InstructionService,
+) -> None:
     tell(furnished, token_of(furnished), trace=USES_IT + NAMES_ANOTHER)
     tell(furnished, token_of(furnished), trace=[])
     tell(furnished, token_of(furnished), used_chunks=["checkout-procedure"])
@@ -195,7 +197,7 @@ def test_measures_are_told_by_both_and_an_untraced_recall_counts_in_one(furnishe
         "intent = 'x'",
     ],
 )
-def test_no_store_lets_a_record_be_changed_twice(furnished: InstructionService, change: str) -> None:
+def test_no_store_allows_changing_a_record_twice(furnished: InstructionService, change: str) -> None:
     token = token_of(furnished)
     tell(furnished, token, used_chunks=["x"], trace=USES_IT)
     assert_refused(furnished, token, change)
@@ -212,7 +214,7 @@ def test_no_store_lets_a_record_be_changed_twice(furnished: InstructionService, 
         "intent = 'x'",
     ],
 )
-def test_no_store_lets_an_open_record_be_changed_by_half(furnished: InstructionService, change: str) -> None:
+def test_no_store_allows_a_partial_change_of_an_open_record(furnished: InstructionService, change: str) -> None:
     assert_refused(furnished, token_of(furnished), change)
 
 
@@ -226,7 +228,7 @@ def assert_refused(at: InstructionService, token: str, change: str) -> None:
     assert records.audit(token) == before
 
 
-def test_a_heartbeat_of_the_client_shows_what_was_done_after_each_recall(furnished: InstructionService) -> None:
+def test_client_heartbeat_submits_the_steps_after_each_recall(furnished: InstructionService) -> None:
     client = InstructionClient(furnished.client.url, key=furnished.agent_key, agent=AGENT)
     with client.heartbeat() as beat:
         beat.add_steps(AgentTextStep("Per the code-review unit."))
@@ -245,7 +247,7 @@ def test_a_heartbeat_of_the_client_shows_what_was_done_after_each_recall(furnish
     assert json.dumps(first["detected"][0]["evidence"]) == '[{"kind": "name", "step": 3, "line": null}]'
 
 
-def test_what_the_index_says_of_a_unit_anyway_is_no_sign_that_it_was_loaded(at: InstructionService) -> None:
+def test_index_text_of_a_unit_is_no_evidence_that_it_was_loaded(at: InstructionService) -> None:
     text = UNITS["code-review"][2]
     at.furnish([{**entry("code-review"), "description": f"About this: {text}"}, entry("checkout-procedure")])
     trace = [{"type": "text", "text": text}]

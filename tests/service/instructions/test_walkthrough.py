@@ -4,7 +4,7 @@ import yaml
 from tests.support.instruction_service import AGENT, UNITS, InstructionService, uri
 
 
-def test_a_unit_goes_all_the_way_from_its_author_to_the_agent_and_back(at: InstructionService) -> None:
+def test_unit_is_written_published_recalled_and_audited(at: InstructionService) -> None:
     written = at.write("checkout-procedure")
     assert written.status == 201
     assert written.json["fact_uri"] == uri("checkout-procedure")
