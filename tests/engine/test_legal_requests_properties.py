@@ -139,7 +139,7 @@ def build_turn(rng: Random) -> list[EncodedBlock]:
 def build_learned_parameters(rng: Random) -> LearnedParameters:
     idle_times = count_idle_times(rng.choice((1.0, 400.0, 4_000.0)) for _ in range(rng.randrange(4)))
     return LearnedParameters(
-        IdleTimesByCause(person=idle_times), rng.randrange(9), rng.randrange(400), UpgradeBelief(rng.uniform(-6, 6))
+        IdleTimesByCause(user=idle_times), rng.randrange(9), rng.randrange(400), UpgradeBelief(rng.uniform(-6, 6))
     )
 
 
@@ -158,7 +158,7 @@ def plan_session(rng: Random) -> int:
         idle = rng.choice((1.0, 290.0, 400.0, 5_000.0))
         at += idle
         moment = PlanningMoment(
-            request_buffer, rules, PRICE, at, idle if number else None, "person" if number else "start"
+            request_buffer, rules, PRICE, at, idle if number else None, "user" if number else "start"
         )
         breakpoints = plan_adaptive_call(moment, memory, learned, keep_small=rng.random() < 0.5).plan.breakpoints
         for planned in (
@@ -218,7 +218,7 @@ def build_recording(rng: Random, calls: int) -> Recording:
         reply = HistoryEntry("assistant", reply_content) if reply_content else None
         at, kept_entries = number * 300.0, 0 if rng.random() < 0.4 else None
         recorded_calls.append(
-            RecordedCall(at, at + 1, "person" if number else "start", (question,), reply, kept_entries=kept_entries)
+            RecordedCall(at, at + 1, "user" if number else "start", (question,), reply, kept_entries=kept_entries)
         )
     return Recording("r", "rules " * 20, (LOOK,) if rng.random() < 0.5 else (), tuple(recorded_calls))
 
@@ -242,7 +242,7 @@ def test_no_ping_in_ten_thousand_is_refused() -> None:
 @given(st.randoms(use_true_random=False), st.integers(1, 5))
 def test_no_ping_is_refused(rng: Random, calls: int) -> None:
     adaptive = AdaptivePolicy(
-        LearnedParameters(IdleTimesByCause(person=count_idle_times([400.0] * 50))), keep_alive=True
+        LearnedParameters(IdleTimesByCause(user=count_idle_times([400.0] * 50))), keep_alive=True
     )
     assert replay_with_pings(rng, calls, upgrade_policy()) == 2 * calls
     assert replay_with_pings(rng, calls, adaptive) >= calls

@@ -76,15 +76,15 @@ def test_waits_belong_to_the_workspace_and_caches_to_model_and_route(memory: Cac
 
 def test_a_session_that_changed_its_model_counts_once_for_its_waits_and_once_for_each_model() -> None:
     one = CacheMemory(
-        calls=3, idle_times=IdleTimesByCause(person=count_idle_times([900.0])), upgrade_belief=believed([True])
+        calls=3, idle_times=IdleTimesByCause(user=count_idle_times([900.0])), upgrade_belief=believed([True])
     )
     two = CacheMemory(
-        calls=5, idle_times=IdleTimesByCause(person=count_idle_times([900.0, 40.0])), upgrade_belief=believed([False])
+        calls=5, idle_times=IdleTimesByCause(user=count_idle_times([900.0, 40.0])), upgrade_belief=believed([False])
     )
     events = [event("s", one), event("s", two, LearningScope("anthropic:y", HERE.route, "w"))]
     learned = combine_learned(events, HERE)
     assert (learned.sessions, learned.calls) == (1, 5)
-    assert learned.idle_times.person == count_idle_times([900.0, 40.0, math.inf])
+    assert learned.idle_times.user == count_idle_times([900.0, 40.0, math.inf])
     assert learned.upgrade_belief == one.upgrade_belief
 
 
@@ -94,7 +94,7 @@ def test_lessons_that_make_no_sense_do_no_harm(counts: list[float], odds: float,
     learned = combine_learned([Event("id", 0.0, "s", "system", strange)], HERE)
     assert 0 < learned.upgrade_belief.probability < 1
     assert learned.idle_times.all.probability(0, 300) >= 0
-    assert learned.idle_times.person == IdleTimes().add(math.inf)
+    assert learned.idle_times.user == IdleTimes().add(math.inf)
 
 
 def test_other_events_teach_nothing() -> None:

@@ -90,7 +90,7 @@ def test_marks_are_few_legal_and_never_on_what_changes(
         at += gap
         scroll.extend(new)
         moment = PlanningMoment(
-            scroll, SONNET.cache, PRICE, at, gap if number else None, "person" if number else "start"
+            scroll, SONNET.cache, PRICE, at, gap if number else None, "user" if number else "start"
         )
         marks = policy.choose_breakpoints(moment)
         assert len(marks) <= SONNET.cache.breakpoints_max
@@ -104,7 +104,7 @@ def test_marks_are_few_legal_and_never_on_what_changes(
         assert lifetimes == sorted(lifetimes, reverse=True)
         read = int(share * scroll.tokens_total)
         policy.record_usage(moment, Usage(cache_read=read, cache_write_5m=scroll.tokens_total - read))
-        ping = policy.next_ping(moment, 0, "person")
+        ping = policy.next_ping(moment, 0, "user")
         assert ping is None or ping.after_seconds in (285, 3585)
 
 

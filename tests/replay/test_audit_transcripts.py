@@ -62,7 +62,7 @@ def test_calls_begin_when_the_last_thing_they_say_was_there(tmp_path: Path) -> N
     script.result(after=5).reply(usage(9_003, 500)).ask("And now?", after=400).reply(usage(0, 9_800))
     calls = only(script.write(tmp_path / "a.jsonl")).recording.calls
     assert [call.at - calls[0].at for call in calls] == [0, 25, 425]
-    assert [call.waited_for for call in calls] == ["start", "tool", "person"]
+    assert [call.waited_for for call in calls] == ["start", "tool", "user"]
 
 
 def test_without_time_stamps_calls_follow_one_another(tmp_path: Path) -> None:

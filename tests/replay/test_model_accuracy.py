@@ -184,15 +184,15 @@ def test_commands_skills_and_plans_are_turnings_where_they_begin_and_where_they_
     recording = spoken(
         ("start", plan),
         ("tool", "done"),
-        ("person", "and now?"),
-        ("person", command),
+        ("user", "and now?"),
+        ("user", command),
         ("tool", "seen"),
-        ("person", command),
-        ("person", "thanks"),
-        ("person", "more"),
+        ("user", command),
+        ("user", "thanks"),
+        ("user", "more"),
         ("tool", skill),
         ("tool", "seen"),
-        ("person", f"do not {COMMAND_PREFIX}"),
+        ("user", f"do not {COMMAND_PREFIX}"),
     )
     assert find_settings_switches(recording) == (
         *(None, None, "a plan ended"),
@@ -253,7 +253,7 @@ def test_a_compaction_and_another_model_are_foreseen_but_nothing_is_imagined_beh
 def test_a_command_is_foreseen_to_be_cold_and_an_edit_is_not() -> None:
     recording = with_usage(recorded(10), WRITTEN, Usage(cache_read=100, cache_write_5m=4_000))
     said = (HistoryEntry("user", (Text(f"{COMMAND_PREFIX}review"),)),)
-    found = measure_model_fit(changed(recording, 1, added=said, waited_for="person"), UPGRADE)
+    found = measure_model_fit(changed(recording, 1, added=said, waited_for="user"), UPGRADE)
     assert found is not None
     assert (found.misses["prefix changed"], found.misses_predicted["prefix changed"]) == (1, 1)
     assert found.hits_expected == found.hits_missed == {"settings switches": 1, "elsewhere": 0}
@@ -292,14 +292,14 @@ def test_what_is_told_keeps_foreseen_named_and_lost_apart() -> None:
     assert "  compacted" not in lines
 
 
-def lossy(*, person_lost: int, tool_lost: int, gap: float = 60) -> Recording:
+def lossy(*, user_lost: int, tool_lost: int, gap: float = 60) -> Recording:
     """A hundred rounds of a message and a tool's result; so many of each lose what the call before had sent."""
     calls = [call(sent=9_000, waited_for="start")]
     for number in range(100):
-        for waited_for, lost in (("person", person_lost), ("tool", tool_lost)):
+        for waited_for, lost in (("user", user_lost), ("tool", tool_lost)):
             sent = (calls[-1].usage or Usage()).tokens_sent
             read = HEAD if number < lost else sent
-            says = "So?" if waited_for == "person" else "the result"
+            says = "So?" if waited_for == "user" else "the result"
             calls.append(
                 msgspec.structs.replace(
                     call(calls[-1].at + gap, read=read, sent=sent + 100, says=says), waited_for=waited_for
@@ -309,7 +309,7 @@ def lossy(*, person_lost: int, tool_lost: int, gap: float = 60) -> Recording:
 
 
 def test_what_is_lost_behind_a_person_far_more_often_than_behind_a_tool_is_likely_the_clients() -> None:
-    found = measure_model_fit(lossy(person_lost=10, tool_lost=0), UPGRADE)
+    found = measure_model_fit(lossy(user_lost=10, tool_lost=0), UPGRADE)
     assert found is not None
     assert found.loss_counts == LossCounts(100, 10, 100, 0)
     assert (found.misses["lost"], found.explained_alone_count, found.explained_count) == (10, 0, 10)
@@ -322,13 +322,13 @@ def test_what_is_lost_behind_a_person_far_more_often_than_behind_a_tool_is_likel
 
 
 @pytest.mark.parametrize(
-    ("person_lost", "tool_lost", "tell"),
+    ("user_lost", "tool_lost", "tell"),
     [(10, 0, True), (5, 0, True), (4, 0, False), (10, 1, True), (9, 1, False), (10, 10, False), (0, 0, False)],
 )
 def test_what_a_provider_may_as_well_have_lost_is_not_laid_at_the_clients_door(
-    person_lost: int, tool_lost: int, tell: bool
+    user_lost: int, tool_lost: int, tell: bool
 ) -> None:
-    assert count_losses(lossy(person_lost=person_lost, tool_lost=tool_lost), MODEL.cache).is_likely_client is tell
+    assert count_losses(lossy(user_lost=user_lost, tool_lost=tool_lost), MODEL.cache).is_likely_client is tell
 
 
 def test_three_losses_are_the_least_that_tell_and_those_that_a_lifetime_explains_do_not() -> None:
@@ -339,13 +339,13 @@ def test_three_losses_are_the_least_that_tell_and_those_that_a_lifetime_explains
         False,
         0.0,
     )
-    assert count_losses(lossy(person_lost=10, tool_lost=0, gap=300), MODEL.cache) == LossCounts()
+    assert count_losses(lossy(user_lost=10, tool_lost=0, gap=300), MODEL.cache) == LossCounts()
     assert count_losses(recorded(10), MODEL.cache) == LossCounts()
 
 
 def test_a_turning_of_the_client_and_what_is_named_by_itself_are_not_counted_among_its_habits() -> None:
-    turning = call(10, read=HEAD, sent=9_500, says=f"{COMMAND_PREFIX}review", waited_for="person")
-    shorter = call(10, read=HEAD, sent=8_500, waited_for="person")
+    turning = call(10, read=HEAD, sent=9_500, says=f"{COMMAND_PREFIX}review", waited_for="user")
+    shorter = call(10, read=HEAD, sent=8_500, waited_for="user")
     for second in (turning, shorter):
         assert count_losses(Recording("one", "", (), (call(sent=9_000), second)), MODEL.cache) == LossCounts()
 

@@ -43,7 +43,7 @@ def test_each_call_has_only_what_is_new_and_its_reply() -> None:
 def test_without_time_stamps_a_tool_takes_eight_seconds_and_a_person_sixty() -> None:
     calls = recorded(spoken("user", "assistant", "tool", "assistant", "user", "assistant")).calls
     assert [call.at for call in calls] == [0, 8, 68]
-    assert [call.waited_for for call in calls] == ["start", "tool", "person"]
+    assert [call.waited_for for call in calls] == ["start", "tool", "user"]
 
 
 def test_what_the_client_put_in_itself_is_not_taken_for_a_person() -> None:

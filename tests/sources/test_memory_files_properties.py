@@ -47,17 +47,17 @@ def test_gaps_are_those_between_calls_however_often_the_cache_was_refreshed_in_b
     pinged = memory_after_ping(memory, PingResult(ping, "5m", Usage(cache_read=5000), 9, 10, 5000))
     assert pinged.last_at == 0.0
     assert pinged.used_at == ping
-    later = memory_after_call(pinged, RequestRecord(first, SHORT, 12, "person"), Usage(cache_read=5000))
-    assert later.idle_times == IdleTimesByCause(person=count_idle_times([first]))
+    later = memory_after_call(pinged, RequestRecord(first, SHORT, 12, "user"), Usage(cache_read=5000))
+    assert later.idle_times == IdleTimesByCause(user=count_idle_times([first]))
 
 
 @given(st.lists(st.tuples(seconds, st.booleans()), max_size=20))
 def test_waiting_for_tools_and_for_users_is_counted_separately(waits: list[tuple[float, bool]]) -> None:
     rhythm = IdleTimesByCause()
     for gap, for_tool in waits:
-        rhythm = rhythm.add(gap, "tool" if for_tool else "person")
+        rhythm = rhythm.add(gap, "tool" if for_tool else "user")
     assert rhythm.waiting_for("tool") == count_idle_times(gap for gap, for_tool in waits if for_tool)
-    assert rhythm.waiting_for("person") == count_idle_times(gap for gap, for_tool in waits if not for_tool)
+    assert rhythm.waiting_for("user") == count_idle_times(gap for gap, for_tool in waits if not for_tool)
     assert rhythm.all.total == len(waits)
     half = rhythm.scaled_to(len(waits) / 2)
     assert math.isclose(half.all.total, len(waits) / 2)
@@ -100,7 +100,7 @@ def test_a_ping_with_an_hours_ttl_leaves_an_anchor_that_the_next_call_judges() -
     assert (pinged.tail_block, pinged.tail_tokens, pinged.blocks) == (11, 50_400, 12)
     for read in (True, False):
         usage = Usage(cache_read=50_400 * read, cache_write_5m=100)
-        later = memory_after_call(pinged, RequestRecord(2_000.0, SHORT, 14, "person"), usage)
+        later = memory_after_call(pinged, RequestRecord(2_000.0, SHORT, 14, "user"), usage)
         assert later.upgrade_belief == UpgradeBelief().with_observation(read=read)
 
 
@@ -214,7 +214,7 @@ def test_a_session_passes_on_its_gaps_its_end_and_its_observations() -> None:
     learned = learned_after_session(LearnedParameters(), memory)
     assert (learned.sessions, learned.calls) == (1, 3)
     assert learned.idle_times.tool == count_idle_times([5.0])
-    assert learned.idle_times.person == count_idle_times([900.0, math.inf])
+    assert learned.idle_times.user == count_idle_times([900.0, math.inf])
     assert learned.upgrade_belief == memory.upgrade_belief
     assert learned_after_session(learned, CacheMemory()) == learned
 
