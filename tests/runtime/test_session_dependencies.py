@@ -1,4 +1,4 @@
-"""Which parts a session picks: project context, provider, store, limits; and how a wrong choice is refused."""
+"""Dependencies of a session: project context, provider, store and limits; and how a wrong choice is refused."""
 
 import subprocess
 from pathlib import Path
@@ -28,7 +28,9 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-async def test_a_workspace_pins_its_instruction_files_and_says_where_it_is(agent: MakeAgent, workspace: Path) -> None:
+async def test_instruction_files_are_pinned_and_the_environment_names_the_workspace(
+    agent: MakeAgent, workspace: Path
+) -> None:
     one = agent(says("ok"), says("ok"), workspace=workspace, system_prompt="Be kind.")
     async with one.session as session:
         await session.send("hello")
@@ -49,7 +51,7 @@ async def test_a_workspace_pins_its_instruction_files_and_says_where_it_is(agent
     assert "new.py" in second
 
 
-async def test_the_project_is_pinned_in_the_log(agent: MakeAgent, workspace: Path) -> None:
+async def test_the_project_context_is_pinned_on_the_log(agent: MakeAgent, workspace: Path) -> None:
     one = agent(workspace=workspace, name="tabs", persona="Calm.", system_prompt="Be kind.")
     async with one.session as session:
         assert session.name == "tabs"
@@ -58,7 +60,7 @@ async def test_the_project_is_pinned_in_the_log(agent: MakeAgent, workspace: Pat
     assert started.workspace_path == str(workspace)
     assert len(started.workspace_hash or "") == 64
     assert isinstance(epoch, EpochOpened)
-    assert [said.layer for said in epoch.system] == ["preset", "persona", "project"]
+    assert [layer_text.layer for layer_text in epoch.system] == ["preset", "persona", "project"]
     assert epoch.epoch == 1
 
 
@@ -83,7 +85,7 @@ async def test_a_builders_prompt_is_split_at_its_boundary(agent: MakeAgent) -> N
         ({"store": "postgresql://me:secret/db"}, "this PostgreSQL address cannot be parsed"),
     ],
 )
-async def test_a_wrong_option_is_one_clear_line(agent: MakeAgent, options: dict[str, str], message: str) -> None:
+async def test_a_wrong_option_is_a_one_line_error(agent: MakeAgent, options: dict[str, str], message: str) -> None:
     with pytest.raises(UserError) as caught:
         async with agent(says("x"), **options).session:
             pass
@@ -91,7 +93,7 @@ async def test_a_wrong_option_is_one_clear_line(agent: MakeAgent, options: dict[
     assert "\n" not in str(caught.value)
 
 
-async def test_without_a_key_the_way_out_is_told(tmp_path: Path) -> None:
+async def test_a_missing_key_says_how_to_provide_one(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="set ANTHROPIC_API_KEY, or run `holdfast simulate`"):
         async with Session.create(store=tmp_path / "x.db"):
             pass
@@ -159,7 +161,7 @@ async def test_a_session_over_http_reads_its_prefix_from_the_cache_until_it_expi
     assert third.cache_write == third.tokens_sent > second.tokens_sent
 
 
-async def test_a_session_over_http_survives_a_fault_and_tells_a_lasting_one(tmp_path: Path) -> None:
+async def test_a_session_over_http_retries_a_transient_fault_and_raises_a_permanent_one(tmp_path: Path) -> None:
     script = parse_script(
         '{"fault": "529;retry-after=0"}\n{"content": [{"type": "text", "text": "there"}]}\n{"fault": "400"}\n'
     )
@@ -174,7 +176,7 @@ async def test_a_session_over_http_survives_a_fault_and_tells_a_lasting_one(tmp_
     assert (caught.value.kind, caught.value.status) == ("invalid_request", 400)
 
 
-async def test_thinking_that_is_bound_to_its_prefix_goes_back_unchanged(agent: MakeAgent) -> None:
+async def test_thinking_bound_to_its_prefix_is_sent_back_unchanged(agent: MakeAgent) -> None:
     script = parse_script(
         '{"content": [{"type": "thinking", "thinking": "hm"}, {"type": "tool_use", "name": "look", "input": {}}]}\n'
         '{"content": [{"type": "thinking", "thinking": "aha"}, {"type": "text", "text": "done"}]}\n'
@@ -209,7 +211,7 @@ async def test_the_seed_layout_works_with_thinking_that_is_bound_to_its_prefix(a
         assert (await session.send("sure?")).text == "two"
 
 
-async def test_two_sessions_with_the_same_head_share_what_one_has_written() -> None:
+async def test_two_sessions_with_the_same_prefix_share_one_cache_entry() -> None:
     provider = SimulatedProvider()
     async with (
         Session.create(transport=provider, system_prompt=LONG, store="memory:") as one,
@@ -221,7 +223,7 @@ async def test_two_sessions_with_the_same_head_share_what_one_has_written() -> N
     assert 0 < read.cache_read < written.cache_write
 
 
-async def test_a_wire_that_was_given_is_not_closed_with_the_session(agent: MakeAgent) -> None:
+async def test_a_callers_transport_is_not_closed_with_the_session(agent: MakeAgent) -> None:
     wire = ReplayWire([says("x")])
     async with agent(transport=wire).session as session:
         await session.send("hello")

@@ -1,4 +1,4 @@
-"""Odd replies, odd options, odd moments: the session goes on, or says in one line why not."""
+"""Odd replies, options and moments: the session continues, or says in one line why not."""
 
 import asyncio
 from contextlib import aclosing
@@ -33,29 +33,29 @@ def add(a: int, b: int) -> int:
 
 
 @pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
-async def test_ephemeral_text_and_bound_thinking_go_together(agent: MakeAgent) -> None:
+async def test_ephemeral_text_works_with_bound_thinking(agent: MakeAgent) -> None:
     provider = SimulatedProvider(script=parse_script(THINKING))
     found = [LayerText("rag-context", "found", ephemeral=True)]
     async with agent(transport=provider, volatile=found).session as session:
-        answers = [(await session.send(ask)).text for ask in ("one", "two", "three")]
+        answers = [(await session.send(question)).text for question in ("one", "two", "three")]
     assert answers == ["answer 0", "answer 1", "answer 2"]
 
 
 @pytest.mark.changes_prefix(reason="the seed layout puts volatile text before the history")
 async def test_volatile_text_may_appear_late_in_the_seed_layout(agent: MakeAgent) -> None:
     provider = SimulatedProvider(script=parse_script(THINKING))
-    said = iter(["", "", "now", "now", ""])
-    one = agent(transport=provider, layout="seed", system_prompt_volatile=lambda: next(said))
+    texts = iter(["", "", "now", "now", ""])
+    one = agent(transport=provider, layout="seed", system_prompt_volatile=lambda: next(texts))
     async with one.session as session:
         answers = [(await session.send(str(number))).text for number in range(5)]
     assert answers == [f"answer {number}" for number in range(5)]
 
 
 @pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
-async def test_text_that_stops_being_ephemeral_within_a_turn_leaves_only_what_is_lasting(agent: MakeAgent) -> None:
-    said = iter([LayerText("memory", "one", ephemeral=True), *[LayerText("memory", "zwei")] * 2])
+async def test_text_that_stops_being_ephemeral_within_a_turn_is_sent_once(agent: MakeAgent) -> None:
+    layers = iter([LayerText("memory", "one", ephemeral=True), *[LayerText("memory", "zwei")] * 2])
     one = agent(
-        says(ToolUse("t", "add", '{"a":1,"b":2}')), says("3"), says("ok"), tools=[add], volatile=lambda: [next(said)]
+        says(ToolUse("t", "add", '{"a":1,"b":2}')), says("3"), says("ok"), tools=[add], volatile=lambda: [next(layers)]
     )
     async with one.session as session:
         await session.send("go")
@@ -69,7 +69,7 @@ async def test_text_that_stops_being_ephemeral_within_a_turn_leaves_only_what_is
     [(Text(""),), (Text(" \n"), Thinking("hm", "s")), (Thinking("hm", "s"),)],
     ids=["empty text", "blank text and thinking", "thinking only"],
 )
-async def test_a_reply_that_could_not_be_sent_back_is_not_made_history(
+async def test_a_reply_that_could_not_be_sent_back_does_not_enter_the_history(
     agent: MakeAgent, content: tuple[Text | Thinking, ...]
 ) -> None:
     one = agent(Reply(content, "max_tokens", Usage(input=5, output=7)), says("ok"))
@@ -81,13 +81,13 @@ async def test_a_reply_that_could_not_be_sent_back_is_not_made_history(
     assert [message["role"] for message in one.bodies[1]["messages"]] == ["user"]
 
 
-async def test_blank_text_beside_other_blocks_is_left_out(agent: MakeAgent) -> None:
+async def test_blank_text_beside_other_blocks_is_dropped(agent: MakeAgent) -> None:
     one = agent(says(Text(""), "real", Text("  ")))
     async with one.session as session:
         assert (await session.send("hello")).content == (Text("real"),)
 
 
-async def test_a_call_with_fields_that_we_do_not_know_is_run_and_answered(agent: MakeAgent) -> None:
+async def test_a_call_with_unknown_fields_is_run_and_gets_a_result(agent: MakeAgent) -> None:
     raw = b'{"type":"tool_use","id":"t9","name":"add","input":{"a":1,"b":2},"caller":{"type":"code","tool_id":"x"}}'
     one = agent(says(Opaque("tool_use", raw)), says("three"), tools=[add])
     async with one.session as session:
@@ -96,7 +96,7 @@ async def test_a_call_with_fields_that_we_do_not_know_is_run_and_answered(agent:
     assert one.bodies[1]["messages"][1]["content"][0]["caller"] == {"type": "code", "tool_id": "x"}
 
 
-async def test_leaving_a_stream_by_closing_it_lets_the_next_turn_begin(agent: MakeAgent) -> None:
+async def test_closing_a_stream_early_lets_the_next_turn_begin(agent: MakeAgent) -> None:
     one = agent(Pause(says("long"), events=3), says("ok"))
     async with one.session as session:
         async with aclosing(session.stream("hello")) as items:
@@ -106,7 +106,7 @@ async def test_leaving_a_stream_by_closing_it_lets_the_next_turn_begin(agent: Ma
         assert (await session.send("again")).text == "ok"
 
 
-async def test_a_refused_stream_leaves_no_listener_behind(agent: MakeAgent) -> None:
+async def test_a_refused_stream_leaves_no_listener(agent: MakeAgent) -> None:
     one = agent(Pause(says("x"), events=0), says("ok"))
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
@@ -120,7 +120,7 @@ async def test_a_refused_stream_leaves_no_listener_behind(agent: MakeAgent) -> N
         await asyncio.gather(turn, return_exceptions=True)
 
 
-async def test_what_a_broken_call_had_used_is_counted_and_paid(agent: MakeAgent) -> None:
+async def test_the_usage_of_an_interrupted_call_is_counted_and_paid(agent: MakeAgent) -> None:
     reply = says("long", usage=Usage(input=1_000_000, output=1))
     one = agent(Pause(reply, events=3), says("never"), spend_max_usd="2.05", output_tokens_max=1)
     async with one.session as session:
@@ -138,15 +138,17 @@ async def test_what_a_broken_call_had_used_is_counted_and_paid(agent: MakeAgent)
             await session.send("again " * 20_000)
 
 
-async def test_a_limit_counts_the_dearer_price_of_a_prompt_that_may_be_larger_than_estimated(agent: MakeAgent) -> None:
-    # Just under 100K by estimate: above it all of the prompt costs five times as much.
+async def test_a_budget_assumes_the_higher_price_of_a_prompt_that_may_be_larger_than_estimated(
+    agent: MakeAgent,
+) -> None:
+    # Just under 100K tokens by estimate; above that the whole prompt costs five times as much.
     one = agent(model="anthropic:claude-haiku-5-5", system_prompt="word " * 62_000, spend_max_usd="0.03")
     async with one.session as session:
         with pytest.raises(BudgetError):
             await session.send("hello")
 
 
-async def test_a_resumed_session_may_be_given_another_limit(agent: MakeAgent) -> None:
+async def test_a_resumed_session_can_be_given_another_budget(agent: MakeAgent) -> None:
     one = agent(says("x", usage=Usage(output=900)), says("y"), spend_max_usd="0.02", output_tokens_max=1000)
     async with one.session as session:
         await session.send("hello")
@@ -207,9 +209,9 @@ async def test_a_resumed_seed_session_keeps_its_volatile_text(agent: MakeAgent) 
         ("model", "anthropic:claude-opus-5-5"),
     ],
 )
-async def test_what_was_pinned_may_be_said_again_but_not_changed(agent: MakeAgent, option: str, other: str) -> None:
-    told = {"system_prompt": "S\ud800", "persona": "P", "layout": "default", "profile": "default", "name": "N"}
-    one = agent(says("x"), says("y"), **told)
+async def test_pinned_options_can_be_repeated_but_not_changed(agent: MakeAgent, option: str, other: str) -> None:
+    pinned = {"system_prompt": "S\ud800", "persona": "P", "layout": "default", "profile": "default", "name": "N"}
+    one = agent(says("x"), says("y"), **pinned)
     async with one.session as session:
         await session.send("hello")
     async with Session.resume(session.id, **one.options) as again:
@@ -219,7 +221,7 @@ async def test_what_was_pinned_may_be_said_again_but_not_changed(agent: MakeAgen
             pass
 
 
-async def test_a_resumed_session_needs_its_tools_and_keeps_what_the_model_was_told(
+async def test_a_resumed_session_needs_its_tools_and_keeps_their_original_definitions(
     agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = agent(says("x"), tools=[add])
@@ -274,7 +276,7 @@ def test_a_wrong_option_is_refused_by_name(options: dict[str, object], message: 
     assert message in str(caught.value)
 
 
-async def test_none_means_that_an_option_was_not_given(agent: MakeAgent) -> None:
+async def test_none_means_that_an_option_is_not_set(agent: MakeAgent) -> None:
     async with agent(says("ok"), system_prompt=None, tools=None, name=None).session as session:
         assert (await session.send("hello")).text == "ok"
 
@@ -354,7 +356,7 @@ async def test_a_single_block_can_be_sent_and_anything_else_is_refused(agent: Ma
             await session.send(Image(Base64Source("image/png", b"\x89PNG")))  # type: ignore[arg-type]
 
 
-async def test_a_closed_session_is_not_begun_anew_by_entering_it_again(agent: MakeAgent) -> None:
+async def test_a_closed_session_cannot_be_opened_again(agent: MakeAgent) -> None:
     one = agent(says("ok"))
     async with one.session as session:
         await session.send("hello")
@@ -374,7 +376,7 @@ async def test_images_of_every_source_are_sent(agent: MakeAgent) -> None:
     assert [block["source"]["type"] for block in sent] == ["base64", "url"]
 
 
-async def test_what_a_session_was_can_be_read_after_it_is_closed(agent: MakeAgent) -> None:
+async def test_a_closed_session_can_still_be_read(agent: MakeAgent) -> None:
     one = agent(says("ok"), name="mine")
     with pytest.raises(UserError, match="never opened"):
         _ = one.session.cost
@@ -399,7 +401,7 @@ async def test_run_sync_inside_a_loop_says_what_to_use() -> None:
 
 
 @pytest.mark.parametrize("key", ["db", "base_urls.anthropic", "spend_max_usd"])
-async def test_a_workspace_cannot_say_where_keys_prompts_and_money_go(tmp_path: Path, key: str) -> None:
+async def test_a_workspace_cannot_redirect_keys_prompts_or_money(tmp_path: Path, key: str) -> None:
     (tmp_path / ".holdfast").mkdir()
     (tmp_path / ".holdfast" / "config.toml").write_text(f'{key} = "http://evil.example"\n')
     with pytest.raises(UserError, match=f"{key} cannot be set by a workspace"):
@@ -407,7 +409,7 @@ async def test_a_workspace_cannot_say_where_keys_prompts_and_money_go(tmp_path: 
             pass
 
 
-async def test_a_refused_message_is_not_lost_when_the_call_fails(agent: MakeAgent) -> None:
+async def test_a_message_is_not_lost_when_the_call_fails(agent: MakeAgent) -> None:
     one = agent(ProviderError("server_error", "down"), says("ok"))
     async with one.session as session:
         with pytest.raises(ProviderError):
@@ -416,7 +418,7 @@ async def test_a_refused_message_is_not_lost_when_the_call_fails(agent: MakeAgen
     assert [block["text"] for block in one.bodies[1]["messages"][0]["content"]] == ["the question", "go on"]
 
 
-async def test_a_session_that_was_resumed_elsewhere_goes_no_further_here(agent: MakeAgent) -> None:
+async def test_a_session_continued_elsewhere_is_refused_here(agent: MakeAgent) -> None:
     one = agent(says("a"), says("b"), says("never"), says("c"))
     async with one.session as session:
         await session.send("hello")
@@ -431,7 +433,7 @@ async def test_a_session_that_was_resumed_elsewhere_goes_no_further_here(agent: 
         assert validate_transcript(third.history) == ()
 
 
-async def test_a_simulated_failure_is_tried_again_as_over_the_network(agent: MakeAgent) -> None:
+async def test_a_simulated_failure_is_retried_as_over_the_network(agent: MakeAgent) -> None:
     script = (
         '{"fault": "529"}\n{"fault": "500"}\n{"content": "ok"}\n{"fault": "429"}\n{"fault": "429"}\n{"fault": "429"}\n'
     )
@@ -454,7 +456,7 @@ async def test_a_simulated_provider_knows_the_models_of_its_session(agent: MakeA
         assert (await session.send("hello")).text
 
 
-async def test_a_wire_is_closed_with_the_session_only_if_the_session_made_it(agent: MakeAgent) -> None:
+async def test_a_transport_is_closed_with_the_session_only_if_the_session_created_it(agent: MakeAgent) -> None:
     wire = ReplayWire([says("ok")])
     async with agent(transport=wire).session as session:
         await session.send("hello")

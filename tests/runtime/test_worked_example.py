@@ -1,4 +1,4 @@
-"""One session through layers, marks, adapter and cache model: what each call reads, writes and costs, to the token."""
+"""A session through layers, breakpoints, adapter and cache model: the exact reads, writes and cost of each call."""
 
 import re
 from collections.abc import AsyncGenerator
@@ -28,15 +28,15 @@ MODEL = find_model("anthropic:claude-sonnet-4-6")
 ANTHROPIC = get_adapter("anthropic")
 
 
-def given_tokens(data: bytes) -> int:
-    """Every block says how large it is, as in `[600]`."""
+def stated_tokens(data: bytes) -> int:
+    """Every block states its size, as in `[600]`."""
     found = re.search(rb"\[(\d+)\]", data)
     assert found, data
     return int(found[1])
 
 
-class MeasuredWire:
-    """A provider whose tokens are those that the blocks say, and whose cache is the model of it."""
+class MeasuredTransport:
+    """A provider that counts the tokens that the blocks state, with the cache model as its cache."""
 
     def __init__(self, replies: list[Reply]) -> None:
         self.replies = replies
@@ -48,13 +48,15 @@ class MeasuredWire:
     ) -> AsyncGenerator[bytes, None]:
         assert self.agent is not None
         request = ANTHROPIC.decode_request(body)
-        scroll = RequestBuffer(ANTHROPIC, given_tokens)
+        request_buffer = RequestBuffer(ANTHROPIC, stated_tokens)
         for segment in request.prompt.segments:
-            scroll.extend(ANTHROPIC.encode_segment(segment))
+            request_buffer.extend(ANTHROPIC.encode_segment(segment))
         total, prefixes = 0, []
-        for piece, link, tokens in zip(scroll.blocks, scroll.digests, scroll.tokens, strict=True):
+        for block, digest, tokens in zip(
+            request_buffer.blocks, request_buffer.digests, request_buffer.tokens, strict=True
+        ):
             total += tokens
-            prefixes.append(PromptPrefix(piece.section, link.digest, total))
+            prefixes.append(PromptPrefix(block.section, digest.digest, total))
         call = CacheCall(CacheScope("w", MODEL.id), tuple(prefixes), request.plan.breakpoints, self.agent.clock())
         outcome, self.entries = run_call(MODEL.cache, self.entries, call)
         reply = msgspec.structs.replace(self.replies.pop(0), usage=outcome.usage)
@@ -72,7 +74,7 @@ def sized_tool(name: str):  # type: ignore[no-untyped-def]
 
 async def play(agent: MakeAgent, *, layout: str = "default") -> Agent:
     memory = {"text": ""}
-    wire = MeasuredWire(
+    wire = MeasuredTransport(
         [
             says("text [30]", ToolUse("t1", "T1", '{"size":"[50]"}')),
             says("text [120]"),
@@ -91,7 +93,7 @@ async def play(agent: MakeAgent, *, layout: str = "default") -> Agent:
     wire.agent = one
     async with one.session as session:
         turn = session.send("ask [60]")
-        one.session.subscribe(lambda event: one.clock.advance(12) if event.id in first_answers(one) else None)
+        one.session.subscribe(lambda event: one.clock.advance(12) if event.id in first_completed_ids(one) else None)
         await turn
         one.clock.advance(48)
         memory["text"] = "remember [75]" if layout == "seed" else "remember [35]"
@@ -101,8 +103,8 @@ async def play(agent: MakeAgent, *, layout: str = "default") -> Agent:
     return one
 
 
-def first_answers(one: Agent) -> list[str]:
-    """The event that ends the first call: the second starts twelve seconds after it."""
+def first_completed_ids(one: Agent) -> list[str]:
+    """The id of the event that ends the first call: the second starts twelve seconds after it."""
     return [event.id for event in one.events if isinstance(event.payload, LlmCallCompleted)][:1]
 
 
@@ -128,10 +130,10 @@ async def test_every_call_reads_writes_and_costs_what_the_example_says(agent: Ma
     assert units(one) == [Decimal(3500), Decimal(1505), Decimal(628), Decimal("5112.5")]
 
 
-async def test_what_was_sent_is_history_and_is_said_once(agent: MakeAgent) -> None:
+async def test_volatile_text_is_sent_once_and_becomes_history(agent: MakeAgent) -> None:
     one = await play(agent)
-    said = [event.layer for event in one.payloads if isinstance(event, ContextInjected)]
-    assert said == ["environment", "memory"]
+    layers = [event.layer for event in one.payloads if isinstance(event, ContextInjected)]
+    assert layers == ["environment", "memory"]
 
 
 async def test_the_second_call_equals_the_first_through_its_five_blocks(agent: MakeAgent) -> None:
@@ -141,7 +143,7 @@ async def test_the_second_call_equals_the_first_through_its_five_blocks(agent: M
 
 
 @pytest.mark.changes_prefix(reason="the seed layout puts volatile text before the history")
-async def test_in_the_seed_layout_an_edit_rewrites_everything_behind_the_system_prompt(agent: MakeAgent) -> None:
+async def test_in_the_seed_layout_an_edit_rewrites_everything_after_the_system_prompt(agent: MakeAgent) -> None:
     one = await play(agent, layout="seed")
     assert usages(one)[2] == Usage(cache_read=2_700, cache_write_5m=1_280)
     assert units(one)[2] == 1_870

@@ -1,4 +1,4 @@
-"""`holdfast.Library` and its commands: checked, published, promoted, taken back, probed, without a server."""
+"""`holdfast.Library` and its commands: check, publish, promote, roll back and probe without a server."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ def test_a_folder_is_published_and_recalled_without_a_server(shop: Shop) -> None
     assert (shop.path / "files" / "main" / "code-review.md").read_text() == UNITS["code-review"][2] + "\n"
 
 
-def test_what_did_not_change_is_not_published_again(shop: Shop) -> None:
+def test_an_unchanged_folder_is_not_published_again(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     again = shop.library.publish(shop.folder)
@@ -43,14 +43,14 @@ def test_what_did_not_change_is_not_published_again(shop: Shop) -> None:
     assert set(again.changes.values()) == {"noop"}
 
 
-def test_a_text_that_changed_is_a_new_version_and_one_left_out_is_named(shop: Shop) -> None:
+def test_a_changed_text_is_a_new_version_and_a_removed_unit_is_named(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.clock.advance(1)
     shop.write(texts={"code-review": "Read the whole diff of a pull request, and the tests, before you review it."})
-    told = shop.manifest()
-    told["entries"] = [entry for entry in told["entries"] if entry["name"] != "budget-rules"]
-    shop.write_manifest(told)
+    manifest = shop.manifest()
+    manifest["entries"] = [entry for entry in manifest["entries"] if entry["name"] != "budget-rules"]
+    shop.write_manifest(manifest)
     done = shop.library.publish(shop.folder)
     assert done.version == "v2"
     assert done.changes["code-review"] == "update"
@@ -61,34 +61,34 @@ def test_a_text_that_changed_is_a_new_version_and_one_left_out_is_named(shop: Sh
     assert "and the tests" in shop.library.recall("review a pull request").result.chunks[0].content.text
 
 
-def preloading(shop: Shop, text: str) -> None:
-    """A folder with a unit that is preloaded."""
+def write_preloaded_unit(shop: Shop, text: str) -> None:
+    """Write a folder with a preloaded unit."""
     shop.write(texts={"code-review": text})
     manifest = shop.manifest()
-    listed = next(entry for entry in manifest["entries"] if entry["name"] == "code-review")
-    listed["required_by_task_types"] = ["manual"]
+    entry_to_preload = next(entry for entry in manifest["entries"] if entry["name"] == "code-review")
+    entry_to_preload["required_by_task_types"] = ["manual"]
     shop.write_manifest(manifest)
 
 
-def told_review(shop: Shop) -> str:
+def recall_review_text(shop: Shop) -> str:
     return shop.library.recall("review a pull request").result.chunks[0].content.text
 
 
-def test_the_new_text_of_a_preloaded_unit_is_told_once_it_is_approved(shop: Shop) -> None:
+def test_the_new_text_of_a_preloaded_unit_is_active_once_it_is_approved(shop: Shop) -> None:
     old, new = UNITS["code-review"][2], "Review a pull request twice, and leave comments."
-    preloading(shop, old)
+    write_preloaded_unit(shop, old)
     shop.library.publish(shop.folder)
     shop.clock.advance(1)
-    preloading(shop, new)
+    write_preloaded_unit(shop, new)
     published = shop.run("publish", str(shop.folder))
-    waits = "warning: code-review: v2 is not active until it is approved (task_types)\n"
-    assert waits in published.stdout
-    assert told_review(shop) == old
+    pending_warning = "warning: code-review: v2 is not active until it is approved (task_types)\n"
+    assert pending_warning in published.stdout
+    assert recall_review_text(shop) == old
     again = shop.run("publish", str(shop.folder))
-    assert again.stdout.startswith(f"v2 is already published; nothing to do\n{waits}")
+    assert again.stdout.startswith(f"v2 is already published; nothing to do\n{pending_warning}")
     approved = shop.run("approve", "code-review", "--entity", "acme:user/ann")
     assert approved.stdout == ("approved instruction:local/main/code-review/v2: task_types\nit is active from now on\n")
-    assert told_review(shop) == new
+    assert recall_review_text(shop) == new
     assert shop.run("publish", str(shop.folder)).stdout == "v2 is already published; nothing to do\n"
     for name, reason in (("code-review", "is pending approval"), ("nothing", "lists no unit")):
         refused = shop.run("approve", name)
@@ -96,65 +96,65 @@ def test_the_new_text_of_a_preloaded_unit_is_told_once_it_is_approved(shop: Shop
         assert reason in str(refused.exception)
 
 
-def test_a_rollback_brings_back_the_text_of_a_preloaded_unit_at_once(shop: Shop) -> None:
+def test_a_rollback_restores_the_text_of_a_preloaded_unit_at_once(shop: Shop) -> None:
     old = UNITS["code-review"][2]
-    preloading(shop, old)
+    write_preloaded_unit(shop, old)
     shop.library.publish(shop.folder)
     shop.clock.advance(1)
-    preloading(shop, "Review a pull request twice, and leave comments.")
+    write_preloaded_unit(shop, "Review a pull request twice, and leave comments.")
     shop.library.publish(shop.folder)
     shop.library.approve("code-review")
-    assert told_review(shop) != old
+    assert recall_review_text(shop) != old
     shop.clock.advance(1)
     assert shop.library.rollback("v1").pending == ()
-    assert told_review(shop) == old
+    assert recall_review_text(shop) == old
 
 
-def guaranteeing(shop: Shop, text: str, **approval: str) -> None:
+def write_guaranteed_unit(shop: Shop, text: str, **approval: str) -> None:
     shop.write(mode="stigmem", texts={"code-review": text})
-    told = shop.manifest()
-    next(one for one in told["entries"] if one["name"] == "code-review")["guarantee_load"] = True
-    given = [{"kind": "guarantee_load", "unit": "code-review", **approval}] if approval else []
-    shop.write_manifest({**told, "approvals": given})
+    manifest = shop.manifest()
+    next(one for one in manifest["entries"] if one["name"] == "code-review")["guarantee_load"] = True
+    approvals = [{"kind": "guarantee_load", "unit": "code-review", **approval}] if approval else []
+    shop.write_manifest({**manifest, "approvals": approvals})
 
 
-def test_an_approval_of_another_text_stops_a_folder_before_anything_is_written(shop: Shop) -> None:
+def test_an_approval_of_another_version_stops_a_folder_before_anything_is_written(shop: Shop) -> None:
     shop.write(mode="stigmem")
     shop.library.publish(shop.folder)
-    old = told_review(shop)
+    old = recall_review_text(shop)
     shop.clock.advance(1)
-    guaranteeing(shop, "Review a pull request twice.", version="v1")
+    write_guaranteed_unit(shop, "Review a pull request twice.", version="v1")
     assert shop.run("check", str(shop.folder)).exit_code == 1
     with pytest.raises(InstructionError, match="needs an approval") as refused:
         shop.library.publish(shop.folder)
     assert refused.value.code == "guarantee_approval_required"
-    assert told_review(shop) == old
-    guaranteeing(shop, "Review a pull request twice.", version="v2")
+    assert recall_review_text(shop) == old
+    write_guaranteed_unit(shop, "Review a pull request twice.", version="v2")
     shop.library.publish(shop.folder)
-    assert told_review(shop) == "Review a pull request twice."
+    assert recall_review_text(shop) == "Review a pull request twice."
 
 
-def test_a_folder_that_says_no_more_of_an_approval_is_published_and_its_new_text_waits(shop: Shop) -> None:
+def test_a_folder_without_the_approval_is_published_and_its_new_text_is_pending(shop: Shop) -> None:
     old = UNITS["code-review"][2]
-    guaranteeing(shop, old, reason="read")
+    write_guaranteed_unit(shop, old, reason="read")
     shop.library.publish(shop.folder)
     shop.clock.advance(1)
-    guaranteeing(shop, "Review a pull request twice, and leave comments.")
+    write_guaranteed_unit(shop, "Review a pull request twice, and leave comments.")
     done = shop.library.publish(shop.folder)
     assert done.pending == ("code-review: v2 is not active until it is approved (guarantee_load)",)
-    assert told_review(shop) == old
+    assert recall_review_text(shop) == old
     assert shop.library.approve("code-review").is_activated
 
 
-def test_what_fails_a_check_changes_nothing(shop: Shop) -> None:
+def test_a_folder_that_fails_a_check_changes_nothing(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.clock.advance(1)
     shop.write(texts={"code-review": "Something else entirely."})
-    told = shop.manifest()
-    for entry in told["entries"]:
+    manifest = shop.manifest()
+    for entry in manifest["entries"]:
         entry["load_triggers"]["intents"] = ["write release notes"]
-    shop.write_manifest(told)
+    shop.write_manifest(manifest)
     checked = shop.library.check(shop.folder)
     assert {failure.code for failure in checked.failures} == {"manifest_coverage_failure"}
     with pytest.raises(InstructionError, match="of its paraphrases find it; found instead: "):
@@ -163,20 +163,20 @@ def test_what_fails_a_check_changes_nothing(shop: Shop) -> None:
     assert shop.library.publish(shop.folder, skip_coverage_gate=True).version == "v2"
 
 
-def test_all_that_is_wrong_is_told_at_once(shop: Shop) -> None:
+def test_all_check_failures_are_reported_at_once(shop: Shop) -> None:
     shop.write()
-    told = shop.manifest()
-    told["entries"][0]["required_by_task_types"] = ["nonsense"]
-    told["entries"][1]["guarantee_load"] = True
-    told["always_rules"] = ["Never do this. " * 400]
-    shop.write_manifest(told)
-    ended = shop.run("check", str(shop.folder))
-    assert ended.exit_code == 1
+    manifest = shop.manifest()
+    manifest["entries"][0]["required_by_task_types"] = ["nonsense"]
+    manifest["entries"][1]["guarantee_load"] = True
+    manifest["always_rules"] = ["Never do this. " * 400]
+    shop.write_manifest(manifest)
+    result = shop.run("check", str(shop.folder))
+    assert result.exit_code == 1
     for code in ("task_type_unknown", "guarantee_approval_required", "boot_stub_too_large", "it cannot be published"):
-        assert code in ended.stdout
+        assert code in result.stdout
 
 
-def test_promotion_waits_for_a_week_in_which_little_was_missed(shop: Shop) -> None:
+def test_promotion_requires_a_week_with_a_low_miss_rate(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.clock.advance(6.9 * DAY)
@@ -196,7 +196,7 @@ def test_promotion_waits_for_a_week_in_which_little_was_missed(shop: Shop) -> No
         shop.library.promote()
 
 
-def test_the_week_can_be_cut_short_but_not_for_a_sensitive_agent(shop: Shop) -> None:
+def test_the_week_can_be_skipped_except_for_a_sensitive_agent(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     records = shop.library._context.records
@@ -210,7 +210,7 @@ def test_the_week_can_be_cut_short_but_not_for_a_sensitive_agent(shop: Shop) -> 
     assert shop.library.promote(force=True).manifest.version == "v2"
 
 
-def test_files_are_archived_only_after_the_promotion_and_never_over_others(shop: Shop) -> None:
+def test_files_are_archived_only_after_the_promotion_and_never_overwrite_others(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     (shop.path / "AGENTS.md").write_text("# Old\n")
@@ -220,8 +220,8 @@ def test_files_are_archived_only_after_the_promotion_and_never_over_others(shop:
     with pytest.raises(UserError, match="not a file below"):
         shop.library.archive(shop.path.parent / "other.md", root=shop.path)
     shop.library.archive(shop.path / "AGENTS.md", root=shop.path)
-    moved = shop.path / "docs" / "legacy-instructions" / "AGENTS.md"
-    assert moved.read_text() == (
+    archived = shop.path / "docs" / "legacy-instructions" / "AGENTS.md"
+    assert archived.read_text() == (
         "<!-- Moved: these instructions are now at instruction:local/main/manifest/v2 -->\n# Old\n"
     )
     assert not (shop.path / "AGENTS.md").exists()
@@ -230,14 +230,14 @@ def test_files_are_archived_only_after_the_promotion_and_never_over_others(shop:
         shop.library.archive(shop.path / "AGENTS.md", root=shop.path)
 
 
-def test_a_rollback_brings_back_the_manifest_and_its_texts(shop: Shop) -> None:
+def test_a_rollback_restores_the_manifest_and_its_texts(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.clock.advance(60)
     shop.write(texts={"code-review": "Read half of the diff of a pull request before you leave a review comment."})
-    told = shop.manifest()
-    del told["entries"][-1]
-    shop.write_manifest(told)
+    manifest = shop.manifest()
+    del manifest["entries"][-1]
+    shop.write_manifest(manifest)
     shop.library.publish(shop.folder)
     shop.clock.advance(60)
     done = shop.library.rollback("v1")
@@ -249,9 +249,9 @@ def test_a_rollback_brings_back_the_manifest_and_its_texts(shop: Shop) -> None:
         shop.library.rollback("v3")
 
 
-def test_a_rollback_brings_back_the_texts_however_long_publishing_takes(tmp_path: Path) -> None:
+def test_a_rollback_restores_the_texts_however_long_publishing_takes(tmp_path: Path) -> None:
     shop = Shop(tmp_path, clock=TickingClock())
-    half, none = (f"Read {much} of the diff of a pull request before you review it." for much in ("half", "none"))
+    half, none = (f"Read {amount} of the diff of a pull request before you review it." for amount in ("half", "none"))
     with shop.library:
         for texts in ({}, {"code-review": half}, {"code-review": none}):
             shop.write(texts=texts)
@@ -261,19 +261,23 @@ def test_a_rollback_brings_back_the_texts_however_long_publishing_takes(tmp_path
             assert shop.library.recall("review a pull request").result.chunks[0].content.text == text
 
 
-def test_probe_names_the_intents_of_a_unit_that_cannot_be_found_and_ends_with_1(shop: Shop) -> None:
+def test_probe_names_the_intents_that_do_not_find_their_unit_and_exits_with_1(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     assert shop.run("probe").exit_code == 0
-    told = shop.manifest()
-    told["entries"][0]["load_triggers"]["intents"] = ["write release notes", "announce a new version", "claim a ticket"]
-    shop.write_manifest(told)
+    manifest = shop.manifest()
+    manifest["entries"][0]["load_triggers"]["intents"] = [
+        "write release notes",
+        "announce a new version",
+        "claim a ticket",
+    ]
+    shop.write_manifest(manifest)
     shop.clock.advance(1)
     shop.library.publish(shop.folder, skip_coverage_gate=True)
-    ended = shop.run("probe", "-k", "1")
-    assert ended.exit_code == 1
-    assert "FAIL security-posture" in ended.stdout
-    assert "'claim a ticket' finds checkout-procedure" in ended.stdout
+    result = shop.run("probe", "-k", "1")
+    assert result.exit_code == 1
+    assert "FAIL security-posture" in result.stdout
+    assert "'claim a ticket' finds checkout-procedure" in result.stdout
 
 
 def test_a_unit_without_a_text_fails_its_probe(shop: Shop) -> None:
@@ -286,7 +290,7 @@ def test_a_unit_without_a_text_fails_its_probe(shop: Shop) -> None:
     assert probed["release-notes"].passed
 
 
-def test_a_heartbeat_says_by_itself_what_was_used(shop: Shop) -> None:
+def test_a_heartbeat_reports_usage_by_itself(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     with shop.library.heartbeat() as beat:
@@ -301,40 +305,40 @@ def test_a_heartbeat_says_by_itself_what_was_used(shop: Shop) -> None:
     assert 0 < measures.miss_rate < 0.5
 
 
-def test_a_recall_can_be_asked_again(shop: Shop) -> None:
+def test_a_recall_can_be_replayed(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     token = shop.library.recall("review a pull request").audit_token
     shop.clock.advance(60)
     shop.write(texts={"code-review": "Purchases and invoices."})
     shop.library.publish(shop.folder, skip_coverage_gate=True)
-    ended = shop.run("replay", token)
-    assert ended.exit_code == 0
-    assert "then: code-review" in ended.stdout
+    result = shop.run("replay", token)
+    assert result.exit_code == 0
+    assert "then: code-review" in result.stdout
     assert isinstance(shop.run("replay", "audi_none").exception, InstructionError)
 
 
 @pytest.mark.parametrize("intent", ["announce a new version", "notify the owner", "eine Lösung prüfen", "审查代码"])
-def test_lint_has_nothing_against_what_one_does_nor_against_what_it_cannot_read(intent: str) -> None:
+def test_lint_accepts_intents_that_describe_actions_and_other_languages(intent: str) -> None:
     entry = ManifestEntry("a", "About it.", load_triggers=LoadTriggers(intents=(intent,)), path="a.md")
     assert lint_manifest([entry]) == ()
 
 
-def test_lint_shows_triggers_that_say_what_a_unit_contains(shop: Shop) -> None:
+def test_lint_reports_triggers_that_describe_the_content_of_a_unit(shop: Shop) -> None:
     shop.write()
-    told = shop.manifest()
-    for entry in told["entries"]:
+    manifest = shop.manifest()
+    for entry in manifest["entries"]:
         del entry["load_triggers"]["intents"][1:]
-    shop.write_manifest(told)
+    shop.write_manifest(manifest)
     shop.library.publish(shop.folder)
     assert shop.run("lint").stdout == "no flaws\n"
-    told["entries"][2]["load_triggers"]["intents"] = ["pull request review rules", "write release notes"]
-    shop.write_manifest(told)
+    manifest["entries"][2]["load_triggers"]["intents"] = ["pull request review rules", "write release notes"]
+    shop.write_manifest(manifest)
     shop.library.publish(shop.folder, skip_coverage_gate=True)
-    ended = shop.run("lint")
-    assert ended.exit_code == 1
-    assert "'pull request review rules' describes the unit's content" in ended.stdout
-    assert "'write release notes' is also an intent of 'code-review'" in ended.stdout
+    result = shop.run("lint")
+    assert result.exit_code == 1
+    assert "'pull request review rules' describes the unit's content" in result.stdout
+    assert "'write release notes' is also an intent of 'code-review'" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -346,36 +350,38 @@ def test_lint_shows_triggers_that_say_what_a_unit_contains(shop: Shop) -> None:
         (("usage", "audi_none"), "no such audit token"),
     ],
 )
-def test_what_is_not_there_is_said_in_one_line(shop: Shop, words: tuple[str, ...], reason: str) -> None:
-    ended = shop.run(*words)
-    assert isinstance(ended.exception, UserError)
-    assert reason in str(ended.exception)
+def test_a_missing_thing_is_a_one_line_error(shop: Shop, words: tuple[str, ...], reason: str) -> None:
+    result = shop.run(*words)
+    assert isinstance(result.exception, UserError)
+    assert reason in str(result.exception)
 
 
-def test_looking_makes_no_store(tmp_path: Path) -> None:
+def test_read_only_commands_create_no_store(tmp_path: Path) -> None:
     environ = {"HOLDFAST_HOME": str(tmp_path)}
-    ended = CliRunner().invoke(command, ["instructions", "lint", "--db", str(tmp_path / "no.db")], env=environ)
-    assert isinstance(ended.exception, UserError)
+    result = CliRunner().invoke(command, ["instructions", "lint", "--db", str(tmp_path / "no.db")], env=environ)
+    assert isinstance(result.exception, UserError)
     assert not (tmp_path / "no.db").exists()
 
 
-@pytest.mark.parametrize("told", ["", "{", "[]", '{"agent_id": 3}', '{"agent_id":"a","version":"v1","entries":[{}]}'])
-def test_a_manifest_that_cannot_be_read_is_named(shop: Shop, told: str) -> None:
-    (shop.folder / "manifest.json").write_text(told)
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"agent_id": 3}', '{"agent_id":"a","version":"v1","entries":[{}]}']
+)
+def test_an_invalid_manifest_file_is_named(shop: Shop, content: str) -> None:
+    (shop.folder / "manifest.json").write_text(content)
     with pytest.raises(UserError, match=r"manifest\.json"):
         shop.library.check(shop.folder)
 
 
-def test_turns_in_shadow_are_judged_and_the_command_ends_with_one_until_they_pass(shop: Shop) -> None:
-    long = {name: f"{content} " * 90 for name, (_, _, content) in UNITS.items()}
-    shop.write(texts=long)
+def test_shadow_turns_are_reported_and_the_command_exits_with_1_until_they_pass(shop: Shop) -> None:
+    long_texts = {name: f"{content} " * 90 for name, (_, _, content) in UNITS.items()}
+    shop.write(texts=long_texts)
     shop.library.publish(shop.folder)
-    ended = shop.run("shadow")
-    assert ended.exit_code == 1
-    assert "coverage: unknown (at least 95%)\ntokens: unknown, 0 of 0 per turn (below 50%)" in ended.output
+    result = shop.run("shadow")
+    assert result.exit_code == 1
+    assert "coverage: unknown (at least 95%)\ntokens: unknown, 0 of 0 per turn (below 50%)" in result.output
     for _ in range(10):
-        told = json.loads(shop.run("recall", "claim a ticket", "--shadow", "--max-chunks", "1", "--json").output)
-        assert shop.run("usage", told["audit_token"], "--used", "checkout-procedure").exit_code == 0
+        report = json.loads(shop.run("recall", "claim a ticket", "--shadow", "--max-chunks", "1", "--json").output)
+        assert shop.run("usage", report["audit_token"], "--used", "checkout-procedure").exit_code == 0
     passed = shop.run("shadow")
     assert (passed.exit_code, passed.output.splitlines()[-1]) == (0, "lazy recall would have sufficed")
     wrong = shop.library.recall("approve a purchase", shadow=True, max_chunks=1)
@@ -387,24 +393,24 @@ def test_turns_in_shadow_are_judged_and_the_command_ends_with_one_until_they_pas
         in (failed.output)
     )
     assert "not yet: turns that would have regressed: 1\n" in failed.output
-    told = json.loads(shop.run("shadow", "--json").output)
-    assert (told["passed"], told["report"]["reported_turns"]) == (False, 11)
+    report = json.loads(shop.run("shadow", "--json").output)
+    assert (report["passed"], report["report"]["reported_turns"]) == (False, 11)
     shop.clock.advance(3 * DAY)
     assert json.loads(shop.run("shadow", "--days", "2", "--json").output)["report"]["turns"] == 0
 
 
-def test_what_a_run_in_shadow_has_recalled_is_there_in_its_later_turns(shop: Shop) -> None:
+def test_a_unit_recalled_earlier_in_a_shadow_run_counts_in_its_later_turns(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.run("recall", "claim a ticket", "--shadow", "--run", "r1", "--max-chunks", "1")
-    told = json.loads(
+    recalled = json.loads(
         shop.run("recall", "announce a new version", "--shadow", "--run", "r1", "--max-chunks", "1", "--json").output
     )
-    shop.run("usage", told["audit_token"], "--used", "checkout-procedure")
+    shop.run("usage", recalled["audit_token"], "--used", "checkout-procedure")
     assert shop.library.shadow_report().coverage == 1.0
 
 
-def test_who_does_not_ask_does_not_wait_for_the_encoder(shop: Shop) -> None:
+def test_the_encoder_is_loaded_only_for_a_recall(shop: Shop) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     code = (
@@ -412,8 +418,8 @@ def test_who_does_not_ask_does_not_wait_for_the_encoder(shop: Shop) -> None:
         "from holdfast import Library\n"
         "from holdfast.instructions.settings import InstructionSettings\n"
         "with Library('kept.db', settings=InstructionSettings(encoder='wordllama')) as library:\n"
-        "    told = library.stub(), library.index(), library.entries()\n"
-        "    print(all(told), 'numpy' in sys.modules)\n"
+        "    views = library.stub(), library.index(), library.entries()\n"
+        "    print(all(views), 'numpy' in sys.modules)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=shop.path, capture_output=True, text=True, check=False)
-    assert (ended.stdout, ended.stderr) == ("True False\n", "")
+    result = subprocess.run([sys.executable, "-c", code], cwd=shop.path, capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("True False\n", "")
