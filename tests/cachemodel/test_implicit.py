@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.support.cache_calls import SCOPE, implicit_rules, part
+from tests.support.cache_calls import SCOPE, chain_block, implicit_rules
 
 from holdfast.cachemodel.machine import begin_cache_call, publish_entries, run_call
 from holdfast.cachemodel.tiers import CacheParameters, ChainBlock, chain_prefixes, chain_seeds
@@ -16,7 +16,7 @@ RULES = implicit_rules()
 
 
 def blocks(count: int, tokens: int = 600) -> list[ChainBlock]:
-    return [part(f"block {index}", tokens) for index in range(count)]
+    return [chain_block(f"block {index}", tokens) for index in range(count)]
 
 
 def make_call(parts: list[ChainBlock], *, at: float = 0.0, ttl: str | None = None, **others: str) -> CacheCall:
@@ -53,17 +53,17 @@ def test_without_rounding_reads_are_exact() -> None:
 
 
 def test_a_prefix_shared_by_two_prompts_is_read_though_neither_ended_there() -> None:
-    other = [*blocks(2), part("another", 600)]
+    other = [*blocks(2), chain_block("another", 600)]
     assert usage_of(entries_after(make_call(blocks(3))), make_call(other)).cache_read == 1_152
 
 
 def test_a_shared_prefix_below_the_minimum_is_not_read() -> None:
-    other = [*blocks(1), part("another", 600)]
+    other = [*blocks(1), chain_block("another", 600)]
     assert usage_of(entries_after(make_call(blocks(3))), make_call(other)).cache_read == 0
 
 
 def test_a_prefix_of_exactly_the_minimum_is_read() -> None:
-    minimal = [part("floor", 1_024)]
+    minimal = [chain_block("floor", 1_024)]
     assert usage_of(entries_after(make_call(minimal)), make_call(minimal)).cache_read == 1_024
 
 
@@ -75,7 +75,7 @@ def test_an_entry_expires_when_it_is_unused_for_its_ttl() -> None:
 
 def test_every_read_refreshes_all_shorter_prefixes() -> None:
     entries = entries_after(make_call(blocks(3)), make_call(blocks(3), at=200))
-    shorter = [*blocks(2), part("another", 600)]
+    shorter = [*blocks(2), chain_block("another", 600)]
     assert usage_of(entries, make_call(shorter, at=499)).cache_read == 1_152
     assert usage_of(entries, make_call(shorter, at=500)).cache_read == 0
 
@@ -126,7 +126,7 @@ def test_another_cache_key_reads_nothing() -> None:
 
 
 def test_a_parameter_of_some_providers_invalidates_from_its_section_on() -> None:
-    parts = [part("system", 1_280, "system"), *blocks(1)]
+    parts = [chain_block("system", 1_280, "system"), *blocks(1)]
     entries = entries_after(make_call(parts, tool_config="auto"))
     assert usage_of(entries, make_call(parts, tool_config="auto")).cache_read == 1_792
     assert usage_of(entries, make_call(parts, tool_config="none")).cache_read == 1_280

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.cache_calls import part, rules, units
+from tests.support.cache_calls import chain_block, cost_units, rules
 
 from holdfast.cachemodel.machine import begin_cache_call, publish_entries, run_call
 from holdfast.cachemodel.tiers import CacheParameters, ChainBlock, chain_prefixes, chain_seeds
@@ -26,7 +26,7 @@ some_rules = st.builds(
 
 
 def blocks_named(names: str) -> list[ChainBlock]:
-    return [part(name, 10 + index, kind=KINDS[index % 3]) for index, name in enumerate(names)]
+    return [chain_block(name, 10 + index, kind=KINDS[index % 3]) for index, name in enumerate(names)]
 
 
 # Two names and a few moments, so that prompts often share a prefix and TTLs often just end.
@@ -113,7 +113,7 @@ def test_a_warmer_cache_never_costs_more(
     entries = entries_after(cache_rules, history)
     kept_keys = [key for key in entries.by_key if data.draw(st.booleans())]
     colder = CacheEntries({key: entries.by_key[key] for key in kept_keys})
-    assert units(begin_cache_call(cache_rules, entries, call)[0].usage) <= units(
+    assert cost_units(begin_cache_call(cache_rules, entries, call)[0].usage) <= cost_units(
         begin_cache_call(cache_rules, colder, call)[0].usage
     )
 

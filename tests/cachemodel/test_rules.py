@@ -1,7 +1,7 @@
 """The cache at its edges: lookback, minimum, TTLs, concurrency, limits and refusals."""
 
 import pytest
-from tests.support.cache_calls import SCOPE, call, part, rules
+from tests.support.cache_calls import SCOPE, call, chain_block, rules
 
 from holdfast.cachemodel.anthropic import check_breakpoints, lookup_positions
 from holdfast.cachemodel.machine import begin_cache_call, publish_entries, run_call
@@ -17,7 +17,7 @@ NO_UPGRADE = rules(floor=0, upgrade=False)
 
 
 def blocks(count: int, tokens: int = 100) -> list[ChainBlock]:
-    return [part(f"block {index}", tokens) for index in range(count)]
+    return [chain_block(f"block {index}", tokens) for index in range(count)]
 
 
 def entries_after(*calls: CacheCall, cache_rules: CacheRules = FREE) -> CacheEntries:
@@ -58,9 +58,9 @@ def test_the_lookup_continues_from_the_next_earlier_breakpoint() -> None:
 @pytest.mark.parametrize(("counting", "reads"), [("blocks", 0), ("positions", 200)])
 def test_a_run_of_tool_calls_and_one_of_results_count_once_if_runs_collapse(counting: str, reads: int) -> None:
     cache_rules = rules(floor=0, counting="positions" if counting == "positions" else "blocks")
-    question = [part("system", 100, "system"), part("ask", 100)]
-    uses = [part(f"use {n}", 10, kind="tool_use") for n in range(25)]
-    results = [part(f"result {n}", 10, kind="tool_result") for n in range(25)]
+    question = [chain_block("system", 100, "system"), chain_block("ask", 100)]
+    uses = [chain_block(f"use {n}", 10, kind="tool_use") for n in range(25)]
+    results = [chain_block(f"result {n}", 10, kind="tool_result") for n in range(25)]
     entries = entries_after(call(question, {1: "5m"}), cache_rules=cache_rules)
     assert usage_of(entries, call([*question, *uses, *results], {51: "5m"}), cache_rules).cache_read == reads
 
@@ -75,7 +75,7 @@ def test_runs_collapse_only_among_neighbours_of_the_same_kind() -> None:
         "plain",
         "plain",
     )
-    prefixes = call([part(str(n), 1, kind=kind) for n, kind in enumerate(kinds)], {}).prefixes
+    prefixes = call([chain_block(str(n), 1, kind=kind) for n, kind in enumerate(kinds)], {}).prefixes
     cache_rules = rules(counting="positions", lookback=4)
     assert list(lookup_positions(cache_rules, prefixes, 6)) == [6, 5, 4, 3]
     assert list(lookup_positions(cache_rules, prefixes, 3)) == [3, 2, 1, 0]
@@ -84,7 +84,7 @@ def test_runs_collapse_only_among_neighbours_of_the_same_kind() -> None:
 
 def test_an_entry_inside_a_collapsed_run_is_found() -> None:
     cache_rules = rules(floor=0, counting="positions")
-    uses = [part(f"use {n}", 10, kind="tool_use") for n in range(40)]
+    uses = [chain_block(f"use {n}", 10, kind="tool_use") for n in range(40)]
     entries = entries_after(call(uses[:3], {2: "5m"}), cache_rules=cache_rules)
     assert usage_of(entries, call(uses, {39: "5m"}), cache_rules).cache_read == 30
 
@@ -100,13 +100,13 @@ def test_nothing_is_written_between_breakpoints() -> None:
 
 @pytest.mark.parametrize(("tokens", "written"), [(1_023, 0), (1_024, 1_024)])
 def test_a_prefix_below_the_minimum_is_silently_not_cached(tokens: int, written: int) -> None:
-    outcome, entries = run_call(rules(), CacheEntries(), call([part("a", tokens)], {0: "5m"}))
+    outcome, entries = run_call(rules(), CacheEntries(), call([chain_block("a", tokens)], {0: "5m"}))
     assert outcome.usage == Usage(input=tokens - written, cache_write_5m=written)
     assert len(entries.by_key) == (1 if written else 0)
 
 
 def test_a_breakpoint_below_the_minimum_is_free_beside_a_longer_one() -> None:
-    parts = [part("a", 1_000), part("b", 1_000), part("c", 7)]
+    parts = [chain_block("a", 1_000), chain_block("b", 1_000), chain_block("c", 7)]
     outcome, _ = run_call(rules(), CacheEntries(), call(parts, {0: "1h", 1: "5m"}))
     assert outcome.usage == Usage(input=7, cache_write_5m=2_000)
     assert [entry.tokens for entry in outcome.written] == [2_000]
@@ -137,14 +137,14 @@ def test_a_read_restarts_the_ttl() -> None:
 def test_a_prefix_with_a_breakpoint_inside_the_read_one_is_refreshed_too() -> None:
     first = call(blocks(5), {1: "5m", 4: "5m"}, at=0)
     second = call(blocks(5), {1: "5m", 4: "5m"}, at=200)
-    other = call([*blocks(2), part("other", 50)], {1: "5m", 2: "5m"}, at=400)
+    other = call([*blocks(2), chain_block("other", 50)], {1: "5m", 2: "5m"}, at=400)
     assert usage_of(entries_after(first, second), other).cache_read == 200
 
 
 def test_a_prefix_without_a_breakpoint_inside_the_read_one_is_not_refreshed() -> None:
     first = call(blocks(5), {1: "5m", 4: "5m"}, at=0)
     second = call(blocks(5), {4: "5m"}, at=200)
-    other = call([*blocks(2), part("other", 50)], {1: "5m"}, at=400)
+    other = call([*blocks(2), chain_block("other", 50)], {1: "5m"}, at=400)
     assert usage_of(entries_after(first, second), other).cache_read == 0
 
 
@@ -317,7 +317,7 @@ def test_scopes_share_nothing(other: CacheScope) -> None:
 
 # Sections
 
-ALL_SECTIONS = [part("tool", 100, "tools"), part("system", 100, "system"), part("ask", 100)]
+ALL_SECTIONS = [chain_block("tool", 100, "tools"), chain_block("system", 100, "system"), chain_block("ask", 100)]
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_a_parameter_that_the_rules_do_not_name_changes_nothing() -> None:
 
 
 def test_a_section_without_blocks_still_counts_for_later_ones() -> None:
-    question = [part("ask", 100)]
+    question = [chain_block("ask", 100)]
     fast = call(question, {}, parameters=CacheParameters("m", speed="fast"))
     assert fast.prefixes[0].digest != call(question, {}, parameters=CacheParameters("m")).prefixes[0].digest
 
@@ -364,30 +364,30 @@ def test_a_section_without_blocks_still_counts_for_later_ones() -> None:
 @pytest.mark.parametrize(("first", "then"), [("messages", "system"), ("system", "tools"), ("messages", "tools")])
 def test_blocks_out_of_wire_order_are_refused(first: PromptSection, then: PromptSection) -> None:
     with pytest.raises(UserError, match=f"'{then}' after one of '{first}'"):
-        chain_prefixes(chain_seeds(FREE, CacheParameters("m")), [part("a", 1, first), part("b", 1, then)])
+        chain_prefixes(chain_seeds(FREE, CacheParameters("m")), [chain_block("a", 1, first), chain_block("b", 1, then)])
 
 
 # Limits
 
 
 def test_expired_entries_are_dropped_when_the_limit_is_exceeded() -> None:
-    entries = entries_after(*(call([part(str(n), 10)], {0: "5m"}, at=n) for n in range(3)))
-    late, _ = begin_cache_call(FREE, entries, call([part("late", 10)], {0: "1h"}, at=301))
+    entries = entries_after(*(call([chain_block(str(n), 10)], {0: "5m"}, at=n) for n in range(3)))
+    late, _ = begin_cache_call(FREE, entries, call([chain_block("late", 10)], {0: "1h"}, at=301))
     remaining = publish_entries(entries, late, entries_max=3).by_key.values()
     assert [entry.expires_at for entry in remaining] == [302, 3_901]
 
 
 def test_a_full_cache_drops_what_expires_first() -> None:
-    entries = entries_after(*(call([part(str(n), 10)], {0: "5m"}, at=100 - n) for n in range(4)))
-    late, _ = begin_cache_call(FREE, entries, call([part("late", 10)], {0: "1h"}, at=100))
+    entries = entries_after(*(call([chain_block(str(n), 10)], {0: "5m"}, at=100 - n) for n in range(4)))
+    late, _ = begin_cache_call(FREE, entries, call([chain_block("late", 10)], {0: "1h"}, at=100))
     assert len(publish_entries(entries, late, entries_max=5).by_key) == 5
     remaining = publish_entries(entries, late, entries_max=4).by_key.values()
     assert [entry.expires_at for entry in remaining] == [400, 3_700]
 
 
 def test_a_cache_of_one_entry_keeps_the_one_that_lives_longest() -> None:
-    entries = entries_after(call([part("a", 10)], {0: "1h"}))
-    late, _ = begin_cache_call(FREE, entries, call([part("b", 10)], {0: "5m"}))
+    entries = entries_after(call([chain_block("a", 10)], {0: "1h"}))
+    late, _ = begin_cache_call(FREE, entries, call([chain_block("b", 10)], {0: "5m"}))
     assert [entry.ttl for entry in publish_entries(entries, late, entries_max=1).by_key.values()] == ["1h"]
 
 

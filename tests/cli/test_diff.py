@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.support.commands import enter, start
-from tests.support.request_files import ANTHROPIC, CHAT, GEMINI, GEMINI_MODEL, RESPONSES, changed, plant
+from tests.support.commands import run_command, run_in_process
+from tests.support.request_files import ANTHROPIC, CHAT, GEMINI, GEMINI_MODEL, RESPONSES, with_value, write_request
 
 from holdfast.cli.main import command
 from holdfast.ledger.cache.prefix_diff import compare_requests
@@ -18,13 +18,13 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/
 
 
 def diff(folder: Path, before: object, after: object, *more: str) -> tuple[int, dict[str, Any]]:
-    words = ["diff", plant(folder, "a.json", before), plant(folder, "b.json", after), "--json", *more]
+    words = ["diff", write_request(folder, "a.json", before), write_request(folder, "b.json", after), "--json", *more]
     result = CliRunner().invoke(command, words)
     return result.exit_code, json.loads(result.output)
 
 
 def grown(body: dict[str, Any], name: str, *more: object) -> dict[str, Any]:
-    return changed(body, name, to=[*body[name], *more])
+    return with_value(body, name, to=[*body[name], *more])
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_changed_block_is_named_by_its_path_and_ends_with_1(
     tmp_path: Path, before: dict[str, Any], path: tuple[str | int, ...], to: str, named: str
 ) -> None:
     told = ("--model", GEMINI_MODEL) if before is GEMINI else ()
-    status, found = diff(tmp_path, before, changed(before, *path, to=to), *told)
+    status, found = diff(tmp_path, before, with_value(before, *path, to=to), *told)
     assert status == 1
     assert found["difference"]["path"] == named
     assert not found["is_prefix_unchanged"]
@@ -73,9 +73,9 @@ def test_a_changed_block_is_named_by_its_path_and_ends_with_1(
 
 def test_the_difference_is_shown_cut_around_itself(tmp_path: Path) -> None:
     text = f"{'so ' * 3000}It is 10:01.\n{'and ' * 3000}"
-    before = changed(ANTHROPIC, "system", 0, "text", to=text)
-    after = changed(ANTHROPIC, "system", 0, "text", to=text.replace("10:01", "10:02"))
-    result = start("diff", plant(tmp_path, "a.json", before), plant(tmp_path, "b.json", after))
+    before = with_value(ANTHROPIC, "system", 0, "text", to=text)
+    after = with_value(ANTHROPIC, "system", 0, "text", to=text.replace("10:01", "10:02"))
+    result = run_command("diff", write_request(tmp_path, "a.json", before), write_request(tmp_path, "b.json", after))
     assert result.returncode == 1
     lines = result.stdout.splitlines()
     assert any(line.startswith("  -") and line.endswith("It is 10:01.") for line in lines)
@@ -88,7 +88,7 @@ def test_the_difference_is_shown_cut_around_itself(tmp_path: Path) -> None:
 
 def test_the_byte_is_the_first_that_differs_in_what_the_provider_hashes() -> None:
     one = parse_request(json.dumps(ANTHROPIC).encode())
-    two = parse_request(json.dumps(changed(ANTHROPIC, "messages", 2, "content", 0, "text", to="A query.")).encode())
+    two = parse_request(json.dumps(with_value(ANTHROPIC, "messages", 2, "content", 0, "text", to="A query.")).encode())
     moved = compare_requests(one, two, None).difference
     assert moved is not None
     assert one.buffer.cacheable_bytes()[moved.byte :].startswith(b'stion."')
@@ -96,11 +96,11 @@ def test_the_byte_is_the_first_that_differs_in_what_the_provider_hashes() -> Non
 
 
 def test_marks_spaces_and_the_short_form_of_text_are_no_difference(tmp_path: Path) -> None:
-    marked = changed(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral", "ttl": "1h"})
-    short = changed(marked, "messages", 2, "content", to="A question.")
+    marked = with_value(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral", "ttl": "1h"})
+    short = with_value(marked, "messages", 2, "content", to="A question.")
     spaced = tmp_path / "b.json"
     spaced.write_text(json.dumps(short, indent=4))
-    assert enter("diff", plant(tmp_path, "a.json", ANTHROPIC), str(spaced)).returncode == 0
+    assert run_in_process("diff", write_request(tmp_path, "a.json", ANTHROPIC), str(spaced)).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_changed_parameter_keeps_the_tiers_in_front_of_what_it_invalidates(
     tmp_path: Path, before: dict[str, Any], name: str, value: object, parameter: str, surviving: list[str]
 ) -> None:
     told = ("--model", GEMINI_MODEL) if before is GEMINI else ()
-    status, found = diff(tmp_path, before, changed(before, name, to=value), *told)
+    status, found = diff(tmp_path, before, with_value(before, name, to=value), *told)
     assert status == 1
     assert found["difference"] is None
     assert [one["name"] for one in found["parameters"]] == [parameter]
@@ -136,19 +136,19 @@ def test_a_first_image_loses_the_messages_even_where_it_is_appended(tmp_path: Pa
 
 
 def test_another_limit_on_the_output_is_no_difference(tmp_path: Path) -> None:
-    status, _ = diff(tmp_path, ANTHROPIC, changed(ANTHROPIC, "max_tokens", to=7))
+    status, _ = diff(tmp_path, ANTHROPIC, with_value(ANTHROPIC, "max_tokens", to=7))
     assert status == 0
 
 
 def test_a_prompt_that_was_cut_short_breaks_where_it_ends(tmp_path: Path) -> None:
-    status, found = diff(tmp_path, ANTHROPIC, changed(ANTHROPIC, "messages", to=ANTHROPIC["messages"][:1]))
+    status, found = diff(tmp_path, ANTHROPIC, with_value(ANTHROPIC, "messages", to=ANTHROPIC["messages"][:1]))
     assert status == 1
     assert (found["difference"]["path"], found["difference"]["path_after"]) == ("messages.1.content.0", None)
 
 
 def test_what_is_lost_is_what_lies_behind_the_last_mark_before_the_break(tmp_path: Path) -> None:
-    marked = changed(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral"})
-    _, found = diff(tmp_path, marked, changed(marked, "messages", 0, "content", to="Hallo."))
+    marked = with_value(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral"})
+    _, found = diff(tmp_path, marked, with_value(marked, "messages", 0, "content", to="Hallo."))
     request = parse_request(json.dumps(marked).encode())
     assert found["tokens_before"] == request.buffer.tokens_total
     assert found["tokens_read"] == sum(request.buffer.tokens[:2])
@@ -158,34 +158,36 @@ def test_what_is_lost_is_what_lies_behind_the_last_mark_before_the_break(tmp_pat
 
 def test_in_gemini_another_system_instruction_loses_the_tools_too(tmp_path: Path) -> None:
     tools = [{"functionDeclarations": [{"name": "read", "description": "x", "parametersJsonSchema": {}}]}]
-    before = changed(GEMINI, "tools", to=tools)
-    after = changed(before, "systemInstruction", "parts", 0, "text", to="Other")
+    before = with_value(GEMINI, "tools", to=tools)
+    after = with_value(before, "systemInstruction", "parts", 0, "text", to="Other")
     _, found = diff(tmp_path, before, after, "--model", GEMINI_MODEL)
     assert [section["blocks_unchanged"] for section in found["sections"]] == [0, 0, 0]
 
 
 def test_below_the_floor_nothing_is_lost_and_that_is_said(tmp_path: Path) -> None:
-    short = changed(changed(ANTHROPIC, "system", 0, "text", to="Brief."), "tools", to=[])
-    status, found = diff(tmp_path, short, changed(short, "system", 0, "text", to="Long."))
+    short = with_value(with_value(ANTHROPIC, "system", 0, "text", to="Brief."), "tools", to=[])
+    status, found = diff(tmp_path, short, with_value(short, "system", 0, "text", to="Long."))
     assert (status, found["tokens_lost"]) == (1, 0)
     assert "below the floor of 512" in found["notes"][0]
 
 
 def test_a_request_without_marks_says_whose_marks_the_figures_are_for(tmp_path: Path) -> None:
-    unmarked = changed(ANTHROPIC, "messages", 2, "content", to="A question.")
+    unmarked = with_value(ANTHROPIC, "messages", 2, "content", to="A question.")
     _, found = diff(tmp_path, unmarked, unmarked)
     assert "has no breakpoint" in found["notes"][0]
 
 
 def test_a_model_nobody_knows_has_no_price(tmp_path: Path) -> None:
-    before = changed(ANTHROPIC, "model", to="claude-unheard-of")
-    status, found = diff(tmp_path, before, changed(before, "system", 0, "text", to="Other"))
+    before = with_value(ANTHROPIC, "model", to="claude-unheard-of")
+    status, found = diff(tmp_path, before, with_value(before, "system", 0, "text", to="Other"))
     assert (status, found["lost_usd"]) == (1, None)
     assert "does not know anthropic:claude-unheard-of" in found["notes"][0]
 
 
 def test_requests_to_two_providers_are_refused(tmp_path: Path) -> None:
-    result = enter("diff", plant(tmp_path, "a.json", ANTHROPIC), plant(tmp_path, "b.json", CHAT))
+    result = run_in_process(
+        "diff", write_request(tmp_path, "a.json", ANTHROPIC), write_request(tmp_path, "b.json", CHAT)
+    )
     assert result.returncode == 2
     assert result.stderr == (
         "holdfast: the first request is for anthropic, the second for openai-chat; "

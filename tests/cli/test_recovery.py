@@ -56,7 +56,7 @@ async def test_what_ends_the_work_stops_the_turn(agent: MakeAgent) -> None:
     one = agent(Pause(says("Half of", "it."), 4))
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hi"))
-        await one.wire.paused.wait()
+        await one.transport.paused.wait()
         with pytest.raises(AbortedError, match="mcp_handshake_failure: the work ends here"):
             await session.recovery.report("mcp_handshake_failure")
         with pytest.raises(asyncio.CancelledError):

@@ -4,8 +4,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from tests.support.compaction_histories import MODEL, SMALL, History, standing_of
-from tests.support.long_conversations import LongTalk
+from tests.support.compaction_histories import MODEL, SMALL, History, snapshot_of
+from tests.support.long_conversations import LongConversation
 
 from holdfast.compaction.decision import (
     CompactionMonitor,
@@ -218,7 +218,7 @@ def test_a_skill_whose_body_was_compacted_can_be_loaded_again() -> None:
     for _ in range(30):
         history.turn()
     assert history.state().activations.names == ("pdf",)
-    proposal = propose_compaction(standing_of(history, MODEL), SMALL, "requested")
+    proposal = propose_compaction(snapshot_of(history, MODEL), SMALL, "requested")
     assert isinstance(proposal, CompactionProposal)
     assert [one.skill_id for one in proposal.released_skills] == ["pdf"]
     history.add(*proposal.payloads)
@@ -226,9 +226,9 @@ def test_a_skill_whose_body_was_compacted_can_be_loaded_again() -> None:
 
 
 async def test_a_prompt_over_the_window_can_be_shortened_step_by_step() -> None:
-    long_session = LongTalk()
+    long_session = LongConversation()
     async with long_session.create() as session:
-        await long_session.speak(session, 14)
+        await long_session.send_turns(session, 14)
         conversation = session._open_conversation
         sizes = [len(str(session.history))]
         for step in (clear_tool_results, compact_after_overflow, compact_to_newest_group):

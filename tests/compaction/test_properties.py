@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.compaction_histories import BINDING, MODEL, SMALL, History, standing_of
+from tests.support.compaction_histories import BINDING, MODEL, SMALL, History, snapshot_of
 
 from holdfast.compaction.summary import RESUME
 from holdfast.compaction.view import choose_cut, group_exchanges
@@ -33,7 +33,7 @@ def make_history(seed: int, turns: int = 30) -> History:
 
 
 def compact(history: History) -> CompactionProposal | None:
-    proposal = propose_compaction(standing_of(history), SMALL, "requested")
+    proposal = propose_compaction(snapshot_of(history), SMALL, "requested")
     if isinstance(proposal, NoCompaction):
         return None
     history.add(*proposal.payloads)
@@ -63,8 +63,8 @@ def test_the_first_goal_and_the_open_request_stay_verbatim(seed: int, ends: bool
         history.exchange()
     compact(history)
     seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(history.state().entries))
-    assert history.asks[0] in seen
-    assert history.asks[-1] in seen
+    assert history.questions[0] in seen
+    assert history.questions[-1] in seen
 
 
 @settings(max_examples=settings().max_examples // 4)
@@ -76,9 +76,9 @@ def test_standing_orders_of_the_user_survive_ten_compactions(seed: int) -> None:
             history.turn()
         compact(history)
     seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(history.state().entries))
-    orders = {line for request in history.asks for line in request.split("\n")[1:]}
+    orders = {line for request in history.questions for line in request.split("\n")[1:]}
     assert all(rule in seen for rule in orders)
-    assert history.asks[0] in seen
+    assert history.questions[0] in seen
 
 
 @settings(max_examples=settings().max_examples // 2)
@@ -92,7 +92,7 @@ def test_a_second_compaction_in_a_row_does_nothing(seed: int) -> None:
 @settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
 def test_the_same_log_gives_the_same_bytes(seed: int) -> None:
-    first, second = (propose_compaction(standing_of(make_history(seed)), SMALL, "requested") for _ in range(2))
+    first, second = (propose_compaction(snapshot_of(make_history(seed)), SMALL, "requested") for _ in range(2))
     assert isinstance(first, CompactionProposal)
     assert isinstance(second, CompactionProposal)
     assert msgspec.json.encode(first.event) == msgspec.json.encode(second.event)
@@ -103,10 +103,10 @@ def test_the_same_log_gives_the_same_bytes(seed: int) -> None:
 @given(SEEDS)
 def test_the_state_is_a_fold_and_everything_before_the_summary_is_unchanged(seed: int) -> None:
     history = make_history(seed)
-    before = standing_of(history)
+    before = snapshot_of(history)
     proposal = compact(history)
     assert proposal is not None
-    after = standing_of(history)
+    after = snapshot_of(history)
     assert apply_event(before.state, history.events[-1]) == fold_events(history.events, "s1")
     prefix_digests = [
         [digest for digest in one.draft.buffer.digests if digest.layer in ("preset", "tools")]
@@ -124,7 +124,7 @@ def test_the_view_stays_bounded_however_often_it_is_compacted(seed: int) -> None
         for _ in range(10):
             history.turn()
         compact(history)
-        sizes.append(sum(standing_of(history).draft.entry_tokens()))
+        sizes.append(sum(snapshot_of(history).draft.entry_tokens()))
     assert max(sizes) < 6_000
 
 
@@ -133,7 +133,7 @@ def test_the_view_stays_bounded_however_often_it_is_compacted(seed: int) -> None
 def test_thinking_after_a_cut_is_kept_completely_or_dropped_completely(seed: int) -> None:
     history = make_history(seed)
     for model in (MODEL, BINDING):
-        proposal = propose_compaction(standing_of(history, model), SMALL, "requested")
+        proposal = propose_compaction(snapshot_of(history, model), SMALL, "requested")
         assert isinstance(proposal, CompactionProposal)
         before = history.state().entries
         tail = before[len(before) - len(proposal.state_after.entries) + 1 :]
@@ -146,7 +146,7 @@ def test_thinking_after_a_cut_is_kept_completely_or_dropped_completely(seed: int
 @given(SEEDS)
 def test_a_summary_names_nothing_that_is_not_in_the_conversation(seed: int) -> None:
     history = make_history(seed)
-    snapshot = standing_of(history)
+    snapshot = snapshot_of(history)
     proposal = propose_compaction(snapshot, SMALL, "requested")
     assert isinstance(proposal, CompactionProposal)
     assert proposal.summary is not None
@@ -205,7 +205,7 @@ def test_facts_gathered_incrementally_equal_those_of_the_whole(
         history.turn(ends=at != withdrawn)
         if at == withdrawn:
             history.add(MessagesWithdrawn("refused"))
-        facts, covered = history.said.read_range(first, first + more)
+        facts, covered = history.logged.read_range(first, first + more)
         messages = read_logged_messages(history.events)
         assert facts == extract_facts([one for one in messages if one.number <= first + more])
         assert covered == [one for one in messages if first <= one.number <= first + more]
@@ -216,9 +216,9 @@ def test_a_withdrawn_message_leaves_the_facts_too() -> None:
     for text in ("Was it heard?", "And this?"):
         history.add(MessageAppended(Message("user", (Text(text),))))
     before = history.state().message_count
-    history.said.read_range(before, before)
+    history.logged.read_range(before, before)
     history.add(MessagesWithdrawn("refused"))
-    facts, _ = history.said.read_range(before, before)
+    facts, _ = history.logged.read_range(before, before)
     assert facts == extract_facts(read_logged_messages(history.events))
     assert "Was it heard?" not in [text.text for text in facts.requests]
 

@@ -1,7 +1,7 @@
 """The cases of seed 002's own compaction, and where ours deliberately improves on it."""
 
 import pytest
-from tests.support.long_conversations import GOAL, LongTalk, read_file
+from tests.support.long_conversations import GOAL, LongConversation, read_file
 
 from holdfast.compaction.models import CompactionConfig
 from holdfast.compaction.seed_strategy import (
@@ -203,11 +203,11 @@ def test_an_invalid_threshold_gives_the_default() -> None:
 
 @pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
 async def test_a_session_can_be_compacted_by_the_rules_of_the_seed() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         done = await compact_session(session, CompactionConfig(preserve_recent_messages=4, max_estimated_tokens=10_000))
-        await conversation.speak(session, 1)
+        await conversation.send_turns(session, 1)
         assert conversation.provider.requests[-1].status == 200
     assert done.removed_message_count == 44
     assert done.tokens_after < done.tokens_before
@@ -219,9 +219,9 @@ async def test_a_session_can_be_compacted_by_the_rules_of_the_seed() -> None:
 @pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
 async def test_the_seed_profile_compacts_by_the_rules_of_the_seed_automatically() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=20_000, money=False)
-    conversation = LongTalk(profile="seed", compaction=limit)
+    conversation = LongConversation(profile="seed", compaction=limit)
     async with conversation.create() as session:
-        await conversation.speak(session, 20)
+        await conversation.send_turns(session, 20)
         assert GOAL.partition("\n")[0] in join_text_blocks(session.history[0].content)
     events = [one.payload for one in conversation.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
     assert {event.strategy for event in events} == {"seed"}
@@ -233,7 +233,7 @@ class ProbedSession:
     def __init__(self, **options: object) -> None:
         self.probe_count = 0
         self.broken = False
-        self.conversation = LongTalk(tools=(read_file, self.glob_search), **options)
+        self.conversation = LongConversation(tools=(read_file, self.glob_search), **options)
 
     def glob_search(self, pattern: str) -> str:
         """Finds files."""
@@ -247,10 +247,10 @@ class ProbedSession:
 async def test_a_failing_health_probe_after_a_compaction_ends_the_turn_before_anything_is_sent() -> None:
     probed = ProbedSession(profile="seed")
     async with probed.conversation.create() as session:
-        await probed.conversation.speak(session, 12)
+        await probed.conversation.send_turns(session, 12)
         assert probed.probe_count == 0
         await session.compact()
-        await probed.conversation.speak(session, 1)
+        await probed.conversation.send_turns(session, 1)
         assert probed.probe_count == 1
         probed.broken = True
         sent, history = len(probed.conversation.provider.requests), session.history
@@ -258,7 +258,7 @@ async def test_a_failing_health_probe_after_a_compaction_ends_the_turn_before_an
             await session.send("Go on.")
         assert (len(probed.conversation.provider.requests), session.history) == (sent, history)
         probed.broken = False
-        await probed.conversation.speak(session, 1)
+        await probed.conversation.send_turns(session, 1)
     assert len(probed.conversation.provider.requests) == sent + 2
 
 
@@ -266,30 +266,30 @@ async def test_a_failing_health_probe_after_a_compaction_ends_the_turn_before_an
 async def test_no_probe_runs_if_only_the_summary_is_left() -> None:
     probed = ProbedSession(profile="seed")
     async with probed.conversation.create() as session:
-        await probed.conversation.speak(session, 12)
+        await probed.conversation.send_turns(session, 12)
         await session.compact(CompactionConfig(preserve_recent_messages=0))
         assert len(session.history) == 1
         probed.broken = True
-        await probed.conversation.speak(session, 1)
+        await probed.conversation.send_turns(session, 1)
     assert probed.probe_count == 0
 
 
 @pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
 async def test_no_probe_runs_without_the_seed_profile_or_without_a_probe_tool() -> None:
-    probed, without = ProbedSession(), LongTalk(profile="seed")
+    probed, without = ProbedSession(), LongConversation(profile="seed")
     for conversation in (probed.conversation, without):
         async with conversation.create() as session:
-            await conversation.speak(session, 12)
+            await conversation.send_turns(session, 12)
             await session.compact()
-            await conversation.speak(session, 1)
+            await conversation.send_turns(session, 1)
     assert probed.probe_count == 0
 
 
 @pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
 async def test_a_session_keeps_its_id_and_counts_its_compaction() -> None:
-    conversation = LongTalk(profile="seed")
+    conversation = LongConversation(profile="seed")
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         before = session.id
         done = await session.compact()
         assert session.id == before
@@ -303,9 +303,11 @@ async def test_a_session_keeps_its_id_and_counts_its_compaction() -> None:
 @pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
 @pytest.mark.parametrize(("limit", "compacted"), [(15_000, True), (1_000_000, False)])
 async def test_the_limit_is_compared_with_the_current_prompt(limit: int, compacted: bool) -> None:
-    conversation = LongTalk(profile="seed", compaction=CompactionConfig(auto_compaction_input_tokens_threshold=limit))
+    conversation = LongConversation(
+        profile="seed", compaction=CompactionConfig(auto_compaction_input_tokens_threshold=limit)
+    )
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
     events = [one.payload for one in conversation.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
     assert bool(events) is compacted
     assert all(event.tokens_before >= limit for event in events)

@@ -7,7 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from tests.support.agents import MakeAgent, Pause, ReplayWire, says
+from tests.support.agents import MakeAgent, Pause, ReplayTransport, says
 
 import holdfast
 from holdfast import Session, ToolError, tool
@@ -90,7 +90,7 @@ async def test_every_event_is_recorded_in_order(agent: MakeAgent) -> None:
 async def test_the_call_is_recorded_before_the_request_is_sent(agent: MakeAgent) -> None:
     seen: list[list[str]] = []
 
-    class Watching(ReplayWire):
+    class Watching(ReplayTransport):
         def send(self, *args, **options):  # type: ignore[no-untyped-def]
             seen.append(event_types(one.events))
             return super().send(*args, **options)
@@ -128,7 +128,7 @@ async def test_the_second_call_shares_every_block_of_the_first(agent: MakeAgent)
     first, second = [event for event in one.payloads if isinstance(event, RequestPrepared)]
     assert (first.shared_blocks, len(first.digests)) == (0, 3)
     assert (second.shared_blocks, [link.layer for link in second.digests]) == (3, ["history", "history"])
-    assert second.body_bytes == len(one.wire.bodies[1])
+    assert second.body_bytes == len(one.transport.bodies[1])
 
 
 async def test_breakpoints_are_on_the_wire_and_not_in_the_digest_chain(agent: MakeAgent) -> None:
@@ -136,7 +136,7 @@ async def test_breakpoints_are_on_the_wire_and_not_in_the_digest_chain(agent: Ma
     one = agent(says(CALL, usage=cached), says("3"), tools=[add], system_prompt="Be kind.")
     async with one.session as session:
         await session.send("1 + 2?")
-    assert one.wire.bodies[0].count(b'"cache_control":{"type":"ephemeral"}') == 3
+    assert one.transport.bodies[0].count(b'"cache_control":{"type":"ephemeral"}') == 3
     with_breakpoint = [
         block for message in one.bodies[1]["messages"] for block in message["content"] if "cache_control" in block
     ]
@@ -147,7 +147,7 @@ async def test_a_prompt_that_proved_too_short_to_cache_gets_no_more_breakpoints(
     one = agent(says(CALL), says("3"), tools=[add], system_prompt="Be kind.")
     async with one.session as session:
         await session.send("1 + 2?")
-    assert b"cache_control" not in one.wire.bodies[1]
+    assert b"cache_control" not in one.transport.bodies[1]
     first, second = [event.plan for event in one.payloads if isinstance(event, RequestPrepared)]
     assert (len(first.breakpoints), second.breakpoints) == (3, ())
     assert "below the cache floor of 512 tokens" in second.notes[0]
@@ -181,7 +181,7 @@ async def test_a_prompt_with_the_dynamic_boundary_is_split_there(agent: MakeAgen
         await session.send("hello")
     assert one.bodies[0]["system"][0]["text"] == "Stable."
     assert texts(one.bodies[0]) == ["<context layer='volatile'>\nIt is Monday.\n</context>", "hello"]
-    assert b"BOUNDARY" not in one.wire.bodies[0]
+    assert b"BOUNDARY" not in one.transport.bodies[0]
 
 
 @pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
@@ -421,7 +421,7 @@ async def test_a_session_stops_before_a_call_that_could_exceed_its_budget(agent:
         ):
             await session.send("again " * 300)
         assert session.cost == Decimal("0.009")
-    assert len(one.wire.bodies) == 1
+    assert len(one.transport.bodies) == 1
     assert one.payloads[-2] == TurnCancelled("budget", 0, 0)
 
 
@@ -429,7 +429,7 @@ async def test_a_call_that_just_fits_the_budget_is_made(agent: MakeAgent) -> Non
     one = agent(says("x"), spend_max_usd="0.0110", output_tokens_max=1000)
     async with one.session as session:
         await session.send("hello")
-    assert len(one.wire.bodies) == 1
+    assert len(one.transport.bodies) == 1
 
 
 async def test_a_failed_call_is_recorded_and_the_session_continues(agent: MakeAgent) -> None:
@@ -448,7 +448,7 @@ async def test_a_failed_call_is_recorded_and_the_session_continues(agent: MakeAg
 
 
 async def test_a_truncated_reply_is_a_network_error(agent: MakeAgent) -> None:
-    class Cut(ReplayWire):
+    class Cut(ReplayTransport):
         async def send(self, *args, **options):  # type: ignore[no-untyped-def]
             yield b"event: ping\ndata: {}\n\n"
 
@@ -460,7 +460,7 @@ async def test_a_truncated_reply_is_a_network_error(agent: MakeAgent) -> None:
 
 
 async def test_a_complete_reply_counts_whatever_the_connection_does_afterwards(agent: MakeAgent) -> None:
-    class Failing(ReplayWire):
+    class Failing(ReplayTransport):
         async def send(self, *args, **options):  # type: ignore[no-untyped-def]
             async for chunk in super().send(*args, **options):
                 yield chunk
@@ -471,7 +471,7 @@ async def test_a_complete_reply_counts_whatever_the_connection_does_afterwards(a
 
 
 async def test_a_connection_that_stays_open_after_the_reply_is_not_waited_for(agent: MakeAgent) -> None:
-    class Lingering(ReplayWire):
+    class Lingering(ReplayTransport):
         async def send(self, *args, **options):  # type: ignore[no-untyped-def]
             try:
                 async for chunk in super().send(*args, **options):
@@ -487,7 +487,7 @@ async def test_a_connection_that_stays_open_after_the_reply_is_not_waited_for(ag
 
 
 async def test_the_stream_is_read_to_its_end_so_that_the_connection_can_be_reused(agent: MakeAgent) -> None:
-    class Counting(ReplayWire):
+    class Counting(ReplayTransport):
         async def send(self, *args, **options):  # type: ignore[no-untyped-def]
             async for chunk in super().send(*args, **options):
                 yield chunk
@@ -504,7 +504,7 @@ async def test_cancelling_a_call_keeps_the_text_received_and_leaves_a_valid_tran
     one = agent(Pause(says("The answer is long."), events=4), says("ok"))
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
-        await one.wire.paused.wait()
+        await one.transport.paused.wait()
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
@@ -524,8 +524,8 @@ async def test_the_output_of_an_interrupted_call_is_estimated_from_what_arrived(
     async with one.session as session:
         for _ in range(2):
             turn = asyncio.ensure_future(session.send("hello"))
-            await one.wire.paused.wait()
-            one.wire.paused.clear()
+            await one.transport.paused.wait()
+            one.transport.paused.clear()
             turn.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await turn
@@ -540,7 +540,7 @@ async def test_the_output_of_an_interrupted_call_is_estimated_from_what_arrived(
 
 
 async def test_nothing_is_estimated_when_the_input_tokens_were_not_reported_either(agent: MakeAgent) -> None:
-    wire = ReplayWire([Pause(says("The answer is long, and goes on."), events=2)], get_adapter("openai-chat"))
+    wire = ReplayTransport([Pause(says("The answer is long, and goes on."), events=2)], get_adapter("openai-chat"))
     one = agent(model="openai-chat:gpt-5.6", transport=wire)
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
@@ -566,7 +566,7 @@ async def test_after_a_cancellation_without_output_the_next_question_is_appended
     one = agent(Pause(says("never"), events=0), says("ok"))
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
-        await one.wire.paused.wait()
+        await one.transport.paused.wait()
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
@@ -603,7 +603,7 @@ async def test_two_turns_at_once_are_refused(agent: MakeAgent) -> None:
     one = agent(Pause(says("x"), events=0))
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
-        await one.wire.paused.wait()
+        await one.transport.paused.wait()
         with pytest.raises(UserError, match="a turn is in progress"):
             await session.send("me too")
         turn.cancel()
@@ -698,10 +698,10 @@ async def test_closing_a_session_cancels_its_turn_and_leaves_the_callers_transpo
     one = agent(Pause(says("x"), events=0))
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
-        await one.wire.paused.wait()
+        await one.transport.paused.wait()
     assert turn.cancelled() or turn.done()
     await asyncio.gather(turn, return_exceptions=True)
-    assert not one.wire.closed
+    assert not one.transport.closed
     assert isinstance(one.payloads[-1], TurnCancelled)
 
 
@@ -750,7 +750,7 @@ async def test_a_resumed_session_extends_the_bytes_sent_before(agent: MakeAgent,
     async with first.session as session:
         await session.send("1 + 2?")
         id, history, cost = session.id, session.history, session.cost
-    wire = ReplayWire([says("again 3")])
+    wire = ReplayTransport([says("again 3")])
     other = Session.resume(id, store=path, transport=wire, tools=[add], system_prompt_volatile="Monday")
     async with other as session:
         assert (session.history, session.cost, session.model) == (history, cost, "anthropic:claude-sonnet-5-5")
@@ -798,7 +798,7 @@ async def test_a_turn_that_a_crash_interrupted_is_closed_before_the_next_turn(ag
 
 def test_run_sync_sends_every_message_and_returns_the_last_answer(agent: MakeAgent) -> None:
     one = agent()
-    options = {**one.options, "transport": ReplayWire([says("one"), says("two")])}
+    options = {**one.options, "transport": ReplayTransport([says("one"), says("two")])}
     assert holdfast.run_sync("a", "b", **options).text == "two"  # type: ignore[arg-type]
     with pytest.raises(UserError, match="at least one message"):
         holdfast.run_sync()

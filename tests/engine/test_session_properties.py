@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.agents import Agent, Pause, Step, make_agent, moved_prefixes, says
+from tests.support.agents import Agent, Pause, Step, changed_prefixes, make_agent, says
 
 from holdfast.catalog.lookup import find_model
 from holdfast.engine.reducer import apply_event, fold_events
@@ -69,9 +69,9 @@ async def converse(one: Agent, questions: list[str]) -> tuple[tuple[Message, ...
     """Send every question; cancel a reply that pauses, and accept one that fails."""
     async with one.session as session:
         for ask in questions:
-            one.wire.paused.clear()
+            one.transport.paused.clear()
             turn = asyncio.ensure_future(session.send(ask))
-            paused = asyncio.ensure_future(one.wire.paused.wait())
+            paused = asyncio.ensure_future(one.transport.paused.wait())
             await asyncio.wait([turn, paused], return_when=asyncio.FIRST_COMPLETED)
             paused.cancel()
             if not turn.done():
@@ -93,13 +93,13 @@ def test_the_transcript_stays_valid_and_the_prefix_only_grows_whatever_happens(
     asyncio.run(converse(one, questions))
     state = fold_events(one.events, one.events[0].session_id)
     assert validate_transcript(merge_into_messages(state.entries)) == ()
-    assert moved_prefixes(one.events) == []
+    assert changed_prefixes(one.events) == []
     assert state.turn is None
     turns = sum(isinstance(payload, TurnStarted) for payload in one.payloads)
     assert (
         sum(isinstance(payload, TurnCompleted | TurnCancelled) for payload in one.payloads) == turns == len(questions)
     )
-    for body in one.wire.bodies:
+    for body in one.transport.bodies:
         request = ADAPTER.decode_request(body)
         assert validate_transcript(merge_into_messages(request.prompt.entries)) == ()
         assert len(request.plan.breakpoints) <= 4

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.support.served_gateway import TIMEOUT_SECONDS, ServedGateway, raw_upstream, serving_gateway
+from tests.support.served_gateway import TIMEOUT_SECONDS, ServedGateway, raw_upstream, serve_gateway
 
 from holdfast.clock import ManualClock
 from holdfast.events.payloads.cache import CachePinged
@@ -35,7 +35,7 @@ def ask(gateway: ServedGateway, asked: dict[str, Any], headers: dict[str, str] |
     reply: dict[str, Any] = json.loads(connection.getresponse().read())
     connection.close()
     # From here on nothing is under way any longer.
-    gateway.recorded()
+    gateway.recorded_sessions()
     return reply
 
 
@@ -54,21 +54,21 @@ def asked_at_once(gateway: ServedGateway, count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("improve", "writers"), [(True, 1), (False, 0)])
 def test_of_many_that_begin_alike_one_writes_and_the_others_read(improve: bool, writers: int) -> None:
-    with serve_provider(SimulatedProvider(script=SLOW * 5)) as url, serving_gateway(url, improve=improve) as gateway:
+    with serve_provider(SimulatedProvider(script=SLOW * 5)) as url, serve_gateway(url, improve=improve) as gateway:
         usages = asked_at_once(gateway, 5)
     assert sum(usage["cache_creation_input_tokens"] > 1_000 for usage in usages) == writers
     assert sum(usage["cache_read_input_tokens"] > 1_000 for usage in usages) == (4 if improve else 0)
 
 
 def test_what_failed_has_written_nothing_for_others() -> None:
-    with serve_provider(SimulatedProvider(script=SLOW * 5)) as url, serving_gateway(url, improve=True) as gateway:
+    with serve_provider(SimulatedProvider(script=SLOW * 5)) as url, serve_gateway(url, improve=True) as gateway:
         assert "error" in ask(gateway, body("Crane?"), {"x-api-key": "any", "x-holdfast-fault": "529"})
         usages = asked_at_once(gateway, 3)
     assert sum(usage["cache_creation_input_tokens"] > 1_000 for usage in usages) == 1
 
 
 def pings(gateway: ServedGateway) -> list[CachePinged]:
-    (session,) = gateway.recorded()
+    (session,) = gateway.recorded_sessions()
     return [event.payload for event in gateway.store.read(session) if isinstance(event.payload, CachePinged)]
 
 
@@ -77,14 +77,14 @@ def test_a_silent_conversation_is_kept_warm_and_what_that_cost_is_recorded() -> 
     provider = SimulatedProvider(clock=clock)
     with (
         serve_provider(provider) as url,
-        serving_gateway(url, improve=True, keep_alive_usd="1", clock=clock) as gateway,
+        serve_gateway(url, improve=True, keep_alive_usd="1", clock=clock) as gateway,
     ):
         ask(gateway, body("one"))
         for _ in range(3):
             clock.advance(200)
-            assert gateway.look() == 0
+            assert gateway.send_due_pings() == 0
             clock.advance(90)
-            assert gateway.look() == 1
+            assert gateway.send_due_pings() == 1
         clock.advance(200)
         later = ask(gateway, body("one", "yes", "two"))
         made = pings(gateway)
@@ -101,13 +101,13 @@ def test_no_more_is_spent_on_keeping_than_one_return_is_worth_or_than_a_day_may_
         clock = ManualClock(1_000_000)
         with (
             serve_provider(SimulatedProvider(clock=clock)) as url,
-            serving_gateway(url, improve=True, keep_alive_usd=most, clock=clock) as gateway,
+            serve_gateway(url, improve=True, keep_alive_usd=most, clock=clock) as gateway,
         ):
             ask(gateway, body("one"))
             counted = 0
             for _ in range(20):
                 clock.advance(290)
-                counted += gateway.look()
+                counted += gateway.send_due_pings()
         assert counted == sent
 
 
@@ -116,17 +116,17 @@ def test_what_was_gone_on_from_what_was_refused_and_what_lapsed_is_not_kept() ->
     provider = SimulatedProvider(clock=clock)
     with (
         serve_provider(provider) as url,
-        serving_gateway(url, improve=True, keep_alive_usd="1", clock=clock) as gateway,
+        serve_gateway(url, improve=True, keep_alive_usd="1", clock=clock) as gateway,
     ):
         ask(gateway, body("one"))
         ask(gateway, body("one", "yes", "two"))
         clock.advance(290)
-        assert gateway.look() == 1
+        assert gateway.send_due_pings() == 1
         clock.advance(400)
-        assert gateway.look() == 0
+        assert gateway.send_due_pings() == 0
         ask(gateway, {**body("other"), "max_tokens": -1})
         clock.advance(290)
-        assert gateway.look() == 0
+        assert gateway.send_due_pings() == 0
 
 
 @pytest.mark.parametrize("drain", [True, False])
@@ -139,7 +139,7 @@ def test_a_reply_whose_client_has_left_is_read_on_where_that_is_wanted(drain: bo
         b'"usage":{"output_tokens":42}}\n\nevent: message_stop\ndata: {"type":"message_stop"}\n\n',
     )
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % sum(map(len, events))
-    with raw_upstream() as upstream, serving_gateway(upstream.url, drain=drain) as gateway:
+    with raw_upstream() as upstream, serve_gateway(upstream.url, drain=drain) as gateway:
         upstream.parts = (head, events[0], go_on, events[1])
         raw = json.dumps(body("one")).encode()
         with socket.create_connection(gateway.address, timeout=TIMEOUT_SECONDS) as connection:
@@ -152,7 +152,7 @@ def test_a_reply_whose_client_has_left_is_read_on_where_that_is_wanted(drain: bo
         if not drain:
             assert upstream.left.wait(TIMEOUT_SECONDS)
         go_on.set()
-        (session,) = gateway.recorded()
+        (session,) = gateway.recorded_sessions()
         last = list(gateway.store.read(session))[-1].payload
     assert isinstance(last, LlmCallCompleted if drain else LlmCallFailed)
     assert last.usage.output == (42 if drain else 1)
@@ -163,14 +163,14 @@ def test_what_a_subscription_pays_for_is_neither_kept_nor_made_to_wait() -> None
     provider = SimulatedProvider(clock=clock)
     with (
         serve_provider(provider) as url,
-        serving_gateway(
+        serve_gateway(
             url, improve=True, keep_alive_usd="1", clock=clock, grants={"*": KeyLimits(improve=True)}
         ) as gateway,
     ):
         asked = body("one", system=[{"type": "text", "text": HEAD, "cache_control": {"type": "ephemeral"}}])
         ask(gateway, asked, {"authorization": "Bearer sk-ant-oat01-mine"})
         clock.advance(290)
-        assert gateway.look() == 0
-        (session,) = gateway.recorded()
+        assert gateway.send_due_pings() == 0
+        (session,) = gateway.recorded_sessions()
         assert len(list(iter_calls(gateway.store.read(session)))) <= 1
     assert [json.loads(request.body) for request in provider.requests] == [asked]

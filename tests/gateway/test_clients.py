@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.support import sdk_clients as players
-from tests.support.served_gateway import serving_gateway
+from tests.support.served_gateway import serve_gateway
 
 from holdfast.clock import ManualClock
 from holdfast.ledger.calls import iter_calls
@@ -24,9 +24,9 @@ CLIENTS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-def played(url: str, name: str, *, stream: bool, blocking: bool) -> list[players.Shown]:
+def played(url: str, name: str, *, stream: bool, blocking: bool) -> list[players.ShownUsage]:
     _, plain, asynchronous = CLIENTS[name]
-    shown: list[players.Shown] = (
+    shown: list[players.ShownUsage] = (
         plain(url, stream=stream) if blocking else asyncio.run(asynchronous(url, stream=stream))
     )
     return shown
@@ -42,9 +42,9 @@ def simulated() -> SimulatedProvider:
 def test_a_client_shows_through_the_gateway_what_it_shows_without_it(name: str, stream: bool, blocking: bool) -> None:
     with serve_provider(simulated()) as url:
         direct = played(url, name, stream=stream, blocking=blocking)
-    with serve_provider(simulated()) as url, serving_gateway(url) as gateway:
+    with serve_provider(simulated()) as url, serve_gateway(url) as gateway:
         through = played(f"{gateway.url}/{CLIENTS[name][0]}", name, stream=stream, blocking=blocking)
-        (session,) = gateway.recorded()
+        (session,) = gateway.recorded_sessions()
         recorded = list(iter_calls(gateway.store.read(session)))
     assert through == direct
     assert len(recorded) == 3
@@ -55,7 +55,7 @@ def test_a_client_shows_through_the_gateway_what_it_shows_without_it(name: str, 
 
 @pytest.mark.parametrize(("name", "base"), [("anthropic", ""), ("openai chat", ""), ("google-genai", "")])
 def test_at_the_root_the_same_paths_are_known(name: str, base: str) -> None:
-    with serve_provider(simulated()) as url, serving_gateway(url) as gateway:
+    with serve_provider(simulated()) as url, serve_gateway(url) as gateway:
         through = played(f"{gateway.url}{base}", name, stream=False, blocking=True)
-        assert len(gateway.recorded()) == 1
+        assert len(gateway.recorded_sessions()) == 1
     assert len(through) == 3

@@ -13,7 +13,7 @@ from tests.support.served_gateway import (
     headers_in,
     raw_upstream,
     read_message,
-    serving_gateway,
+    serve_gateway,
 )
 
 from holdfast.gateway.exchange import Exchange
@@ -38,7 +38,7 @@ def upstream() -> Iterator[RawUpstream]:
 
 @pytest.fixture
 def gateway(upstream: RawUpstream) -> Iterator[ServedGateway]:
-    with serving_gateway(upstream.url) as running:
+    with serve_gateway(upstream.url) as running:
         yield running
 
 
@@ -95,7 +95,7 @@ def test_a_head_is_passed_on_before_its_body_is_there_and_with_it_where_it_is(
 def test_what_has_come_of_a_request_is_passed_on_before_the_rest_is_there(gateway: ServedGateway) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with serving_gateway(url) as running, connected(running) as connection:
+        with serve_gateway(url) as running, connected(running) as connection:
             listening.settimeout(TIMEOUT_SECONDS)
             connection.sendall(post(b"x" * 10)[:-5])
             taken, _ = listening.accept()
@@ -115,7 +115,7 @@ def test_a_client_that_leaves_cancels_what_it_asked_for(upstream: RawUpstream, g
         connection.sendall(post(ASKED))
         received_until(connection, b"first")
     assert upstream.left.wait(TIMEOUT_SECONDS)
-    (session,) = gateway.recorded()
+    (session,) = gateway.recorded_sessions()
     assert "llm.call_failed" in str([event.payload for event in gateway.store.read(session)][-1].__struct_config__.tag)
 
 
@@ -227,7 +227,7 @@ def test_another_protocol_that_is_asked_for_in_advance_or_without_a_name_is_refu
 
 
 def test_one_connection_carries_requests_one_after_another_and_in_advance() -> None:
-    with serve_provider(SimulatedProvider()) as url, serving_gateway(url) as gateway, connected(gateway) as connection:
+    with serve_provider(SimulatedProvider()) as url, serve_gateway(url) as gateway, connected(gateway) as connection:
         bodies = [ASKED.replace(b"Hello.", b"Hello %d." % place) for place in range(5)]
         connection.sendall(post(bodies[0], more=KEY))
         _, first = read_message(connection)
@@ -241,7 +241,7 @@ def test_one_connection_carries_requests_one_after_another_and_in_advance() -> N
 def test_an_answer_that_comes_before_the_request_is_whole_is_passed_on(gateway: ServedGateway) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with serving_gateway(url) as running, connected(running) as connection:
+        with serve_gateway(url) as running, connected(running) as connection:
             listening.settimeout(TIMEOUT_SECONDS)
             connection.sendall(post(b"x" * 10)[:-5])
             taken, _ = listening.accept()
@@ -265,7 +265,7 @@ def test_what_an_idle_connection_says_is_nobodys_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(TIMEOUT_SECONDS)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with serving_gateway(url) as gateway, connected(gateway) as connection:
+        with serve_gateway(url) as gateway, connected(gateway) as connection:
             connection.sendall(post())
             first, _ = listening.accept()
             read_message(first)
@@ -287,7 +287,7 @@ def test_a_connection_is_used_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(TIMEOUT_SECONDS)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with serving_gateway(url) as gateway, connected(gateway) as connection:
+        with serve_gateway(url) as gateway, connected(gateway) as connection:
             connection.sendall(post())
             taken, _ = listening.accept()
             with taken:
@@ -339,7 +339,7 @@ def test_whatever_of_ours_fails_the_call_goes_on(upstream: RawUpstream) -> None:
     def failing(observer: GatewayRecorder) -> Failing:
         return Failing()
 
-    with serving_gateway(upstream.url, watcher=failing) as gateway, connected(gateway) as connection:
+    with serve_gateway(upstream.url, watcher=failing) as gateway, connected(gateway) as connection:
         for _ in range(2):
             connection.sendall(post(ASKED))
             assert read_message(connection)[1] == b"{}"
@@ -354,13 +354,13 @@ def test_what_cannot_be_read_is_forwarded_all_the_same(
         connection.sendall(post(body))
         assert read_message(connection)[1] == b"{}"
     assert upstream.bodies == [body]
-    assert gateway.recorded() == ()
+    assert gateway.recorded_sessions() == ()
 
 
 def test_an_upstream_that_is_not_there_is_told_in_the_providers_words() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    with serving_gateway(url) as gateway:
+    with serve_gateway(url) as gateway:
         for path, words in (("/anthropic/v1/messages", "api_error"), ("/openai/v1/responses", "server_error")):
             with connected(gateway) as connection:
                 connection.sendall(post(path=path))

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 from anthropic.types import Message, MessageParam, Usage
-from tests.support.served import TIMEOUT_SECONDS, Simulated
+from tests.support.served import TIMEOUT_SECONDS, SimulatorServer
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.errors import UserError
@@ -47,13 +47,13 @@ Wire = dict[str, Any]
 
 
 @pytest.fixture
-def simulated(request: pytest.FixtureRequest) -> Iterator[Simulated]:
-    with Simulated(parse_script(getattr(request, "param", ""))) as running:
+def simulated(request: pytest.FixtureRequest) -> Iterator[SimulatorServer]:
+    with SimulatorServer(parse_script(getattr(request, "param", ""))) as running:
         yield running
 
 
 @pytest.fixture
-def client(simulated: Simulated) -> Iterator[anthropic.Anthropic]:
+def client(simulated: SimulatorServer) -> Iterator[anthropic.Anthropic]:
     with wrap(simulated.client()) as opened:
         yield opened
 
@@ -110,7 +110,7 @@ def test_the_second_call_reads_what_the_first_wrote_without_a_breakpoint_of_the_
     assert second.usage.cache_read_input_tokens == first.usage.cache_creation_input_tokens
 
 
-def test_an_unwrapped_client_caches_nothing(simulated: Simulated) -> None:
+def test_an_unwrapped_client_caches_nothing(simulated: SimulatorServer) -> None:
     with simulated.client() as bare:
         wrap(bare)
         create(bare)
@@ -158,7 +158,7 @@ def test_many_parallel_tools_do_not_hide_the_previous_call(client: anthropic.Ant
     assert 0 < (third.usage.cache_read_input_tokens or 0) < (second.usage.cache_read_input_tokens or 0)
 
 
-def test_the_callers_arguments_are_not_modified(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_the_callers_arguments_are_not_modified(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     blocks = [{"type": "text", "text": SYSTEM}]
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hello."}]}]
     callers_arguments = {"system": blocks, "messages": messages, "tools": [TOOL]}
@@ -168,7 +168,9 @@ def test_the_callers_arguments_are_not_modified(simulated: Simulated, client: an
     assert len(breakpoints_in(simulated.bodies()[0])) == 3
 
 
-def test_only_text_with_a_breakpoint_is_turned_into_blocks(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_only_text_with_a_breakpoint_is_turned_into_blocks(
+    simulated: SimulatorServer, client: anthropic.Anthropic
+) -> None:
     messages_so_far: Any = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "More."}]
     create(client, messages=messages_so_far)
     body = simulated.bodies()[0]
@@ -179,7 +181,7 @@ def test_only_text_with_a_breakpoint_is_turned_into_blocks(simulated: Simulated,
     ]
 
 
-def test_a_one_shot_iterator_of_messages_is_read_once(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_a_one_shot_iterator_of_messages_is_read_once(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     create(client, messages=({"role": "user", "content": word} for word in ("Hello.", "And?")))
     assert [message["role"] for message in simulated.bodies()[0]["messages"]] == ["user", "user"]
     assert len(recorder_of(client).calls) == 1
@@ -200,7 +202,7 @@ def text_with_breakpoint(text: str, cache_control: Wire = CACHE_CONTROL) -> Wire
 
 @pytest.mark.parametrize(("own", "sent"), [(4, 4), (3, 4), (2, 4), (1, 3)])
 def test_the_callers_breakpoints_have_priority(
-    simulated: Simulated, client: anthropic.Anthropic, own: int, sent: int
+    simulated: SimulatorServer, client: anthropic.Anthropic, own: int, sent: int
 ) -> None:
     system = [text_with_breakpoint(f"Part {number}.") for number in range(own)]
     create(client, system=system, tools=[TOOL])
@@ -211,7 +213,7 @@ def test_the_callers_breakpoints_have_priority(
     assert bool(breakpoints_in(body["tools"])) == (own < 3)
 
 
-def test_a_breakpoint_inside_a_tool_result_counts(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_a_breakpoint_inside_a_tool_result_counts(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     inner = [text_with_breakpoint("one"), text_with_breakpoint("two"), text_with_breakpoint("three")]
     messages_so_far = [
         *HELLO,
@@ -226,14 +228,14 @@ def test_a_breakpoint_inside_a_tool_result_counts(simulated: Simulated, client: 
 
 
 def test_a_block_with_a_breakpoint_of_the_caller_gets_no_second_one(
-    simulated: Simulated, client: anthropic.Anthropic
+    simulated: SimulatorServer, client: anthropic.Anthropic
 ) -> None:
     create(client, messages=[{"role": "user", "content": [text_with_breakpoint("Hello.", CACHE_CONTROL_1H)]}])
     assert breakpoints_in(simulated.bodies()[0]) == [CACHE_CONTROL_1H, CACHE_CONTROL_1H]
 
 
 def test_our_breakpoints_before_the_callers_one_hour_ttl_get_one_hour_and_later_ones_five_minutes(
-    simulated: Simulated, client: anthropic.Anthropic
+    simulated: SimulatorServer, client: anthropic.Anthropic
 ) -> None:
     create(client, system=[{"type": "text", "text": "A."}, text_with_breakpoint("B.", CACHE_CONTROL_1H)], tools=[TOOL])
     assert breakpoints_in(simulated.bodies()[0]) == [CACHE_CONTROL_1H, CACHE_CONTROL_1H, CACHE_CONTROL]
@@ -241,7 +243,7 @@ def test_our_breakpoints_before_the_callers_one_hour_ttl_get_one_hour_and_later_
 
 @pytest.mark.parametrize("cache_control", [CACHE_CONTROL, CACHE_CONTROL_1H])
 def test_the_automatic_breakpoint_replaces_ours_at_the_end(
-    simulated: Simulated, client: anthropic.Anthropic, cache_control: Wire
+    simulated: SimulatorServer, client: anthropic.Anthropic, cache_control: Wire
 ) -> None:
     create(client, cache_control=cache_control, tools=[TOOL])
     body = simulated.bodies()[0]
@@ -249,7 +251,7 @@ def test_the_automatic_breakpoint_replaces_ours_at_the_end(
     assert breakpoints_in(body["tools"]) == breakpoints_in(body["system"]) == [cache_control]
 
 
-def test_the_automatic_breakpoint_counts(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_the_automatic_breakpoint_counts(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     create(
         client,
         cache_control=CACHE_CONTROL,
@@ -261,7 +263,7 @@ def test_the_automatic_breakpoint_counts(simulated: Simulated, client: anthropic
 
 @pytest.mark.parametrize("extra", [{"system": "Another one."}, {"cache_control": CACHE_CONTROL}])
 def test_a_prompt_in_extra_body_is_left_unchanged(
-    simulated: Simulated, client: anthropic.Anthropic, extra: Wire
+    simulated: SimulatorServer, client: anthropic.Anthropic, extra: Wire
 ) -> None:
     create(client, extra_body=extra)
     body = simulated.bodies()[0]
@@ -272,7 +274,7 @@ def test_a_prompt_in_extra_body_is_left_unchanged(
 # Pass-through
 
 
-def test_a_wrapped_client_is_a_client(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_a_wrapped_client_is_a_client(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     assert isinstance(client, anthropic.Anthropic)
     assert client.max_retries == 0
     assert "messages" in dir(client)
@@ -285,7 +287,7 @@ def test_a_wrapped_client_is_a_client(simulated: Simulated, client: anthropic.An
     assert len(recorder_of(client).calls) == 1
 
 
-def test_a_setting_on_the_wrapped_client_is_set_on_the_client(simulated: Simulated) -> None:
+def test_a_setting_on_the_wrapped_client_is_set_on_the_client(simulated: SimulatorServer) -> None:
     with simulated.client() as bare:
         client: Any = wrap(bare)
         client.max_retries = 1
@@ -314,12 +316,12 @@ def test_a_client_cannot_be_wrapped_twice(client: anthropic.Anthropic) -> None:
         wrap(client)
 
 
-def test_an_unwrapped_client_has_no_recorder(simulated: Simulated) -> None:
+def test_an_unwrapped_client_has_no_recorder(simulated: SimulatorServer) -> None:
     with simulated.client() as bare, pytest.raises(UserError, match="is not wrapped"):
         recorder_of(bare)
 
 
-def test_a_subclass_of_a_client_can_be_wrapped(simulated: Simulated) -> None:
+def test_a_subclass_of_a_client_can_be_wrapped(simulated: SimulatorServer) -> None:
     class Mine(anthropic.Anthropic):
         pass
 
@@ -415,7 +417,7 @@ def test_an_unreachable_provider_is_a_network_failure() -> None:
 
 
 def test_a_call_with_an_unknown_model_is_sent_unchanged_with_one_warning(
-    simulated: Simulated, client: anthropic.Anthropic, caplog: pytest.LogCaptureFixture
+    simulated: SimulatorServer, client: anthropic.Anthropic, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
         with pytest.raises(anthropic.NotFoundError):
@@ -427,7 +429,7 @@ def test_a_call_with_an_unknown_model_is_sent_unchanged_with_one_warning(
 
 
 def test_unreadable_arguments_are_sent_unchanged_with_one_warning_that_quotes_nothing(
-    simulated: Simulated, client: anthropic.Anthropic, caplog: pytest.LogCaptureFixture
+    simulated: SimulatorServer, client: anthropic.Anthropic, caplog: pytest.LogCaptureFixture
 ) -> None:
     strange = [{"type": "text", "text": SECRET, "citations": [{"unheard": SECRET}]}]
     for _ in range(2):
@@ -446,7 +448,9 @@ def test_wrong_arguments_fail_as_without_wrapping(client: anthropic.Anthropic) -
         wrong.create(model=SONNET)
 
 
-def test_a_store_that_fails_does_not_fail_the_call(simulated: Simulated, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_fails_does_not_fail_the_call(
+    simulated: SimulatorServer, caplog: pytest.LogCaptureFixture
+) -> None:
     store = open_store("memory:")
     with wrap(simulated.client(), store=store) as client:
         store.close()
@@ -470,7 +474,7 @@ def test_the_record_contains_no_prompt(client: anthropic.Anthropic) -> None:
     assert SECRET.encode() not in msgspec.json.encode(events)
 
 
-def test_the_record_can_be_stored_in_a_file(simulated: Simulated, tmp_path: Path) -> None:
+def test_the_record_can_be_stored_in_a_file(simulated: SimulatorServer, tmp_path: Path) -> None:
     path = tmp_path / "calls.db"
     with wrap(simulated.client(), store=path) as client:
         create(client)
@@ -483,7 +487,7 @@ def test_the_record_can_be_stored_in_a_file(simulated: Simulated, tmp_path: Path
     log.close()
 
 
-def test_a_file_is_written_completely_even_if_it_is_never_closed(simulated: Simulated, tmp_path: Path) -> None:
+def test_a_file_is_written_completely_even_if_it_is_never_closed(simulated: SimulatorServer, tmp_path: Path) -> None:
     path = tmp_path / "calls.db"
     program = (
         "import anthropic; from holdfast.integrations import wrap; "
@@ -586,7 +590,7 @@ async def test_parallel_calls_are_recorded_separately(async_client: anthropic.As
 # Cache controls of the store
 
 
-def test_disabling_caching_adds_nothing_to_a_call_until_it_is_enabled_again(simulated: Simulated) -> None:
+def test_disabling_caching_adds_nothing_to_a_call_until_it_is_enabled_again(simulated: SimulatorServer) -> None:
     store = MemoryStore()
     with wrap(simulated.client(), store=store) as client:
         create(client)
@@ -609,7 +613,7 @@ def test_disabling_caching_adds_nothing_to_a_call_until_it_is_enabled_again(simu
     assert [one.caching_enabled for one in applied] == [False, True, False, True]
 
 
-def test_a_miss_because_caching_was_disabled_is_planned(simulated: Simulated) -> None:
+def test_a_miss_because_caching_was_disabled_is_planned(simulated: SimulatorServer) -> None:
     store = MemoryStore()
     with wrap(simulated.client(), store=store) as client:
         create(client, system=SYSTEM * 5)

@@ -9,7 +9,7 @@ import pytest
 from anthropic.types import CacheMissMessagesChanged, CacheMissPreviousMessageNotFound, Diagnostics, Message
 from openai.types.responses import Response
 from openai.types.responses.response import PromptCacheDiagnosticsCacheHit, PromptCacheDiagnosticsCacheMiss
-from tests.support.served import TIMEOUT_SECONDS, Simulated
+from tests.support.served import TIMEOUT_SECONDS, SimulatorServer
 
 from holdfast.events.payloads.calls import LlmCallCompleted
 from holdfast.integrations import recorder_of, wrap
@@ -21,19 +21,19 @@ HELLO = {"role": "user", "content": "Hello."}
 
 
 @pytest.fixture
-def simulated() -> Iterator[Simulated]:
-    with Simulated(parse_script("")) as running:
+def simulated() -> Iterator[SimulatorServer]:
+    with SimulatorServer(parse_script("")) as running:
         yield running
 
 
 @pytest.fixture
-def claude(simulated: Simulated) -> Iterator[anthropic.Anthropic]:
+def claude(simulated: SimulatorServer) -> Iterator[anthropic.Anthropic]:
     with simulated.client() as client:
         yield client
 
 
 @pytest.fixture
-def gpt(simulated: Simulated) -> Iterator[openai.OpenAI]:
+def gpt(simulated: SimulatorServer) -> Iterator[openai.OpenAI]:
     options: dict[str, Any] = {"api_key": "any", "timeout": TIMEOUT_SECONDS, "max_retries": 0}
     with openai.OpenAI(base_url=f"{simulated.url}/v1", **options) as client:
         yield client
@@ -124,7 +124,9 @@ def test_a_wrapped_client_records_a_diagnosis_that_its_caller_requested(
     assert recorded(other) == [None, CacheDiagnosis("hit")]
 
 
-def test_a_wrapped_client_requests_no_diagnosis_by_itself(simulated: Simulated, claude: anthropic.Anthropic) -> None:
+def test_a_wrapped_client_requests_no_diagnosis_by_itself(
+    simulated: SimulatorServer, claude: anthropic.Anthropic
+) -> None:
     wrapped: Any = wrap(claude)
     first = ask_claude(wrapped, HELLO)
     ask_claude(wrapped, HELLO, {"role": "assistant", "content": first.content}, HELLO)

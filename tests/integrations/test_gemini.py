@@ -9,7 +9,7 @@ import pytest_asyncio
 from google import genai
 from google.genai import errors, types
 from tests.support.loopback import Server, says, serving
-from tests.support.served import TIMEOUT_SECONDS, answering, replying
+from tests.support.served import TIMEOUT_SECONDS, reply_handler, serve_handlers
 
 from holdfast.events.payloads.calls import LlmCallFailed
 from holdfast.integrations import recorder_of, wrap
@@ -24,7 +24,7 @@ USAGE = Usage(input=30, cache_read=4_096, output=7)
 REPLY = Reply((Text("Two words. " * 20),), "end_turn", USAGE, FLASH, "reply-1")
 TOOL_CALL_REPLY = Reply((ToolUse("c1", "look_up", '{"word":"prefix"}'),), "tool_use", USAGE, FLASH, "reply-0")
 CONFIG = types.GenerateContentConfig(system_instruction=SYSTEM)
-ANSWER = replying(gemini, REPLY)
+ANSWER = reply_handler(gemini, REPLY)
 
 
 def connect(server: Server) -> genai.Client:
@@ -34,7 +34,7 @@ def connect(server: Server) -> genai.Client:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with answering(ANSWER) as running:
+    with serve_handlers(ANSWER) as running:
         yield running
 
 
@@ -97,7 +97,7 @@ def test_every_request_of_automatic_function_calling_is_recorded() -> None:
         """Looks a word up."""
         return f"{word}: what stands in front."
 
-    with answering(replying(gemini, TOOL_CALL_REPLY), ANSWER) as server, connect(server) as client:
+    with serve_handlers(reply_handler(gemini, TOOL_CALL_REPLY), ANSWER) as server, connect(server) as client:
         config = types.GenerateContentConfig(tools=[look_up])
         reply = client.models.generate_content(model=FLASH, contents="What is a prefix?", config=config)
         assert reply.text == "Two words. " * 20
@@ -106,7 +106,7 @@ def test_every_request_of_automatic_function_calling_is_recorded() -> None:
 
 def test_other_methods_pass_through_without_a_record() -> None:
     counting = says('{"totalTokens": 3}', headers={"content-type": "application/json"})
-    with answering(counting) as server, connect(server) as client:
+    with serve_handlers(counting) as server, connect(server) as client:
         assert client.models.count_tokens(model=FLASH, contents="Hello.").total_tokens == 3
         recorder = recorder_of(client)
         assert list(recorder.log.read(recorder.session_id)) == []
@@ -115,7 +115,7 @@ def test_other_methods_pass_through_without_a_record() -> None:
 def test_the_clients_errors_are_raised_unchanged_and_recorded() -> None:
     body = gemini.encode_error("rate_limit", "slow down")[1].decode()
     refusing = says(body, status=429, headers={"content-type": "application/json"})
-    with answering(refusing) as server, connect(server) as client:
+    with serve_handlers(refusing) as server, connect(server) as client:
         with pytest.raises(errors.ClientError):
             client.models.generate_content(model=FLASH, contents="Hello.")
         with pytest.raises(errors.ClientError):

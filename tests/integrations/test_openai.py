@@ -12,8 +12,8 @@ import openai
 import pytest
 import pytest_asyncio
 from openai.types.chat import ChatCompletion
-from tests.support.loopback import Answer, Server, says, serving
-from tests.support.served import TIMEOUT_SECONDS, answering, replying
+from tests.support.loopback import RequestHandler, Server, says, serving
+from tests.support.served import TIMEOUT_SECONDS, reply_handler, serve_handlers
 
 from holdfast.events.payloads.calls import LlmCallFailed, RequestPrepared
 from holdfast.integrations import recorder_of, wrap
@@ -40,12 +40,12 @@ Wire = dict[str, Any]
 async def answer(request: Any) -> Any:
     """Answer with the adapter that belongs to the path of the request."""
     adapter: Adapter = openai_responses if request.path.endswith("/responses") else openai_chat
-    return await replying(adapter, REPLY)(request)
+    return await reply_handler(adapter, REPLY)(request)
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with answering(answer) as running:
+    with serve_handlers(answer) as running:
         yield running
 
 
@@ -306,13 +306,13 @@ def test_a_wrapped_client_is_a_client(server: Server, client: openai.OpenAI) -> 
     assert len(recorder_of(client).calls) == 1
 
 
-def refuses(status: int) -> Answer:
+def refuses(status: int) -> RequestHandler:
     body = openai_chat.encode_error("invalid_request", "no", status=status)[1]
     return says(body.decode(), status=status, headers={"content-type": "application/json"})
 
 
 def test_the_clients_errors_are_raised_unchanged_and_recorded() -> None:
-    with answering(refuses(429)) as server, connect(server) as client:
+    with serve_handlers(refuses(429)) as server, connect(server) as client:
         with pytest.raises(openai.RateLimitError):
             chat(client)
         with pytest.raises(openai.RateLimitError):
@@ -325,7 +325,7 @@ def test_the_clients_errors_are_raised_unchanged_and_recorded() -> None:
 
 def test_an_undecodable_reply_still_reaches_the_caller(caplog: pytest.LogCaptureFixture) -> None:
     strange = says('{"choices": 7, "usage": "none"}', headers={"content-type": "application/json"})
-    with answering(strange) as server, connect(server) as client:
+    with serve_handlers(strange) as server, connect(server) as client:
         assert chat(client).choices == 7
         assert recorder_of(client).calls == ()
     assert "a reply cannot be decoded" in caplog.text

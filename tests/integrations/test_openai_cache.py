@@ -5,7 +5,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.support.served import TIMEOUT_SECONDS, Simulated
+from tests.support.served import TIMEOUT_SECONDS, SimulatorServer
 
 from holdfast.integrations import recorder_of, wrap
 from holdfast.simulator.script import parse_script
@@ -50,7 +50,7 @@ every_way = pytest.mark.parametrize("ask", [chat, streamed_chat, respond, stream
 @pytest.fixture
 def bare() -> Iterator[openai.OpenAI]:
     with (
-        Simulated(parse_script("")) as simulated,
+        SimulatorServer(parse_script("")) as simulated,
         openai.OpenAI(base_url=f"{simulated.url}/v1", api_key="any", timeout=TIMEOUT_SECONDS, max_retries=0) as client,
     ):
         yield client

@@ -38,7 +38,7 @@ def make_preparer() -> CallPreparer:
 @st.composite
 def legal_plans(draw: st.DrawFn, prompt: Prompt) -> Plan:
     """Breakpoints that a provider accepts: one-hour TTLs before five-minute ones."""
-    blocks = values.pieces_of(anthropic, prompt)
+    blocks = values.encode_blocks(anthropic, prompt)
     markable = [index for index, block in enumerate(blocks) if block.accepts_breakpoint]
     ttls: tuple[Ttl, ...] = ("5m", "1h")
     breakpoints = draw(values.plans(markable, ttls)).breakpoints

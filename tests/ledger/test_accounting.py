@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 from click.testing import CliRunner
-from tests.support.served_gateway import serving_gateway
-from tests.support.served_service import serving_store
+from tests.support.served_gateway import serve_gateway
+from tests.support.served_service import serve_store
 from tests.support.simulated_gemini import LONG
 
 from holdfast.cli.main import command
@@ -64,7 +64,7 @@ def store_events(store: Store, session: str, *payloads: AnyPayload) -> None:
 
 
 def rows(store: Store, group_by: str, filters: str = "") -> list[tuple[object, float, int]]:
-    with serving_store(store, clock=ManualClock(START)) as client:
+    with serve_store(store, clock=ManualClock(START)) as client:
         data = client.get(f"/analytics/cost?{ALL}&group_by={group_by}{filters}")["data"]
     return [(row[group_by], row["cost_usd"], row["call_count"]) for row in data]
 
@@ -132,8 +132,8 @@ def test_accounts_survive_pruning(store: Store) -> None:
     ],
 )
 def test_an_invalid_account_filter_is_refused_by_code(query: str, code: str) -> None:
-    with serving_store(MemoryStore()) as client:
-        response = client.ask("GET", f"/analytics/cost?{query}")
+    with serve_store(MemoryStore()) as client:
+        response = client.request("GET", f"/analytics/cost?{query}")
     assert (response.status, response.code) == (400, code)
 
 
@@ -144,7 +144,7 @@ def test_a_gateway_key_is_reported_with_its_name_user_and_team() -> None:
         "max_tokens": 9,
         "messages": [{"role": "user", "content": "Hi. " * 3_000}],
     }
-    with serve_provider(SimulatedProvider()) as url, serving_gateway(url) as gateway:
+    with serve_provider(SimulatedProvider()) as url, serve_gateway(url) as gateway:
         gateway.service.records.add_key(assign_account(new_key.row, user="ann", team="red"))
         connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=10)
         headers = {"x-api-key": "any", "x-holdfast-key": new_key.key}
@@ -153,8 +153,8 @@ def test_a_gateway_key_is_reported_with_its_name_user_and_team() -> None:
         # A client that disconnects before the end gets no usage, so the reply is read completely.
         assert (response.status, b"usage" in response.read()) == (200, True)
         connection.close()
-        gateway.recorded()
-        with serving_store(gateway.store) as client:
+        gateway.recorded_sessions()
+        with serve_store(gateway.store) as client:
             client.service.simulated = True
             admin = client.key("admin")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from tests.support.served import Simulated
+from tests.support.served import SimulatorServer
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.integrations import recorder_of, wrap
@@ -28,7 +28,7 @@ def tool(name: str, **changes: Any) -> Arguments:
 
 @pytest.fixture
 def client() -> Iterator[anthropic.Anthropic]:
-    with Simulated(parse_script("")) as running, wrap(running.client()) as opened:
+    with SimulatorServer(parse_script("")) as running, wrap(running.client()) as opened:
         yield opened
 
 

@@ -41,7 +41,7 @@ def encode_and_parse(model: str, prompt: Prompt, plan: Plan = Plan()) -> ParsedR
 @given(st.data())
 def test_moved_breakpoints_change_no_prefix(model: str, data: st.DataObject) -> None:
     adapter, prompt = adapter_of(model), data.draw(values.prompts)
-    accepting = [index for index, block in enumerate(values.pieces_of(adapter, prompt)) if block.accepts_breakpoint]
+    accepting = [index for index, block in enumerate(values.encode_blocks(adapter, prompt)) if block.accepts_breakpoint]
     plans = values.plans(accepting, wire_of(adapter).ttls)
     one, two = encode_and_parse(model, prompt, data.draw(plans)), encode_and_parse(model, prompt, data.draw(plans))
     assert compare_requests(one, two, None).is_prefix_unchanged
@@ -50,7 +50,8 @@ def test_moved_breakpoints_change_no_prefix(model: str, data: st.DataObject) -> 
 
 @every_model
 @given(
-    values.prompts, st.lists(values.passages.filter(lambda passage: "image" not in str(passage).lower()), max_size=3)
+    values.prompts,
+    st.lists(values.history_entries.filter(lambda passage: "image" not in str(passage).lower()), max_size=3),
 )
 def test_a_prompt_that_grew_by_text_is_unchanged(model: str, prompt: Prompt, more: list[HistoryEntry]) -> None:
     grown = Prompt((*prompt.segments, Segment("history", Stability.GROWING, "messages", entries=tuple(more))))

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.recordings import TOOL, line_of
+from tests.support.recordings import TOOL, encode_line
 
 from holdfast.cachemodel.anthropic import check_breakpoints
 from holdfast.catalog.lookup import find_model
@@ -81,7 +81,7 @@ def conversations(draw: st.DrawFn) -> Recording:
     tools = [TOOL] if draw(st.booleans()) else []
     system = "rule " * draw(st.sampled_from([0, 400, 2_000]))
     recording = parse_trace_line(
-        line_of({"id": "x", "system": system, "tools": tools, "messages": messages, "meta": meta})
+        encode_line({"id": "x", "system": system, "tools": tools, "messages": messages, "meta": meta})
     )
     assert isinstance(recording, Recording)
     return recording

@@ -51,7 +51,7 @@ def draw_request(adapter: Adapter, data: st.DataObject) -> tuple[Prompt, Plan, P
     """Any prompt, with marks where the provider takes them."""
     wire = wire_of(adapter)
     prompt, parameters = data.draw(values.prompts), data.draw(wire.parameters)
-    markable = [index for index, piece in enumerate(values.pieces_of(adapter, prompt)) if piece.accepts_breakpoint]
+    markable = [index for index, piece in enumerate(values.encode_blocks(adapter, prompt)) if piece.accepts_breakpoint]
     return prompt, data.draw(values.plans(markable, wire.ttls)), parameters
 
 
@@ -79,7 +79,7 @@ def test_a_request_read_back_says_what_was_written(adapter: Adapter, data: st.Da
 @given(values.prompts)
 def test_what_is_lowered_is_spelled_like_what_it_was_lowered_from(adapter: Adapter, prompt: Prompt) -> None:
     once = lowered(adapter, prompt)
-    assert values.pieces_of(adapter, once) == values.pieces_of(adapter, prompt)
+    assert values.encode_blocks(adapter, once) == values.encode_blocks(adapter, prompt)
     assert lowered(adapter, once) == once
 
 
@@ -102,7 +102,7 @@ def test_a_mark_changes_no_cacheable_byte_and_its_absence_gives_the_unmarked_bod
     marked = adapter.encode_request(prompt, plan, parameters)
     read = adapter.decode_request(marked, headers_of(adapter, parameters))
 
-    before, after = values.pieces_of(adapter, prompt), values.pieces_of(adapter, read.prompt)
+    before, after = values.encode_blocks(adapter, prompt), values.encode_blocks(adapter, read.prompt)
     assert [
         (piece.section, piece.container_start, piece.data, piece.accepts_breakpoint, piece.role) for piece in after
     ] == [(piece.section, piece.container_start, piece.data, piece.accepts_breakpoint, piece.role) for piece in before]
@@ -114,7 +114,7 @@ def test_a_mark_changes_no_cacheable_byte_and_its_absence_gives_the_unmarked_bod
 def test_a_request_that_has_grown_begins_with_the_bytes_of_the_one_before(
     adapter: Adapter, data: st.DataObject
 ) -> None:
-    prompt, more = data.draw(values.prompts), data.draw(st.lists(values.passages, max_size=3))
+    prompt, more = data.draw(values.prompts), data.draw(st.lists(values.history_entries, max_size=3))
     scroll = RequestBuffer(adapter, count=len)
     for segment in prompt.segments:
         scroll.extend(adapter.encode_segment(segment))
@@ -128,7 +128,7 @@ def test_a_request_that_has_grown_begins_with_the_bytes_of_the_one_before(
 def test_a_scroll_that_grew_gives_the_bytes_of_a_request_written_at_once(adapter: Adapter, data: st.DataObject) -> None:
     prompt, plan, parameters = draw_request(adapter, data)
     scroll = RequestBuffer(adapter, count=len)
-    for piece in values.pieces_of(adapter, prompt):
+    for piece in values.encode_blocks(adapter, prompt):
         scroll.extend([piece])
         scroll.render(adapter.request_head(parameters))
 
@@ -142,9 +142,9 @@ def test_a_scroll_that_grew_gives_the_bytes_of_a_request_written_at_once(adapter
 def test_a_request_without_its_head_is_the_one_written_without_it(adapter: Adapter, data: st.DataObject) -> None:
     prompt, plan, parameters = draw_request(adapter, data)
     scroll = RequestBuffer(adapter, count=len)
-    scroll.extend(values.pieces_of(adapter, prompt))
+    scroll.extend(values.encode_blocks(adapter, prompt))
     messages = Prompt(tuple(segment for segment in prompt.segments if segment.section == "messages"))
-    head = len(scroll.blocks) - len(values.pieces_of(adapter, messages))
+    head = len(scroll.blocks) - len(values.encode_blocks(adapter, messages))
     later = Plan(
         tuple(Breakpoint(mark.block_index - head, mark.ttl) for mark in plan.breakpoints if mark.block_index >= head)
     )

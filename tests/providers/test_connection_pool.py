@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.loopback import ENDPOINT, says, serving, whole, wired
+from tests.support.loopback import ENDPOINT, open_transport, read_response, says, serving
 
 from holdfast.providers.connection_pool import RequestQueue
 
@@ -32,12 +32,16 @@ class Doors:
 
 async def test_no_more_requests_are_under_way_than_allowed_whatever_wire_they_come_from() -> None:
     doors = Doors()
-    async with serving(doors) as server, wired(server.url, requests_max=2) as one, wired(server.url) as other:
-        asked = [asyncio.ensure_future(whole(one)) for _ in range(5)]
+    async with (
+        serving(doors) as server,
+        open_transport(server.url, requests_max=2) as one,
+        open_transport(server.url) as other,
+    ):
+        asked = [asyncio.ensure_future(read_response(one)) for _ in range(5)]
         for _ in range(2):
             await doors.entered.acquire()
         # Another wire with a higher limit does not overtake those who wait.
-        asked.append(asyncio.ensure_future(whole(other)))
+        asked.append(asyncio.ensure_future(read_response(other)))
         await asyncio.sleep(0.05)
         assert doors.inside == 2
         doors.open.set()
@@ -46,22 +50,22 @@ async def test_no_more_requests_are_under_way_than_allowed_whatever_wire_they_co
 
 
 async def test_two_wires_to_one_host_use_one_connection_and_closing_one_leaves_the_other() -> None:
-    async with serving(says("ok")) as server, wired(server.url) as one:
-        async with wired(server.url) as other:
-            await whole(one)
-            await whole(other)
-        await whole(one)
+    async with serving(says("ok")) as server, open_transport(server.url) as one:
+        async with open_transport(server.url) as other:
+            await read_response(one)
+            await read_response(other)
+        await read_response(one)
         ports = {request.transport and request.transport.get_extra_info("peername") for request in server.requests}
         assert len(server.requests) == 3
         assert len(ports) == 1
 
 
 async def test_a_stream_that_is_left_early_gives_its_place_up() -> None:
-    async with serving(says("ok")) as server, wired(server.url, requests_max=1) as wire:
+    async with serving(says("ok")) as server, open_transport(server.url, requests_max=1) as wire:
         chunks = wire.send(ENDPOINT, b"")
         await anext(chunks)
         await chunks.aclose()
-        assert await whole(wire) == b"ok"
+        assert await read_response(wire) == b"ok"
 
 
 async def test_whoever_waits_and_leaves_takes_nobodys_place() -> None:

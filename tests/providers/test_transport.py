@@ -13,17 +13,17 @@ from aiohttp import web
 from tests.support.loopback import (
     ENDPOINT,
     KEY,
-    Answer,
     Endless,
     Pauses,
+    RequestHandler,
     breaks_off,
     fails,
     failure_of,
     hangs_up,
+    open_transport,
+    read_response,
     says,
     serving,
-    whole,
-    wired,
 )
 
 from holdfast.errors import FailureKind, ProviderError, UserError
@@ -38,8 +38,8 @@ def without_port(failure: Exception) -> str:
 
 
 async def test_a_request_arrives_as_it_was_sent() -> None:
-    async with serving(says("ok")) as server, wired(server.url + "/") as wire:
-        assert await whole(wire, b'{"a":1}') == b"ok"
+    async with serving(says("ok")) as server, open_transport(server.url + "/") as wire:
+        assert await read_response(wire, b'{"a":1}') == b"ok"
         (request,) = server.requests
         assert (request.method, request.path) == ("POST", "/v1/messages")
         assert server.bodies == [b'{"a":1}']
@@ -61,7 +61,7 @@ async def test_bytes_are_handed_on_before_the_answer_is_whole() -> None:
         await response.write(b"two")
         return response
 
-    async with serving(piecewise) as server, wired(server.url) as wire:
+    async with serving(piecewise) as server, open_transport(server.url) as wire:
         chunks = wire.send(ENDPOINT, b"")
         assert await anext(chunks) == b"one"
         go_on.set()
@@ -69,9 +69,9 @@ async def test_bytes_are_handed_on_before_the_answer_is_whole() -> None:
 
 
 async def test_connections_are_used_again() -> None:
-    async with serving(says("ok")) as server, wired(server.url) as wire:
-        await whole(wire)
-        await whole(wire)
+    async with serving(says("ok")) as server, open_transport(server.url) as wire:
+        await read_response(wire)
+        await read_response(wire)
         ports = {request.transport and request.transport.get_extra_info("peername") for request in server.requests}
         assert len(server.requests) == 2
         assert len(ports) == 1
@@ -81,7 +81,7 @@ async def test_a_busy_provider_is_asked_again_after_the_pause_it_names() -> None
     pauses = Pauses()
     told: list[tuple[int, FailureKind, int | None]] = []
     busy = fails(429, "rate_limit", retry_after="7")
-    async with serving(busy, says("ok")) as server, wired(server.url, pauses=pauses) as wire:
+    async with serving(busy, says("ok")) as server, open_transport(server.url, pauses=pauses) as wire:
         chunks = wire.send(ENDPOINT, b"", on_retry=lambda count, error: told.append((count, error.kind, error.status)))
         assert [chunk async for chunk in chunks] == [b"ok"]
         assert pauses.seconds == [7.0]
@@ -92,7 +92,7 @@ async def test_a_busy_provider_is_asked_again_after_the_pause_it_names() -> None
 async def test_a_provider_that_stays_overloaded_is_given_up_on() -> None:
     pauses = Pauses()
     overloaded = fails(529, "rate_limit", "Overloaded")
-    async with serving(overloaded) as server, wired(server.url, pauses=pauses) as wire:
+    async with serving(overloaded) as server, open_transport(server.url, pauses=pauses) as wire:
         failed = await failure_of(wire)
         assert (failed.kind, failed.status, str(failed)) == ("rate_limit", 529, "Overloaded")
         assert pauses.seconds == [1.0, 2.0]
@@ -100,13 +100,13 @@ async def test_a_provider_that_stays_overloaded_is_given_up_on() -> None:
 
 
 async def test_one_attempt_is_one_attempt() -> None:
-    async with serving(fails(500, "server_error")) as server, wired(server.url, attempts_max=1) as wire:
+    async with serving(fails(500, "server_error")) as server, open_transport(server.url, attempts_max=1) as wire:
         assert (await failure_of(wire)).kind == "server_error"
         assert len(server.requests) == 1
 
 
 async def test_what_will_not_get_better_is_not_tried_again() -> None:
-    async with serving(fails(400, "invalid_request", "bad")) as server, wired(server.url) as wire:
+    async with serving(fails(400, "invalid_request", "bad")) as server, open_transport(server.url) as wire:
         failed = await failure_of(wire)
         assert (failed.kind, str(failed)) == ("invalid_request", "bad")
         assert len(server.requests) == 1
@@ -114,7 +114,7 @@ async def test_what_will_not_get_better_is_not_tried_again() -> None:
 
 async def test_a_redirect_is_not_followed() -> None:
     away = says("", status=307, headers={"location": "/elsewhere"})
-    async with serving(away) as server, wired(server.url) as wire:
+    async with serving(away) as server, open_transport(server.url) as wire:
         failed = await failure_of(wire)
         assert (failed.kind, failed.status) == ("other", 307)
         assert [request.path for request in server.requests] == ["/v1/messages"]
@@ -124,7 +124,7 @@ async def test_a_refused_connection_is_a_network_failure() -> None:
     async with serving(says("ok")) as server:
         url = server.url
     pauses = Pauses()
-    async with wired(url, pauses=pauses) as wire:
+    async with open_transport(url, pauses=pauses) as wire:
         failed = await failure_of(wire)
     assert failed.kind == "network"
     assert re.fullmatch(
@@ -139,7 +139,7 @@ async def test_a_name_that_nobody_knows_is_told_with_what_to_check(monkeypatch: 
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", unknown)
-    async with wired("http://api.harbour.example", attempts_max=1) as wire:
+    async with open_transport("http://api.harbour.example", attempts_max=1) as wire:
         failed = await failure_of(wire)
     assert str(failed) == (
         "the connection to api.harbour.example failed: the host name cannot be resolved; check the network, and the "
@@ -159,7 +159,10 @@ async def test_why_there_is_no_connection_is_told(monkeypatch: pytest.MonkeyPatc
     async def fails_so(*_: object, **__: object) -> None:
         raise fault
 
-    async with serving(says("ok")) as server, wired(server.url.replace("http:", "https:"), attempts_max=1) as wire:
+    async with (
+        serving(says("ok")) as server,
+        open_transport(server.url.replace("http:", "https:"), attempts_max=1) as wire,
+    ):
         monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", fails_so)
         failed = await failure_of(wire)
     assert failed.kind == "network"
@@ -167,13 +170,13 @@ async def test_why_there_is_no_connection_is_told(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_connection_lost_before_the_first_byte_is_tried_again() -> None:
-    async with serving(hangs_up, says("ok")) as server, wired(server.url) as wire:
-        assert await whole(wire) == b"ok"
+    async with serving(hangs_up, says("ok")) as server, open_transport(server.url) as wire:
+        assert await read_response(wire) == b"ok"
         assert len(server.requests) == 2
 
 
 async def test_an_empty_answer_is_a_network_failure() -> None:
-    async with serving(says("")) as server, wired(server.url) as wire:
+    async with serving(says("")) as server, open_transport(server.url) as wire:
         failed = await failure_of(wire)
         assert (failed.kind, without_port(failed)) == (
             "network",
@@ -183,7 +186,7 @@ async def test_an_empty_answer_is_a_network_failure() -> None:
 
 
 async def test_nothing_is_tried_again_after_the_first_byte() -> None:
-    async with serving(breaks_off) as server, wired(server.url) as wire:
+    async with serving(breaks_off) as server, open_transport(server.url) as wire:
         chunks = wire.send(ENDPOINT, b"")
         assert await anext(chunks) == b"first"
         with pytest.raises(ProviderError) as failed:
@@ -214,9 +217,9 @@ async def speaks_and_waits(request: web.Request) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize("slow", [waits, starts_and_waits])
-async def test_a_first_byte_that_is_late_is_a_network_failure(slow: Answer) -> None:
+async def test_a_first_byte_that_is_late_is_a_network_failure(slow: RequestHandler) -> None:
     timeouts = Timeouts(first_byte_seconds=0.05)
-    async with serving(slow) as server, wired(server.url, timeouts=timeouts, attempts_max=2) as wire:
+    async with serving(slow) as server, open_transport(server.url, timeouts=timeouts, attempts_max=2) as wire:
         failed = await failure_of(wire)
         assert (failed.kind, without_port(failed)) == ("network", "127.0.0.1 sent nothing for too long")
         assert len(server.requests) == 2
@@ -224,7 +227,7 @@ async def test_a_first_byte_that_is_late_is_a_network_failure(slow: Answer) -> N
 
 async def test_a_stream_that_falls_silent_is_a_network_failure() -> None:
     timeouts = Timeouts(idle_seconds=0.05)
-    async with serving(speaks_and_waits) as server, wired(server.url, timeouts=timeouts) as wire:
+    async with serving(speaks_and_waits) as server, open_transport(server.url, timeouts=timeouts) as wire:
         chunks = wire.send(ENDPOINT, b"")
         assert await anext(chunks) == b"first"
         with pytest.raises(ProviderError, match="sent nothing for too long"):
@@ -242,7 +245,7 @@ async def test_time_spent_by_the_reader_is_not_silence() -> None:
         return response
 
     timeouts = Timeouts(idle_seconds=0.1)
-    async with serving(twice) as server, wired(server.url, timeouts=timeouts) as wire:
+    async with serving(twice) as server, open_transport(server.url, timeouts=timeouts) as wire:
         chunks = wire.send(ENDPOINT, b"")
         assert await anext(chunks) == b"one"
         await asyncio.sleep(0.15)
@@ -258,14 +261,14 @@ async def test_a_host_that_takes_no_connection_is_given_up_on() -> None:
             for _ in range(8):
                 held.enter_context(socket.create_connection(listener.getsockname(), timeout=0.02))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with wired(url, timeouts=Timeouts(connect_seconds=0.05), attempts_max=1) as wire:
+        async with open_transport(url, timeouts=Timeouts(connect_seconds=0.05), attempts_max=1) as wire:
             failed = await failure_of(wire)
     assert (failed.kind, without_port(failed)) == ("network", "connecting to 127.0.0.1 timed out")
 
 
 async def test_stopping_early_closes_the_connection() -> None:
     endless = Endless()
-    async with serving(endless) as server, wired(server.url) as wire:
+    async with serving(endless) as server, open_transport(server.url) as wire:
         chunks = wire.send(ENDPOINT, b"")
         await anext(chunks)
         await chunks.aclose()
@@ -274,8 +277,8 @@ async def test_stopping_early_closes_the_connection() -> None:
 
 async def test_cancelling_the_caller_closes_the_connection() -> None:
     endless = Endless()
-    async with serving(endless) as server, wired(server.url) as wire:
-        task = asyncio.ensure_future(whole(wire))
+    async with serving(endless) as server, open_transport(server.url) as wire:
+        task = asyncio.ensure_future(read_response(wire))
         await endless.spoke.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -286,7 +289,7 @@ async def test_cancelling_the_caller_closes_the_connection() -> None:
 
 async def test_an_endless_error_is_not_listened_to_for_ever() -> None:
     endless = Endless(status=500)
-    async with serving(endless) as server, wired(server.url, attempts_max=1) as wire:
+    async with serving(endless) as server, open_transport(server.url, attempts_max=1) as wire:
         failed = await asyncio.wait_for(failure_of(wire), 2)
         assert (failed.kind, failed.status) == ("server_error", 500)
         await asyncio.wait_for(endless.left.wait(), 2)
@@ -299,7 +302,7 @@ async def test_an_error_that_is_never_finished_is_told_by_its_status() -> None:
         await asyncio.sleep(5)
         return response
 
-    async with serving(unfinished) as server, wired(server.url, timeouts=Timeouts(idle_seconds=0.05)) as wire:
+    async with serving(unfinished) as server, open_transport(server.url, timeouts=Timeouts(idle_seconds=0.05)) as wire:
         failed = await failure_of(wire)
         assert (failed.kind, failed.status) == ("auth", 403)
 
@@ -307,10 +310,10 @@ async def test_an_error_that_is_never_finished_is_told_by_its_status() -> None:
 async def test_the_key_is_in_no_error_and_no_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     quoting = fails(401, "auth", f"the key my-own-format-{KEY[::-1]} and {KEY} is not valid")
-    async with serving(quoting) as server, wired(server.url, key=f"my-own-format-{KEY[::-1]}") as wire:
+    async with serving(quoting) as server, open_transport(server.url, key=f"my-own-format-{KEY[::-1]}") as wire:
         failed = await failure_of(wire)
         assert str(failed) == "the key [removed] and [removed] is not valid"
-    async with serving(breaks_off) as server, wired(server.url) as wire:
+    async with serving(breaks_off) as server, open_transport(server.url) as wire:
         broken = await failure_of(wire)
     for error in (failed, broken):
         told = "".join(traceback.format_exception(error)) + repr(error) + repr(vars(error)) + repr(wire)
@@ -322,19 +325,22 @@ async def test_the_key_is_in_no_error_and_no_log(caplog: pytest.LogCaptureFixtur
 
 
 async def test_a_key_of_eight_characters_is_removed_where_it_is_quoted() -> None:
-    async with serving(fails(401, "auth", "8letters is wrong")) as server, wired(server.url, key="8letters") as wire:
+    async with (
+        serving(fails(401, "auth", "8letters is wrong")) as server,
+        open_transport(server.url, key="8letters") as wire,
+    ):
         assert str(await failure_of(wire)) == "[removed] is wrong"
 
 
 async def test_a_short_word_is_not_taken_for_a_key() -> None:
-    async with serving(fails(400, "invalid_request", "no")) as server, wired(server.url, key="error") as wire:
+    async with serving(fails(400, "invalid_request", "no")) as server, open_transport(server.url, key="error") as wire:
         assert str(await failure_of(wire)) == "no"
 
 
 async def test_a_reply_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "REPLY_BYTES_MAX", 4)
-    async with serving(says("four"), says("fives")) as server, wired(server.url) as wire:
-        assert await whole(wire) == b"four"
+    async with serving(says("four"), says("fives")) as server, open_transport(server.url) as wire:
+        assert await read_response(wire) == b"four"
         failed = await failure_of(wire)
         assert failed.kind == "server_error"
         assert "a response of over 4 bytes" in str(failed)
@@ -342,10 +348,10 @@ async def test_a_reply_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch
 
 async def test_nothing_is_sent_after_the_end() -> None:
     async with serving(says("ok")) as server:
-        async with wired(server.url) as wire:
-            await whole(wire)
+        async with open_transport(server.url) as wire:
+            await read_response(wire)
         with pytest.raises(UserError, match="the connection to the provider is closed"):
-            await whole(wire)
+            await read_response(wire)
         assert len(server.requests) == 1
 
 

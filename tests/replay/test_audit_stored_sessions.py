@@ -6,7 +6,7 @@ from decimal import Decimal
 import anthropic
 import pytest
 from tests.support.agents import Agent, MakeAgent, says
-from tests.support.served import Simulated
+from tests.support.served import SimulatorServer
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.errors import ProviderError
@@ -58,7 +58,7 @@ def messages_and_system_end(body: bytes) -> tuple[object, str]:
 def assert_replays_what_was_sent(one: Agent, refused: tuple[int, ...] = ()) -> None:
     recording = build_transcript(one.events).recording
     prompt = ReplayPrompt(recording, get_adapter("anthropic"), 1.0)
-    bodies = [body for number, body in enumerate(one.wire.bodies) if number not in refused]
+    bodies = [body for number, body in enumerate(one.transport.bodies) if number not in refused]
     assert len(recording.calls) == len(bodies)
     for call, body in zip(prompt.iterate_calls(recording), bodies, strict=True):
         messages, system_end = messages_and_system_end(body)
@@ -170,7 +170,7 @@ async def test_a_session_without_a_paid_call_has_no_recording(agent: MakeAgent) 
 
 
 def test_the_session_of_a_wrapped_client_has_sizes_and_no_text() -> None:
-    with Simulated(parse_script("")) as simulated, wrap(simulated.client()) as client:
+    with SimulatorServer(parse_script("")) as simulated, wrap(simulated.client()) as client:
         assert isinstance(client, anthropic.Anthropic)
         for _ in range(2):
             client.messages.create(

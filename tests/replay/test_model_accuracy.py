@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.support.recordings import line_of, loop_line
+from tests.support.recordings import encode_line, tool_loop_recording
 
 from holdfast.catalog.lookup import find_model
 from holdfast.planning.policy import WaitedFor
@@ -34,7 +34,7 @@ PREFIX_TOKENS, FIRST_PROMPT_TOKENS = 1_000, 3_000
 
 
 def make_recording(*idle_seconds: float) -> Recording:
-    recording = parse_trace_line(line_of(loop_line(idle_seconds)))
+    recording = parse_trace_line(encode_line(tool_loop_recording(idle_seconds)))
     assert isinstance(recording, Recording)
     return recording
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from tests.support.recordings import line_of, loop_line
+from tests.support.recordings import encode_line, tool_loop_recording
 
 from holdfast.catalog.lookup import find_model
 from holdfast.errors import UserError
@@ -25,7 +25,7 @@ PINGING = msgspec.structs.replace(UPGRADE, keep_alive=True, open_after_seconds=0
 
 
 def make_recording(*idle_seconds: float, words: int = 300) -> Recording:
-    recording = parse_trace_line(line_of(loop_line(idle_seconds, words=words)))
+    recording = parse_trace_line(encode_line(tool_loop_recording(idle_seconds, words=words)))
     assert isinstance(recording, Recording)
     return recording
 
@@ -115,9 +115,9 @@ def test_after_an_upgrade_the_same_ping_is_sent_again() -> None:
 
 
 def test_after_a_compaction_only_the_stable_prefix_is_shared() -> None:
-    line = loop_line([10, 10])
+    line = tool_loop_recording([10, 10])
     line["meta"] = {"compactions": [{"at_message": 3, "summary": "Crates came in."}]}
-    recording = parse_trace_line(line_of(line))
+    recording = parse_trace_line(encode_line(line))
     assert isinstance(recording, Recording)
     first, second = replay_with(recording, "tail-5m").calls[:2]
     assert first.usage.tokens_sent > second.shared_tokens == second.usage.cache_read > 1_024
@@ -153,17 +153,17 @@ def test_policies_replayed_together_do_not_affect_each_other() -> None:
 
 
 def test_the_unrecorded_part_of_the_first_prompt_is_added_to_the_system_prompt() -> None:
-    line = loop_line([10])
+    line = tool_loop_recording([10])
     line["meta"] = {"first_call_prompt_tokens": 30_000}
-    recording = parse_trace_line(line_of(line))
+    recording = parse_trace_line(encode_line(line))
     assert isinstance(recording, Recording)
     assert replay_with(recording, "tail-5m").calls[0].usage.tokens_sent == 30_000
 
 
 def test_overestimated_prompts_are_scaled_down() -> None:
-    line = loop_line([10])
+    line = tool_loop_recording([10])
     line["meta"] = {"first_call_prompt_tokens": 700}
-    recording = parse_trace_line(line_of(line))
+    recording = parse_trace_line(encode_line(line))
     assert isinstance(recording, Recording)
     assert replay_with(recording, "none").calls[0].usage.tokens_sent == pytest.approx(700, abs=5)
 
@@ -174,9 +174,9 @@ def test_a_model_without_breakpoints_is_refused() -> None:
 
 
 def test_a_volatile_system_block_loses_the_history_when_the_user_speaks() -> None:
-    line = loop_line([10, 10])
+    line = tool_loop_recording([10, 10])
     line["messages"][4]["role"] = "user"  # type: ignore[index]
-    recording = parse_trace_line(line_of(line))
+    recording = parse_trace_line(encode_line(line))
     assert isinstance(recording, Recording)
     system_suffixes = [call.system_suffix for call in append_volatile_to_system(recording).calls]
     assert system_suffixes[0] == system_suffixes[1] != system_suffixes[2]

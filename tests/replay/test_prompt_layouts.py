@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.recordings import fan_line, line_of
+from tests.support.recordings import encode_line, parallel_tools_recording
 
 from holdfast.catalog.lookup import find_model
 from holdfast.planning.adaptive_policy import AdaptivePolicy
@@ -21,7 +21,7 @@ COUNTINGS = ("blocks", "positions")
 
 
 def parse_recording(line: dict[str, object]) -> Recording:
-    recording = parse_trace_line(line_of(line))
+    recording = parse_trace_line(encode_line(line))
     assert isinstance(recording, Recording)
     return recording
 
@@ -112,7 +112,7 @@ def short_reads(run: ReplayResult, tokens_min: int) -> int:
 
 
 def test_volatile_text_costs_its_own_tokens_in_messages_and_the_history_in_the_system_prompt() -> None:
-    line = fan_line(12, 4)
+    line = parallel_tools_recording(12, 4)
     recording = parse_recording(line)
     appended = replay_with(insert_volatile_messages(recording, volatile_texts, len), AdaptivePolicy())
     in_system = replay_with(append_volatile_to_system(recording, volatile_texts), AdaptivePolicy())
@@ -124,15 +124,25 @@ def test_volatile_text_costs_its_own_tokens_in_messages_and_the_history_in_the_s
 
 @pytest.mark.parametrize("lookback", COUNTINGS)
 def test_twenty_five_parallel_tools_hide_nothing_from_our_breakpoints(lookback: str) -> None:
-    run = replay_with(parse_recording(fan_line(8, 25)), AdaptivePolicy(), lookback)
+    run = replay_with(parse_recording(parallel_tools_recording(8, 25)), AdaptivePolicy(), lookback)
     assert short_reads(run, MODEL.cache.tokens_min) == 0
     assert not any(call.is_miss for call in run.calls)
 
 
 def test_a_single_breakpoint_at_the_end_misses_entries_too_many_blocks_back() -> None:
     tail = FixedPolicy("tail", prefix_and_tail_rule("5m", "5m"))
-    assert short_reads(replay_with(parse_recording(fan_line(8, 25)), tail, "blocks"), MODEL.cache.tokens_min) == 8
-    assert short_reads(replay_with(parse_recording(fan_line(8, 25)), tail, "positions"), MODEL.cache.tokens_min) == 0
+    assert (
+        short_reads(
+            replay_with(parse_recording(parallel_tools_recording(8, 25)), tail, "blocks"), MODEL.cache.tokens_min
+        )
+        == 8
+    )
+    assert (
+        short_reads(
+            replay_with(parse_recording(parallel_tools_recording(8, 25)), tail, "positions"), MODEL.cache.tokens_min
+        )
+        == 0
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -144,5 +154,5 @@ def test_everything_is_found_for_any_number_of_tools_and_either_way_of_counting(
     setting = msgspec.structs.replace(
         setting, provider_rules=make_replay_setting(MODEL, lookback=actual).provider_rules
     )
-    (run,) = Replayer(parse_recording(fan_line(4, tools)), setting).replay((AdaptivePolicy(),))
+    (run,) = Replayer(parse_recording(parallel_tools_recording(4, tools)), setting).replay((AdaptivePolicy(),))
     assert short_reads(run, MODEL.cache.tokens_min) == 0

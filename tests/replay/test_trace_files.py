@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.recordings import line_of, loop_line
+from tests.support.recordings import encode_line, tool_loop_recording
 
 from holdfast.errors import UserError
 from holdfast.replay.recording import Recording
@@ -16,7 +16,7 @@ from holdfast.types.usage import Usage
 
 
 def parse_recording(line: dict[str, object], *, compactions: bool = True) -> Recording:
-    recording = parse_trace_line(line_of(line), compactions=compactions)
+    recording = parse_trace_line(encode_line(line), compactions=compactions)
     assert isinstance(recording, Recording)
     return recording
 
@@ -26,13 +26,13 @@ def conversation_of_roles(*roles: str, **more: object) -> dict[str, object]:
 
 
 def test_a_request_starts_when_its_last_input_was_there() -> None:
-    calls = parse_recording(loop_line([5, 400, 30])).calls
+    calls = parse_recording(tool_loop_recording([5, 400, 30])).calls
     assert [round(call.at - calls[0].at, 3) for call in calls] == [0, 5, 405, 435]
     assert [round(call.replied_at - call.at, 3) for call in calls] == [1, 1, 1, 1]
 
 
 def test_each_call_has_only_its_new_entries_and_its_reply() -> None:
-    first, second = parse_recording(loop_line([5])).calls
+    first, second = parse_recording(tool_loop_recording([5])).calls
     assert [type(block) for entry in first.added for block in entry.content] == [Text]
     assert first.reply is not None
     assert [type(block) for block in first.reply.content] == [Text, ToolUse]
@@ -53,7 +53,7 @@ def test_messages_injected_by_the_client_are_not_taken_for_a_user() -> None:
 
 
 def test_a_timestamp_that_goes_backwards_is_clamped() -> None:
-    line = loop_line([50, 50])
+    line = tool_loop_recording([50, 50])
     line["messages"][2]["ts"] = "2026-02-01T00:00:00Z"  # type: ignore[index]
     calls = parse_recording(line).calls
     assert calls[1].at == calls[0].at
@@ -122,7 +122,7 @@ def test_no_bytes_raise_an_error(line: bytes) -> None:
 
 
 def test_compressed_and_plain_files_are_found_and_read_around_broken_lines(tmp_path: Path) -> None:
-    good = line_of(loop_line([5]))
+    good = encode_line(tool_loop_recording([5]))
     (tmp_path / "b.jsonl").write_bytes(good + b"broken\n\n" + good)
     with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
         file.write(good)
@@ -134,7 +134,7 @@ def test_compressed_and_plain_files_are_found_and_read_around_broken_lines(tmp_p
 
 
 def test_a_truncated_compressed_file_gives_its_complete_lines(tmp_path: Path) -> None:
-    packed = gzip.compress(line_of(loop_line([5])) * 40)
+    packed = gzip.compress(encode_line(tool_loop_recording([5])) * 40)
     (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
     (tmp_path / "none.jsonl.gz").write_bytes(b"not packed at all")
     for name in ("cut.jsonl.gz", "none.jsonl.gz"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.agents import MakeAgent, says
-from tests.support.played_sessions import results
+from tests.support.scripted_sessions import tool_result_texts
 from tests.support.skill_folders import write_skill
 
 from holdfast import UserError
@@ -99,7 +99,7 @@ async def test_the_model_of_a_session_finds_by_meaning(agent: MakeAgent) -> None
         one = agent(says(call), says("ok"), skills=SkillStore(SKILLS), skill_ranking=ranking)
         async with one.session as session:
             await session.send("hello")
-            assert results(session) == [told]
+            assert tool_result_texts(session) == [told]
 
 
 async def test_ranking_changes_no_byte_of_the_prompt(agent: MakeAgent) -> None:
@@ -108,7 +108,7 @@ async def test_ranking_changes_no_byte_of_the_prompt(agent: MakeAgent) -> None:
         one = agent(says("ok"), skills=SkillStore(SKILLS), skill_ranking=ranking)
         async with one.session as session:
             await session.send("hello")
-        bodies.append(one.wire.bodies[0])
+        bodies.append(one.transport.bodies[0])
     assert bodies[0] == bodies[1]
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.agents import MakeAgent, ReplayWire, moved_prefixes, says
-from tests.support.played_sessions import new_session, played, results, uses
+from tests.support.agents import MakeAgent, ReplayTransport, changed_prefixes, says
+from tests.support.scripted_sessions import new_session, scripted_provider, tool_result_texts, tool_use
 
 from holdfast import ConfirmationRequest, MemoryStore, Session, SimulatedProvider, UserError
 from holdfast.clock import ManualClock
@@ -27,16 +27,16 @@ async def test_a_model_works_on_the_files_of_its_workspace(tmp_path: Path) -> No
         confirmed.append(request.summary)
         return request.tool_name != "run_command"
 
-    provider = played(
-        [uses("read_file", path="notes.txt"), uses("grep_files", pattern="lamp"), uses("list_dir")],
-        [uses("edit_file", path="notes.txt", old_text="7", new_text="6")],
-        [uses("run_command", command="rm -rf .")],
+    provider = scripted_provider(
+        [tool_use("read_file", path="notes.txt"), tool_use("grep_files", pattern="lamp"), tool_use("list_dir")],
+        [tool_use("edit_file", path="notes.txt", old_text="7", new_text="6")],
+        [tool_use("run_command", command="rm -rf .")],
         "Done.",
     )
     session = new_session(provider, workspace=tmp_path, builtin_tools=True, confirm=confirm)
     async with session:
         assert (await session.send("Sell a lamp.")).text == "Done."
-        assert results(session) == [
+        assert tool_result_texts(session) == [
             "lamp: 7",
             "notes.txt:1: lamp: 7",
             "notes.txt",
@@ -49,7 +49,9 @@ async def test_a_model_works_on_the_files_of_its_workspace(tmp_path: Path) -> No
 
 async def test_a_memory_edit_costs_only_its_own_tokens_and_changes_no_prefix(tmp_path: Path) -> None:
     store = MemoryStore()
-    provider = played("Hello.", [uses("memory_add", text="The user likes tea.", file="USER.md")], "Noted.", "Tea?")
+    provider = scripted_provider(
+        "Hello.", [tool_use("memory_add", text="The user likes tea.", file="USER.md")], "Noted.", "Tea?"
+    )
     async with new_session(provider, workspace=tmp_path, memory=True, store=store) as session:
         await session.send("Hi.")
         await session.send("I like tea.")
@@ -59,7 +61,7 @@ async def test_a_memory_edit_costs_only_its_own_tokens_and_changes_no_prefix(tmp
     assert [one.file for one in payloads if isinstance(one, MemoryUpdated)] == ["USER.md"]
     usages = [one.usage for one in payloads if isinstance(one, LlmCallCompleted)]
     assert all(after.cache_read == before.cache_read + before.cache_write for before, after in pairwise(usages))
-    assert moved_prefixes(events) == []
+    assert changed_prefixes(events) == []
     prepared = [one for one in payloads if isinstance(one, RequestPrepared)]
     assert [one.digests[-1].layer for one in prepared[2:3]] == ["user_memory"]
     assert answer.usage.cache_write < 100
@@ -175,7 +177,7 @@ async def test_a_session_continues_in_another_workspace_only_if_confirmed(tmp_pa
     alias.symlink_to(here)
     (there / "note.txt").write_text("from there")
     read = ToolUse("t1", "read_file", '{"path": "note.txt"}')
-    wire = ReplayWire([says("One."), says("Two."), says("Three."), says(read), says("Well.")])
+    wire = ReplayTransport([says("One."), says("Two."), says("Three."), says(read), says("Well.")])
     options: Options = {"store": MemoryStore(), "builtin_tools": ["read_file"], "transport": wire}
     in_here: Options = {**options, "workspace": here}
     async with Session.create(**in_here) as session:
@@ -194,7 +196,7 @@ async def test_a_session_continues_in_another_workspace_only_if_confirmed(tmp_pa
     in_there["another_workspace"] = True
     async with Session.resume(session.id, **in_there) as moved:
         await moved.send("Three.")
-        assert results(moved) == ["from there"]
+        assert tool_result_texts(moved) == ["from there"]
 
 
 async def test_a_session_without_a_workspace_gets_one_only_if_confirmed(tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ async def test_built_in_tools_with_side_effects_need_a_confirmation_or_an_explic
     with pytest.raises(UserError, match="edit_file, run_command, write_file can change things, and would run without"):
         async with new_session(SimulatedProvider(), workspace=tmp_path, builtin_tools=True):
             pass
-    provider = played([uses("write_file", path="a", content="x")], "Done.")
+    provider = scripted_provider([tool_use("write_file", path="a", content="x")], "Done.")
     async with new_session(provider, workspace=tmp_path, builtin_tools=True, confirm_for=[]) as session:
         await session.send("Go.")
     assert (tmp_path / "a").read_text() == "x"
@@ -247,7 +249,7 @@ async def test_built_in_tools_with_side_effects_need_a_confirmation_or_an_explic
 
 async def test_a_rule_of_the_session_refuses_a_call_with_its_reason(tmp_path: Path) -> None:
     store = MemoryStore()
-    provider = played([uses("list_dir")], "Well.")
+    provider = scripted_provider([tool_use("list_dir")], "Well.")
     options: Options = {"workspace": tmp_path, "builtin_tools": ["list_dir"], "store": store}
     options["allowed"] = lambda use: f"no {use.name}"
     async with new_session(provider, **options) as session:
@@ -268,9 +270,9 @@ async def test_a_session_can_read_other_folders_and_its_own_long_outputs(
         """Flood."""
         return "x" * 200_000 + "\nthe end"
 
-    provider = played(
-        [uses("read_file", path=str(tmp_path / "skills" / "guide.md"))],
-        [uses("flood")],
+    provider = scripted_provider(
+        [tool_use("read_file", path=str(tmp_path / "skills" / "guide.md"))],
+        [tool_use("flood")],
         "Well.",
     )
     options: Options = {
@@ -281,7 +283,7 @@ async def test_a_session_can_read_other_folders_and_its_own_long_outputs(
     }
     async with new_session(provider, **options) as session:
         await session.send("Go.")
-        guide, flooded = results(session)
+        guide, flooded = tool_result_texts(session)
     (stored,) = (tmp_path / "home" / "outputs" / session.id).iterdir()
     assert guide == "Be kind."
     assert f"all 200008 bytes are in {stored.resolve()}, sha:" in flooded
@@ -292,11 +294,13 @@ async def test_configuration_of_the_agent_can_be_read_and_not_written(tmp_path: 
     protected = tmp_path / path
     protected.parent.mkdir(parents=True)
     protected.write_text("# as it was")
-    provider = played([uses("read_file", path=path)], [uses("write_file", path=path, content="x")], "Well.")
+    provider = scripted_provider(
+        [tool_use("read_file", path=path)], [tool_use("write_file", path=path, content="x")], "Well."
+    )
     options: Options = {"workspace": tmp_path, "builtin_tools": True, "confirm_for": []}
     async with new_session(provider, **options) as session:
         await session.send("Go.")
-        read, written = results(session)
+        read, written = tool_result_texts(session)
     assert read == "# as it was"
     assert "may be read but not written" in written
     assert protected.read_text() == "# as it was"

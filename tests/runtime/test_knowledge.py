@@ -6,9 +6,9 @@ from typing import Unpack
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.all_providers import MODELS, answering, only_added
-from tests.support.knowledge_folders import DECISION, FACT, QUESTION, RULE, folder_of, talked
-from tests.support.played_sessions import new_session, played
+from tests.support.all_providers import MODELS, answering_provider, inserted_bytes
+from tests.support.knowledge_folders import DECISION, FACT, QUESTION, RULE, knowledge_folder, store_session
+from tests.support.scripted_sessions import new_session, scripted_provider
 
 from holdfast.cli.main import command
 from holdfast.clock import CountingIds, ManualClock
@@ -47,7 +47,7 @@ async def send_and_capture_bodies(folder: Path, /, *questions: str, **options: U
         "new_id": CountingIds(),
     }
     chosen = defaults | dependencies | options
-    provider = answering(chosen["model"])
+    provider = answering_provider(chosen["model"])
     async with Session.create(**(chosen | {"transport": provider})) as session:
         for question in questions:
             await session.send(question)
@@ -68,7 +68,7 @@ async def test_a_conversation_is_harvested_by_hand_and_its_facts_reach_the_next_
 ) -> None:
     db = str(tmp_path / "log.db")
     log = open_store(db)
-    await talked(log, workspace, f"{FACT} {RULE}")
+    await store_session(log, workspace, f"{FACT} {RULE}")
     log.close()
     location = ("--workspace", str(workspace), "--db", db)
     dry = run("knowledge", "harvest", *location)
@@ -92,10 +92,10 @@ async def test_a_conversation_is_harvested_by_hand_and_its_facts_reach_the_next_
 async def test_deleting_the_digest_removes_its_layer_and_changes_no_other_byte(model: str, workspace: Path) -> None:
     without = await send_and_capture_bodies(workspace, "hello", model=model)
     without_digest = await cacheable(workspace, "hello", model=model)
-    folder = folder_of(workspace)
+    folder = knowledge_folder(workspace)
     folder.replace(DIGEST_FILE, b"# Known\n- The harbour is shallow.\n")
     with_digest = await cacheable(workspace, "hello", model=model)
-    assert b"# Known\\n- The harbour is shallow." in only_added(without_digest, with_digest)
+    assert b"# Known\\n- The harbour is shallow." in inserted_bytes(without_digest, with_digest)
     folder.remove(DIGEST_FILE)
     assert await send_and_capture_bodies(workspace, "hello", model=model) == without
     assert await cacheable(workspace, "hello", model=model) == without_digest
@@ -105,7 +105,7 @@ async def test_deleting_the_digest_removes_its_layer_and_changes_no_other_byte(m
 async def test_the_digest_is_a_separate_text_in_the_system_prompt_of_every_provider(
     model: str, workspace: Path
 ) -> None:
-    folder_of(workspace).replace(DIGEST_FILE, b"- one\n")
+    knowledge_folder(workspace).replace(DIGEST_FILE, b"- one\n")
     (body,) = await send_and_capture_bodies(workspace, "hello", model=model)
     provider, _, name = model.partition(":")
     prompt = get_adapter(provider).decode_request(body, {PATH_HEADER: f"/v1beta/models/{name}:generateContent"}).prompt
@@ -116,9 +116,9 @@ async def test_the_digest_is_a_separate_text_in_the_system_prompt_of_every_provi
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_a_running_session_keeps_the_digest_it_started_with(model: str, workspace: Path) -> None:
-    folder = folder_of(workspace)
+    folder = knowledge_folder(workspace)
     folder.replace(DIGEST_FILE, b"- one\n")
-    provider, store = answering(model), MemoryStore()
+    provider, store = answering_provider(model), MemoryStore()
     common: Options = {"store": store, "transport": provider, "clock": ManualClock()}
     chosen: Options = {"model": model, "workspace": workspace, "padding": "never", "allow_uncached": True}
     async with Session.create(**(common | chosen)) as session:
@@ -136,7 +136,7 @@ async def test_a_running_session_keeps_the_digest_it_started_with(model: str, wo
 async def test_knowledge_without_a_workspace_reaches_sessions_without_one(tmp_path: Path, workspace: Path) -> None:
     db = str(tmp_path / "log.db")
     log = open_store(db)
-    await talked(log, None, FACT)
+    await store_session(log, None, FACT)
     log.close()
     location = ("--workspace", str(workspace), "--db", db)
     assert "0 sessions to harvest" in run("knowledge", "harvest", *location).stdout
@@ -145,7 +145,7 @@ async def test_knowledge_without_a_workspace_reaches_sessions_without_one(tmp_pa
     assert FACT in run("knowledge", "list", "--no-workspace").stdout
     assert FACT in run("knowledge", "digest", "--no-workspace").stdout
     assert FACT not in run("knowledge", "digest", "--workspace", str(workspace)).stdout
-    provider = played("Yes.", "Yes.")
+    provider = scripted_provider("Yes.", "Yes.")
     async with new_session(provider) as session:
         await session.send("hello")
     async with new_session(provider, workspace=workspace) as session:
@@ -156,7 +156,7 @@ async def test_knowledge_without_a_workspace_reaches_sessions_without_one(tmp_pa
 async def test_the_flag_wins_over_the_configuration_and_that_over_the_file(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder_of(workspace).replace(DIGEST_FILE, b"- known\n")
+    knowledge_folder(workspace).replace(DIGEST_FILE, b"- known\n")
 
     async def has_digest(**options: Unpack[Options]) -> bool:
         (body,) = await send_and_capture_bodies(workspace, "hello", **options)
@@ -174,12 +174,12 @@ async def test_the_flag_wins_over_the_configuration_and_that_over_the_file(
 async def test_the_disabled_marker_keeps_knowledge_off_after_a_harvest(tmp_path: Path, workspace: Path) -> None:
     db = str(tmp_path / "log.db")
     log = open_store(db)
-    await talked(log, workspace, FACT)
+    await store_session(log, workspace, FACT)
     log.close()
     assert "Knowledge is off" in run("knowledge", "off", "--workspace", str(workspace)).stdout
     done = run("knowledge", "harvest", "--apply", "--workspace", str(workspace), "--db", db)
     assert "turned off and was not written" in done.stdout
-    folder = folder_of(workspace)
+    folder = knowledge_folder(workspace)
     assert folder.read(DIGEST_FILE) is None
     folder.replace(DIGEST_FILE, b"- known\n")
     assert b"- known" not in (await send_and_capture_bodies(workspace, "hello"))[0]

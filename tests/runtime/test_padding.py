@@ -129,7 +129,7 @@ async def test_padding_is_the_same_in_every_turn_and_after_a_resume(agent: MakeA
     async with one.session as session:
         await session.send("one")
         await session.send("two")
-    async with Session.resume(session.id, store=one.store, transport=one.wire, padding="never") as again:
+    async with Session.resume(session.id, store=one.store, transport=one.transport, padding="never") as again:
         await again.send("three")
     system_texts = [[block["text"] for block in body["system"]] for body in one.bodies]
     assert system_texts == [[MEDIUM_PROMPT, padding_of(one)]] * 3

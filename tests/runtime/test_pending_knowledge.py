@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from tests.support.agents import MakeAgent, says
-from tests.support.all_providers import MODELS, answering
-from tests.support.knowledge_folders import folder_of
-from tests.support.long_conversations import LongTalk
-from tests.support.played_sessions import new_session, played
+from tests.support.all_providers import MODELS, answering_provider
+from tests.support.knowledge_folders import knowledge_folder
+from tests.support.long_conversations import LongConversation
+from tests.support.scripted_sessions import new_session, scripted_provider
 
 from holdfast import MemoryStore, Session
 from holdfast.catalog.lookup import shipped_models
@@ -27,7 +27,7 @@ from holdfast.runtime.pending_knowledge import pending_knowledge, refresh_knowle
 def workspace(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
-    folder_of(folder).replace(DIGEST_FILE, b"- one\n")
+    knowledge_folder(folder).replace(DIGEST_FILE, b"- one\n")
     return folder
 
 
@@ -36,11 +36,11 @@ def epochs(store: MemoryStore, session: Session) -> list[EpochOpened]:
 
 
 async def test_a_newer_digest_is_pending_until_the_session_adopts_it(workspace: Path) -> None:
-    provider, store = played("a", "b", "c"), MemoryStore()
+    provider, store = scripted_provider("a", "b", "c"), MemoryStore()
     async with new_session(provider, workspace=workspace, store=store) as session:
         await session.send("x")
         assert (str(pending_knowledge(session)), pending_knowledge(session).invalidated_tokens) == ("", 0)
-        folder_of(workspace).replace(DIGEST_FILE, b"- one\n- two\n- three\n")
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- one\n- two\n- three\n")
         assert str(pending_knowledge(session)) == "newer digest pending (2 items)"
         prompt_tokens = sum(layer.tokens for layer in session.context_use().layers)
         assert 0 < pending_knowledge(session).invalidated_tokens < prompt_tokens
@@ -56,13 +56,13 @@ async def test_a_newer_digest_is_pending_until_the_session_adopts_it(workspace: 
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_adopting_a_digest_changes_its_own_bytes_and_no_others(workspace: Path, model: str) -> None:
-    provider, store = answering(model), MemoryStore()
+    provider, store = answering_provider(model), MemoryStore()
     dependencies: Options = {"transport": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
     async with Session.create(
         **(dependencies | {"model": model, "workspace": workspace, "padding": "never"})
     ) as session:
         await session.send("x")
-        folder_of(workspace).replace(DIGEST_FILE, b"- another\n")
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- another\n")
         await refresh_knowledge(session)
         before = fold_events(store.read(session.id), session.id).entries
         await session.send("y")
@@ -74,10 +74,10 @@ async def test_adopting_a_digest_changes_its_own_bytes_and_no_others(workspace: 
 
 
 async def test_a_miss_after_adopting_a_digest_is_planned(workspace: Path) -> None:
-    provider, store = played("a", "b", "c"), MemoryStore()
+    provider, store = scripted_provider("a", "b", "c"), MemoryStore()
     async with new_session(provider, workspace=workspace, store=store) as session:
         await session.send("x")
-        folder_of(workspace).remove(DIGEST_FILE)
+        knowledge_folder(workspace).remove(DIGEST_FILE)
         await refresh_knowledge(session)
         await session.send("y")
         await session.send("z")
@@ -92,13 +92,13 @@ async def test_a_miss_after_adopting_a_digest_is_planned(workspace: Path) -> Non
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_invalidating_the_cache_also_adopts_the_newer_digest(workspace: Path, model: str) -> None:
-    provider, store = answering(model), MemoryStore()
+    provider, store = answering_provider(model), MemoryStore()
     dependencies: Options = {"transport": provider, "store": store, "clock": ManualClock(), "allow_uncached": True}
     async with Session.create(
         **(dependencies | {"model": model, "workspace": workspace, "padding": "never"})
     ) as session:
         await session.send("x")
-        folder_of(workspace).replace(DIGEST_FILE, b"- another\n")
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- another\n")
         store.records.set_caching_enabled(session.id, enabled=False)
         await session.send("y")
         store.records.invalidate(session.id, at=0.0)
@@ -113,10 +113,10 @@ async def test_invalidating_the_cache_also_adopts_the_newer_digest(workspace: Pa
 
 async def test_no_read_is_expected_of_a_prefix_that_a_new_digest_changed(workspace: Path) -> None:
     store = MemoryStore()
-    async with new_session(played("a", "b", "c", "d"), workspace=workspace, store=store) as session:
+    async with new_session(scripted_provider("a", "b", "c", "d"), workspace=workspace, store=store) as session:
         await session.send("x")
         await session.send("y")
-        folder_of(workspace).replace(DIGEST_FILE, b"- two\n")
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- two\n")
         await refresh_knowledge(session)
         await session.send("z")
         await session.send("and on")
@@ -136,7 +136,7 @@ async def test_a_message_refused_after_a_new_digest_leaves_the_digest_chain_unch
     async with one.session as session:
         await session.send("x")
         await session.send("y")
-        folder_of(workspace).replace(DIGEST_FILE, b"- two\n")
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- two\n")
         await refresh_knowledge(session)
         digests = fold_events(one.events, session.id).digests
         with pytest.raises(ProviderError):
@@ -148,20 +148,20 @@ async def test_a_message_refused_after_a_new_digest_leaves_the_digest_chain_unch
 
 
 async def test_a_compaction_also_adopts_the_newer_digest(workspace: Path) -> None:
-    conversation = LongTalk(workspace=workspace)
+    conversation = LongConversation(workspace=workspace)
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
-        folder_of(workspace).replace(DIGEST_FILE, b"- one\n- two\n")
+        await conversation.send_turns(session, 12)
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- one\n- two\n")
         assert (await session.compact()).removed_message_count
-        await conversation.speak(session, 1)
+        await conversation.send_turns(session, 1)
         assert b"- one\\n- two" in conversation.provider.requests[-1].body
         assert [one.system[-1].text for one in epochs(conversation.store, session)] == ["- one", "- one\n- two"]
 
 
 async def test_a_compaction_without_a_newer_digest_opens_no_epoch(workspace: Path) -> None:
-    conversation = LongTalk(workspace=workspace)
+    conversation = LongConversation(workspace=workspace)
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         assert (await session.compact()).removed_message_count
         assert len(epochs(conversation.store, session)) == 1
 
@@ -170,10 +170,10 @@ async def test_a_compaction_without_a_newer_digest_opens_no_epoch(workspace: Pat
 async def test_digest_refresh_controls_whether_the_next_turn_adopts_it(
     workspace: Path, refresh: DigestRefresh, adopted: bool
 ) -> None:
-    provider = played("a", "b")
+    provider = scripted_provider("a", "b")
     async with new_session(provider, workspace=workspace, digest_refresh=refresh) as session:
         await session.send("x")
-        folder_of(workspace).replace(DIGEST_FILE, b"- two\n")
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- two\n")
         await session.send("y")
     assert (b"- two" in provider.requests[-1].body) == adopted
 
@@ -184,9 +184,9 @@ async def test_the_seed_profile_adopts_it_with_the_next_turn_by_default(
 ) -> None:
     if refresh is not None:
         monkeypatch.setenv("HOLDFAST_DIGEST_REFRESH", refresh)
-    provider = played("a", "b")
+    provider = scripted_provider("a", "b")
     async with new_session(provider, workspace=workspace, profile="seed", skills=False) as session:
         await session.send("x")
-        folder_of(workspace).replace(DIGEST_FILE, b"- two\n")
+        knowledge_folder(workspace).replace(DIGEST_FILE, b"- two\n")
         await session.send("y")
     assert (b"- two" in provider.requests[-1].body) == adopted

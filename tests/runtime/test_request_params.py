@@ -24,10 +24,10 @@ class RecordedProvider:
     def __init__(self) -> None:
         self.ring = RequestRing()
         self.store = MemoryStore()
-        self.wire = SimulatedProvider(requests=self.ring)
+        self.transport = SimulatedProvider(requests=self.ring)
 
     def options_with(self, **more: Unpack[Options]) -> Options:
-        return {"store": self.store, "transport": self.wire, "tools": [add], **more}
+        return {"store": self.store, "transport": self.transport, "tools": [add], **more}
 
     @property
     def bodies(self) -> list[dict[str, Any]]:

@@ -72,7 +72,7 @@ async def test_a_scripted_session_reads_its_cache_and_client_and_we_count_the_sa
     simulated = RecordingProvider()
     server = await serve_simulator(simulated)
     try:
-        session: Awaitable[list[players.Shown]] = (
+        session: Awaitable[list[players.ShownUsage]] = (
             async_player(server.url, stream=stream)
             if waits
             else asyncio.to_thread(sync_player, server.url, stream=stream)

@@ -52,7 +52,7 @@ async def test_a_resumed_session_still_knows_when_its_cache_expires(agent: MakeA
     async with one.session as session:
         await session.send("hello")
     one.clock.advance(60)
-    async with Session.resume(session.id, store=one.store, transport=one.wire, clock=one.clock) as again:
+    async with Session.resume(session.id, store=one.store, transport=one.transport, clock=one.clock) as again:
         assert again.cache.next_wake().within_seconds == 225.0
 
 

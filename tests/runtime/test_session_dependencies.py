@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.support.agents import MakeAgent, ReplayWire, says
+from tests.support.agents import MakeAgent, ReplayTransport, says
 
 from holdfast import Session, SimulatedProvider
 from holdfast.clock import ManualClock
@@ -40,13 +40,13 @@ async def test_instruction_files_are_pinned_and_the_environment_names_the_worksp
     texts = [block["text"] for block in one.bodies[1]["system"]]
     assert texts[0] == "Be kind."
     assert "Use tabs." in texts[1]
-    assert "Use spaces." not in one.wire.bodies[1].decode()
+    assert "Use spaces." not in one.transport.bodies[1].decode()
     first, second = (
         message["content"][0]["text"] for message in one.bodies[1]["messages"] if message["role"] == "user"
     )
     assert "2027-01-15" in first
     assert str(workspace) in first
-    assert "new.py" not in one.wire.bodies[0].decode()
+    assert "new.py" not in one.transport.bodies[0].decode()
     assert second.startswith("<context layer='git'>")
     assert "new.py" in second
 
@@ -128,9 +128,9 @@ async def test_parameters_reach_the_wire_and_betas_the_header(agent: MakeAgent) 
     body = one.bodies[0]
     assert body["thinking"] == {"type": "enabled", "budget_tokens": 1024}
     assert (body["stop_sequences"], body["max_tokens"]) == (["END"], 99)
-    betas = dict(one.wire.endpoints[0].headers)["anthropic-beta"]
+    betas = dict(one.transport.endpoints[0].headers)["anthropic-beta"]
     assert betas.split(",")[:2] == ["context-1m-2025-08-07", "two"]
-    assert b"context-1m" not in one.wire.bodies[0]
+    assert b"context-1m" not in one.transport.bodies[0]
 
 
 async def test_a_model_can_be_added_by_configuration(agent: MakeAgent, tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ async def test_two_sessions_with_the_same_prefix_share_one_cache_entry() -> None
 
 
 async def test_a_callers_transport_is_not_closed_with_the_session(agent: MakeAgent) -> None:
-    wire = ReplayWire([says("x")])
+    wire = ReplayTransport([says("x")])
     async with agent(transport=wire).session as session:
         await session.send("hello")
     assert not wire.closed

@@ -6,7 +6,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from tests.support.agents import MakeAgent, Pause, ReplayWire, says
+from tests.support.agents import MakeAgent, Pause, ReplayTransport, says
 
 from holdfast import Base64Source, Image, Session, SimulatedProvider, UrlSource, run_sync
 from holdfast.clock import CountingIds
@@ -60,8 +60,8 @@ async def test_text_that_stops_being_ephemeral_within_a_turn_is_sent_once(agent:
     async with one.session as session:
         await session.send("go")
         await session.send("more")
-    assert b"one" not in one.wire.bodies[2]
-    assert one.wire.bodies[2].count(b"zwei") == 1
+    assert b"one" not in one.transport.bodies[2]
+    assert one.transport.bodies[2].count(b"zwei") == 1
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ async def test_a_refused_stream_leaves_no_listener(agent: MakeAgent) -> None:
     one = agent(Pause(says("x"), events=0), says("ok"))
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
-        await one.wire.paused.wait()
+        await one.transport.paused.wait()
         for _ in range(3):
             with pytest.raises(UserError, match=r"a turn is in progress .*contextlib\.aclosing"):
                 async for _item in session.stream("me too"):
@@ -125,7 +125,7 @@ async def test_the_usage_of_an_interrupted_call_is_counted_and_paid(agent: MakeA
     one = agent(Pause(reply, events=3), says("never"), spend_max_usd="2.05", output_tokens_max=1)
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
-        await one.wire.paused.wait()
+        await one.transport.paused.wait()
         turn.cancel()
         await asyncio.gather(turn, return_exceptions=True)
         assert session.usage.input == 1_000_000
@@ -177,12 +177,12 @@ async def test_a_resumed_session_keeps_its_parameters_and_its_volatile_text(agen
     async with one.session as session:
         await session.send("hello")
         id = session.id
-    async with Session.resume(id, store=one.store, transport=one.wire) as session:
+    async with Session.resume(id, store=one.store, transport=one.transport) as session:
         await session.send("again")
     first, second = one.bodies
     for field in ("thinking", "stop_sequences", "max_tokens", "model"):
         assert second[field] == first[field]
-    assert one.wire.endpoints[1] == one.wire.endpoints[0]
+    assert one.transport.endpoints[1] == one.transport.endpoints[0]
     assert sum(isinstance(payload, ContextInjected) for payload in one.payloads) == 1
 
 
@@ -191,7 +191,7 @@ async def test_a_resumed_seed_session_keeps_its_volatile_text(agent: MakeAgent) 
     async with one.session as session:
         await session.send("hello")
         id = session.id
-    async with Session.resume(id, store=one.store, transport=one.wire) as session:
+    async with Session.resume(id, store=one.store, transport=one.transport) as session:
         await session.send("again")
     assert one.bodies[1]["system"][1]["text"] == "Monday"
     prepared = [payload for payload in one.payloads if isinstance(payload, RequestPrepared)]
@@ -228,7 +228,7 @@ async def test_a_resumed_session_needs_its_tools_and_keeps_their_original_defini
     async with one.session as session:
         id = session.id
     with pytest.raises(UserError, match="tools whose functions are missing: add"):
-        async with Session.resume(id, store=one.store, transport=one.wire):
+        async with Session.resume(id, store=one.store, transport=one.transport):
             pass
 
     def changed(a: int, b: int, c: int = 0) -> int:
@@ -240,7 +240,7 @@ async def test_a_resumed_session_needs_its_tools_and_keeps_their_original_defini
     def later() -> None:
         """Come later."""
 
-    async with Session.resume(id, store=one.store, transport=one.wire, tools=[changed, later]) as session:
+    async with Session.resume(id, store=one.store, transport=one.transport, tools=[changed, later]) as session:
         await session.send("hello")
     assert [spec["description"] for spec in one.bodies[0]["tools"]] == ["Add two numbers."]
     assert "the definitions from when the session was created for these tools: add" in caplog.text
@@ -332,8 +332,8 @@ async def test_the_boundary_and_lone_surrogates_never_reach_the_wire(
     )
     async with one.session as session:
         await session.send("hello")
-    assert b"BOUNDARY" not in one.wire.bodies[0]
-    assert "�".encode() in one.wire.bodies[0]
+    assert b"BOUNDARY" not in one.transport.bodies[0]
+    assert "�".encode() in one.transport.bodies[0]
 
 
 async def test_a_single_block_can_be_sent_and_anything_else_is_refused(agent: MakeAgent) -> None:
@@ -423,12 +423,14 @@ async def test_a_session_continued_elsewhere_is_refused_here(agent: MakeAgent) -
     async with one.session as session:
         await session.send("hello")
         async with Session.resume(
-            session.id, store=one.store, transport=one.wire, new_id=CountingIds("other")
+            session.id, store=one.store, transport=one.transport, new_id=CountingIds("other")
         ) as other:
             await other.send("me first")
         with pytest.raises(StoreError, match="was continued elsewhere"):
             await session.send("me too")
-    async with Session.resume(session.id, store=one.store, transport=one.wire, new_id=CountingIds("third")) as third:
+    async with Session.resume(
+        session.id, store=one.store, transport=one.transport, new_id=CountingIds("third")
+    ) as third:
         assert (await third.send("and now?")).text == "never"
         assert validate_transcript(third.history) == ()
 
@@ -457,7 +459,7 @@ async def test_a_simulated_provider_knows_the_models_of_its_session(agent: MakeA
 
 
 async def test_a_transport_is_closed_with_the_session_only_if_the_session_created_it(agent: MakeAgent) -> None:
-    wire = ReplayWire([says("ok")])
+    wire = ReplayTransport([says("ok")])
     async with agent(transport=wire).session as session:
         await session.send("hello")
     assert not wire.closed

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.agents import Agent, MakeAgent, ReplayWire, says
-from tests.support.played_sessions import results
+from tests.support.agents import Agent, MakeAgent, ReplayTransport, says
+from tests.support.scripted_sessions import tool_result_texts
 from tests.support.skill_folders import INDEX, first_request, load, system_texts, tool_names, write_project, write_skill
 
 from holdfast import MemoryStore, Session, UserError
@@ -52,7 +52,7 @@ async def test_the_seed_profile_has_skills_and_always_both_tools(agent: MakeAgen
     one = agent(says(load("pdf")), says("ok"), profile="seed", skills=False)
     async with one.session as session:
         await session.send("hello")
-        assert results(session) == ["skills are not configured for this session"]
+        assert tool_result_texts(session) == ["skills are not configured for this session"]
 
 
 def listed_skills(body: dict[str, Any]) -> list[str]:
@@ -130,7 +130,7 @@ async def test_an_old_session_of_the_seed_profile_continues_without_skills(
         for event in await open_and_list_events(one)
     ]
     store.append(events)
-    async with Session.resume(events[0].session_id, store=store, transport=ReplayWire([says("ok")])) as session:
+    async with Session.resume(events[0].session_id, store=store, transport=ReplayTransport([says("ok")])) as session:
         await session.send("hello")
     assert caplog.records == []
 
@@ -148,7 +148,7 @@ async def test_a_lenient_session_can_load_a_skill_whose_name_is_too_long(agent: 
     one = agent(says(load(name)), says("ok"), skills=tmp_path, skills_mode="lenient")
     async with one.session as session:
         await session.send("hello")
-        assert results(session)[0] == f"# Skill: {name} (source: global)\n\nDo it.\n"
+        assert tool_result_texts(session)[0] == f"# Skill: {name} (source: global)\n\nDo it.\n"
 
 
 async def test_links_out_of_a_workspace_are_refused_and_out_of_the_users_folder_followed(

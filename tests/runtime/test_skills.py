@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.agents import MakeAgent, ReplayWire, moved_prefixes, says
-from tests.support.played_sessions import new_session, played, results, uses
+from tests.support.agents import MakeAgent, ReplayTransport, changed_prefixes, says
+from tests.support.scripted_sessions import new_session, scripted_provider, tool_result_texts, tool_use
 from tests.support.skill_folders import INDEX, first_request, load, system_texts, write_project, write_skill
 
 from holdfast import MemoryStore, ProviderError, Session, UserError
@@ -29,7 +29,7 @@ def workspace(tmp_path: Path) -> Path:
 
 
 async def test_the_index_is_in_the_cached_prefix_and_is_read_by_the_second_call(workspace: Path) -> None:
-    provider = played([uses("skill_load", name="review")], "Reviewed.", "Bye.")
+    provider = scripted_provider([tool_use("skill_load", name="review")], "Reviewed.", "Bye.")
     store = MemoryStore()
     async with new_session(provider, workspace=workspace, skills=True, persona="Calm.", store=store) as session:
         await session.send("Review this.")
@@ -45,7 +45,7 @@ async def test_the_index_is_in_the_cached_prefix_and_is_read_by_the_second_call(
     usages = [one.usage for one in payloads if isinstance(one, LlmCallCompleted)]
     assert usages[1].cache_read > len(INDEX) // 8
     assert all(after.cache_read == before.cache_read + before.cache_write for before, after in pairwise(usages))
-    assert moved_prefixes(events) == []
+    assert changed_prefixes(events) == []
 
 
 async def test_a_body_is_part_of_the_history_and_the_system_prompt_stays_unchanged(
@@ -93,7 +93,7 @@ async def test_limits_are_set_by_the_workspace(agent: MakeAgent, workspace: Path
     one = agent(says(load("pdf"), load("review")), says("ok"), workspace=workspace, skills=True)
     async with one.session as session:
         await session.send("Both.")
-        assert [text.partition("\n")[0] for text in results(session)] == [
+        assert [text.partition("\n")[0] for text in tool_result_texts(session)] == [
             "# Skill: pdf (source: global)",
             f"The files of this skill are in {os.environ['HOLDFAST_HOME']}/skills/pdf",
             "activation budget exhausted: 1 skills already activated this session",
@@ -153,7 +153,7 @@ async def test_bodies_that_fill_the_prefix_to_its_minimum_are_preloaded_by_name(
     assert [line for line in padding.splitlines() if line.startswith("# Skill: ")] == [
         f"# Skill: {name}" for name in names
     ]
-    assert 'Re-read the system prompt section "# Skill: a-small"' in results(session)[0]
+    assert 'Re-read the system prompt section "# Skill: a-small"' in tool_result_texts(session)[0]
 
 
 async def test_a_system_prompt_that_looks_like_the_index_is_left_unchanged(agent: MakeAgent, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ async def test_a_session_keeps_its_skills_and_the_next_one_sees_the_new_ones(age
         write_skill(workspace / ".holdfast/skills", "review", body="Something else.\n")
         write_skill(workspace / ".holdfast/skills", "xyz")
         await session.send("Review.")
-        assert results(session)[0].endswith("\n\nReview it.\n")
+        assert tool_result_texts(session)[0].endswith("\n\nReview it.\n")
     (index,) = system_texts(await first_request(agent, workspace=workspace, skills=True))
     assert "- xyz: " in index
 
@@ -190,18 +190,18 @@ async def test_files_of_a_skill_can_be_read_and_never_written(workspace: Path) -
     own.write_text("Look twice.\n")
     theirs = Path(os.environ["HOLDFAST_HOME"]) / "skills/pdf"
     (theirs / "form.md").write_text("Field one.\n")
-    provider = played(
-        [uses("read_file", path=str(theirs / "form.md"))],
-        [uses("list_dir", path=str(theirs))],
-        [uses("grep_files", pattern="one", path=str(theirs))],
-        [uses("write_file", path=str(theirs / "form.md"), content="")],
-        [uses("write_file", path=".holdfast/skills/review/notes.md", content="")],
-        [uses("read_file", path=str(theirs.parent.parent / "config.toml"))],
+    provider = scripted_provider(
+        [tool_use("read_file", path=str(theirs / "form.md"))],
+        [tool_use("list_dir", path=str(theirs))],
+        [tool_use("grep_files", pattern="one", path=str(theirs))],
+        [tool_use("write_file", path=str(theirs / "form.md"), content="")],
+        [tool_use("write_file", path=".holdfast/skills/review/notes.md", content="")],
+        [tool_use("read_file", path=str(theirs.parent.parent / "config.toml"))],
         "Done.",
     )
     async with new_session(provider, workspace=workspace, skills=True, builtin_tools=True, confirm_for=[]) as session:
         await session.send("Go.")
-        read, listed, found, *refused = results(session)
+        read, listed, found, *refused = tool_result_texts(session)
     assert (read, listed) == ("Field one.", "SKILL.md\nform.md")
     assert "Field one." in found
     assert ["refused" in text for text in refused] == [True, True, True]
@@ -213,10 +213,10 @@ async def test_a_memory_edit_does_not_change_the_prefix_with_its_skills(agent: M
     one = agent(says(load("deploy")), says(add), says("ok"), workspace=workspace, skills=True, memory=True)
     async with one.session as session:
         await session.send("Deploy.")
-    before, after = (body.partition(b'"messages":')[0] for body in one.wire.bodies[1:])
+    before, after = (body.partition(b'"messages":')[0] for body in one.transport.bodies[1:])
     assert before == after
-    assert b"Ship on Fridays." in one.wire.bodies[2]
-    assert moved_prefixes(one.events) == []
+    assert b"Ship on Fridays." in one.transport.bodies[2]
+    assert changed_prefixes(one.events) == []
 
 
 def resume_in_another_process(session_id: str, store: Path, *names: str) -> bytes:
@@ -237,7 +237,7 @@ async def test_another_process_sends_the_same_prefix_even_if_all_files_have_chan
     agent: MakeAgent, workspace: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "log.db"
-    wire = ReplayWire([says(load("review")), says("ok")])
+    wire = ReplayTransport([says(load("review")), says("ok")])
     write_skill(workspace / ".holdfast/skills", "gone", body="word " * 2_000)
     write_skill(workspace / ".holdfast/skills", "review", body="word " * 5_000)
     async with Session.create(
@@ -270,7 +270,7 @@ async def test_a_resumed_session_names_its_missing_skills(
         pass
     (workspace / ".holdfast/skills/deploy/SKILL.md").unlink()
     with caplog.at_level(logging.WARNING):
-        async with Session.resume(session.id, store=one.store, transport=one.wire):
+        async with Session.resume(session.id, store=one.store, transport=one.transport):
             pass
     assert [record.getMessage() for record in caplog.records] == [
         "skills that this session had are missing now: deploy"
@@ -283,10 +283,10 @@ async def test_loaded_skills_still_count_after_a_resume(agent: MakeAgent, worksp
     one = agent(says(*calls), says("ok"), workspace=workspace, skills=True)
     async with one.session as session:
         await session.send("All.")
-    wire = ReplayWire([says(load("test")), says("ok")])
+    wire = ReplayTransport([says(load("test")), says("ok")])
     async with Session.resume(session.id, store=one.store, transport=wire) as again:
         await again.send("One more.")
-        assert results(again)[-1].startswith("activation budget exhausted: 3 skills")
+        assert tool_result_texts(again)[-1].startswith("activation budget exhausted: 3 skills")
 
 
 async def test_a_body_that_the_provider_refused_can_be_loaded_again(agent: MakeAgent, workspace: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Unpack
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.all_providers import MODELS, answering, only_added
-from tests.support.knowledge_folders import FACT, folder_of, spoken, worked
+from tests.support.all_providers import MODELS, answering_provider, inserted_bytes
+from tests.support.knowledge_folders import FACT, knowledge_folder, text_session, tool_session
 
 from holdfast.cli.main import command
 from holdfast.clock import CountingIds, ManualClock
@@ -64,7 +64,7 @@ class TwoTurns:
     """Two turns of a session, and an action between them."""
 
     def __init__(self, folder: Path, model: str = MODELS[0], /, **options: Unpack[Options]) -> None:
-        self.provider = answering(model)
+        self.provider = answering_provider(model)
         self.store = MemoryStore()
         self.model = model
         defaults: Options = {"model": model, "workspace": folder, "system_prompt": "Be brief.", "padding": "never"}
@@ -103,7 +103,7 @@ async def test_choosing_another_preset_adds_its_files_after_the_history(workspac
     other = await TwoTurns(workspace, model).second_request(
         lambda: run("curation", "use", "main", "--workspace", str(workspace))
     )
-    added = only_added(same, other)
+    added = inserted_bytes(same, other)
     assert b"Files chosen for this work (main)" in added
     assert b"harbour gate" in added
     assert b"return Reader()" in added
@@ -118,7 +118,7 @@ async def test_editing_a_chosen_file_adds_it_once_more_and_changes_no_prefix(wor
     edited = await TwoTurns(workspace, model).second_request(
         lambda: file.write_text(PYTHON.replace("split()", "splitlines()"))
     )
-    assert b"text.splitlines()" in only_added(same, edited)
+    assert b"text.splitlines()" in inserted_bytes(same, edited)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -135,27 +135,27 @@ async def test_editing_any_other_file_changes_no_byte(workspace: Path, model: st
 async def test_a_note_on_a_chosen_file_is_sent_and_on_another_file_is_not(workspace: Path, model: str) -> None:
     run("curation", "use", "reader", "--workspace", str(workspace))
     same = await TwoTurns(workspace, model).second_request()
-    memory_folder = folder_of(workspace)
+    memory_folder = knowledge_folder(workspace)
 
     def harvest(path: str) -> None:
         arguments = f'{{"path": "{path}", "content": "x"}}'
-        apply_harvest(memory_folder, [worked(path, "Fix the reader.", ("write_file", arguments, "ok"))])
+        apply_harvest(memory_folder, [tool_session(path, "Fix the reader.", ("write_file", arguments, "ok"))])
 
     memory_folder.replace("disabled", b"")
     assert await TwoTurns(workspace, model).second_request(lambda: harvest("src/other.py")) == same
     noted = await TwoTurns(workspace, model).second_request(lambda: harvest("src/app.py"))
-    assert b"Changed for: Fix the reader." in only_added(same, noted)
+    assert b"Changed for: Fix the reader." in inserted_bytes(same, noted)
 
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_a_new_item_changes_no_byte_of_a_running_session(workspace: Path, model: str) -> None:
-    memory_folder = folder_of(workspace)
-    apply_harvest(memory_folder, [spoken("s1", FACT, "Ok.")])
+    memory_folder = knowledge_folder(workspace)
+    apply_harvest(memory_folder, [text_session("s1", FACT, "Ok.")])
     same = await TwoTurns(workspace, model).second_request()
-    more = spoken("s2", "Never touch src/app.py on Fridays.", "Ok.")
+    more = text_session("s2", "Never touch src/app.py on Fridays.", "Ok.")
     assert await TwoTurns(workspace, model).second_request(lambda: apply_harvest(memory_folder, [more])) == same
     fresh = await TwoTurns(workspace, model).second_request()
-    assert b"on Fridays" in only_added(same, fresh)
+    assert b"on Fridays" in inserted_bytes(same, fresh)
     assert (memory_folder.read(DIGEST_FILE) or b"").count(b"- ") == 2
 
 
@@ -164,7 +164,7 @@ async def test_a_question_adds_the_matching_passages_with_their_locations(worksp
     questions = ("hello", "When does the harbour gate open?")
     without = await TwoTurns(workspace, model).second_request(questions=questions)
     update_rag_index(rag_folder(workspace), workspace)
-    added = only_added(without, await TwoTurns(workspace, model).second_request(questions=questions))
+    added = inserted_bytes(without, await TwoTurns(workspace, model).second_request(questions=questions))
     assert added.count(b"rag-context") == 1
     assert b"## src/tides.md lines 1-1 (sha256 " in added
     assert b"opens twice a day" in added
@@ -193,13 +193,13 @@ async def test_the_seeds_curation_and_retrieval_come_after_the_stable_prefix(wor
     run("curation", "use", "reader", "--workspace", str(workspace))
     update_rag_index(rag_folder(workspace), workspace)
     file = workspace / "src" / "app.py"
-    memory_folder = folder_of(workspace)
+    memory_folder = knowledge_folder(workspace)
     memory_folder.replace("disabled", b"")
 
     def change_file_and_harvest() -> None:
         file.write_text(PYTHON.replace("split()", "splitlines()"))
         arguments = '{"path": "src/app.py", "content": "x"}'
-        apply_harvest(memory_folder, [worked("s", "Fix the reader.", ("write_file", arguments, "ok"))])
+        apply_harvest(memory_folder, [tool_session("s", "Fix the reader.", ("write_file", arguments, "ok"))])
 
     (first, volatile), (second, volatile_after) = await run_with_seed_profile(workspace, model, change_file_and_harvest)
     assert first == second
@@ -217,9 +217,9 @@ async def test_the_seeds_curation_and_retrieval_come_after_the_stable_prefix(wor
 async def test_the_seeds_digest_is_in_the_stable_prefix_and_is_refreshed_with_the_next_turn(
     workspace: Path, model: str
 ) -> None:
-    memory_folder = folder_of(workspace)
-    apply_harvest(memory_folder, [spoken("s1", FACT, "Ok.")])
-    more = spoken("s2", "Never touch src/app.py on Fridays.", "Ok.")
+    memory_folder = knowledge_folder(workspace)
+    apply_harvest(memory_folder, [text_session("s1", FACT, "Ok.")])
+    more = text_session("s2", "Never touch src/app.py on Fridays.", "Ok.")
     (first, _), (second, rest) = await run_with_seed_profile(
         workspace, model, lambda: apply_harvest(memory_folder, [more])
     )

@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 from tests.support.simulated import (
-    HOUR_MARK,
+    CACHE_CONTROL,
+    CACHE_CONTROL_1H,
     LONG,
-    MARK,
     SONNET,
     Wire,
     assistant,
     buckets,
-    counted,
+    count_tokens,
     models_with,
     post,
     refusal,
@@ -27,20 +27,20 @@ from holdfast.simulator.provider import SimulatedProvider
 
 
 def marked(**fields: object) -> Wire:
-    return request(user(text("Hello.", MARK)), system=LONG, **fields)
+    return request(user(text("Hello.", CACHE_CONTROL)), system=LONG, **fields)
 
 
 def test_the_second_call_reads_what_the_first_one_wrote() -> None:
     provider = simulator()
-    tokens = counted(provider, marked())
+    tokens = count_tokens(provider, marked())
     assert buckets(usage(provider, marked())) == (0, 0, tokens, 0)
     assert buckets(usage(provider, marked())) == (0, tokens, 0, 0)
 
 
 def test_counting_tells_what_usage_sums_to_and_leaves_the_cache_alone() -> None:
     provider = simulator()
-    body = request(user(text("Hello.", MARK), "And more."), system=LONG, tools=[tool("read")])
-    tokens = counted(provider, body)
+    body = request(user(text("Hello.", CACHE_CONTROL), "And more."), system=LONG, tools=[tool("read")])
+    tokens = count_tokens(provider, body)
     assert provider.cache == ()
     assert sum(buckets(usage(provider, body))) == tokens
     assert sum(buckets(usage(provider, body))) == tokens
@@ -48,12 +48,12 @@ def test_counting_tells_what_usage_sums_to_and_leaves_the_cache_alone() -> None:
 
 def test_every_block_counts_the_tokens_of_its_bytes_without_the_mark() -> None:
     provider = simulator()
-    assert counted(provider, marked()) == counted(provider, request(user("Hello."), system=LONG))
+    assert count_tokens(provider, marked()) == count_tokens(provider, request(user("Hello."), system=LONG))
 
 
 @pytest.mark.parametrize(("above_tokens", "cached"), [(0, True), (1, False)])
 def test_a_prompt_below_the_floor_of_its_model_is_not_cached(above_tokens: int, cached: bool) -> None:
-    tokens = counted(simulator(), marked())
+    tokens = count_tokens(simulator(), marked())
     provider = simulator(models=models_with(tokens_min=tokens + above_tokens))
     assert buckets(usage(provider, marked())) == ((0, 0, tokens, 0) if cached else (tokens, 0, 0, 0))
     assert buckets(usage(provider, marked())) == ((0, tokens, 0, 0) if cached else (tokens, 0, 0, 0))
@@ -65,11 +65,11 @@ def test_a_prompt_below_the_floor_of_its_model_is_not_cached(above_tokens: int, 
 )
 def test_each_model_has_the_floor_of_its_row(model: str, floor: int) -> None:
     for words in ("word " * (floor // 2), "word " * floor * 2):
-        reported = usage(simulator(), request(user(text(words, MARK)), model=model))
+        reported = usage(simulator(), request(user(text(words, CACHE_CONTROL)), model=model))
         assert (reported["cache_creation_input_tokens"] > 0) == (sum(buckets(reported)) >= floor)
 
 
-@pytest.mark.parametrize(("mark", "lives"), [(MARK, 300.0), (HOUR_MARK, 3_600.0)])
+@pytest.mark.parametrize(("mark", "lives"), [(CACHE_CONTROL, 300.0), (CACHE_CONTROL_1H, 3_600.0)])
 def test_an_entry_lives_its_time(mark: dict[str, str], lives: float) -> None:
     body = request(user(text("Hello.", mark)), system=LONG)
     for wait, warm in ((lives - 0.5, True), (lives, False)):
@@ -89,11 +89,11 @@ def test_every_read_starts_the_time_again() -> None:
 
 def test_mixed_lifetimes_are_billed_each_for_its_stretch() -> None:
     provider = simulator()
-    body = request(user(text("Hello.", MARK), "Tail."), system=[text(LONG, HOUR_MARK)])
+    body = request(user(text("Hello.", CACHE_CONTROL), "Tail."), system=[text(LONG, CACHE_CONTROL_1H)])
     reported = buckets(usage(provider, body))
-    hello = counted(provider, request(user("Hello.")))
-    tail = counted(provider, request(user("Tail.")))
-    assert reported == (tail, 0, hello, counted(provider, body) - hello - tail)
+    hello = count_tokens(provider, request(user("Hello.")))
+    tail = count_tokens(provider, request(user("Tail.")))
+    assert reported == (tail, 0, hello, count_tokens(provider, body) - hello - tail)
 
 
 def test_what_a_call_writes_is_hidden_until_its_response_begins() -> None:
@@ -150,7 +150,7 @@ def test_a_key_is_nowhere_in_what_the_simulator_keeps() -> None:
 def test_a_mark_that_moves_on_finds_the_entry_behind_it() -> None:
     provider = simulator()
     first = usage(provider, marked())
-    longer = request(user("Hello."), assistant("Hi."), user(text("Go on.", MARK)), system=LONG)
+    longer = request(user("Hello."), assistant("Hi."), user(text("Go on.", CACHE_CONTROL)), system=LONG)
     assert usage(provider, longer)["cache_read_input_tokens"] == first["cache_creation_input_tokens"]
 
 
@@ -159,7 +159,7 @@ def test_the_search_goes_back_twenty_blocks(between: int, found: bool) -> None:
     provider = simulator()
     usage(provider, marked())
     more = [text(f"Part {number}.") for number in range(between - 1)]
-    longer = request(user("Hello."), assistant(*more), user(text("Go on.", MARK)), system=LONG)
+    longer = request(user("Hello."), assistant(*more), user(text("Go on.", CACHE_CONTROL)), system=LONG)
     assert (usage(provider, longer)["cache_read_input_tokens"] > 0) == found
 
 
@@ -169,7 +169,7 @@ def test_runs_of_tool_blocks_count_as_the_row_says(counting: str, found: bool) -
     usage(provider, marked())
     calls = [{"type": "tool_use", "id": f"t{n}", "name": "read", "input": {}} for n in range(25)]
     *results, last = ({"type": "tool_result", "tool_use_id": f"t{n}", "content": "ok"} for n in range(25))
-    marked_last = {**last, "cache_control": MARK}
+    marked_last = {**last, "cache_control": CACHE_CONTROL}
     longer = request(user("Hello."), assistant(*calls), user(*results, marked_last), system=LONG)
     assert (usage(provider, longer)["cache_read_input_tokens"] > 0) == found
 
@@ -183,9 +183,9 @@ DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/p
 
 def tiered(*more: Wire, tools: tuple[Wire, ...] = (), **fields: object) -> Wire:
     return request(
-        user(text("Hello.", MARK), *more),
-        tools=[tool("read", MARK), *tools],
-        system=[text(LONG, MARK)],
+        user(text("Hello.", CACHE_CONTROL), *more),
+        tools=[tool("read", CACHE_CONTROL), *tools],
+        system=[text(LONG, CACHE_CONTROL)],
         **fields,
     )
 
@@ -231,8 +231,10 @@ def test_an_image_or_a_cited_document_anywhere_loses_its_tier(more: Wire, read: 
 def test_an_image_in_a_tool_result_is_an_image() -> None:
     def loop(content: list[Wire]) -> Wire:
         call = {"type": "tool_use", "id": "t", "name": "read", "input": {}}
-        result = {"type": "tool_result", "tool_use_id": "t", "content": content, "cache_control": MARK}
-        return request(user(text("Hello.", MARK)), assistant(call), user(result), system=[text(LONG, MARK)])
+        result = {"type": "tool_result", "tool_use_id": "t", "content": content, "cache_control": CACHE_CONTROL}
+        return request(
+            user(text("Hello.", CACHE_CONTROL)), assistant(call), user(result), system=[text(LONG, CACHE_CONTROL)]
+        )
 
     provider = simulator()
     usage(provider, loop([text("seen")]))
@@ -246,7 +248,7 @@ def test_switching_web_search_on_keeps_the_other_tools() -> None:
 
 
 def test_marks_that_web_search_puts_out_of_order_are_refused() -> None:
-    tools = [{**SEARCH, "cache_control": HOUR_MARK}, tool("read", MARK)]
+    tools = [{**SEARCH, "cache_control": CACHE_CONTROL_1H}, tool("read", CACHE_CONTROL)]
     status, _, message = refusal(simulator(), request(user("Hello."), tools=tools))
     assert status == 400
     assert "must not come after" in message
@@ -255,7 +257,7 @@ def test_marks_that_web_search_puts_out_of_order_are_refused() -> None:
 def test_another_tool_loses_everything() -> None:
     provider = simulator()
     usage(provider, tiered())
-    more = [tool("another"), tool("read", MARK)]
+    more = [tool("another"), tool("read", CACHE_CONTROL)]
     assert usage(provider, {**tiered(), "tools": more})["cache_read_input_tokens"] == 0
 
 
@@ -293,22 +295,22 @@ def test_text_as_a_string_and_as_a_block_is_the_same_prompt() -> None:
     provider = simulator()
     usage(provider, marked())
     longer = request(
-        {"role": "user", "content": "Hello."}, assistant("Hi."), user(text("More.", MARK)), system=[text(LONG)]
+        {"role": "user", "content": "Hello."}, assistant("Hi."), user(text("More.", CACHE_CONTROL)), system=[text(LONG)]
     )
     assert usage(provider, longer)["cache_read_input_tokens"] > 0
 
 
 def test_two_user_messages_in_a_row_are_one() -> None:
     provider = simulator()
-    usage(provider, request(user("One.", text("Two.", MARK)), system=LONG))
-    again = usage(provider, request(user("One."), user(text("Two.", MARK)), system=LONG))
+    usage(provider, request(user("One.", text("Two.", CACHE_CONTROL)), system=LONG))
+    again = usage(provider, request(user("One."), user(text("Two.", CACHE_CONTROL)), system=LONG))
     assert again["cache_creation_input_tokens"] == 0
 
 
 def test_the_same_words_by_another_speaker_are_another_prompt() -> None:
     provider = simulator()
-    usage(provider, request(user("One."), assistant("Two."), user(text("Three.", MARK)), system=LONG))
-    again = usage(provider, request(user("One.", "Two.", text("Three.", MARK)), system=LONG))
+    usage(provider, request(user("One."), assistant("Two."), user(text("Three.", CACHE_CONTROL)), system=LONG))
+    again = usage(provider, request(user("One.", "Two.", text("Three.", CACHE_CONTROL)), system=LONG))
     assert again["cache_read_input_tokens"] == 0
 
 
@@ -317,15 +319,15 @@ def test_the_same_words_by_another_speaker_are_another_prompt() -> None:
 
 def test_the_automatic_mark_moves_on_with_the_conversation() -> None:
     provider = simulator()
-    first = usage(provider, request(user("Hello."), system=LONG, cache_control=MARK))
-    longer = request(user("Hello."), assistant("Hi."), user("Go on."), system=LONG, cache_control=MARK)
+    first = usage(provider, request(user("Hello."), system=LONG, cache_control=CACHE_CONTROL))
+    longer = request(user("Hello."), assistant("Hi."), user("Go on."), system=LONG, cache_control=CACHE_CONTROL)
     second = usage(provider, longer)
     assert second["input_tokens"] == 0
     assert second["cache_read_input_tokens"] == first["cache_creation_input_tokens"] > 0
 
 
 def test_an_automatic_mark_can_live_an_hour() -> None:
-    assert buckets(usage(simulator(), request(user("Hello."), system=LONG, cache_control=HOUR_MARK)))[3] > 0
+    assert buckets(usage(simulator(), request(user("Hello."), system=LONG, cache_control=CACHE_CONTROL_1H)))[3] > 0
 
 
 def test_no_automatic_mark_is_none() -> None:
@@ -333,8 +335,8 @@ def test_no_automatic_mark_is_none() -> None:
 
 
 def test_an_automatic_mark_where_the_same_one_stands_changes_nothing() -> None:
-    marks = [text(f"Part {n}.", MARK) for n in range(4)]
-    body = request(user(*marks), system=LONG, cache_control=MARK)
+    marks = [text(f"Part {n}.", CACHE_CONTROL) for n in range(4)]
+    body = request(user(*marks), system=LONG, cache_control=CACHE_CONTROL)
     assert buckets(usage(simulator(), body)) == buckets(usage(simulator(), request(user(*marks), system=LONG)))
 
 
@@ -343,21 +345,21 @@ def test_an_automatic_mark_goes_before_what_cannot_carry_it() -> None:
     model = "claude-opus-4-5"
     ask = request(user(LONG * 8), model=model)
     _, reply = post(provider, ask)
-    body = request(user(LONG * 8), assistant(reply["content"][0]), model=model, cache_control=MARK)
+    body = request(user(LONG * 8), assistant(reply["content"][0]), model=model, cache_control=CACHE_CONTROL)
     reported = usage(provider, body)
     assert reported["input_tokens"] > 0
-    assert reported["cache_creation_input_tokens"] == counted(provider, ask)
+    assert reported["cache_creation_input_tokens"] == count_tokens(provider, ask)
 
 
 @pytest.mark.parametrize(
     ("blocks", "words"),
     [
-        ([text("Hello.", HOUR_MARK)], "the automatic mark has ttl '5m', but messages.0.content.0 is marked"),
-        ([*(text(str(n), MARK) for n in range(4)), text("Last.")], "all are taken"),
+        ([text("Hello.", CACHE_CONTROL_1H)], "the automatic mark has ttl '5m', but messages.0.content.0 is marked"),
+        ([*(text(str(n), CACHE_CONTROL) for n in range(4)), text("Last.")], "all are taken"),
     ],
 )
 def test_an_automatic_mark_that_has_no_place_is_refused(blocks: list[Wire], words: str) -> None:
-    status, kind, message = refusal(simulator(), request(user(*blocks), cache_control=MARK))
+    status, kind, message = refusal(simulator(), request(user(*blocks), cache_control=CACHE_CONTROL))
     assert (status, kind) == (400, "invalid_request_error")
     assert words in message
 
@@ -371,11 +373,11 @@ def test_an_automatic_mark_must_be_spelled_right(value: object) -> None:
 
 def test_an_automatic_mark_is_refused_by_models_that_do_not_take_it() -> None:
     provider = simulator(models=models_with(accepts_automatic_breakpoint=False))
-    assert "takes marks on blocks only" in refusal(provider, request(user("Hello."), cache_control=MARK))[2]
+    assert "takes marks on blocks only" in refusal(provider, request(user("Hello."), cache_control=CACHE_CONTROL))[2]
 
 
 def test_an_automatic_mark_counts_when_tokens_are_counted() -> None:
-    body = request(user(*(text(str(n), MARK) for n in range(4)), "Last."), cache_control=MARK)
+    body = request(user(*(text(str(n), CACHE_CONTROL) for n in range(4)), "Last."), cache_control=CACHE_CONTROL)
     assert refusal(simulator(), body, path="/v1/messages/count_tokens")[0] == 400
 
 

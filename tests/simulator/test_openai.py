@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.simulated import simulator
-from tests.support.simulated_openai import LONG, MARK, OLDER, Chat, Responses, Wire, get, models_with, post
+from tests.support.simulated_openai import BREAKPOINT, LONG, OLDER, Chat, Responses, Wire, get, models_with, post
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.simulator.provider import SimulatedProvider
@@ -37,9 +37,9 @@ def refused(provider: SimulatedProvider, api: Chat, body: Wire | bytes) -> tuple
 
 def conversation(api: Chat, turns: int, *, system: str = LONG) -> list[Wire]:
     """A system prompt, then so many questions, answered but for the last."""
-    said = [api.said("developer", system)]
+    said = [api.message("developer", system)]
     for turn in range(turns):
-        said += [api.said("user", f"Question {turn}."), api.said("assistant", f"Answer {turn}.")]
+        said += [api.message("user", f"Question {turn}."), api.message("assistant", f"Answer {turn}.")]
     return said[:-1]
 
 
@@ -48,7 +48,7 @@ def conversation(api: Chat, turns: int, *, system: str = LONG) -> list[Wire]:
 
 @both
 def test_the_last_words_are_echoed(api: Chat) -> None:
-    reply = replied(simulator(), api, api.body(api.said("user", "Hello.")))
+    reply = replied(simulator(), api, api.body(api.message("user", "Hello.")))
     assert api.text(reply) == "Echo: Hello."
     assert reply["id"] == f"{api.reply_prefix}sim-000001"
 
@@ -56,9 +56,9 @@ def test_the_last_words_are_echoed(api: Chat) -> None:
 @both
 def test_a_scripted_call_is_answered_and_the_script_goes_on(api: Chat) -> None:
     provider = simulator(CALL + '\n{"content": "Done."}')
-    said = [api.said("user", "Look.")]
+    said = [api.message("user", "Look.")]
     reply = replied(provider, api, api.body(*said, tools=[api.tool("read")]))
-    said += api.replied(reply)
+    said += api.reply_messages(reply)
     call = said[-1]["tool_calls"][0]["id"] if api.path == Chat.path else said[-1]["call_id"]
     assert call.startswith("call_")
     said.append(api.result(call))
@@ -67,30 +67,30 @@ def test_a_scripted_call_is_answered_and_the_script_goes_on(api: Chat) -> None:
 
 @both
 def test_the_same_conversation_gets_the_same_ids_under_another_key(api: Chat) -> None:
-    body = api.body(api.said("user", "Look."), prompt_cache_key="one")
+    body = api.body(api.message("user", "Look."), prompt_cache_key="one")
     one = replied(simulator(CALL), api, body, key="one")
     two = replied(simulator(CALL), api, {**body, "prompt_cache_key": "two"}, key="two")
-    assert api.replied(one) == api.replied(two)
+    assert api.reply_messages(one) == api.reply_messages(two)
 
 
 @both
 def test_a_failure_that_the_script_orders_comes_in_the_words_of_the_provider(api: Chat) -> None:
     provider = simulator('{"content": "At last.", "fault": "429;retry-after=2"}')
-    body = api.body(api.said("user", "Ask."))
+    body = api.body(api.message("user", "Ask."))
     assert refused(provider, api, body) == (429, "this failure was ordered")
     assert api.text(replied(provider, api, body)) == "At last."
 
 
 def test_chat_shows_no_thinking() -> None:
     script = '{"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yes."}]}'
-    reply = replied(simulator(script), Chat(), Chat().body(Chat().said("user", "Ask.")))
+    reply = replied(simulator(script), Chat(), Chat().body(Chat().message("user", "Ask.")))
     assert "Hm." not in str(reply)
     assert Chat().text(reply) == "Yes."
 
 
 def test_a_stream_of_chat_tells_its_usage_only_where_it_is_asked_to() -> None:
     api, provider = Chat(), simulator()
-    body = api.body(api.said("user", "Ask."), stream=True)
+    body = api.body(api.message("user", "Ask."), stream=True)
     silent, telling = (
         post_stream(provider, api, {**body, **more}) for more in ({}, {"stream_options": {"include_usage": True}})
     )
@@ -136,7 +136,7 @@ def post_stream(provider: SimulatedProvider, api: Chat, body: Wire) -> bytes:
     ],
 )
 def test_an_invalid_request_is_refused_with_its_reason(api: Chat, fields: Wire, status: int, words: str) -> None:
-    found, message = refused(simulator(), api, api.body(api.said("user", "Ask."), **fields))
+    found, message = refused(simulator(), api, api.body(api.message("user", "Ask."), **fields))
     assert found == status
     assert words in message
 
@@ -145,7 +145,7 @@ def test_an_invalid_request_is_refused_with_its_reason(api: Chat, fields: Wire, 
 def test_a_tool_choice_that_names_no_tool_is_refused(api: Chat) -> None:
     choice = {"type": "function", "function": {"name": "write"}, "name": "write"}
     choice.pop("name" if api.path == Chat.path else "function")
-    body = api.body(api.said("user", "Ask."), tools=[api.tool("read")], tool_choice=choice)
+    body = api.body(api.message("user", "Ask."), tools=[api.tool("read")], tool_choice=choice)
     assert refused(simulator(), api, body)[1].endswith("is not found in 'tools'.")
     assert post(simulator(), api.path, {**body, "tools": [api.tool("write")]})[0] == 200
 
@@ -153,19 +153,19 @@ def test_a_tool_choice_that_names_no_tool_is_refused(api: Chat) -> None:
 @both
 def test_an_empty_conversation_is_refused(api: Chat) -> None:
     assert refused(simulator(), api, api.body())[0] == 400
-    assert refused(simulator(), api, api.body(api.said("developer", "Be brief.")))[0] == 400
+    assert refused(simulator(), api, api.body(api.message("developer", "Be brief.")))[0] == 400
 
 
 @both
 def test_a_result_that_answers_nothing_is_refused(api: Chat) -> None:
-    status, message = refused(simulator(), api, api.body(api.said("user", "Ask."), api.result("call_1")))
+    status, message = refused(simulator(), api, api.body(api.message("user", "Ask."), api.result("call_1")))
     assert (status, "'call_1'" in message) == (400, True)
 
 
 @both
 @pytest.mark.parametrize("answered", [(), ("call_1",)])
 def test_a_call_that_is_not_answered_is_refused(api: Chat, answered: tuple[str, ...]) -> None:
-    said = [api.said("user", "Ask."), *api.calls("call_1", "call_2"), *map(api.result, answered)]
+    said = [api.message("user", "Ask."), *api.calls("call_1", "call_2"), *map(api.result, answered)]
     status, message = refused(simulator(), api, api.body(*said))
     assert (status, "'call_2'" in message or not answered) == (400, True)
     assert post(simulator(), api.path, api.body(*said, *map(api.result, {"call_1", "call_2"} - {*answered})))[0] == 200
@@ -174,10 +174,13 @@ def test_a_call_that_is_not_answered_is_refused(api: Chat, answered: tuple[str, 
 def test_calls_of_tools_that_are_no_functions_are_answered_like_any() -> None:
     chat, responses = Chat(), Responses()
     custom = {"id": "call_1", "type": "custom", "custom": {"name": "grep", "input": "x"}}
-    said = [chat.said("user", "Ask."), {"role": "assistant", "tool_calls": [custom]}]
+    said = [chat.message("user", "Ask."), {"role": "assistant", "tool_calls": [custom]}]
     assert refused(simulator(), chat, chat.body(*said))[0] == 400
     assert post(simulator(), chat.path, chat.body(*said, chat.result("call_1")))[0] == 200
-    said = [responses.said("user", "Ask."), {"type": "custom_tool_call", "call_id": "c", "name": "grep", "input": "x"}]
+    said = [
+        responses.message("user", "Ask."),
+        {"type": "custom_tool_call", "call_id": "c", "name": "grep", "input": "x"},
+    ]
     output = {"type": "custom_tool_call_output", "call_id": "c", "output": "y"}
     assert refused(simulator(), responses, responses.body(*said))[0] == 400
     assert refused(simulator(), responses, responses.body(said[0], output))[0] == 400
@@ -186,28 +189,28 @@ def test_calls_of_tools_that_are_no_functions_are_answered_like_any() -> None:
 
 def test_chat_wants_results_right_behind_their_calls_and_responses_do_not() -> None:
     for api, status in ((Chat(), 400), (Responses(), 200)):
-        said = [api.said("user", "Ask."), *api.calls("call_1"), api.said("user", "Wait."), api.result("call_1")]
+        said = [api.message("user", "Ask."), *api.calls("call_1"), api.message("user", "Wait."), api.result("call_1")]
         assert post(simulator(), api.path, api.body(*said))[0] == status
 
 
 @both
 def test_a_prompt_beyond_the_window_is_refused_by_its_code(api: Chat) -> None:
     provider = simulator(models=models_with("openai:gpt-6.1-sol", context_tokens_max=1_000))
-    status, reply = post(provider, api.path, api.body(api.said("user", LONG)))
+    status, reply = post(provider, api.path, api.body(api.message("user", LONG)))
     assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
     assert "maximum context length is 1000 tokens" in reply["error"]["message"]
 
 
 def test_more_output_than_the_model_gives_is_refused_and_no_limit_is_none() -> None:
     api = Chat()
-    ask = api.body(api.said("user", "Ask."), model="gpt-4o")
+    ask = api.body(api.message("user", "Ask."), model="gpt-4o")
     assert "max_tokens is too large" in refused(simulator(), api, {**ask, "max_completion_tokens": 100_000})[1]
     assert api.text(replied(simulator(), api, ask)) == "Echo: Ask."
 
 
 @both
 def test_a_mark_on_a_model_without_breakpoints_is_refused(api: Chat) -> None:
-    body = api.body(api.said("user", api.part("Ask.", MARK)), model=OLDER)
+    body = api.body(api.message("user", api.part("Ask.", BREAKPOINT)), model=OLDER)
     assert "'prompt_cache_breakpoint' is not supported" in refused(simulator(), api, body)[1]
 
 
@@ -221,7 +224,7 @@ def test_without_a_key_nothing_is_answered(api: Chat) -> None:
 
 def test_responses_refuse_what_was_never_stored() -> None:
     api = Responses()
-    body = api.body(api.said("user", "Ask."), previous_response_id="resp_1")
+    body = api.body(api.message("user", "Ask."), previous_response_id="resp_1")
     assert "'previous_response_id' was not found" in refused(simulator(), api, body)[1]
 
 
@@ -243,27 +246,27 @@ def test_a_conversation_that_grows_reads_what_its_last_call_wrote(api: Chat) -> 
 def test_a_conversation_of_many_questions_in_one_message_each_reads_behind_each(api: Chat) -> None:
     """Two user messages behind one another are two; one that is extended is another one."""
     provider = simulator()
-    system, question = api.said("developer", LONG), api.said("user", "One.")
+    system, question = api.message("developer", LONG), api.message("user", "One.")
     _, _, written = buckets(provider, api, api.body(system, question))
-    assert buckets(provider, api, api.body(system, question, api.said("user", "Two.")))[1] == written
-    assert buckets(provider, api, api.body(system, api.said("user", "One.", "Two.")))[1] == 0
+    assert buckets(provider, api, api.body(system, question, api.message("user", "Two.")))[1] == written
+    assert buckets(provider, api, api.body(system, api.message("user", "One.", "Two.")))[1] == 0
 
 
 @both
 def test_a_shared_system_prompt_is_read_only_where_it_was_marked(api: Chat) -> None:
-    for mark, reads in ((None, False), (MARK, True)):
+    for mark, reads in ((None, False), (BREAKPOINT, True)):
         provider = simulator()
-        system = api.said("developer", api.part(LONG, mark))
-        buckets(provider, api, api.body(system, api.said("user", "One task.")))
-        assert (buckets(provider, api, api.body(system, api.said("user", "Another.")))[1] > 0) == reads
+        system = api.message("developer", api.part(LONG, mark))
+        buckets(provider, api, api.body(system, api.message("user", "One task.")))
+        assert (buckets(provider, api, api.body(system, api.message("user", "Another.")))[1] > 0) == reads
 
 
 @both
 def test_the_end_of_several_messages_of_the_developer_is_looked_up(api: Chat) -> None:
     provider = simulator()
-    first = [api.said("developer", LONG), api.said("developer", api.part("Be brief.", MARK))]
-    _, _, written = buckets(provider, api, api.body(*first, api.said("user", "One task.")))
-    plain = [api.said("developer", LONG), api.said("developer", "Be brief.")]
+    first = [api.message("developer", LONG), api.message("developer", api.part("Be brief.", BREAKPOINT))]
+    _, _, written = buckets(provider, api, api.body(*first, api.message("user", "One task.")))
+    plain = [api.message("developer", LONG), api.message("developer", "Be brief.")]
     _, read, _ = buckets(provider, api, api.body(*plain, *conversation(api, 30)[1:]))
     assert written - 50 < read < written
 
@@ -271,7 +274,7 @@ def test_the_end_of_several_messages_of_the_developer_is_looked_up(api: Chat) ->
 @both
 def test_only_the_last_result_of_a_run_is_a_point_to_look_at(api: Chat) -> None:
     provider = simulator()
-    said = [api.said("developer", LONG), api.said("user", "Look."), *api.calls("call_1", "call_2")]
+    said = [api.message("developer", LONG), api.message("user", "Look."), *api.calls("call_1", "call_2")]
     results = [api.result("call_1"), api.result("call_2")]
     _, _, written = buckets(provider, api, api.body(*said, *results))
     more = [*api.calls("call_3"), api.result("call_3")]
@@ -287,10 +290,10 @@ def test_explicit_mode_without_a_mark_caches_nothing(api: Chat) -> None:
 
 @both
 def test_an_entry_lives_half_an_hour_or_twelve_hours(api: Chat) -> None:
-    for mark, reads in ((MARK, 0), ({**MARK, "ttl": "12h"}, 1)):
+    for mark, reads in ((BREAKPOINT, 0), ({**BREAKPOINT, "ttl": "12h"}, 1)):
         provider = simulator()
-        system = api.said("developer", api.part(LONG, mark))
-        body = api.body(system, api.said("user", "Ask."), prompt_cache_options={"mode": "explicit", "ttl": "30m"})
+        system = api.message("developer", api.part(LONG, mark))
+        body = api.body(system, api.message("user", "Ask."), prompt_cache_options={"mode": "explicit", "ttl": "30m"})
         buckets(provider, api, body)
         provider.advance(1_800)
         assert min(1, buckets(provider, api, body)[1]) == reads
@@ -345,9 +348,9 @@ def test_how_the_model_shall_write_is_part_of_the_prefix(api: Chat, change: Wire
 @both
 def test_an_older_model_reads_any_beginning_in_steps_of_128(api: Chat) -> None:
     provider = simulator()
-    system = api.said("developer", LONG)
-    assert buckets(provider, api, api.body(system, api.said("user", "One."), model=OLDER))[1:] == (0, 0)
-    _, read, written = buckets(provider, api, api.body(system, api.said("user", "Another."), model=OLDER))
+    system = api.message("developer", LONG)
+    assert buckets(provider, api, api.body(system, api.message("user", "One."), model=OLDER))[1:] == (0, 0)
+    _, read, written = buckets(provider, api, api.body(system, api.message("user", "Another."), model=OLDER))
     assert (read % 128, written) == (0, 0)
     assert read >= 1_024
 
@@ -379,9 +382,9 @@ REASONED = '{"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text
 
 def reasoned() -> tuple[SimulatedProvider, list[Wire]]:
     api, provider = Responses(), simulator(REASONED)
-    said = [api.said("user", "Ask.")]
+    said = [api.message("user", "Ask.")]
     reply = replied(provider, api, api.body(*said))
-    return provider, [*said, *api.replied(reply), api.said("user", "And?")]
+    return provider, [*said, *api.reply_messages(reply), api.message("user", "And?")]
 
 
 def test_reasoning_comes_with_encrypted_content_and_goes_back_as_it_came() -> None:
@@ -413,7 +416,7 @@ def test_reasoning_that_holds_more_than_we_know_is_checked_all_the_same() -> Non
 def test_redacted_thinking_is_reasoning_without_a_summary() -> None:
     script = '{"content": [{"type": "redacted_thinking", "data": ""}, {"type": "text", "text": "Yes."}]}'
     api = Responses()
-    reply = replied(simulator(script), api, api.body(api.said("user", "Ask.")))
+    reply = replied(simulator(script), api, api.body(api.message("user", "Ask.")))
     assert (reply["output"][0]["type"], reply["output"][0]["summary"]) == ("reasoning", [])
 
 
@@ -436,7 +439,7 @@ def test_tokens_are_counted_as_they_are_billed() -> None:
 
 def test_counting_asks_for_no_output() -> None:
     api = Responses()
-    body = api.body(api.said("user", "Ask."), max_output_tokens=10**9)
+    body = api.body(api.message("user", "Ask."), max_output_tokens=10**9)
     assert refused(simulator(), api, body)[0] == 400
     assert post(simulator(), "/v1/responses/input_tokens", body)[0] == 200
 
@@ -444,7 +447,7 @@ def test_counting_asks_for_no_output() -> None:
 def test_only_responses_compare_and_prewarm() -> None:
     for options in ({"comparison_response_id": "resp_1"}, {"prewarm": False}):
         for api, status in ((Responses(), 200), (Chat(), 400)):
-            body = api.body(api.said("user", "Ask."), prompt_cache_options=options)
+            body = api.body(api.message("user", "Ask."), prompt_cache_options=options)
             assert post(simulator(), api.path, body)[0] == status
 
 

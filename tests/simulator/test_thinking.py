@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.simulated import (
+    CACHE_CONTROL,
     LONG,
-    MARK,
     SONNET,
     Wire,
     assistant,
-    counted,
+    count_tokens,
     models_with,
     post,
     refusal,
@@ -65,7 +65,7 @@ def test_a_conversation_replayed_gets_the_same_replies() -> None:
 def test_a_moved_mark_does_not_change_what_thinking_is_bound_to() -> None:
     provider = thinker()
     first, reply, more = talk(provider, 1, ask="Ask.")
-    marked = user(text("Ask.", MARK))
+    marked = user(text("Ask.", CACHE_CONTROL))
     assert post(provider, request(marked, reply, more))[0] == 200
     assert first != marked
 
@@ -74,7 +74,7 @@ def test_a_moved_mark_counts_as_a_change_where_the_row_says_so() -> None:
     provider = simulator(script([THOUGHT, text("One.")]), models=models_with(breakpoints_change_binding=True))
     first, reply, more = talk(provider, 1)
     assert post(provider, request(first, reply, more))[0] == 200
-    assert refusal(provider, request(user(text("Ask.", MARK)), reply, more))[0] == 400
+    assert refusal(provider, request(user(text("Ask.", CACHE_CONTROL)), reply, more))[0] == 400
 
 
 CHANGES: dict[str, Wire] = {
@@ -148,7 +148,7 @@ def test_mismatched_thinking_is_dropped_on_request_and_reported() -> None:
         for n in (1, 3)
     ]
     without = request(user("Another ask."), assistant("One."), user("Go on."), assistant("Two."), user("Go on."))
-    assert sum(tokens_in(reply)) == counted(provider, without)
+    assert sum(tokens_in(reply)) == count_tokens(provider, without)
 
 
 def tokens_in(reply: Wire) -> tuple[int, int, int]:
@@ -211,7 +211,7 @@ def test_another_models_thinking_is_dropped_in_silence() -> None:
     status, reply = post(provider, request(*messages, model="claude-opus-5-5"))
     assert status == 200
     without = request(user("Ask."), assistant("One."), user("Go on."), model="claude-opus-5-5")
-    assert sum(tokens_in(reply)) == counted(provider, without)
+    assert sum(tokens_in(reply)) == count_tokens(provider, without)
 
 
 def test_with_the_beta_another_models_thinking_is_reported() -> None:
@@ -263,7 +263,7 @@ def test_redacted_thinking_is_sealed_and_taken_back() -> None:
 def test_a_mark_on_thinking_is_refused() -> None:
     provider = thinker()
     messages = talk(provider, 1)
-    messages[1]["content"][0]["cache_control"] = MARK
+    messages[1]["content"][0]["cache_control"] = CACHE_CONTROL
     assert "cache_control cannot be set for thinking blocks" in refusal(provider, request(*messages))[2]
 
 
@@ -273,18 +273,18 @@ def test_a_mark_on_thinking_is_refused() -> None:
 def test_a_forgetful_model_loses_its_cache_where_old_thinking_was() -> None:
     provider = simulator(script([THOUGHT, {**CALL, "id": "t1"}], [text("Two.")]))
     tools = [tool("read")]
-    head = [user(text(LONG * 8, MARK))]
+    head = [user(text(LONG * 8, CACHE_CONTROL))]
     _, reply = post(provider, request(*head, model=OLD, tools=tools))
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "ok"}
-    loop = [*head, assistant(*reply["content"]), user({**result, "cache_control": MARK})]
+    loop = [*head, assistant(*reply["content"]), user({**result, "cache_control": CACHE_CONTROL})]
     written = usage(provider, request(*loop, model=OLD, tools=tools))["cache_creation_input_tokens"]
     again = usage(provider, request(*loop, model=OLD, tools=tools))
     assert again["cache_creation_input_tokens"] == 0
-    said = [*head, assistant(*reply["content"]), user(result, text("Go on.", MARK))]
+    said = [*head, assistant(*reply["content"]), user(result, text("Go on.", CACHE_CONTROL))]
     after = usage(provider, request(*said, model=OLD, tools=tools))
     assert after["cache_read_input_tokens"] == again["cache_read_input_tokens"] - written
-    bare = [*head, assistant(reply["content"][1]), user(result, text("Go on.", MARK))]
-    assert counted(provider, request(*said, model=OLD, tools=tools)) == counted(
+    bare = [*head, assistant(reply["content"][1]), user(result, text("Go on.", CACHE_CONTROL))]
+    assert count_tokens(provider, request(*said, model=OLD, tools=tools)) == count_tokens(
         provider, request(*bare, model=OLD, tools=tools)
     )
 
@@ -293,4 +293,4 @@ def test_a_model_that_remembers_keeps_old_thinking() -> None:
     provider = thinker()
     messages = talk(provider, 1)
     bare = request(user("Ask."), assistant("One."), user("Go on."))
-    assert counted(provider, request(*messages)) > counted(provider, bare)
+    assert count_tokens(provider, request(*messages)) > count_tokens(provider, bare)

@@ -42,7 +42,7 @@ async def test_a_resumed_session_keeps_the_preset_it_began_with(agent: MakeAgent
     async with one.session as session:
         await session.send("hello")
     write(home / "presets/reviewer.md", "After.")
-    async with Session.resume(session.id, store=one.store, transport=one.wire, preset_name="reviewer") as again:
+    async with Session.resume(session.id, store=one.store, transport=one.transport, preset_name="reviewer") as again:
         await again.send("again")
     assert system_texts(one.bodies[1]) == ["Before."]
 
@@ -153,7 +153,7 @@ async def test_the_name_of_a_session_is_told_once_behind_the_prefix(agent: MakeA
         await session.send("again")
     told = "<context layer='metadata'>\n# Session\n - Name: fix\ufffdthe parser\n</context>"
     assert user_texts(one.bodies[1]) == [told, "hello", "again"]
-    async with Session.resume(session.id, store=one.store, transport=one.wire) as resumed:
+    async with Session.resume(session.id, store=one.store, transport=one.transport) as resumed:
         await resumed.send("go on")
     assert user_texts(one.bodies[2]) == [told, "hello", "again", "go on"]
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.support.simulated import LONG, MARK, SONNET, Wire, assistant, post, request, text, tool, user
+from tests.support.simulated import CACHE_CONTROL, LONG, SONNET, Wire, assistant, post, request, text, tool, user
 
 from holdfast.testing.prefix_check import PrefixBreak, find_prefix_breaks
 from holdfast.testing.prefix_guard import describe_breaks
@@ -20,7 +20,7 @@ class SentRequests:
 
     def send(self, *messages: Wire, system: str = LONG, **fields: Any) -> str:
         """Send a request; return the text of the reply."""
-        members = {"system": [text(system, MARK)], **fields}
+        members = {"system": [text(system, CACHE_CONTROL)], **fields}
         status, reply = post(self.provider, request(*messages, **members))
         assert status == 200, reply
         reply_text: str = reply["content"][0]["text"]

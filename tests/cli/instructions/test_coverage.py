@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from tests.support.custom_models import write_model
-from tests.support.instruction_examples import Shop
-from tests.support.instruction_places import UNITS
+from tests.support.instruction_service import UNITS
+from tests.support.library_projects import LibraryProject
 
 from holdfast.errors import UserError
 from holdfast.instructions.access import InstructionCaller
@@ -20,15 +20,15 @@ from holdfast.instructions.units.write import SubmittedUnit, write_unit
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
-    shop = Shop(tmp_path)
+def shop(tmp_path: Path) -> Iterator[LibraryProject]:
+    shop = LibraryProject(tmp_path)
     with shop.library:
         shop.write(mode="stigmem")
         shop.library.publish(shop.folder)
         yield shop
 
 
-def crowd(shop: Shop) -> None:
+def crowd(shop: LibraryProject) -> None:
     """Another version: all others claim what the release notes are for, and one unit is left out."""
     told = shop.manifest()
     told["entries"] = [entry for entry in told["entries"] if entry["name"] != "budget-rules"]
@@ -40,7 +40,7 @@ def crowd(shop: Shop) -> None:
     shop.library.publish(shop.folder, skip_coverage_gate=True)
 
 
-def test_every_unit_is_told_with_what_finds_another(shop: Shop) -> None:
+def test_every_unit_is_told_with_what_finds_another(shop: LibraryProject) -> None:
     ended = shop.run("coverage")
     assert (ended.exit_code, "ok   code-review: 100% of 10 paraphrases\n" in ended.output) == (0, True)
     crowd(shop)
@@ -54,7 +54,7 @@ def test_every_unit_is_told_with_what_finds_another(shop: Shop) -> None:
     assert failing == {"security-posture", "checkout-procedure"}
 
 
-def test_what_is_worse_than_in_another_version_is_told_with_its_queries(shop: Shop) -> None:
+def test_what_is_worse_than_in_another_version_is_told_with_its_queries(shop: LibraryProject) -> None:
     crowd(shop)
     ended = shop.run("coverage", "--against", "v1")
     lines = ended.output.splitlines()
@@ -69,7 +69,7 @@ def test_what_is_worse_than_in_another_version_is_told_with_its_queries(shop: Sh
     assert {one["unit"]: one["verdict"] for one in told["diff"]["units"]}["release-notes"] == "same"
 
 
-def test_what_is_better_or_new_passes(shop: Shop) -> None:
+def test_what_is_better_or_new_passes(shop: LibraryProject) -> None:
     crowd(shop)
     shop.write(mode="stigmem")
     shop.clock.advance(60)
@@ -80,7 +80,7 @@ def test_what_is_better_or_new_passes(shop: Shop) -> None:
     assert "new     budget-rules: 100%\n" in ended.output
 
 
-def test_queries_that_changed_sides_are_told_with_what_they_find(shop: Shop) -> None:
+def test_queries_that_changed_sides_are_told_with_what_they_find(shop: LibraryProject) -> None:
     shop.write(mode="stigmem", texts={"security-posture": f"{UNITS['security-posture'][2]} That is not allwoed."})
     shop.clock.advance(60)
     shop.library.publish(shop.folder)
@@ -94,7 +94,7 @@ def test_queries_that_changed_sides_are_told_with_what_they_find(shop: Shop) -> 
     assert (ended.exit_code, ended.output.splitlines()[2:]) == (1, [*told, "4 units unchanged"])
 
 
-def test_a_version_can_be_compared_with_what_became_of_its_texts(shop: Shop) -> None:
+def test_a_version_can_be_compared_with_what_became_of_its_texts(shop: LibraryProject) -> None:
     assert shop.run("coverage", "--against", "v1").output.splitlines()[2:] == ["5 units unchanged"]
     text = f"{UNITS['security-posture'][2]} That is not allwoed."
     shop.clock.advance(60)
@@ -112,20 +112,20 @@ def test_a_version_can_be_compared_with_what_became_of_its_texts(shop: Shop) -> 
         (("--agent", "nobody"), "has no instruction manifest"),
     ],
 )
-def test_what_is_not_there_is_said_in_one_line(shop: Shop, words: tuple[str, ...], reason: str) -> None:
+def test_what_is_not_there_is_said_in_one_line(shop: LibraryProject, words: tuple[str, ...], reason: str) -> None:
     ended = shop.run("coverage", *words)
     assert isinstance(ended.exception, UserError)
     assert reason in str(ended.exception)
 
 
-def configure(shop: Shop, encoder: str) -> None:
+def configure(shop: LibraryProject, encoder: str) -> None:
     (shop.path / "home" / "config.toml").write_text(f'[instructions]\nencoder = "{encoder}"\n')
 
 
 MEASURING = "measuring all manifests (1) with the encoder"
 
 
-def test_the_encoder_in_use_is_told_with_the_manifests_that_fail_with_another(shop: Shop) -> None:
+def test_the_encoder_in_use_is_told_with_the_manifests_that_fail_with_another(shop: LibraryProject) -> None:
     ended = shop.run("encoder")
     assert (ended.exit_code, ended.output) == (0, "configured: wordllama\nin use:     wordllama\n")
     crowd(shop)
@@ -151,14 +151,14 @@ def test_the_encoder_in_use_is_told_with_the_manifests_that_fail_with_another(sh
     assert shop.run("encoder").output == "configured: words and links only\nin use:     words and links only\n"
 
 
-def test_an_encoder_that_all_pass_with_is_used_from_then_on(shop: Shop) -> None:
+def test_an_encoder_that_all_pass_with_is_used_from_then_on(shop: LibraryProject) -> None:
     configure(shop, "none")
     ended = shop.run("encoder")
     assert (ended.exit_code, ended.stdout.splitlines()[1]) == (0, "in use:     words and links only (from now on)")
 
 
 def test_what_failed_is_measured_again_when_asked_or_when_a_manifest_changed(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    shop: LibraryProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crowd(shop)
     configure(shop, "none")
@@ -184,7 +184,7 @@ def test_what_failed_is_measured_again_when_asked_or_when_a_manifest_changed(
 
 
 def test_a_model_that_cannot_be_computed_is_never_called_in_use(tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
+    shop = LibraryProject(tmp_path)
     shop.library.close()
     model = write_model(tmp_path / "model")
     (model / "config.json").write_text("{")
@@ -195,7 +195,7 @@ def test_a_model_that_cannot_be_computed_is_never_called_in_use(tmp_path: Path) 
         assert "is not a supported model: config.json: Input data was truncated" in str(ended.exception)
 
 
-def test_where_the_encoder_before_is_gone_another_can_be_accepted(shop: Shop) -> None:
+def test_where_the_encoder_before_is_gone_another_can_be_accepted(shop: LibraryProject) -> None:
     model = write_model(shop.path / "model")
     configure(shop, str(model))
     shop.run("encoder", "--accept")
@@ -214,7 +214,7 @@ def test_where_the_encoder_before_is_gone_another_can_be_accepted(shop: Shop) ->
     assert shop.run("recall", "claim a ticket").exit_code == 0
 
 
-def test_a_model_that_was_moved_is_not_certified_again(shop: Shop) -> None:
+def test_a_model_that_was_moved_is_not_certified_again(shop: LibraryProject) -> None:
     model = write_model(shop.path / "model")
     configure(shop, f"wordllama+{model}")
     shop.run("encoder", "--accept")

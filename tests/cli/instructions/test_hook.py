@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.instruction_examples import Shop
-from tests.support.instruction_places import SECRET, UNITS, jwt
+from tests.support.instruction_service import SECRET, UNITS, jwt
+from tests.support.library_projects import LibraryProject
 
 from holdfast.cli.instructions.hook import read_standard_input
 from holdfast.cli.main import command
@@ -35,7 +35,7 @@ TITLE = "## Instructions for this task"
 class Runtime:
     """Starts the hook as Claude Code does, with an agent's store in its environment."""
 
-    def __init__(self, shop: Shop) -> None:
+    def __init__(self, shop: LibraryProject) -> None:
         self.shop = shop
         home = shop.path / "home"
         home.mkdir(exist_ok=True)
@@ -68,13 +68,13 @@ class Runtime:
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Iterator[Runtime]:
-    shop = Shop(tmp_path)
+    shop = LibraryProject(tmp_path)
     with shop.library:
         publish(shop)
         yield Runtime(shop)
 
 
-def publish(shop: Shop, **more: object) -> None:
+def publish(shop: LibraryProject, **more: object) -> None:
     shop.write(mode="stigmem")
     told = shop.manifest()
     told["entries"][2]["required_by_task_types"] = [REASON]
@@ -118,7 +118,7 @@ def test_stubs_that_say_the_same_have_the_same_bytes_whenever_they_were_made(tmp
     told = []
     for day in (1, 400):
         (tmp_path / str(day)).mkdir()
-        shop = Shop(tmp_path / str(day), clock=ManualClock(day * 86_400.0))
+        shop = LibraryProject(tmp_path / str(day), clock=ManualClock(day * 86_400.0))
         with shop.library:
             publish(shop)
             told.append(Runtime(shop).start().stdout)
@@ -291,7 +291,7 @@ def test_a_session_that_is_resumed_uses_no_token_up(runtime: Runtime) -> None:
 
 
 def test_what_is_too_long_for_the_runtime_is_told_whole_and_said(tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
+    shop = LibraryProject(tmp_path)
     with shop.library:
         shop.write(mode="stigmem", texts={"code-review": "Read the whole diff of a pull request. " * 300})
         told = shop.manifest()

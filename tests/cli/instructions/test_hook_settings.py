@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.instruction_examples import Shop, is_put_in
+from tests.support.library_projects import LibraryProject, is_insertion
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
@@ -44,7 +44,7 @@ def hooks(text: str) -> list[Any]:
 
 
 def test_an_installed_hook_tells_a_session_what_the_agent_is_told(project: Path, tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
+    shop = LibraryProject(tmp_path)
     with shop.library:
         shop.write()
         shop.library.publish(shop.folder)
@@ -121,7 +121,7 @@ def test_every_other_byte_stays_and_comes_back_when_the_hook_is_taken_out(settin
     settings.write_bytes(text.encode())
     assert run("--install").exit_code == 0
     with_ours = settings.read_bytes().decode()
-    assert is_put_in(text, with_ours)
+    assert is_insertion(text, with_ours)
     assert json.loads(with_ours)["hooks"]["SessionStart"][-1]["matcher"] == "startup|clear|compact"
     assert with_ours.count("\r\n") == (with_ours.count("\n") if "\r\n" in text else 0)
     assert run("--uninstall").output == ".claude/settings.json: the hook is removed\n"

@@ -11,7 +11,7 @@ from typing import Unpack
 
 import msgspec
 import pytest
-from tests.support.log_examples import event
+from tests.support.event_examples import event
 from tests.support.simulated_gemini import LONG
 
 from holdfast.catalog.lookup import shipped_models

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Unpack
 
 import pytest
-from tests.support.agents import moved_prefixes
+from tests.support.agents import changed_prefixes
 from tests.support.simulated_gemini import FLASH, LONG
 from tests.support.simulated_openai import models_with
 
@@ -117,7 +117,7 @@ async def test_the_third_call_creates_a_cache_when_the_first_two_read_nothing() 
         made = play.steps[0]
         assert [one.usage.cache_read for one in play.completed] == [0, 0, made.tokens, made.tokens]
         assert made.tokens > 4_096
-        assert moved_prefixes(list(play.store.read(session.id))) == []
+        assert changed_prefixes(list(play.store.read(session.id))) == []
 
 
 async def test_a_session_with_one_call_an_hour_pays_for_no_storage() -> None:

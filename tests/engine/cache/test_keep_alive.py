@@ -4,7 +4,7 @@ from decimal import Decimal
 from typing import cast
 
 import pytest
-from tests.support.idle_nights import Night
+from tests.support.idle_sessions import IdleSession
 
 from holdfast.errors import UserError
 from holdfast.events.payloads.cache import CacheLearned, CachePinged
@@ -19,7 +19,7 @@ PAUSES = [1200.0] * 4
 
 
 async def test_an_idle_session_is_kept_warm_over_the_pauses_of_its_user() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
         await session.send("And now?")
@@ -31,7 +31,7 @@ async def test_an_idle_session_is_kept_warm_over_the_pauses_of_its_user() -> Non
 
 
 async def test_pings_make_the_same_evening_cheaper() -> None:
-    pinging, silent = Night(), Night()
+    pinging, silent = IdleSession(), IdleSession()
     async with Session.create(**pinging.created) as session:
         await pinging.say(session, *PAUSES * 2)
         cost_with_pings = session.cost
@@ -43,7 +43,7 @@ async def test_pings_make_the_same_evening_cheaper() -> None:
 
 
 async def test_nothing_is_pinged_without_keep_alive() -> None:
-    night = Night()
+    night = IdleSession()
     options: Options = {**night.created}
     del options["keep_alive"]
     async with Session.create(**options) as session:
@@ -52,7 +52,7 @@ async def test_nothing_is_pinged_without_keep_alive() -> None:
 
 
 async def test_a_ping_reads_the_cached_prefix_and_requests_no_output() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
     for ping in night.pings:
@@ -64,7 +64,7 @@ async def test_a_ping_reads_the_cached_prefix_and_requests_no_output() -> None:
 
 
 async def test_the_next_call_reads_the_prefix_that_an_upgrade_ping_has_cached() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
         await session.send("Now?")
@@ -76,14 +76,14 @@ async def test_the_next_call_reads_the_prefix_that_an_upgrade_ping_has_cached() 
 
 
 async def test_a_one_hour_ttl_bridges_pauses_of_more_than_an_hour() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *[5000.0] * 6)
     assert all(read > 10_000 for read in night.reads[1:])
 
 
 async def test_pings_stop_at_the_keep_alive_budget() -> None:
-    free, capped = Night(upgrades=False), Night(upgrades=False)
+    free, capped = IdleSession(upgrades=False), IdleSession(upgrades=False)
     async with Session.create(**free.created) as session:
         await free.say(session, *PAUSES * 2)
     spent = sum((ping.cost_usd for ping in free.pings), Decimal(0))
@@ -96,7 +96,7 @@ async def test_pings_stop_at_the_keep_alive_budget() -> None:
 
 
 async def test_an_abandoned_session_is_no_longer_pinged() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
         await session.send("Good night.")
@@ -107,7 +107,7 @@ async def test_an_abandoned_session_is_no_longer_pinged() -> None:
 
 
 async def test_the_plan_says_why_a_request_cannot_be_pinged() -> None:
-    night = Night()
+    night = IdleSession()
     options: Options = {**night.created, "thinking": {"type": "enabled", "budget_tokens": 2000}}
     async with Session.create(**options) as session:
         await night.say(session, *PAUSES)
@@ -118,7 +118,7 @@ async def test_the_plan_says_why_a_request_cannot_be_pinged() -> None:
 
 
 async def test_the_seed_profile_is_not_kept_alive_and_records_no_lost_anchor() -> None:
-    night = Night()
+    night = IdleSession()
     options: Options = {**night.created, "profile": "seed"}
     async with Session.create(**options) as session:
         await night.say(session, *PAUSES)
@@ -129,7 +129,7 @@ async def test_the_seed_profile_is_not_kept_alive_and_records_no_lost_anchor() -
 
 async def test_the_cache_is_kept_warm_during_a_slow_tool() -> None:
     calls = [CALL.replace("t1", f"t{number}") for number in range(9)]
-    night = Night(script="".join(f'{call}\n{{"content": "Done."}}\n' for call in calls))
+    night = IdleSession(script="".join(f'{call}\n{{"content": "Done."}}\n' for call in calls))
 
     async def wait() -> str:
         """Wait."""
@@ -145,7 +145,7 @@ async def test_the_cache_is_kept_warm_during_a_slow_tool() -> None:
 
 
 async def test_no_ping_is_sent_after_a_clock_jump_past_the_ttl() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
         before = len(night.pings)
@@ -156,7 +156,7 @@ async def test_no_ping_is_sent_after_a_clock_jump_past_the_ttl() -> None:
 
 
 async def test_closing_the_session_cancels_the_planned_pings() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
         await session.send("Bye.")
@@ -167,7 +167,7 @@ async def test_closing_the_session_cancels_the_planned_pings() -> None:
 
 @pytest.mark.parametrize("value", ["yes", 1, "-1"])
 async def test_keep_alive_options_are_validated(value: object) -> None:
-    night = Night()
+    night = IdleSession()
     key = "keep_alive_usd_max" if value == "-1" else "keep_alive"
     options = cast("Options", {**night.created, key: value})
     with pytest.raises(UserError, match=key):
@@ -177,7 +177,7 @@ async def test_keep_alive_options_are_validated(value: object) -> None:
 
 async def test_a_long_reply_counts_towards_the_keep_alive_budget() -> None:
     script = '{"content": "%s"}\n' % ("Yes indeed. " * 6_000)
-    free, capped = Night(script=script * 9), Night(script=script * 9)
+    free, capped = IdleSession(script=script * 9), IdleSession(script=script * 9)
     async with Session.create(**free.created) as session:
         await free.say(session, *PAUSES)
     most_expensive = max(ping.cost_usd for ping in free.pings)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncGenerator
 
 import pytest
-from tests.support.idle_nights import Night
+from tests.support.idle_sessions import IdleSession
 
 from holdfast.catalog.lookup import Models, price_at, utc_date
 from holdfast.economics.cost import cost_usd
@@ -55,7 +55,7 @@ class BlockingTransport(SimulatedTransport):
             yield chunk
 
 
-class BlockedNight(Night):
+class BlockedNight(IdleSession):
     def __init__(self) -> None:
         super().__init__(kind=BlockingProvider)
         assert isinstance(self.provider, BlockingProvider)
@@ -132,7 +132,7 @@ async def test_later_calls_cancel_the_planned_ping_while_an_older_one_is_in_flig
 
 
 async def test_a_new_turn_cancels_the_planned_ping() -> None:
-    night = Night()
+    night = IdleSession()
     cancellations: list[list[int]] = []
 
     def listen(event: Event) -> None:
@@ -188,7 +188,7 @@ async def test_a_ping_that_the_store_refuses_is_logged_once_and_does_no_harm(cap
 
 
 async def test_an_ended_session_is_not_kept_alive() -> None:
-    night = Night()
+    night = IdleSession()
     async with Session.create(**night.created) as session:
         await night.say(session, *[1200.0] * 4)
         await session.send("That was all.")

@@ -4,7 +4,7 @@ from decimal import Decimal
 from typing import Unpack
 
 import pytest
-from tests.support.agents import Agent, MakeAgent, Pause, ReplayWire, says
+from tests.support.agents import Agent, MakeAgent, Pause, ReplayTransport, says
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountingIds, ManualClock
@@ -270,7 +270,7 @@ def reply(stop_reason: StopReason, *content: Text | ToolUse) -> Reply:
     ],
 )
 async def test_only_complete_replies_with_content_are_stored(answer: Reply, calls: int, agent: MakeAgent) -> None:
-    wire = ReplayWire([answer, answer])
+    wire = ReplayTransport([answer, answer])
     for _ in range(2):
         one: Agent = agent(transport=wire, completion_cache=True)
         async with one.session as session:
@@ -279,7 +279,7 @@ async def test_only_complete_replies_with_content_are_stored(answer: Reply, call
 
 
 async def test_an_interrupted_reply_is_not_stored(agent: MakeAgent) -> None:
-    wire = ReplayWire([Pause(says("Yes, of course."), 3), says("No.")])
+    wire = ReplayTransport([Pause(says("Yes, of course."), 3), says("No.")])
     async with agent(transport=wire, completion_cache=True).session as session:
         async for _ in session.stream("So?"):
             if wire.paused.is_set():
@@ -296,7 +296,7 @@ async def test_a_cached_tool_call_is_executed_again(agent: MakeAgent) -> None:
         runs.append(1)
         return "seen"
 
-    wire = ReplayWire([says(ToolUse("t1", "look", "{}")), says("Done."), says("Done again.")])
+    wire = ReplayTransport([says(ToolUse("t1", "look", "{}")), says("Done."), says("Done again.")])
     for expected in ("Done.", "Done again."):
         async with agent(transport=wire, completion_cache=True, tools=[look]).session as session:
             # Its second request has other breakpoints, because its first was never sent.

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Unpack
 
 import pytest
-from tests.support.settling import settled, use_one_thread
+from tests.support.settling import use_one_thread, wait_until_settled
 
 from holdfast.catalog.lookup import find_model
 from holdfast.clock import ManualClock
@@ -166,7 +166,7 @@ async def test_requests_with_different_cache_parameters_do_not_wait_for_each_oth
         await wire.arrived.wait()
         assert (await other.send("And here?")).usage.cache_write > 1_000
         second = asyncio.ensure_future(alike.send("And there?"))
-        await settled()
+        await wait_until_settled()
         assert not second.done()
         wire.open.set()
         await first
@@ -195,7 +195,7 @@ async def test_if_the_first_request_fails_one_other_writes_the_prefix() -> None:
     wire = BlockingTransport(ProviderError("auth", "no such key", status=401))
     async with open_sessions([SYSTEM_PROMPT] * 4, MemoryStore(), transport=wire) as sessions:
         turns = [asyncio.ensure_future(session.send("Is the harbour open?")) for session in sessions]
-        await settled()
+        await wait_until_settled()
         assert wire.sent == 1
         wire.open.set()
         failure, *answers = await asyncio.gather(*turns, return_exceptions=True)
@@ -208,7 +208,7 @@ async def test_if_the_first_request_is_cancelled_one_other_writes_the_prefix() -
     wire = BlockingTransport(None)
     async with open_sessions([SYSTEM_PROMPT] * 3, MemoryStore(), transport=wire) as sessions:
         first, *others = [asyncio.ensure_future(session.send("Is the harbour open?")) for session in sessions]
-        await settled()
+        await wait_until_settled()
         assert wire.sent == 1
         first.cancel()
         usages = [answer.usage for answer in await asyncio.gather(*others)]
@@ -222,7 +222,7 @@ async def test_a_session_cancelled_while_it_waits_records_a_cancelled_turn_and_n
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
         await wire.arrived.wait()
         second, third = (asyncio.ensure_future(one.send("And here?")) for one in (cancelled, patient))
-        await settled()
+        await wait_until_settled()
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
         wire.open.set()
@@ -260,7 +260,7 @@ async def test_a_prefix_written_within_its_ttl_is_not_waited_for(pause_seconds: 
         clock.advance(pause_seconds)
         wire.hold(2)
         turns = [asyncio.ensure_future(session.send("And now?")) for session in late]
-        await settled()
+        await wait_until_settled()
         assert wire.sent == sent
         wire.open.set()
         await asyncio.gather(*turns)
@@ -273,7 +273,7 @@ async def test_a_shared_question_is_waited_for_only_if_it_is_long() -> None:
             await early.send("Is the harbour open?")
             wire.hold(2)
             turns = [asyncio.ensure_future(session.send(question)) for session in late]
-            await settled()
+            await wait_until_settled()
             assert wire.sent == sent
             wire.open.set()
             await asyncio.gather(*turns)
@@ -303,7 +303,7 @@ async def test_a_session_switched_to_another_transport_waits_for_the_sessions_on
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
         await wire.arrived.wait()
         second = asyncio.ensure_future(session.send("And here?"))
-        await settled()
+        await wait_until_settled()
         assert wire.sent == 1
         wire.open.set()
         await first

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from tests.support.long_conversations import LongTalk, reading
+from tests.support.long_conversations import LongConversation, read_one_file_a_turn
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.compaction.llm_summary import LLM_SUMMARY_PROMPT, LLM_SUMMARY_RETRY_PROMPT, check_llm_summary
@@ -32,7 +32,7 @@ GOOD = (
 BROKEN = "broken"
 
 
-def payloads(conversation: LongTalk) -> list[AnyPayload]:
+def payloads(conversation: LongConversation) -> list[AnyPayload]:
     (row,) = conversation.store.sessions()
     return [event.payload for event in conversation.store.read(row.id)]
 
@@ -45,7 +45,7 @@ def script_summary_reply(reply: str | ToolUse, reply_to_reminder: str | ToolUse 
     def answer(messages: Sequence[Message]) -> ScriptedReply:
         last_text = join_text_blocks(messages[-1].content)
         if LLM_SUMMARY_PROMPT not in last_text:
-            return reading(messages)
+            return read_one_file_a_turn(messages)
         chosen = reply_to_reminder if reply_to_reminder is not None and LLM_SUMMARY_RETRY_PROMPT in last_text else reply
         if chosen == BROKEN:
             return ScriptedReply((Text("Too"),), faults=(parse_fault("400"),))
@@ -56,11 +56,11 @@ def script_summary_reply(reply: str | ToolUse, reply_to_reminder: str | ToolUse 
 
 async def compact_with_summary(
     reply: str | ToolUse, reply_to_reminder: str | ToolUse | None = None
-) -> tuple[LongTalk, ContextCompacted]:
-    conversation = LongTalk(compaction=WITH_LLM_SUMMARY)
+) -> tuple[LongConversation, ContextCompacted]:
+    conversation = LongConversation(compaction=WITH_LLM_SUMMARY)
     conversation.provider._script = script_summary_reply(reply, reply_to_reminder)  # type: ignore[assignment]  # a function of the messages
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         await session.compact()
     (event,) = [one.payload for one in conversation.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
     return conversation, event
@@ -134,10 +134,10 @@ async def test_a_failed_summary_call_is_recorded_too() -> None:
 
 
 async def test_the_cost_of_a_summary_is_counted_but_its_prompt_is_not_in_the_conversation() -> None:
-    conversation = LongTalk(compaction=WITH_LLM_SUMMARY)
+    conversation = LongConversation(compaction=WITH_LLM_SUMMARY)
     conversation.provider._script = script_summary_reply(GOOD)  # type: ignore[assignment]  # a function of the messages
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         before = session.cost
         await session.compact()
         assert session.cost > before
@@ -145,9 +145,9 @@ async def test_the_cost_of_a_summary_is_counted_but_its_prompt_is_not_in_the_con
 
 
 async def test_no_summary_is_requested_when_the_cache_is_cold() -> None:
-    conversation = LongTalk(compaction=WITH_LLM_SUMMARY)
+    conversation = LongConversation(compaction=WITH_LLM_SUMMARY)
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         conversation.clock.advance(7_200)
         sent = len(conversation.provider.requests)
         await session.compact()

@@ -26,7 +26,7 @@ async def test_a_refused_message_is_not_sent_again(agent: MakeAgent) -> None:
             await session.send([Image(Base64Source("image/png", "broken")), Text("What is this?")])
         assert (await session.send("Are you there?")).text == "Yes."
         assert [message.role for message in session.history] == ["user", "assistant", "user", "assistant"]
-    assert "broken" not in one.wire.bodies[-1].decode()
+    assert "broken" not in one.transport.bodies[-1].decode()
     assert [it.reason for it in one.payloads if isinstance(it, MessagesWithdrawn)] == [
         "the provider refused them (invalid_request)"
     ]
@@ -63,7 +63,7 @@ async def test_volatile_text_that_was_refused_is_sent_again(agent: MakeAgent) ->
         with pytest.raises(ProviderError):
             await session.send("broken")
         await session.send("go on")
-    body = one.wire.bodies[-1].decode()
+    body = one.transport.bodies[-1].decode()
     assert (body.count("one\\n"), body.count("two\\n"), "broken" in body) == (1, 1, False)
 
 
@@ -77,7 +77,7 @@ async def test_refused_tool_results_are_replaced_by_a_note(agent: MakeAgent) -> 
         with pytest.raises(ProviderError):
             await session.send("look")
         assert (await session.send("go on")).text == "Yes."
-    last = one.wire.bodies[-1].decode()
+    last = one.transport.bodies[-1].decode()
     assert "far too much" not in last
     assert "The call was not run." in last
     assert fold_events(one.events, session.id).entries[-1].role == "assistant"

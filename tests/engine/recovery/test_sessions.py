@@ -170,7 +170,7 @@ async def test_breakpoints_that_stay_refused_raise_the_providers_own_error(agent
     async with one.session as session:
         with pytest.raises(ProviderError, match="Extra inputs are not permitted"):
             await session.send("hi")
-        assert len(one.wire.bodies) == 3
+        assert len(one.transport.bodies) == 3
         assert (await session.send("again")).text == "Yes."
     escalated = [it for it in one.payloads if isinstance(it, RecoveryEscalated)]
     assert [(it.scenario, it.policy) for it in escalated] == [("provider_rejects_marker", "log_and_continue")]
@@ -218,7 +218,7 @@ async def test_thinking_that_is_refused_although_there_is_none_ends_the_turn(age
         with pytest.raises(ProviderError, match="signature"):
             await session.send("hi")
         await session.send("again")
-    assert len(one.wire.bodies) == 2
+    assert len(one.transport.bodies) == 2
 
 
 @pytest.mark.changes_prefix(reason="thinking that the provider refuses leaves the view")
@@ -229,7 +229,7 @@ async def test_a_repair_that_did_not_help_stays_in_place(agent: MakeAgent) -> No
         await session.send("a")
         with pytest.raises(ProviderError, match="signature"):
             await session.send("b")
-        assert len(one.wire.bodies) == 3
+        assert len(one.transport.bodies) == 3
         assert (await session.send("c")).text == "Three."
 
 
@@ -393,7 +393,7 @@ async def test_a_turn_can_be_cancelled_during_a_repair(agent: MakeAgent) -> None
     one = agent(BREAKPOINTS_REFUSED, Pause(says("Half of", "it."), 4), says("Yes."), system_prompt=PROMPT)
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hi"))
-        await one.wire.paused.wait()
+        await one.transport.paused.wait()
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn

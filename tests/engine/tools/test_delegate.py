@@ -9,8 +9,8 @@ from typing import Literal
 
 import pytest
 from click.testing import CliRunner
-from tests.support.agents import MakeAgent, Pause, ReplayWire, says
-from tests.support.settling import settled, use_one_thread
+from tests.support.agents import MakeAgent, Pause, ReplayTransport, says
+from tests.support.settling import use_one_thread, wait_until_settled
 
 from holdfast import Session, tool
 from holdfast.cli.main import command
@@ -273,7 +273,7 @@ async def test_cancelling_the_parent_cancels_the_child_and_leaves_both_transcrip
     one = agent(says(delegate_call()), half, says("Again."), delegate=True)
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("How many?"))
-        await one.wire.paused.wait()
+        await one.transport.paused.wait()
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
@@ -360,10 +360,10 @@ class DelegatingTransport:
                 self._open.set()
             await self._open.wait()
             if self._last:
-                await settled()
+                await wait_until_settled()
             self.working -= 1
             reply = says(self._answers[question])
-        async for chunk in ReplayWire([reply]).send(endpoint, body):
+        async for chunk in ReplayTransport([reply]).send(endpoint, body):
             yield chunk
 
     async def aclose(self) -> None: ...
@@ -405,7 +405,7 @@ async def test_the_cost_of_a_child_interrupted_with_its_process_is_counted_on_re
         last = next((at for at, e in enumerate(events) if isinstance(e.payload, DelegationCompleted)), len(events))
         cut.append(events[:last]).result()
     assert fold_events(cut.read(session.id), session.id).cost_usd == Decimal(2)
-    wire = ReplayWire([says("Go on.")])
+    wire = ReplayTransport([says("Go on.")])
     resume_options = one.options | Options(store=cut, transport=wire, new_id=new_ulid)
     async with Session.resume(session.id, **resume_options) as again:
         await again.send("Where were we?")
@@ -431,7 +431,7 @@ async def test_without_delegate_there_is_no_such_tool_and_resuming_says_how_to_e
     one = agent(says(delegate_call()), says("Seven."), says("Done."), delegate=True)
     async with one.session as session:
         await session.send("How many?")
-    resumed = Session.resume(session.id, store=one.store, transport=one.wire)
+    resumed = Session.resume(session.id, store=one.store, transport=one.transport)
     with pytest.raises(UserError, match="delegate; pass them as delegate=True"):
         await resumed.__aenter__()
     plain = agent(says("No."), delegate=False)
@@ -476,13 +476,13 @@ async def test_a_delegated_session_is_simulated_if_its_parent_is_even_after_a_re
         says("Eight."),
         says("ok"),
     ]
-    options: Options = {"store": log, "transport": ReplayWire(script), "delegate": True}
+    options: Options = {"store": log, "transport": ReplayTransport(script), "delegate": True}
     new: Options = {**options, "simulated": True}
     async with Session.create(**new) as session:
         await session.send("Count.")
     async with Session.resume(session.id, **options) as again:
         await again.send("Count again.")
     assert [is_simulated(log, row.id) for row in log.sessions()] == [True] * 3
-    async with Session.create(store=log, transport=ReplayWire([])) as other:
+    async with Session.create(store=log, transport=ReplayTransport([])) as other:
         pass
     assert not is_simulated(log, other.id)

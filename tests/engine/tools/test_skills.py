@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.toolboxes import Told
+from tests.support.toolboxes import CallOutcome
 
 from holdfast import ConfirmationRequest
 from holdfast.engine.tools.builtin.skills import skill_load, skill_search, skill_tools
@@ -62,14 +62,14 @@ def make_toolbox(
 
 async def call_tool(
     make_toolbox: Toolbox, name: str, arguments: Mapping[str, Json], active: Activations = NO_ACTIVATIONS
-) -> Told:
+) -> CallOutcome:
     (outcome,) = await call_tools(make_toolbox, [(name, arguments)], active)
     return outcome
 
 
 async def call_tools(
     make_toolbox: Toolbox, calls: list[tuple[str, Mapping[str, Json]]], active: Activations = NO_ACTIVATIONS
-) -> list[Told]:
+) -> list[CallOutcome]:
     recorded: list[AnyPayload] = []
 
     async def record(payload: AnyPayload) -> None:
@@ -81,14 +81,14 @@ async def call_tools(
         for number, (name, arguments) in enumerate(calls)
     ]
     results = await make_toolbox.run_calls(uses, record, turn_id="turn", active=active)
-    return [Told(result, tuple(recorded)) for result in results]
+    return [CallOutcome(result, tuple(recorded)) for result in results]
 
 
-def texts(outcome: Told) -> list[str]:
+def texts(outcome: CallOutcome) -> list[str]:
     return [block.text for block in outcome.result.content if isinstance(block, Text)]
 
 
-def loads(outcome: Told) -> list[SkillLoaded]:
+def loads(outcome: CallOutcome) -> list[SkillLoaded]:
     return [one for one in outcome.recorded if isinstance(one, SkillLoaded)]
 
 

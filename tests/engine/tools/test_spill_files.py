@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.support.agents import ReplayWire, says
+from tests.support.agents import ReplayTransport, says
 
 from holdfast import Session
 from holdfast.cli.main import command
@@ -93,7 +93,7 @@ async def test_a_resumed_session_keeps_its_outputs_and_deletes_old_ones(
     output_root = tmp_path / "home" / "outputs"
     options: Options = {
         "store": MemoryStore(),
-        "transport": ReplayWire([says("ok")]),
+        "transport": ReplayTransport([says("ok")]),
         "workspace": tmp_path,
         "builtin_tools": ["read_file"],
     }

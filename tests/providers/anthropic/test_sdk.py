@@ -8,7 +8,7 @@ import anthropic
 import pytest
 import pytest_asyncio
 from anthropic.types import Message, MessageParam, ToolParam, ToolUseBlock, Usage
-from tests.support.served import TIMEOUT_SECONDS, Simulated
+from tests.support.served import TIMEOUT_SECONDS, SimulatorServer
 
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
@@ -34,14 +34,14 @@ FAILING = '{"fault": "429;retry-after=0.05"}\n{"content": "At last.", "fault": "
 
 
 @pytest.fixture
-def simulated(request: pytest.FixtureRequest) -> Iterator[Simulated]:
+def simulated(request: pytest.FixtureRequest) -> Iterator[SimulatorServer]:
     script: str = getattr(request, "param", "")
-    with Simulated(parse_script(script)) as running:
+    with SimulatorServer(parse_script(script)) as running:
         yield running
 
 
 @pytest.fixture
-def client(simulated: Simulated) -> Iterator[anthropic.Anthropic]:
+def client(simulated: SimulatorServer) -> Iterator[anthropic.Anthropic]:
     with simulated.client() as opened:
         yield opened
 
@@ -155,7 +155,7 @@ def test_a_request_for_no_output_warms_the_cache(client: anthropic.Anthropic) ->
     assert create(client).cache_read_input_tokens == warming.cache_creation_input_tokens
 
 
-def test_five_minutes_later_the_cache_is_cold(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_five_minutes_later_the_cache_is_cold(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     create(client)
     simulated.advance(240)
     assert create(client).cache_creation_input_tokens == 0
@@ -163,7 +163,7 @@ def test_five_minutes_later_the_cache_is_cold(simulated: Simulated, client: anth
     assert create(client).cache_read_input_tokens == 0
 
 
-def test_an_hours_mark_outlives_twenty_minutes(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_an_hours_mark_outlives_twenty_minutes(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     first = create(client, ttl="1h")
     assert first.cache_creation is not None
     assert first.cache_creation.ephemeral_1h_input_tokens == first.cache_creation_input_tokens
@@ -171,7 +171,7 @@ def test_an_hours_mark_outlives_twenty_minutes(simulated: Simulated, client: ant
     assert create(client, ttl="1h").cache_read_input_tokens == first.cache_creation_input_tokens
 
 
-def test_every_key_has_a_cache_of_its_own(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_every_key_has_a_cache_of_its_own(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     create(client)
     with simulated.client(api_key="another") as other:
         assert create(other).cache_read_input_tokens == 0
@@ -200,7 +200,7 @@ def test_an_unknown_model_is_not_found(client: anthropic.Anthropic) -> None:
 
 
 @scripted(FAILING)
-def test_a_client_that_tries_again_gets_its_answer(simulated: Simulated) -> None:
+def test_a_client_that_tries_again_gets_its_answer(simulated: SimulatorServer) -> None:
     with simulated.client(max_retries=2) as patient:
         message = patient.messages.create(model=SONNET, max_tokens=50, messages=HELLO)
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "At last."}]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.support.chat_streams import DONE, call, chunk, cut, read, told, usage
+from tests.support.chat_streams import DONE, call_delta, chunk, decode_cut_stream, decode_stream, feed_events, usage
 
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.openai_chat import openai_chat
@@ -33,10 +33,10 @@ def test_a_stream_is_told_delta_by_delta() -> None:
         chunk({"role": "assistant", "content": ""}, usage=None),
         chunk({"content": "Let "}),
         chunk({"content": "me."}),
-        chunk(call(0, id="c1", type="function", name="ls", arguments="")),
-        chunk(call(0, arguments='{"a"')),
-        chunk(call(0, arguments=":1}")),
-        chunk(call(1, id="c2", type="function", name="pwd", arguments="")),
+        chunk(call_delta(0, id="c1", type="function", name="ls", arguments="")),
+        chunk(call_delta(0, arguments='{"a"')),
+        chunk(call_delta(0, arguments=":1}")),
+        chunk(call_delta(1, id="c2", type="function", name="pwd", arguments="")),
         chunk(finish_reason="tool_calls"),
         usage(10, 4, cached_tokens=6, cache_write_tokens=3),
         DONE,
@@ -48,7 +48,7 @@ def test_a_stream_is_told_delta_by_delta() -> None:
         "m",
         "r1",
     )
-    assert read(openai_chat, events)[1] == [
+    assert feed_events(openai_chat, events)[1] == [
         ReplyStarted("r1", "m", Usage()),
         TextDelta(0, "Let "),
         TextDelta(0, "me."),
@@ -80,7 +80,7 @@ def test_a_whole_reply_says_the_same() -> None:
 )
 def test_why_it_stopped_has_other_words(reason: str | None, stop_reason: StopReason) -> None:
     assert whole({"content": "a"}, reason).stop_reason == stop_reason
-    assert told(openai_chat, chunk({"content": "a"}, finish_reason=reason), DONE).stop_reason == stop_reason
+    assert decode_stream(openai_chat, chunk({"content": "a"}, finish_reason=reason), DONE).stop_reason == stop_reason
 
 
 def test_calls_that_were_forced_are_calls_although_it_stopped() -> None:
@@ -93,20 +93,20 @@ def test_a_refusal_is_text_and_the_reason() -> None:
     assert whole({"content": None, "refusal": "I cannot."}) == Reply(
         (Text("I cannot."),), "refusal", Usage(), "m", "r1"
     )
-    streamed = told(openai_chat, chunk({"refusal": "I "}), chunk({"refusal": "cannot."}), STOP, DONE)
+    streamed = decode_stream(openai_chat, chunk({"refusal": "I "}), chunk({"refusal": "cannot."}), STOP, DONE)
     assert streamed == Reply((Text("I cannot."),), "refusal", Usage(), "m", "r1")
 
 
 @pytest.mark.parametrize("end", [[usage(3)], [DONE], [usage(3), DONE], [DONE, DONE], [DONE, usage(3), STOP]])
 def test_a_stream_ends_once_with_its_usage_or_with_the_word_for_it(end: list[bytes]) -> None:
-    _, deltas = read(openai_chat, [chunk({"content": "a"}), STOP, *end])
+    _, deltas = feed_events(openai_chat, [chunk({"content": "a"}), STOP, *end])
     assert [type(delta) for delta in deltas] == [ReplyStarted, TextDelta, ReplyFinished]
 
 
 def test_usage_that_comes_before_the_end_does_not_end_it() -> None:
     early = {"prompt_tokens": 1, "completion_tokens": 1}
     late = {"prompt_tokens": 1, "completion_tokens": 2}
-    reply = told(
+    reply = decode_stream(
         openai_chat,
         chunk({"content": "a"}, usage=early),
         chunk({"content": "b"}, finish_reason="stop", usage=late),
@@ -119,21 +119,23 @@ def test_only_the_first_of_several_choices_counts() -> None:
         {"index": 1, "delta": {"content": "b"}},
         {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"},
     ]
-    assert told(openai_chat, chunk(choices=choices), DONE).content == (Text("a"),)
+    assert decode_stream(openai_chat, chunk(choices=choices), DONE).content == (Text("a"),)
 
 
 def test_an_empty_chunk_ahead_hides_neither_id_nor_model() -> None:
-    reply = told(openai_chat, chunk(id="", model="", choices=[]), chunk({"content": "a"}, finish_reason="stop"), DONE)
+    reply = decode_stream(
+        openai_chat, chunk(id="", model="", choices=[]), chunk({"content": "a"}, finish_reason="stop"), DONE
+    )
     assert (reply.id, reply.model) == ("r1", "m")
 
 
 def test_a_call_starts_when_its_name_is_known_and_the_name_comes_once() -> None:
     events = [
-        chunk(call(0, id="c", arguments='{"a":')),
-        chunk(call(0, name="ls", arguments="1")),
-        chunk(call(0, name="ls", arguments="}")),
+        chunk(call_delta(0, id="c", arguments='{"a":')),
+        chunk(call_delta(0, name="ls", arguments="1")),
+        chunk(call_delta(0, name="ls", arguments="}")),
     ]
-    assert read(openai_chat, events)[1][1:] == [
+    assert feed_events(openai_chat, events)[1][1:] == [
         ToolUseStarted(0, "c", "ls"),
         ToolUseDelta(0, '{"a":1'),
         ToolUseDelta(0, "}"),
@@ -173,7 +175,7 @@ def test_a_call_of_another_type_is_carried_whole_or_streamed() -> None:
         {"index": 0, "id": "c", "type": "custom", "custom": {"name": "sql", "input": "sel"}},
         {"index": 0, "id": None, "custom": {"input": "ect 1"}},
     ]
-    (block,) = told(openai_chat, *(chunk({"tool_calls": [part]}) for part in parts), STOP, DONE).content
+    (block,) = decode_stream(openai_chat, *(chunk({"tool_calls": [part]}) for part in parts), STOP, DONE).content
     assert isinstance(block, Opaque)
     assert block.kind == "tool_calls.custom"
     assert json.loads(block.raw) == custom
@@ -202,7 +204,7 @@ def test_content_in_parts_is_read_like_content_in_one_text() -> None:
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_what_a_model_thought_in_plain_text_is_thinking(name: str) -> None:
-    _, deltas = read(openai_chat, [chunk({name: "hm"}), chunk({name: "m"}), chunk({"content": "a"}), STOP, DONE])
+    _, deltas = feed_events(openai_chat, [chunk({name: "hm"}), chunk({name: "m"}), chunk({"content": "a"}), STOP, DONE])
     assert deltas[1:3] == [ThinkingDelta(0, "hm"), ThinkingDelta(0, "m")]
     assert isinstance(deltas[-1], ReplyFinished)
     assert deltas[-1].reply.content == (Thinking("hmm"), Text("a"))
@@ -213,11 +215,14 @@ def test_what_a_model_thought_in_plain_text_is_thinking(name: str) -> None:
     [
         ([chunk({"content": "a"})], (Text("a"),)),
         ([chunk({"content": " \n"})], ()),
-        ([chunk(call(0, id="c", name="ls", arguments='{"a":'))], ()),
-        ([chunk(call(0, id="c", name="ls", arguments=""))], ()),
-        ([chunk(call(0, id="c", arguments="{}"))], ()),
+        ([chunk(call_delta(0, id="c", name="ls", arguments='{"a":'))], ()),
+        ([chunk(call_delta(0, id="c", name="ls", arguments=""))], ()),
+        ([chunk(call_delta(0, id="c", arguments="{}"))], ()),
         (
-            [chunk(call(0, id="c", name="ls", arguments='{"a":1}')), chunk(call(1, id="d", name="ls", arguments="{"))],
+            [
+                chunk(call_delta(0, id="c", name="ls", arguments='{"a":1}')),
+                chunk(call_delta(1, id="d", name="ls", arguments="{")),
+            ],
             (ToolUse("c", "ls", '{"a":1}'),),
         ),
         ([chunk({"reasoning": "hm"})], ()),
@@ -226,22 +231,24 @@ def test_what_a_model_thought_in_plain_text_is_thinking(name: str) -> None:
     ],
 )
 def test_a_cut_stream_leaves_a_legal_message(events: list[bytes], content: tuple[Block, ...]) -> None:
-    assert cut(openai_chat, *events) == Reply(content, "cancelled", Usage(), "m", "r1")
-    assert told(openai_chat, *events, DONE) == Reply(content, "error", Usage(), "m", "r1")
+    assert decode_cut_stream(openai_chat, *events) == Reply(content, "cancelled", Usage(), "m", "r1")
+    assert decode_stream(openai_chat, *events, DONE) == Reply(content, "error", Usage(), "m", "r1")
 
 
 def test_a_stream_that_lacks_only_its_usage_is_whole() -> None:
-    partial = cut(openai_chat, chunk({"content": "a"}), chunk(call(0, id="c", name="ls")), STOP)
+    partial = decode_cut_stream(openai_chat, chunk({"content": "a"}), chunk(call_delta(0, id="c", name="ls")), STOP)
     assert partial == Reply((Text("a"), ToolUse("c", "ls", "{}")), "tool_use", Usage(), "m", "r1")
 
 
 def test_a_whole_stream_with_a_call_that_has_no_name_leaves_the_rest() -> None:
-    partial = cut(openai_chat, chunk({"content": "a"}), chunk(call(0, id="c", arguments="{}")), STOP)
+    partial = decode_cut_stream(
+        openai_chat, chunk({"content": "a"}), chunk(call_delta(0, id="c", arguments="{}")), STOP
+    )
     assert partial == Reply((Text("a"),), "cancelled", Usage(), "m", "r1")
 
 
 def test_nothing_is_left_of_a_stream_before_its_first_chunk() -> None:
-    assert cut(openai_chat, b": waiting\n\n") is None
+    assert decode_cut_stream(openai_chat, b": waiting\n\n") is None
 
 
 @pytest.mark.parametrize(
@@ -258,7 +265,7 @@ def test_nothing_is_left_of_a_stream_before_its_first_chunk() -> None:
 def test_a_failure_told_in_a_good_answer_is_raised(error: dict[str, object], kind: FailureKind) -> None:
     body = json.dumps(error).encode()
     with pytest.raises(ProviderError) as raised:
-        read(openai_chat, [chunk({"content": "a"}), b"event: error\ndata: " + body + b"\n\n"])
+        feed_events(openai_chat, [chunk({"content": "a"}), b"event: error\ndata: " + body + b"\n\n"])
     assert raised.value.kind == kind
     with pytest.raises(ProviderError) as raised:
         openai_chat.decode_reply(body)
@@ -297,7 +304,7 @@ def test_a_reply_that_cannot_be_read_is_the_providers_failure_in_one_line(body: 
 @pytest.mark.parametrize("event", [DONE, b"data: {\n\n", b"data: \xff\n\n", b'data: {"id":5}\n\n'])
 def test_an_event_that_cannot_be_read_is_the_providers_failure(event: bytes) -> None:
     with pytest.raises(ProviderError, match="an event of the stream cannot be read: "):
-        read(openai_chat, [event])
+        feed_events(openai_chat, [event])
 
 
 def test_counters_of_any_size_and_sign_are_read() -> None:
@@ -309,11 +316,11 @@ def test_several_texts_are_told_as_paragraphs_of_one() -> None:
     reply = Reply((Text("a"), Thinking("hm"), Text("b"), Opaque("chart", b"{}")), "stop_sequence", Usage(), "m", "r1")
     heard = Reply((Text("a\n\nb"),), "end_turn", Usage(), "m", "r1")
     assert openai_chat.decode_reply(openai_chat.encode_reply(reply)) == heard
-    assert told(openai_chat, *openai_chat.encode_stream(reply)) == heard
+    assert decode_stream(openai_chat, *openai_chat.encode_stream(reply)) == heard
 
 
 @pytest.mark.parametrize("stop_reason", ["cancelled", "error"])
 def test_a_reply_that_failed_has_no_reason_on_the_wire(stop_reason: StopReason) -> None:
     reply = Reply((Text("a"),), stop_reason, Usage(), "m", "r1")
     assert openai_chat.decode_reply(openai_chat.encode_reply(reply)).stop_reason == "error"
-    assert told(openai_chat, *openai_chat.encode_stream(reply)).stop_reason == "error"
+    assert decode_stream(openai_chat, *openai_chat.encode_stream(reply)).stop_reason == "error"

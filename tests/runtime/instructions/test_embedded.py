@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.support.instruction_examples import Shop, TickingClock
-from tests.support.instruction_places import UNITS
+from tests.support.instruction_service import UNITS
+from tests.support.library_projects import LibraryProject, TickingClock
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
@@ -21,13 +21,13 @@ DAY = 86_400
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
-    shop = Shop(tmp_path)
+def shop(tmp_path: Path) -> Iterator[LibraryProject]:
+    shop = LibraryProject(tmp_path)
     with shop.library:
         yield shop
 
 
-def test_a_folder_is_published_and_recalled_without_a_server(shop: Shop) -> None:
+def test_a_folder_is_published_and_recalled_without_a_server(shop: LibraryProject) -> None:
     shop.write()
     done = shop.library.publish(shop.folder)
     assert done.changes == dict.fromkeys(UNITS, "create")
@@ -35,7 +35,7 @@ def test_a_folder_is_published_and_recalled_without_a_server(shop: Shop) -> None
     assert (shop.path / "files" / "main" / "code-review.md").read_text() == UNITS["code-review"][2] + "\n"
 
 
-def test_an_unchanged_folder_is_not_published_again(shop: Shop) -> None:
+def test_an_unchanged_folder_is_not_published_again(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     again = shop.library.publish(shop.folder)
@@ -43,7 +43,7 @@ def test_an_unchanged_folder_is_not_published_again(shop: Shop) -> None:
     assert set(again.changes.values()) == {"noop"}
 
 
-def test_a_changed_text_is_a_new_version_and_a_removed_unit_is_named(shop: Shop) -> None:
+def test_a_changed_text_is_a_new_version_and_a_removed_unit_is_named(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.clock.advance(1)
@@ -61,7 +61,7 @@ def test_a_changed_text_is_a_new_version_and_a_removed_unit_is_named(shop: Shop)
     assert "and the tests" in shop.library.recall("review a pull request").result.chunks[0].content.text
 
 
-def write_preloaded_unit(shop: Shop, text: str) -> None:
+def write_preloaded_unit(shop: LibraryProject, text: str) -> None:
     """Write a folder with a preloaded unit."""
     shop.write(texts={"code-review": text})
     manifest = shop.manifest()
@@ -70,11 +70,11 @@ def write_preloaded_unit(shop: Shop, text: str) -> None:
     shop.write_manifest(manifest)
 
 
-def recall_review_text(shop: Shop) -> str:
+def recall_review_text(shop: LibraryProject) -> str:
     return shop.library.recall("review a pull request").result.chunks[0].content.text
 
 
-def test_the_new_text_of_a_preloaded_unit_is_active_once_it_is_approved(shop: Shop) -> None:
+def test_the_new_text_of_a_preloaded_unit_is_active_once_it_is_approved(shop: LibraryProject) -> None:
     old, new = UNITS["code-review"][2], "Review a pull request twice, and leave comments."
     write_preloaded_unit(shop, old)
     shop.library.publish(shop.folder)
@@ -96,7 +96,7 @@ def test_the_new_text_of_a_preloaded_unit_is_active_once_it_is_approved(shop: Sh
         assert reason in str(refused.exception)
 
 
-def test_a_rollback_restores_the_text_of_a_preloaded_unit_at_once(shop: Shop) -> None:
+def test_a_rollback_restores_the_text_of_a_preloaded_unit_at_once(shop: LibraryProject) -> None:
     old = UNITS["code-review"][2]
     write_preloaded_unit(shop, old)
     shop.library.publish(shop.folder)
@@ -110,7 +110,7 @@ def test_a_rollback_restores_the_text_of_a_preloaded_unit_at_once(shop: Shop) ->
     assert recall_review_text(shop) == old
 
 
-def write_guaranteed_unit(shop: Shop, text: str, **approval: str) -> None:
+def write_guaranteed_unit(shop: LibraryProject, text: str, **approval: str) -> None:
     shop.write(mode="stigmem", texts={"code-review": text})
     manifest = shop.manifest()
     next(one for one in manifest["entries"] if one["name"] == "code-review")["guarantee_load"] = True
@@ -118,7 +118,7 @@ def write_guaranteed_unit(shop: Shop, text: str, **approval: str) -> None:
     shop.write_manifest({**manifest, "approvals": approvals})
 
 
-def test_an_approval_of_another_version_stops_a_folder_before_anything_is_written(shop: Shop) -> None:
+def test_an_approval_of_another_version_stops_a_folder_before_anything_is_written(shop: LibraryProject) -> None:
     shop.write(mode="stigmem")
     shop.library.publish(shop.folder)
     old = recall_review_text(shop)
@@ -134,7 +134,7 @@ def test_an_approval_of_another_version_stops_a_folder_before_anything_is_writte
     assert recall_review_text(shop) == "Review a pull request twice."
 
 
-def test_a_folder_without_the_approval_is_published_and_its_new_text_is_pending(shop: Shop) -> None:
+def test_a_folder_without_the_approval_is_published_and_its_new_text_is_pending(shop: LibraryProject) -> None:
     old = UNITS["code-review"][2]
     write_guaranteed_unit(shop, old, reason="read")
     shop.library.publish(shop.folder)
@@ -146,7 +146,7 @@ def test_a_folder_without_the_approval_is_published_and_its_new_text_is_pending(
     assert shop.library.approve("code-review").is_activated
 
 
-def test_a_folder_that_fails_a_check_changes_nothing(shop: Shop) -> None:
+def test_a_folder_that_fails_a_check_changes_nothing(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.clock.advance(1)
@@ -163,7 +163,7 @@ def test_a_folder_that_fails_a_check_changes_nothing(shop: Shop) -> None:
     assert shop.library.publish(shop.folder, skip_coverage_gate=True).version == "v2"
 
 
-def test_all_check_failures_are_reported_at_once(shop: Shop) -> None:
+def test_all_check_failures_are_reported_at_once(shop: LibraryProject) -> None:
     shop.write()
     manifest = shop.manifest()
     manifest["entries"][0]["required_by_task_types"] = ["nonsense"]
@@ -176,7 +176,7 @@ def test_all_check_failures_are_reported_at_once(shop: Shop) -> None:
         assert code in result.stdout
 
 
-def test_promotion_requires_a_week_with_a_low_miss_rate(shop: Shop) -> None:
+def test_promotion_requires_a_week_with_a_low_miss_rate(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.clock.advance(6.9 * DAY)
@@ -196,7 +196,7 @@ def test_promotion_requires_a_week_with_a_low_miss_rate(shop: Shop) -> None:
         shop.library.promote()
 
 
-def test_the_week_can_be_skipped_except_for_a_sensitive_agent(shop: Shop) -> None:
+def test_the_week_can_be_skipped_except_for_a_sensitive_agent(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     records = shop.library._context.records
@@ -210,7 +210,7 @@ def test_the_week_can_be_skipped_except_for_a_sensitive_agent(shop: Shop) -> Non
     assert shop.library.promote(force=True).manifest.version == "v2"
 
 
-def test_files_are_archived_only_after_the_promotion_and_never_overwrite_others(shop: Shop) -> None:
+def test_files_are_archived_only_after_the_promotion_and_never_overwrite_others(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     (shop.path / "AGENTS.md").write_text("# Old\n")
@@ -230,7 +230,7 @@ def test_files_are_archived_only_after_the_promotion_and_never_overwrite_others(
         shop.library.archive(shop.path / "AGENTS.md", root=shop.path)
 
 
-def test_a_rollback_restores_the_manifest_and_its_texts(shop: Shop) -> None:
+def test_a_rollback_restores_the_manifest_and_its_texts(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.clock.advance(60)
@@ -250,7 +250,7 @@ def test_a_rollback_restores_the_manifest_and_its_texts(shop: Shop) -> None:
 
 
 def test_a_rollback_restores_the_texts_however_long_publishing_takes(tmp_path: Path) -> None:
-    shop = Shop(tmp_path, clock=TickingClock())
+    shop = LibraryProject(tmp_path, clock=TickingClock())
     half, none = (f"Read {amount} of the diff of a pull request before you review it." for amount in ("half", "none"))
     with shop.library:
         for texts in ({}, {"code-review": half}, {"code-review": none}):
@@ -261,7 +261,7 @@ def test_a_rollback_restores_the_texts_however_long_publishing_takes(tmp_path: P
             assert shop.library.recall("review a pull request").result.chunks[0].content.text == text
 
 
-def test_probe_names_the_intents_that_do_not_find_their_unit_and_exits_with_1(shop: Shop) -> None:
+def test_probe_names_the_intents_that_do_not_find_their_unit_and_exits_with_1(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     assert shop.run("probe").exit_code == 0
@@ -280,7 +280,7 @@ def test_probe_names_the_intents_that_do_not_find_their_unit_and_exits_with_1(sh
     assert "'claim a ticket' finds checkout-procedure" in result.stdout
 
 
-def test_a_unit_without_a_text_fails_its_probe(shop: Shop) -> None:
+def test_a_unit_without_a_text_fails_its_probe(shop: LibraryProject) -> None:
     shop.write(mode="stigmem")
     (shop.folder / "code-review.md").unlink()
     shop.library.publish(shop.folder)
@@ -290,7 +290,7 @@ def test_a_unit_without_a_text_fails_its_probe(shop: Shop) -> None:
     assert probed["release-notes"].passed
 
 
-def test_a_heartbeat_reports_usage_by_itself(shop: Shop) -> None:
+def test_a_heartbeat_reports_usage_by_itself(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     with shop.library.heartbeat() as beat:
@@ -305,7 +305,7 @@ def test_a_heartbeat_reports_usage_by_itself(shop: Shop) -> None:
     assert 0 < measures.miss_rate < 0.5
 
 
-def test_a_recall_can_be_replayed(shop: Shop) -> None:
+def test_a_recall_can_be_replayed(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     token = shop.library.recall("review a pull request").audit_token
@@ -324,7 +324,7 @@ def test_lint_accepts_intents_that_describe_actions_and_other_languages(intent: 
     assert lint_manifest([entry]) == ()
 
 
-def test_lint_reports_triggers_that_describe_the_content_of_a_unit(shop: Shop) -> None:
+def test_lint_reports_triggers_that_describe_the_content_of_a_unit(shop: LibraryProject) -> None:
     shop.write()
     manifest = shop.manifest()
     for entry in manifest["entries"]:
@@ -350,7 +350,7 @@ def test_lint_reports_triggers_that_describe_the_content_of_a_unit(shop: Shop) -
         (("usage", "audi_none"), "no such audit token"),
     ],
 )
-def test_a_missing_thing_is_a_one_line_error(shop: Shop, words: tuple[str, ...], reason: str) -> None:
+def test_a_missing_thing_is_a_one_line_error(shop: LibraryProject, words: tuple[str, ...], reason: str) -> None:
     result = shop.run(*words)
     assert isinstance(result.exception, UserError)
     assert reason in str(result.exception)
@@ -366,13 +366,13 @@ def test_read_only_commands_create_no_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"agent_id": 3}', '{"agent_id":"a","version":"v1","entries":[{}]}']
 )
-def test_an_invalid_manifest_file_is_named(shop: Shop, content: str) -> None:
+def test_an_invalid_manifest_file_is_named(shop: LibraryProject, content: str) -> None:
     (shop.folder / "manifest.json").write_text(content)
     with pytest.raises(UserError, match=r"manifest\.json"):
         shop.library.check(shop.folder)
 
 
-def test_shadow_turns_are_reported_and_the_command_exits_with_1_until_they_pass(shop: Shop) -> None:
+def test_shadow_turns_are_reported_and_the_command_exits_with_1_until_they_pass(shop: LibraryProject) -> None:
     long_texts = {name: f"{content} " * 90 for name, (_, _, content) in UNITS.items()}
     shop.write(texts=long_texts)
     shop.library.publish(shop.folder)
@@ -399,7 +399,7 @@ def test_shadow_turns_are_reported_and_the_command_exits_with_1_until_they_pass(
     assert json.loads(shop.run("shadow", "--days", "2", "--json").output)["report"]["turns"] == 0
 
 
-def test_a_unit_recalled_earlier_in_a_shadow_run_counts_in_its_later_turns(shop: Shop) -> None:
+def test_a_unit_recalled_earlier_in_a_shadow_run_counts_in_its_later_turns(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     shop.run("recall", "claim a ticket", "--shadow", "--run", "r1", "--max-chunks", "1")
@@ -410,7 +410,7 @@ def test_a_unit_recalled_earlier_in_a_shadow_run_counts_in_its_later_turns(shop:
     assert shop.library.shadow_report().coverage == 1.0
 
 
-def test_the_encoder_is_loaded_only_for_a_recall(shop: Shop) -> None:
+def test_the_encoder_is_loaded_only_for_a_recall(shop: LibraryProject) -> None:
     shop.write()
     shop.library.publish(shop.folder)
     code = (

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.instruction_examples import is_put_in
+from tests.support.library_projects import is_insertion
 
 from holdfast.errors import UserError
 from holdfast.runtime.instructions.hook import add_hook, remove_hook
@@ -36,7 +36,7 @@ def test_a_hook_is_added_without_other_changes_and_removed_again(
 ) -> None:
     text = encode_settings(settings, indent, end)
     with_hook = add_hook(text, COMMAND)
-    assert is_put_in(text, with_hook)
+    assert is_insertion(text, with_hook)
     group = json.loads(with_hook)["hooks"]["SessionStart"][-1]
     assert group["hooks"][0]["command"] == COMMAND
     assert add_hook(with_hook, COMMAND) == with_hook

@@ -6,8 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.support.agents import MakeAgent, moved_prefixes, says
-from tests.support.played_sessions import new_session, played, uses
+from tests.support.agents import MakeAgent, changed_prefixes, says
+from tests.support.scripted_sessions import new_session, scripted_provider, tool_use
 
 from holdfast import Library, MemoryStore, UserError
 from holdfast.compaction.models import PROTECTED_TOOLS
@@ -46,8 +46,8 @@ def library(tmp_path: Path) -> Iterator[Library]:
 
 
 async def test_stub_and_index_belong_to_the_epoch_and_recalled_units_are_history(library: Library) -> None:
-    recall = uses("recall_instruction", intent="write or run tests", max_chunks=1)
-    provider, store = played([recall], "Tested.", "Bye."), MemoryStore()
+    recall = tool_use("recall_instruction", intent="write or run tests", max_chunks=1)
+    provider, store = scripted_provider([recall], "Tested.", "Bye."), MemoryStore()
     async with new_session(provider, instructions=library.for_session(), store=store) as session:
         await session.send("Run the tests.")
         await session.send("Thanks.")
@@ -58,7 +58,7 @@ async def test_stub_and_index_belong_to_the_epoch_and_recalled_units_are_history
     assert "- testing: Testing: Run the whole suite" in project
     usages = [one.payload.usage for one in events if isinstance(one.payload, LlmCallCompleted)]
     assert all(after.cache_read == before.cache_read + before.cache_write for before, after in pairwise(usages))
-    assert moved_prefixes(events) == []
+    assert changed_prefixes(events) == []
 
 
 async def test_a_recall_returns_the_unit_and_its_usage_is_recorded(agent: MakeAgent, library: Library) -> None:
@@ -96,8 +96,8 @@ def test_a_session_can_require_a_certain_manifest(library: Library) -> None:
 
 
 async def test_in_shadow_mode_the_prompt_has_all_instructions_and_recalls_are_recorded(library: Library) -> None:
-    usage = uses("submit_usage", used_chunks=["testing"])
-    provider, store = played([usage], "Tested.", "Bye."), MemoryStore()
+    usage = tool_use("submit_usage", used_chunks=["testing"])
+    provider, store = scripted_provider([usage], "Tested.", "Bye."), MemoryStore()
     async with new_session(provider, instructions=library.for_session(shadow=True), store=store) as session:
         await session.send("Write or run tests.")
         await session.send("Write release notes.")
@@ -108,7 +108,7 @@ async def test_in_shadow_mode_the_prompt_has_all_instructions_and_recalls_are_re
     assert "Run the whole suite before every commit" in project
     assert "List what changed for users" in project
     assert [tool.name for tool in session.tools] == ["submit_usage"]
-    assert moved_prefixes(events) == []
+    assert changed_prefixes(events) == []
     report = library.shadow_report()
     assert (report.turns, report.reported_turns, report.coverage) == (2, 1, 1.0)
     assert library.metrics().recalls == 0
@@ -119,7 +119,7 @@ async def test_usage_before_the_first_message_is_refused_and_a_second_report_is_
     (usage,) = instructed.tools
     with pytest.raises(ToolError, match="there is no message yet"):
         usage.run(used_chunks=["testing"])
-    async with new_session(played("ok"), instructions=instructed) as session:
+    async with new_session(scripted_provider("ok"), instructions=instructed) as session:
         await session.send("Write or run tests.")
     assert usage.run(used_chunks=[]) == "on record"
     assert usage.run(used_chunks=["release-notes"]) == "on record"
@@ -141,12 +141,12 @@ def test_messages_of_other_sessions_and_of_tools_are_no_turns(library: Library) 
 
 def test_instructions_must_come_from_a_library() -> None:
     with pytest.raises(UserError, match=r"the result of Library\.for_session"):
-        new_session(played("ok"), instructions="AGENTS.md")  # type: ignore[arg-type]
+        new_session(scripted_provider("ok"), instructions="AGENTS.md")  # type: ignore[arg-type]
 
 
 async def test_units_used_after_a_recall_are_detected_in_its_turn(library: Library) -> None:
-    recall = uses("recall_instruction", intent="write or run tests", max_chunks=1)
-    provider = played([recall], "I keep to `testing/v1`.", "I keep to release-notes/v1 now.")
+    recall = tool_use("recall_instruction", intent="write or run tests", max_chunks=1)
+    provider = scripted_provider([recall], "I keep to `testing/v1`.", "I keep to release-notes/v1 now.")
     async with new_session(provider, instructions=library.for_session(), store=MemoryStore()) as session:
         await session.send("Run the tests, by release-notes/v1.")
         await session.send("Thanks.")
@@ -156,7 +156,7 @@ async def test_units_used_after_a_recall_are_detected_in_its_turn(library: Libra
 
 
 async def test_in_shadow_mode_usage_is_detected_per_turn(library: Library) -> None:
-    provider = played("I add a test for each mistake that you fix.", "Bye.")
+    provider = scripted_provider("I add a test for each mistake that you fix.", "Bye.")
     async with new_session(provider, instructions=library.for_session(shadow=True), store=MemoryStore()) as session:
         await session.send("Write or run tests.")
         await session.send("Write release notes.")
@@ -166,7 +166,7 @@ async def test_in_shadow_mode_usage_is_detected_per_turn(library: Library) -> No
 
 
 async def test_a_heartbeat_subscribed_to_a_session_detects_usage(library: Library) -> None:
-    provider = played("As release-notes/v1 has it.", "Bye.")
+    provider = scripted_provider("As release-notes/v1 has it.", "Bye.")
     with library.heartbeat() as beat:
         async with new_session(provider, store=MemoryStore()) as session:
             session.subscribe(beat.on_event)
