@@ -178,7 +178,7 @@ def make_exchange(number: int, text: str, *, name: str = "read_file", bad: bool 
 
 def make_history(*exchanges: list[HistoryEntry]) -> tuple[list[HistoryEntry], list[int]]:
     entries = [one for each in exchanges for one in each]
-    return entries, [sum(len(str(block)) for block in one.content) // 4 for one in entries]
+    return entries, [sum(len(str(block)) for block in entry.content) // 4 for entry in entries]
 
 
 def test_errors_protected_tools_and_the_last_turns_are_not_cleared() -> None:
@@ -191,7 +191,7 @@ def test_errors_protected_tools_and_the_last_turns_are_not_cleared() -> None:
     )
     batch = plan_clearing(entries, tokens, CompactionConfig(), unsent=len(entries))
     assert batch is not None
-    assert [one.tool_use_id for one in batch.results] == ["c1"]
+    assert [result.tool_use_id for result in batch.results] == ["c1"]
     assert (batch.first, batch.last) == (3, 3)
     assert batch.cleared_tokens + batch.tokens_after == sum(tokens[2:])
     assert batch.results[0].text.startswith("[The output of read_file src/1.py was cleared: 40000 characters, sha:")
@@ -208,7 +208,7 @@ def test_unsent_results_are_not_cleared() -> None:
     entries, tokens = make_history(*(make_exchange(number, "x" * 9_000) for number in range(1, 9)))
     batch = plan_clearing(entries, tokens, CompactionConfig(), unsent=len(entries))
     assert batch is not None
-    assert [one.tool_use_id for one in batch.results] == ["c1", "c2", "c3", "c4", "c5"]
+    assert [result.tool_use_id for result in batch.results] == ["c1", "c2", "c3", "c4", "c5"]
     assert plan_clearing(entries, tokens, CompactionConfig(), unsent=6) is None
 
 
@@ -220,7 +220,7 @@ def test_a_skill_whose_body_was_compacted_can_be_loaded_again() -> None:
     assert history.state().activations.names == ("pdf",)
     proposal = propose_compaction(snapshot_of(history, MODEL), SMALL, "requested")
     assert isinstance(proposal, CompactionProposal)
-    assert [one.skill_id for one in proposal.released_skills] == ["pdf"]
+    assert [skill.skill_id for skill in proposal.released_skills] == ["pdf"]
     history.add(*proposal.payloads)
     assert history.state().activations.names == ()
 
@@ -240,8 +240,8 @@ async def test_a_prompt_over_the_window_can_be_shortened_step_by_step() -> None:
     compactions = [
         one.payload for one in long_session.store.read(session.id) if isinstance(one.payload, ContextCompacted)
     ]
-    assert [one.strategy for one in compactions] == ["clear", "checkpoint", "checkpoint"]
-    assert {one.trigger for one in compactions} == {"overflow"}
+    assert [compaction.strategy for compaction in compactions] == ["clear", "checkpoint", "checkpoint"]
+    assert {compaction.trigger for compaction in compactions} == {"overflow"}
 
 
 @pytest.mark.parametrize(

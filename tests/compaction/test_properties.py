@@ -137,7 +137,7 @@ def test_thinking_after_a_cut_is_kept_completely_or_dropped_completely(seed: int
         assert isinstance(proposal, CompactionProposal)
         before = history.state().entries
         tail = before[len(before) - len(proposal.state_after.entries) + 1 :]
-        thought = [block for one in proposal.state_after.entries for block in one.content if is_thinking(block)]
+        thought = [block for entry in proposal.state_after.entries for block in entry.content if is_thinking(block)]
         expected = [block for one in tail for block in one.content if is_thinking(block)]
         assert thought == ([] if model is BINDING else expected)
 
@@ -162,19 +162,21 @@ def test_a_summary_names_nothing_that_is_not_in_the_conversation(seed: int) -> N
 def test_a_cut_separates_no_call_from_its_result_and_covers_nothing_unsent(seed: int, tail: int) -> None:
     history = make_history(seed, turns=8)
     entries = history.state().entries
-    tokens = [len(extract_plain_text(one.content)) // 4 for one in entries]
+    tokens = [len(extract_plain_text(entry.content)) // 4 for entry in entries]
     unsent = len(entries) - seed % 3
     cut = choose_cut(entries, tokens, tail_tokens_max=tail, unsent=unsent)
     if cut is not None:
         assert cut.stop <= unsent
         assert cut.stop in {group.start for group in group_exchanges(entries)}
         orphans = [
-            one
-            for one in validate_transcript(merge_into_messages(entries[cut.stop :]))
-            if one.rule == "result_without_call"
+            finding
+            for finding in validate_transcript(merge_into_messages(entries[cut.stop :]))
+            if finding.rule == "result_without_call"
         ]
         assert orphans == []
-    assert [one.start for one in group_exchanges(entries)][1:] == [one.stop for one in group_exchanges(entries)][:-1]
+    assert [group.start for group in group_exchanges(entries)][1:] == [
+        group.stop for group in group_exchanges(entries)
+    ][:-1]
 
 
 @given(st.text(max_size=300), st.text(max_size=60))
@@ -207,8 +209,8 @@ def test_facts_gathered_incrementally_equal_those_of_the_whole(
             history.add(MessagesWithdrawn("refused"))
         facts, covered = history.logged.read_range(first, first + more)
         messages = read_logged_messages(history.events)
-        assert facts == extract_facts([one for one in messages if one.number <= first + more])
-        assert covered == [one for one in messages if first <= one.number <= first + more]
+        assert facts == extract_facts([message for message in messages if message.number <= first + more])
+        assert covered == [message for message in messages if first <= message.number <= first + more]
 
 
 def test_a_withdrawn_message_leaves_the_facts_too() -> None:
@@ -245,14 +247,16 @@ def test_the_facts_of_a_very_long_conversation_are_bounded(monkeypatch: pytest.M
         assert 10 <= len(facts) <= 22
     assert proposal.files[0].path == "src/f399.py"
     assert len(proposal.mentions) <= 100
-    assert {one.entity.text.rstrip(".py")[-3:] for one in proposal.mentions[:4] if one.entity.kind != "error"} == {
-        "399"
-    }
+    assert {
+        mention.entity.text.rstrip(".py")[-3:] for mention in proposal.mentions[:4] if mention.entity.kind != "error"
+    } == {"399"}
     assert proposal.requests[0].text == "Never use old_name_0."
     assert proposal.requests[-1].text == "Never use old_name_399."
     assert all(request.is_answered for request in proposal.requests)
     assert len(proposal.requests) <= 24
-    assert [one.text for one in proposal.constraints[:4]] == [f"Never use old_name_{at}." for at in range(4)]
+    assert [constraint.text for constraint in proposal.constraints[:4]] == [
+        f"Never use old_name_{at}." for at in range(4)
+    ]
 
 
 @pytest.mark.parametrize("output", [" \n", "\n", " ", "✕ ", "FAILED ", "not ok 1 - "])

@@ -212,7 +212,9 @@ async def test_a_session_can_be_compacted_by_the_rules_of_the_seed() -> None:
     assert done.removed_message_count == 44
     assert done.tokens_after < done.tokens_before
     assert done.summary.startswith(PREAMBLE)
-    (event,) = [one.payload for one in conversation.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
+    (event,) = [
+        event.payload for event in conversation.store.read(session.id) if isinstance(event.payload, ContextCompacted)
+    ]
     assert event.strategy == "seed"
 
 
@@ -223,7 +225,9 @@ async def test_the_seed_profile_compacts_by_the_rules_of_the_seed_automatically(
     async with conversation.create() as session:
         await conversation.send_turns(session, 20)
         assert GOAL.partition("\n")[0] in join_text_blocks(session.history[0].content)
-    events = [one.payload for one in conversation.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
+    events = [
+        event.payload for event in conversation.store.read(session.id) if isinstance(event.payload, ContextCompacted)
+    ]
     assert {event.strategy for event in events} == {"seed"}
 
 
@@ -295,7 +299,9 @@ async def test_a_session_keeps_its_id_and_counts_its_compaction() -> None:
         assert session.id == before
     state = fold_events(conversation.store.read(before), before)
     assert (state.compaction_watch.count, state.epoch) == (1, 2)
-    (event,) = [one.payload for one in conversation.store.read(before) if isinstance(one.payload, ContextCompacted)]
+    (event,) = [
+        event.payload for event in conversation.store.read(before) if isinstance(event.payload, ContextCompacted)
+    ]
     assert event.last - event.first + 1 == done.removed_message_count
     assert event.segments[0].text == done.summary
 
@@ -308,6 +314,8 @@ async def test_the_limit_is_compared_with_the_current_prompt(limit: int, compact
     )
     async with conversation.create() as session:
         await conversation.send_turns(session, 12)
-    events = [one.payload for one in conversation.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
+    events = [
+        event.payload for event in conversation.store.read(session.id) if isinstance(event.payload, ContextCompacted)
+    ]
     assert bool(events) is compacted
     assert all(event.tokens_before >= limit for event in events)

@@ -620,5 +620,5 @@ def test_a_miss_because_caching_was_disabled_is_planned(simulated: SimulatorServ
         session = recorder_of(client).session_id
         store.records.set_caching_enabled(session, enabled=False)
         create(client, system=SYSTEM * 5)
-    verdicts = [one.verdict for one in iter_entries(store.read(session), shipped_models()) if one.verdict]
-    assert [one.kind for one in verdicts] == ["first_use", "planned"]
+    verdicts = [entry.verdict for entry in iter_entries(store.read(session), shipped_models()) if entry.verdict]
+    assert [verdict.kind for verdict in verdicts] == ["first_use", "planned"]

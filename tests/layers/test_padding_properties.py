@@ -41,9 +41,9 @@ def test_the_guide_repeats_neither_itself_nor_the_coding_guidance() -> None:
 
     guide_sentences = sentences(OPERATING_CONTEXT_PADDING)
     guidance_sentences = {
-        one
+        sentence
         for part in (CODING_GUIDANCE["SYSTEM"], CODING_GUIDANCE["DOING_TASKS"], CODING_GUIDANCE["ACTIONS"])
-        for one in sentences(part)
+        for sentence in sentences(part)
     }
     assert len(guide_sentences) == len(set(guide_sentences))
     assert not guidance_sentences & set(guide_sentences)

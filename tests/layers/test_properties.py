@@ -65,8 +65,8 @@ def test_recording_the_volatile_texts_changes_no_byte(
     question = HistoryEntry("user", (Text("?"),))
     view = View(history=history, newest=(question,), current=current)
     injected = [
-        HistoryEntry("user", (Text(one.text),), one.layer, Stability.VOLATILE, one.ephemeral)
-        for one in changed_volatile_texts(view)
+        HistoryEntry("user", (Text(emission.text),), emission.layer, Stability.VOLATILE, emission.ephemeral)
+        for emission in changed_volatile_texts(view)
     ]
     sticky = [entry for entry in injected if not entry.ephemeral]
     ephemeral = [entry for entry in injected if entry.ephemeral]
@@ -83,7 +83,7 @@ def test_the_next_turn_extends_the_bytes_of_the_previous_one(
     first: tuple[LayerText, ...],
     second: tuple[LayerText, ...],
 ) -> None:
-    sticky = tuple(LayerText(one.layer, one.text) for one in first)
+    sticky = tuple(LayerText(delta.layer, delta.text) for delta in first)
     before = View(pinned=pinned, history=history, newest=(HistoryEntry("user", (Text("?"),)),), current=sticky)
     answer = HistoryEntry("assistant", (Text("!"),))
     after = View(

@@ -218,7 +218,7 @@ def test_volatile_changes_do_not_touch_the_stable_segments() -> None:
         .with_runtime_config({})
         .with_appended("Third.")
     )
-    stable = [[one for one in builder.segments() if one.section == "system"] for builder in (FULL, later)]
+    stable = [[segment for segment in builder.segments() if segment.section == "system"] for builder in (FULL, later)]
     assert stable[0] == stable[1]
 
 

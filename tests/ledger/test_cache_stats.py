@@ -56,7 +56,7 @@ async def test_requests_and_their_reads_and_writes_are_counted() -> None:
         await session.send("So?")
         await session.send("So?")
         stats = session.cache.stats()
-    first, second = (one.record.usage for one in simulated.entries)
+    first, second = (entry.record.usage for entry in simulated.entries)
     assert stats == PromptCacheStats(
         tracked_requests=2,
         total_cache_creation_input_tokens=first.cache_write + second.cache_write,
@@ -120,7 +120,7 @@ async def test_counting_incrementally_equals_counting_from_the_start() -> None:
             seen.append(session.cache.stats())
         assert seen[-1] == compute_cache_stats(simulated.entries)
         assert session.cache.get_token_stats() == compute_token_stats(simulated.entries)
-    assert [one.tracked_requests for one in seen] == [1, 2, 3, 4]
+    assert [item.tracked_requests for item in seen] == [1, 2, 3, 4]
     events = list(simulated.store.read(session.id))
     all_at_once = fold_cache_stats(CacheStatsState(), events, shipped_models())
     for cut in range(0, len(events), 7):
@@ -137,7 +137,7 @@ async def test_tokens_are_counted_per_provider() -> None:
         await session.send("So?")
         token_stats = session.cache.get_token_stats()
     assert list(token_stats) == ["anthropic", "openai"]
-    used = [one.record.usage for one in simulated.entries]
+    used = [entry.record.usage for entry in simulated.entries]
     first = used[0] + used[1]
     assert token_stats["anthropic"] == TokenStats(first.tokens_sent, first.cache_read, first.output)
     assert token_stats["openai"] == TokenStats(used[2].tokens_sent, used[2].cache_read, used[2].output)

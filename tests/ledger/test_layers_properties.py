@@ -43,7 +43,7 @@ def make_events(chains: list[tuple[int, list[PrefixDigest]]]) -> list[Event]:
             LlmCallStarted(MODEL, "anthropic", 0, f"r{number}"),
             completed(f"r{number}"),
         ]
-    return [Event(f"e{n:04d}", float(n), "s", "agent", it) for n, it in enumerate(payloads)]
+    return [Event(f"e{n:04d}", float(n), "s", "agent", payload) for n, payload in enumerate(payloads)]
 
 
 def completed(request_id: str) -> LlmCallCompleted:

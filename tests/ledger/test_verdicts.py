@@ -48,7 +48,11 @@ class SimulatedSession:
         return list(self.store.read(row.id))
 
     def verdicts(self, models: Models | None = None) -> list[Verdict]:
-        return [one.verdict for one in iter_entries(self.events, models or shipped_models()) if one.verdict is not None]
+        return [
+            entry.verdict
+            for entry in iter_entries(self.events, models or shipped_models())
+            if entry.verdict is not None
+        ]
 
     @property
     def kinds(self) -> list[str]:
@@ -239,7 +243,10 @@ async def test_a_prefix_written_for_one_hour_from_its_first_token_is_lost_by_the
     call = next(it.payload for it in events_1h if isinstance(it.payload, LlmCallCompleted))
     for must_read, kind in ((call.usage.cache_write, "provider_side"), (0, "ttl_expired")):
         again = [*events_1h, *repeat_call(events_1h, call, must_read)]
-        assert [one.verdict.kind for one in iter_entries(again, shipped_models()) if one.verdict] == ["first_use", kind]
+        assert [entry.verdict.kind for entry in iter_entries(again, shipped_models()) if entry.verdict] == [
+            "first_use",
+            kind,
+        ]
 
 
 def repeat_call(events: list[Event], call: LlmCallCompleted, must_read: int) -> list[Event]:
@@ -284,7 +291,9 @@ async def test_small_drops_are_ignored_unless_requested() -> None:
             await session.send("So?")
     assert simulated.kinds == ["first_use", "held", "held"]
     strict = [
-        one.verdict.kind for one in iter_entries(simulated.events, shipped_models(), drop_tokens_min=1) if one.verdict
+        entry.verdict.kind
+        for entry in iter_entries(simulated.events, shipped_models(), drop_tokens_min=1)
+        if entry.verdict
     ]
     assert strict == ["first_use", "held", "prefix_changed"]
 

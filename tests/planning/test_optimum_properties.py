@@ -43,7 +43,9 @@ class Trial:
     """One sequence of choices, run through the cache model. Each prompt and each reply is one block."""
 
     def __init__(self, steps: list[CallStep], rates: TokenRates, rules: CacheRules) -> None:
-        ends = itertools.chain.from_iterable((one.shared_tokens + one.reply_tokens, one.prompt_tokens) for one in steps)
+        ends = itertools.chain.from_iterable(
+            (step.shared_tokens + step.reply_tokens, step.prompt_tokens) for step in steps
+        )
         self.prefixes = tuple(PromptPrefix("messages", str(end), tokens) for end, tokens in enumerate(ends))
         self.steps, self.rates, self.rules = steps, rates, rules
         self.entries, self.cost = CacheEntries(), 0.0
@@ -156,7 +158,7 @@ def test_a_longer_pause_never_makes_a_session_cheaper(
 def test_the_optimum_costs_more_than_reading_everything_and_at_most_an_uncached_session(
     steps: list[CallStep], rates: TokenRates
 ) -> None:
-    tokens = sum(one.prompt_tokens for one in steps)
+    tokens = sum(step.prompt_tokens for step in steps)
     for upgrades in (True, False):
         best = optimal_cost(steps, rates, upgrades=upgrades)
         assert rates.read * tokens < best <= rates.plain * tokens * (1 + 1e-9)

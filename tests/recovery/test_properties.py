@@ -74,10 +74,10 @@ class PlayedAttempts:
         asyncio.run(self._play(runner, history))
 
     async def _play(self, runner: RecoveryRunner, history: list[AttemptRequest]) -> None:
-        for one in history:
-            self.clock.advance(one.seconds)
-            self._failing = one.fails_at
-            await runner.attempt(SCENARIO, incident=one.key)
+        for entry in history:
+            self.clock.advance(entry.seconds)
+            self._failing = entry.fails_at
+            await runner.attempt(SCENARIO, incident=entry.key)
             self.times += [self.clock()] * (len(self.attempts.payloads) - len(self.times))
 
     async def _do(self, context: StepContext) -> None:
@@ -239,11 +239,13 @@ plans = st.lists(st.builds(Breakpoint, st.integers(0, 9), st.sampled_from(["5m",
 @given(plans, st.lists(limits, max_size=4))
 def test_a_plan_respects_every_learned_limit(plan: Plan, limits_found: list[ProviderLimited]) -> None:
     state = NO_LIMITS
-    for one in limits_found:
-        state = add_limit(state, one)
+    for limit in limits_found:
+        state = add_limit(state, limit)
     limited = apply_limits(plan, state, shipped_models()["anthropic:claude-sonnet-5-5"].cache)
-    assert all(one.breakpoints_max is None or len(limited.breakpoints) <= one.breakpoints_max for one in limits_found)
-    assert not any(one.shortest_ttl_only for one in limits_found) or all(
+    assert all(
+        limit.breakpoints_max is None or len(limited.breakpoints) <= limit.breakpoints_max for limit in limits_found
+    )
+    assert not any(limit.shortest_ttl_only for limit in limits_found) or all(
         breakpoint.ttl == "5m" for breakpoint in limited.breakpoints
     )
     assert [breakpoint.block_index for breakpoint in limited.breakpoints] == [

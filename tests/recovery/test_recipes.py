@@ -86,7 +86,7 @@ def test_every_scenario_has_a_recipe_with_a_step_and_an_attempt() -> None:
 
 
 def test_the_names_are_the_agreed_ones() -> None:
-    assert [one.name for one in WORKER_SCENARIOS] == [
+    assert [scenario.name for scenario in WORKER_SCENARIOS] == [
         "TrustPromptUnresolved",
         "PromptMisdelivery",
         "StaleBranch",
@@ -95,7 +95,7 @@ def test_the_names_are_the_agreed_ones() -> None:
         "PartialPluginStartup",
         "ProviderFailure",
     ]
-    assert [one.name for one in StepName][:8] == [
+    assert [step.name for step in StepName][:8] == [
         "AcceptTrustPrompt",
         "RedirectPromptToAgent",
         "RebaseBranch",
@@ -105,8 +105,8 @@ def test_the_names_are_the_agreed_ones() -> None:
         "RestartWorker",
         "EscalateToHuman",
     ]
-    assert [one.name for one in EscalationPolicy] == ["AlertHuman", "LogAndContinue", "Abort"]
-    assert [str(one) for one in WORKER_SCENARIOS][:3] == [
+    assert [policy.name for policy in EscalationPolicy] == ["AlertHuman", "LogAndContinue", "Abort"]
+    assert [str(scenario) for scenario in WORKER_SCENARIOS][:3] == [
         "trust_prompt_unresolved",
         "prompt_misdelivery",
         "stale_branch",
@@ -209,7 +209,7 @@ async def test_the_ledger_has_all_details_of_an_attempt() -> None:
     )
     assert (incident_state.attempts, incident_state.attempts_max) == (1, 1)
     assert (incident_state.started_at, incident_state.ended_at) == (host.clock(), host.clock())
-    assert [(one.step, one.status) for one in incident_state.results] == [
+    assert [(result.step, result.status) for result in incident_state.results] == [
         ("rebase_branch", "done"),
         ("clean_build", "done"),
     ]

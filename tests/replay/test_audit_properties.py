@@ -81,8 +81,8 @@ def audit_files(files: Sequence[bytes], *, with_text: bool = False) -> AuditRepo
                     audit.skip_line(item)
                 else:
                     transcripts.append(item)
-    for one in deduplicate_transcripts(transcripts):
-        audit.add_transcript(one)
+    for transcript in deduplicate_transcripts(transcripts):
+        audit.add_transcript(transcript)
     return audit.build_report()
 
 

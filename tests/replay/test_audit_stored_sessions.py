@@ -55,10 +55,10 @@ def messages_and_system_end(body: bytes) -> tuple[object, str]:
     return request["messages"], (request.get("system") or [{"text": ""}])[-1]["text"]
 
 
-def assert_replays_what_was_sent(one: Agent, refused: tuple[int, ...] = ()) -> None:
-    recording = build_transcript(one.events).recording
+def assert_replays_what_was_sent(harness: Agent, refused: tuple[int, ...] = ()) -> None:
+    recording = build_transcript(harness.events).recording
     prompt = ReplayPrompt(recording, get_adapter("anthropic"), 1.0)
-    bodies = [body for number, body in enumerate(one.transport.bodies) if number not in refused]
+    bodies = [body for number, body in enumerate(harness.transport.bodies) if number not in refused]
     assert len(recording.calls) == len(bodies)
     for call, body in zip(prompt.iterate_calls(recording), bodies, strict=True):
         messages, system_end = messages_and_system_end(body)
@@ -68,19 +68,19 @@ def assert_replays_what_was_sent(one: Agent, refused: tuple[int, ...] = ()) -> N
 
 async def test_a_tool_loop_with_volatile_text_is_recorded_as_it_was_sent(agent: MakeAgent) -> None:
     state = {"memory": "milk"}
-    one = agent(
+    harness = agent(
         *(says(CALL), says("3"), says("ok")),
         tools=[add],
         system_prompt="Be kind.",
         system_prompt_volatile=lambda: state["memory"],
     )
-    async with one.session as session:
+    async with harness.session as session:
         await session.send("1 + 2?")
         state["memory"] = "bread"
-        one.clock.advance(400)
+        harness.clock.advance(400)
         await session.send("and now?")
-    assert_replays_what_was_sent(one)
-    recording = build_transcript(one.events).recording
+    assert_replays_what_was_sent(harness)
+    recording = build_transcript(harness.events).recording
     assert [call.waited_for for call in recording.calls] == ["start", "tool", "person"]
     assert [call.kept_entries for call in recording.calls] == [None, None, None]
     assert recording.calls[2].at - recording.calls[1].at == 400
@@ -91,61 +91,67 @@ async def test_a_tool_loop_with_volatile_text_is_recorded_as_it_was_sent(agent: 
 @pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
 async def test_ephemeral_text_leaves_the_recording_with_its_turn(agent: MakeAgent) -> None:
     texts = [LayerText("rag-context", "found", ephemeral=True)]
-    one = agent(says(Thinking("hm", "signed"), CALL), says("3"), says("ok"), tools=[add], volatile=texts)
-    async with one.session as session:
+    harness = agent(says(Thinking("hm", "signed"), CALL), says("3"), says("ok"), tools=[add], volatile=texts)
+    async with harness.session as session:
         await session.send("1 + 2?")
         await session.send("more")
-    assert_replays_what_was_sent(one)
-    assert [call.kept_entries for call in build_transcript(one.events).recording.calls] == [None, None, 1]
+    assert_replays_what_was_sent(harness)
+    assert [call.kept_entries for call in build_transcript(harness.events).recording.calls] == [None, None, 1]
 
 
 @pytest.mark.changes_prefix(reason="the seed layout puts volatile text in front of the history")
 async def test_volatile_text_at_the_end_of_the_system_prompt_is_recorded_per_call(agent: MakeAgent) -> None:
     state = {"memory": "milk"}
-    one = agent(
+    harness = agent(
         *(says(Thinking("hm", "signed"), CALL), says("3"), says("ok")),
         tools=[add],
         layout="seed",
         system_prompt="Be kind.",
         system_prompt_volatile=lambda: state["memory"],
     )
-    async with one.session as session:
+    async with harness.session as session:
         await session.send("1 + 2?")
         state["memory"] = "bread"
         await session.send("and now?")
-    assert_replays_what_was_sent(one)
-    assert [call.system_suffix for call in build_transcript(one.events).recording.calls] == ["milk", "milk", "bread"]
+    assert_replays_what_was_sent(harness)
+    assert [call.system_suffix for call in build_transcript(harness.events).recording.calls] == [
+        "milk",
+        "milk",
+        "bread",
+    ]
 
 
 async def test_a_refused_message_is_in_no_recording(agent: MakeAgent) -> None:
-    one = agent(says("Hello."), REFUSED, says("Yes."), system_prompt="Be brief.")
-    async with one.session as session:
+    harness = agent(says("Hello."), REFUSED, says("Yes."), system_prompt="Be brief.")
+    async with harness.session as session:
         await session.send("hi")
         with pytest.raises(ProviderError):
             await session.send("broken")
         await session.send("Are you there?")
-    assert_replays_what_was_sent(one, refused=(1,))
+    assert_replays_what_was_sent(harness, refused=(1,))
 
 
 async def test_each_call_is_recorded_and_priced_with_its_own_model(agent: MakeAgent) -> None:
     used = Usage(input=40, cache_write_5m=9_000, output=50)
-    one = agent(says(Thinking("hm", "signed"), "One.", usage=used), says("Two.", usage=used), system_prompt="Be brief.")
-    async with one.session as session:
+    harness = agent(
+        says(Thinking("hm", "signed"), "One.", usage=used), says("Two.", usage=used), system_prompt="Be brief."
+    )
+    async with harness.session as session:
         await session.send("one")
         await session.switch_model("anthropic:claude-opus-5-5")
         await session.send("two")
-    assert_replays_what_was_sent(one)
-    row = audit_transcript(build_transcript(one.events))
+    assert_replays_what_was_sent(harness)
+    row = audit_transcript(build_transcript(harness.events))
     assert row.causes[0].cause == "model changed"
-    assert row.spent_usd == pytest.approx(float(sum(record.cost_usd for record in iter_calls(one.events))))
+    assert row.spent_usd == pytest.approx(float(sum(record.cost_usd for record in iter_calls(harness.events))))
 
 
 async def test_a_new_epoch_keeps_no_entries_and_explicit_caches_are_paid_for(agent: MakeAgent) -> None:
-    one = agent(says("One."), says("Two."), system_prompt="Be brief.")
-    async with one.session as session:
+    harness = agent(says("One."), says("Two."), system_prompt="Be brief.")
+    async with harness.session as session:
         await session.send("one")
         await session.send("two")
-    events = one.events
+    events = harness.events
     opened = next(event for event in events if isinstance(event.payload, EpochOpened))
     second = max(number for number, event in enumerate(events) if event.actor == "user")
     explicit_cache = ExplicitCacheChanged(
@@ -162,11 +168,11 @@ async def test_a_new_epoch_keeps_no_entries_and_explicit_caches_are_paid_for(age
 
 
 async def test_a_session_without_a_paid_call_has_no_recording(agent: MakeAgent) -> None:
-    one = agent(REFUSED)
-    async with one.session as session:
+    harness = agent(REFUSED)
+    async with harness.session as session:
         with pytest.raises(ProviderError):
             await session.send("hi")
-    assert build_stored_transcript(one.events, session.id) is None
+    assert build_stored_transcript(harness.events, session.id) is None
 
 
 def test_the_session_of_a_wrapped_client_has_sizes_and_no_text() -> None:

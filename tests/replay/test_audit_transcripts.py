@@ -16,8 +16,8 @@ from holdfast.types.usage import Usage
 def read_all(path: Path, *, with_text: bool = False) -> tuple[list[Transcript], list[BrokenLine]]:
     items = list(read_transcript(path, with_text=with_text))
     return (
-        [one for one in items if isinstance(one, Transcript)],
-        [one for one in items if isinstance(one, BrokenLine)],
+        [item for item in items if isinstance(item, Transcript)],
+        [item for item in items if isinstance(item, BrokenLine)],
     )
 
 
@@ -111,12 +111,12 @@ def test_subagents_are_separate_conversations_of_the_session(tmp_path: Path) -> 
     main.lines += inside.lines[len(other.lines) :]
     found, broken = read_all(main.write(tmp_path / "a.jsonl"))
     assert not broken
-    assert [(one.recording.id, one.is_subagent, len(one.recording.calls)) for one in found] == [
+    assert [(item.recording.id, item.is_subagent, len(item.recording.calls)) for item in found] == [
         (SESSION, False, 2),
         (f"{SESSION}/a1", True, 2),
         (f"{SESSION}/a2", True, 1),
     ]
-    assert {one.session for one in found} == {SESSION}
+    assert {item.session for item in found} == {SESSION}
 
 
 def test_subagents_without_a_name_are_identified_by_their_parent_lines(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_subagents_without_a_name_are_identified_by_their_parent_lines(tmp_path:
             del line["agentId"]
         main.lines += script.lines
     found, _ = read_all(main.write(tmp_path / "a.jsonl"))
-    assert [one.is_subagent for one in found] == [False, True, True]
+    assert [item.is_subagent for item in found] == [False, True, True]
 
 
 def test_a_compaction_keeps_nothing_but_its_summary(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class RecordedConversation:
     @property
     def verdicts(self) -> list[Verdict | None]:
         (row,) = self.store.sessions()
-        return [one.verdict for one in iter_entries(self.store.read(row.id), shipped_models())]
+        return [entry.verdict for entry in iter_entries(self.store.read(row.id), shipped_models())]
 
 
 def make_request(blocks: str) -> ObservedRequest:

@@ -47,8 +47,8 @@ def test_every_request_is_valid_and_contains_the_goal() -> None:
     done = compact_recording(make_recording(60), MODEL, CompactionConfig())
     assert done.compactions > 1
     requests = request_entries(done.recording)
-    assert all(validate_transcript(merge_into_messages(one)) == () for one in requests)
-    assert all(GOAL in "\n".join(join_text_blocks(entry.content) for entry in one) for one in requests)
+    assert all(validate_transcript(merge_into_messages(request)) == () for request in requests)
+    assert all(GOAL in "\n".join(join_text_blocks(entry.content) for entry in request) for request in requests)
     assert max(map(len, requests)) < 60
 
 

@@ -58,12 +58,12 @@ async def test_a_memory_edit_costs_only_its_own_tokens_and_changes_no_prefix(tmp
         answer = await session.send("What do I like?")
         events = list(store.read(session.id))
     payloads = [event.payload for event in events]
-    assert [one.file for one in payloads if isinstance(one, MemoryUpdated)] == ["USER.md"]
-    usages = [one.usage for one in payloads if isinstance(one, LlmCallCompleted)]
+    assert [payload.file for payload in payloads if isinstance(payload, MemoryUpdated)] == ["USER.md"]
+    usages = [payload.usage for payload in payloads if isinstance(payload, LlmCallCompleted)]
     assert all(after.cache_read == before.cache_read + before.cache_write for before, after in pairwise(usages))
     assert changed_prefixes(events) == []
-    prepared = [one for one in payloads if isinstance(one, RequestPrepared)]
-    assert [one.digests[-1].layer for one in prepared[2:3]] == ["user_memory"]
+    prepared = [payload for payload in payloads if isinstance(payload, RequestPrepared)]
+    assert [request.digests[-1].layer for request in prepared[2:3]] == ["user_memory"]
     assert answer.usage.cache_write < 100
 
 
@@ -86,25 +86,25 @@ def memory_texts(body: Any, message: int) -> list[str]:
 async def test_memory_is_placed_before_the_users_message_with_the_user_file_first(
     agent: MakeAgent, with_memory: Options
 ) -> None:
-    one = agent(says("Hi."), says("Still here."), **with_memory)
-    async with one.session as session:
+    harness = agent(says("Hi."), says("Still here."), **with_memory)
+    async with harness.session as session:
         await session.send("Hello.")
         await session.send("Again.")
-    assert memory_texts(one.bodies[0], 0) == [
+    assert memory_texts(harness.bodies[0], 0) == [
         "<context layer='user_memory'>\n## User context (USER.md)\nLikes tea.\n</context>",
         "<context layer='memory'>\n## Workspace memory (MEMORY.md)\nUses make.\n</context>",
     ]
-    assert memory_texts(one.bodies[1], 2) == []
+    assert memory_texts(harness.bodies[1], 2) == []
 
 
 async def test_a_memory_edit_is_sent_with_the_next_call_and_only_the_changed_file(
     agent: MakeAgent, with_memory: Options
 ) -> None:
     add = ToolUse("t", "memory_add", '{"text":"Tests are slow."}')
-    one = agent(says(add), says("Noted."), **with_memory)
-    async with one.session as session:
+    harness = agent(says(add), says("Noted."), **with_memory)
+    async with harness.session as session:
         await session.send("Note that.")
-    assert memory_texts(one.bodies[1], 2) == [
+    assert memory_texts(harness.bodies[1], 2) == [
         "<context layer='memory'>\n## Workspace memory (MEMORY.md)\nUses make.\nTests are slow.\n</context>"
     ]
 
@@ -112,27 +112,27 @@ async def test_a_memory_edit_is_sent_with_the_next_call_and_only_the_changed_fil
 async def test_in_the_seed_layout_both_files_are_one_block_after_the_system_prompt(
     agent: MakeAgent, with_memory: Options
 ) -> None:
-    one = agent(says("Hi."), system_prompt="Be brief.", layout="seed", **with_memory)
-    async with one.session as session:
+    harness = agent(says("Hi."), system_prompt="Be brief.", layout="seed", **with_memory)
+    async with harness.session as session:
         await session.send("Hello.")
-    last_block = one.bodies[0]["system"][-1]["text"]
+    last_block = harness.bodies[0]["system"][-1]["text"]
     assert last_block.startswith(
         "## User context (USER.md)\nLikes tea.\n\n## Workspace memory (MEMORY.md)\nUses make.\n\n"
     )
 
 
 async def test_without_the_memory_option_there_is_no_memory_and_no_tool(agent: MakeAgent, with_memory: Options) -> None:
-    one = agent(says("Hi."), workspace=with_memory["workspace"])
-    async with one.session as session:
+    harness = agent(says("Hi."), workspace=with_memory["workspace"])
+    async with harness.session as session:
         await session.send("Hello.")
-    assert memory_texts(one.bodies[0], 0) == []
-    assert "tools" not in one.bodies[0]
+    assert memory_texts(harness.bodies[0], 0) == []
+    assert "tools" not in harness.bodies[0]
 
 
 async def test_a_layer_of_the_memory_files_cannot_be_set_by_the_caller(agent: MakeAgent, with_memory: Options) -> None:
-    one = agent(says("Hi."), volatile=[LayerText("memory", "mine")], **with_memory)
+    harness = agent(says("Hi."), volatile=[LayerText("memory", "mine")], **with_memory)
     with pytest.raises(UserError, match="the layer 'memory' is used by the memory files"):
-        async with one.session as session:
+        async with harness.session as session:
             await session.send("Hello.")
 
 

@@ -53,11 +53,13 @@ class SharedStore:
 
     def plans(self, session_id: str) -> list[RequestPrepared]:
         payloads = [event.payload for event in self.store.read(session_id)]
-        return [it for it in payloads if isinstance(it, RequestPrepared)]
+        return [payload for payload in payloads if isinstance(payload, RequestPrepared)]
 
     @property
     def learned(self) -> list[CacheLearned]:
-        return [it.payload for it in self.store.learned_events(limit=99) if isinstance(it.payload, CacheLearned)]
+        return [
+            event.payload for event in self.store.learned_events(limit=99) if isinstance(event.payload, CacheLearned)
+        ]
 
 
 async def test_the_pauses_of_one_session_are_expected_in_the_next() -> None:
@@ -184,7 +186,7 @@ async def test_a_prefix_refreshed_by_a_failed_call_is_no_evidence_about_ttls() -
         for _ in range(3):
             await session.send("So?")
             shared.clock.advance(10)
-        assert "1h" in {it.plan.breakpoints[-1].ttl for it in shared.plans(session.id)}
+        assert "1h" in {plan.plan.breakpoints[-1].ttl for plan in shared.plans(session.id)}
         shared.clock.advance(230)
         with pytest.raises(ProviderError):
             await session.send("Are you there?")

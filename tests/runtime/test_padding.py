@@ -59,8 +59,8 @@ async def test_a_prompt_above_the_minimum_needs_no_padding(agent: MakeAgent) -> 
 
 
 async def test_the_highest_minimum_among_the_models_of_a_session_is_the_target(agent: MakeAgent) -> None:
-    one = agent(system_prompt=MEDIUM_PROMPT, models=[HAIKU, "anthropic:claude-sonnet-5-5"], calls_expected=5)
-    text, reason = await open_session(one)
+    harness = agent(system_prompt=MEDIUM_PROMPT, models=[HAIKU, "anthropic:claude-sonnet-5-5"], calls_expected=5)
+    text, reason = await open_session(harness)
     assert "the floor of 4096 tokens of anthropic:claude-haiku-4-5" in reason
     assert not text  # Its own model caches the prompt without padding, and would pay for the padding with every call.
     cheap = agent(model="anthropic:claude-haiku-5-5", system_prompt=MEDIUM_PROMPT, models=[HAIKU], calls_expected=5)
@@ -68,8 +68,8 @@ async def test_the_highest_minimum_among_the_models_of_a_session_is_the_target(a
 
 
 async def test_no_padding_for_a_model_that_does_not_cache(agent: MakeAgent) -> None:
-    one = agent(model="openai:gpt-4o-2024-05-13", system_prompt=MEDIUM_PROMPT, allow_uncached=True)
-    assert await open_session(one) == ("", "not padded: no model of this session caches prompts")
+    harness = agent(model="openai:gpt-4o-2024-05-13", system_prompt=MEDIUM_PROMPT, allow_uncached=True)
+    assert await open_session(harness) == ("", "not padded: no model of this session caches prompts")
 
 
 async def test_always_follows_the_heuristic_at_any_cost(agent: MakeAgent) -> None:
@@ -82,8 +82,8 @@ async def test_always_follows_the_heuristic_at_any_cost(agent: MakeAgent) -> Non
 
 
 async def test_never_disables_padding(agent: MakeAgent) -> None:
-    one = agent(model=HAIKU, system_prompt=MEDIUM_PROMPT, padding="never")
-    assert await open_session(one) == ("", "not padded: padding is turned off")
+    harness = agent(model=HAIKU, system_prompt=MEDIUM_PROMPT, padding="never")
+    assert await open_session(harness) == ("", "not padded: padding is turned off")
 
 
 async def test_the_seed_profile_pads_unless_disabled(agent: MakeAgent) -> None:
@@ -125,15 +125,15 @@ async def test_a_wrong_padding_option_is_refused_by_name(
 
 
 async def test_padding_is_the_same_in_every_turn_and_after_a_resume(agent: MakeAgent) -> None:
-    one = agent(says("a"), says("b"), says("c"), model=HAIKU, system_prompt=MEDIUM_PROMPT)
-    async with one.session as session:
+    harness = agent(says("a"), says("b"), says("c"), model=HAIKU, system_prompt=MEDIUM_PROMPT)
+    async with harness.session as session:
         await session.send("one")
         await session.send("two")
-    async with Session.resume(session.id, store=one.store, transport=one.transport, padding="never") as again:
+    async with Session.resume(session.id, store=harness.store, transport=harness.transport, padding="never") as again:
         await again.send("three")
-    system_texts = [[block["text"] for block in body["system"]] for body in one.bodies]
-    assert system_texts == [[MEDIUM_PROMPT, padding_of(one)]] * 3
-    assert ["cache_control" in block for block in one.bodies[0]["system"]] == [False, True]
+    system_texts = [[block["text"] for block in body["system"]] for body in harness.bodies]
+    assert system_texts == [[MEDIUM_PROMPT, padding_of(harness)]] * 3
+    assert ["cache_control" in block for block in harness.bodies[0]["system"]] == [False, True]
 
 
 @pytest.mark.parametrize("padding", ["always", "auto"])
@@ -150,8 +150,8 @@ async def test_a_padded_prompt_is_read_from_the_cache_on_the_second_turn(padding
 
 
 async def test_a_switch_to_a_higher_minimum_says_that_the_prompt_is_too_short(agent: MakeAgent) -> None:
-    one = agent(says("ok"), system_prompt=MEDIUM_PROMPT)
-    async with one.session as session:
+    harness = agent(says("ok"), system_prompt=MEDIUM_PROMPT)
+    async with harness.session as session:
         await session.send("hello")
         high, low = session.quote_switch(HAIKU), session.quote_switch("anthropic:claude-opus-5-5")
     assert 0 < high.below_floor_tokens < 4_096

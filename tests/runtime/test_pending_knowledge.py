@@ -51,7 +51,7 @@ async def test_a_newer_digest_is_pending_until_the_session_adopts_it(workspace: 
         assert str(pending_knowledge(session)) == ""
         await session.send("z")
         assert b"- one\\n- two\\n- three" in provider.requests[-1].body
-        assert [one.epoch for one in epochs(store, session)] == [1, 2]
+        assert [epoch.epoch for epoch in epochs(store, session)] == [1, 2]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -84,9 +84,9 @@ async def test_a_miss_after_adopting_a_digest_is_planned(workspace: Path) -> Non
         assert session.cache.stats().unexpected_cache_breaks == 0
         assert b"- one" not in provider.requests[-1].body
     prepared = [event.payload for event in store.read(session.id) if isinstance(event.payload, RequestPrepared)]
-    assert [one.prefix_change for one in prepared] == [None, None, None]
+    assert [request.prefix_change for request in prepared] == [None, None, None]
     certificates = list(certify(store.read(session.id), session.id, shipped_models()))
-    assert [one.violation for one in certificates] == [None, None, None]
+    assert [certificate.violation for certificate in certificates] == [None, None, None]
     assert 0 < certificates[1].prefix_bytes < certificates[2].prefix_bytes
 
 
@@ -104,9 +104,9 @@ async def test_invalidating_the_cache_also_adopts_the_newer_digest(workspace: Pa
         store.records.invalidate(session.id, at=0.0)
         await session.send("z")
         await session.send("and on")
-    digests_sent = [(b'"- one"' in one.body, b'"- another"' in one.body) for one in provider.requests]
+    digests_sent = [(b'"- one"' in request.body, b'"- another"' in request.body) for request in provider.requests]
     assert digests_sent == [(True, False), (True, False), (False, True), (False, True)]
-    assert [one.epoch for one in epochs(store, session)] == [1, 2]
+    assert [epoch.epoch for epoch in epochs(store, session)] == [1, 2]
     certificates = certify(store.read(session.id), session.id, shipped_models())
     assert [certificate.violation for certificate in certificates] == [None] * 4
 
@@ -121,7 +121,7 @@ async def test_no_read_is_expected_of_a_prefix_that_a_new_digest_changed(workspa
         await session.send("z")
         await session.send("and on")
     prepared = [event.payload for event in store.read(session.id) if isinstance(event.payload, RequestPrepared)]
-    first, second, third, fourth = (one.plan.expected_read_tokens for one in prepared)
+    first, second, third, fourth = (request.plan.expected_read_tokens for request in prepared)
     assert (first, third) == (0, 0)
     assert second > 0
     assert fourth > 0
@@ -132,18 +132,18 @@ async def test_a_message_refused_after_a_new_digest_leaves_the_digest_chain_unch
     workspace: Path, agent: MakeAgent
 ) -> None:
     refused = ProviderError("invalid_request", "no", status=400)
-    one = agent(says("a"), says("b"), refused, says("c"), system_prompt="Be brief.", workspace=workspace)
-    async with one.session as session:
+    harness = agent(says("a"), says("b"), refused, says("c"), system_prompt="Be brief.", workspace=workspace)
+    async with harness.session as session:
         await session.send("x")
         await session.send("y")
         knowledge_folder(workspace).replace(DIGEST_FILE, b"- two\n")
         await refresh_knowledge(session)
-        digests = fold_events(one.events, session.id).digests
+        digests = fold_events(harness.events, session.id).digests
         with pytest.raises(ProviderError):
             await session.send("what is refused")
-        assert fold_events(one.events, session.id).digests == digests
+        assert fold_events(harness.events, session.id).digests == digests
         await session.send("what is taken")
-    certificates = certify(one.events, session.id, shipped_models())
+    certificates = certify(harness.events, session.id, shipped_models())
     assert [certificate.violation for certificate in certificates] == [None] * 4
 
 
@@ -155,7 +155,7 @@ async def test_a_compaction_also_adopts_the_newer_digest(workspace: Path) -> Non
         assert (await session.compact()).removed_message_count
         await conversation.send_turns(session, 1)
         assert b"- one\\n- two" in conversation.provider.requests[-1].body
-        assert [one.system[-1].text for one in epochs(conversation.store, session)] == ["- one", "- one\n- two"]
+        assert [epoch.system[-1].text for epoch in epochs(conversation.store, session)] == ["- one", "- one\n- two"]
 
 
 async def test_a_compaction_without_a_newer_digest_opens_no_epoch(workspace: Path) -> None:

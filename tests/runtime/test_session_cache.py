@@ -15,10 +15,10 @@ CACHED_USAGE = Usage(input=10, cache_read=80_000, cache_write_5m=19_990, output=
 
 
 async def test_the_next_wake_says_when_to_continue_and_at_what_cost(agent: MakeAgent) -> None:
-    one = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
-    async with one.session as session:
+    harness = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
+    async with harness.session as session:
         await session.send("hello")
-        one.clock.advance(100)
+        harness.clock.advance(100)
         wake = next_wake(session)
     assert (wake.prompt_tokens, wake.within_seconds, wake.or_after_seconds) == (101_000, 185.0, 1200.0)
     assert wake.cold_usd == 101_000 * Decimal("2.5") / 1_000_000
@@ -26,10 +26,10 @@ async def test_the_next_wake_says_when_to_continue_and_at_what_cost(agent: MakeA
 
 
 async def test_an_expired_cache_gives_no_deadline(agent: MakeAgent) -> None:
-    one = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
-    async with one.session as session:
+    harness = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
+    async with harness.session as session:
         await session.send("hello")
-        one.clock.advance(300)
+        harness.clock.advance(300)
         wake = session.cache.next_wake()
     assert (wake.within_seconds, wake.warm_usd, wake.warm_wakes_max) == (0.0, wake.cold_usd, 0)
 
@@ -40,19 +40,21 @@ async def test_before_the_first_call_nothing_is_warm(agent: MakeAgent) -> None:
 
 
 async def test_another_models_cache_is_cold(agent: MakeAgent) -> None:
-    one = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
-    async with one.session as session:
+    harness = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
+    async with harness.session as session:
         await session.send("hello")
         await session.switch_model("anthropic:claude-opus-5-5")
         assert session.cache.next_wake().within_seconds == 0
 
 
 async def test_a_resumed_session_still_knows_when_its_cache_expires(agent: MakeAgent) -> None:
-    one = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
-    async with one.session as session:
+    harness = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
+    async with harness.session as session:
         await session.send("hello")
-    one.clock.advance(60)
-    async with Session.resume(session.id, store=one.store, transport=one.transport, clock=one.clock) as again:
+    harness.clock.advance(60)
+    async with Session.resume(
+        session.id, store=harness.store, transport=harness.transport, clock=harness.clock
+    ) as again:
         assert again.cache.next_wake().within_seconds == 225.0
 
 
@@ -110,19 +112,19 @@ async def test_an_explicit_cache_is_warm_until_it_expires() -> None:
 
 
 async def test_the_cache_state_has_tokens_ttl_and_expiry(agent: MakeAgent) -> None:
-    one = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
-    async with one.session as session:
+    harness = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
+    async with harness.session as session:
         assert session.cache.state().tokens == 0
         await session.send("hello")
-        sent_at = one.clock()
-        one.clock.advance(100)
+        sent_at = harness.clock()
+        harness.clock.advance(100)
         cached = session.cache.state()
     assert (cached.tokens, cached.ttl_seconds, cached.expires_at) == (99_990, 300, sent_at + 300)
 
 
 async def test_the_context_use_lists_the_tokens_of_each_layer(agent: MakeAgent) -> None:
-    one = agent(says("ok"), system_prompt="Be kind. " * 20, tools=[sorted_names])
-    async with one.session as session:
+    harness = agent(says("ok"), system_prompt="Be kind. " * 20, tools=[sorted_names])
+    async with harness.session as session:
         await session.send("hello " * 50)
         use = session.context_use()
         assert [spec.name for spec in session.tools] == ["sorted_names"]

@@ -31,31 +31,31 @@ def workspace(tmp_path: Path) -> Path:
 async def test_instruction_files_are_pinned_and_the_environment_names_the_workspace(
     agent: MakeAgent, workspace: Path
 ) -> None:
-    one = agent(says("ok"), says("ok"), workspace=workspace, system_prompt="Be kind.")
-    async with one.session as session:
+    harness = agent(says("ok"), says("ok"), workspace=workspace, system_prompt="Be kind.")
+    async with harness.session as session:
         await session.send("hello")
         (workspace / "AGENTS.md").write_text("Use spaces.\n")
         (workspace / "new.py").write_text("")
         await session.send("again")
-    texts = [block["text"] for block in one.bodies[1]["system"]]
+    texts = [block["text"] for block in harness.bodies[1]["system"]]
     assert texts[0] == "Be kind."
     assert "Use tabs." in texts[1]
-    assert "Use spaces." not in one.transport.bodies[1].decode()
+    assert "Use spaces." not in harness.transport.bodies[1].decode()
     first, second = (
-        message["content"][0]["text"] for message in one.bodies[1]["messages"] if message["role"] == "user"
+        message["content"][0]["text"] for message in harness.bodies[1]["messages"] if message["role"] == "user"
     )
     assert "2027-01-15" in first
     assert str(workspace) in first
-    assert "new.py" not in one.transport.bodies[0].decode()
+    assert "new.py" not in harness.transport.bodies[0].decode()
     assert second.startswith("<context layer='git'>")
     assert "new.py" in second
 
 
 async def test_the_project_context_is_pinned_on_the_log(agent: MakeAgent, workspace: Path) -> None:
-    one = agent(workspace=workspace, name="tabs", persona="Calm.", system_prompt="Be kind.")
-    async with one.session as session:
+    harness = agent(workspace=workspace, name="tabs", persona="Calm.", system_prompt="Be kind.")
+    async with harness.session as session:
         assert session.name == "tabs"
-    started, epoch = one.payloads
+    started, epoch = harness.payloads
     assert isinstance(started, SessionStarted)
     assert started.workspace_path == str(workspace)
     assert len(started.workspace_hash or "") == 64
@@ -66,13 +66,13 @@ async def test_the_project_context_is_pinned_on_the_log(agent: MakeAgent, worksp
 
 async def test_a_builders_prompt_is_split_at_its_boundary(agent: MakeAgent) -> None:
     prompt = SystemPromptBuilder().with_appended("Deploys are frozen.").render()
-    one = agent(says("ok"), system_prompt=prompt)
-    async with one.session as session:
+    harness = agent(says("ok"), system_prompt=prompt)
+    async with harness.session as session:
         await session.send("hello")
-    (system,) = one.bodies[0]["system"]
+    (system,) = harness.bodies[0]["system"]
     assert system["text"].startswith("You are")
     assert "frozen" not in system["text"]
-    assert "Deploys are frozen." in one.bodies[0]["messages"][0]["content"][0]["text"]
+    assert "Deploys are frozen." in harness.bodies[0]["messages"][0]["content"][0]["text"]
 
 
 @pytest.mark.parametrize(
@@ -109,28 +109,28 @@ async def test_a_failed_start_leaves_nothing_open(tmp_path: Path) -> None:
 
 
 async def test_the_output_limit_is_never_above_the_models_own(agent: MakeAgent) -> None:
-    one = agent(says("x"), output_tokens_max=10_000_000)
-    async with one.session as session:
+    harness = agent(says("x"), output_tokens_max=10_000_000)
+    async with harness.session as session:
         await session.send("hello")
-    assert 1 < one.bodies[0]["max_tokens"] < 10_000_000
+    assert 1 < harness.bodies[0]["max_tokens"] < 10_000_000
 
 
 async def test_parameters_reach_the_wire_and_betas_the_header(agent: MakeAgent) -> None:
-    one = agent(
+    harness = agent(
         says("x"),
         betas=["context-1m-2025-08-07", "two"],
         thinking={"type": "enabled", "budget_tokens": 1024},
         stop_sequences=["END"],
         output_tokens_max=99,
     )
-    async with one.session as session:
+    async with harness.session as session:
         await session.send("hello")
-    body = one.bodies[0]
+    body = harness.bodies[0]
     assert body["thinking"] == {"type": "enabled", "budget_tokens": 1024}
     assert (body["stop_sequences"], body["max_tokens"]) == (["END"], 99)
-    betas = dict(one.transport.endpoints[0].headers)["anthropic-beta"]
+    betas = dict(harness.transport.endpoints[0].headers)["anthropic-beta"]
     assert betas.split(",")[:2] == ["context-1m-2025-08-07", "two"]
-    assert b"context-1m" not in one.transport.bodies[0]
+    assert b"context-1m" not in harness.transport.bodies[0]
 
 
 async def test_a_model_can_be_added_by_configuration(agent: MakeAgent, tmp_path: Path) -> None:
@@ -138,10 +138,10 @@ async def test_a_model_can_be_added_by_configuration(agent: MakeAgent, tmp_path:
     (tmp_path / ".holdfast" / "config.toml").write_text(
         '[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n'
     )
-    one = agent(says("x"), model="anthropic:mine", workspace=tmp_path)
-    async with one.session as session:
+    harness = agent(says("x"), model="anthropic:mine", workspace=tmp_path)
+    async with harness.session as session:
         await session.send("hello")
-    assert one.bodies[0]["model"] == "mine"
+    assert harness.bodies[0]["model"] == "mine"
 
 
 async def test_a_session_over_http_reads_its_prefix_from_the_cache_until_it_expires(tmp_path: Path) -> None:
@@ -189,11 +189,11 @@ async def test_thinking_bound_to_its_prefix_is_sent_back_unchanged(agent: MakeAg
         return "seen"
 
     provider = SimulatedProvider(script=script)
-    one = agent(transport=provider, system_prompt=LONG, system_prompt_volatile=lambda: next(ticks), tools=[look])
-    async with one.session as session:
+    harness = agent(transport=provider, system_prompt=LONG, system_prompt_volatile=lambda: next(ticks), tools=[look])
+    async with harness.session as session:
         assert (await session.send("go")).text == "done"
         assert (await session.send("sure?")).text == "yes"
-    prepared = [event for event in one.payloads if isinstance(event, RequestPrepared)]
+    prepared = [event for event in harness.payloads if isinstance(event, RequestPrepared)]
     assert len(prepared) == 3
 
 
@@ -205,8 +205,8 @@ async def test_the_seed_layout_works_with_thinking_that_is_bound_to_its_prefix(a
     )
     ticks = iter(["Monday", "Tuesday"])
     provider = SimulatedProvider(script=script)
-    one = agent(transport=provider, system_prompt=LONG, system_prompt_volatile=lambda: next(ticks), layout="seed")
-    async with one.session as session:
+    harness = agent(transport=provider, system_prompt=LONG, system_prompt_volatile=lambda: next(ticks), layout="seed")
+    async with harness.session as session:
         await session.send("go")
         assert (await session.send("sure?")).text == "two"
 

@@ -49,8 +49,8 @@ async def test_the_seed_profile_has_skills_and_always_both_tools(agent: MakeAgen
         "skill_load",
         "skill_search",
     ]
-    one = agent(says(load("pdf")), says("ok"), profile="seed", skills=False)
-    async with one.session as session:
+    harness = agent(says(load("pdf")), says("ok"), profile="seed", skills=False)
+    async with harness.session as session:
         await session.send("hello")
         assert tool_result_texts(session) == ["skills are not configured for this session"]
 
@@ -121,13 +121,13 @@ async def test_an_explicitly_named_skill_that_is_invalid_is_an_error(agent: Make
 async def test_an_old_session_of_the_seed_profile_continues_without_skills(
     agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = agent(profile="seed")
+    harness = agent(profile="seed")
     store = MemoryStore()
     events = [
         msgspec.structs.replace(event, payload=msgspec.structs.replace(event.payload, tools=()))
         if isinstance(event.payload, EpochOpened)
         else event
-        for event in await open_and_list_events(one)
+        for event in await open_and_list_events(harness)
     ]
     store.append(events)
     async with Session.resume(events[0].session_id, store=store, transport=ReplayTransport([says("ok")])) as session:
@@ -145,8 +145,8 @@ async def test_a_lenient_session_accepts_skills_that_break_a_rule(agent: MakeAge
 async def test_a_lenient_session_can_load_a_skill_whose_name_is_too_long(agent: MakeAgent, tmp_path: Path) -> None:
     name = "long-" * 20
     write_skill(tmp_path, name, front=f"name: {name}\ndescription: Works.\n", body="Do it.\n")
-    one = agent(says(load(name)), says("ok"), skills=tmp_path, skills_mode="lenient")
-    async with one.session as session:
+    harness = agent(says(load(name)), says("ok"), skills=tmp_path, skills_mode="lenient")
+    async with harness.session as session:
         await session.send("hello")
         assert tool_result_texts(session)[0] == f"# Skill: {name} (source: global)\n\nDo it.\n"
 

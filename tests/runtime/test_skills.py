@@ -36,13 +36,13 @@ async def test_the_index_is_in_the_cached_prefix_and_is_read_by_the_second_call(
         await session.send("Thanks.")
         events = list(store.read(session.id))
     payloads = [event.payload for event in events]
-    (epoch,) = (one for one in payloads if isinstance(one, EpochOpened))
+    (epoch,) = (payload for payload in payloads if isinstance(payload, EpochOpened))
     assert [(layer_text.layer, layer_text.text) for layer_text in epoch.system][1:] == [
         ("persona", "Calm."),
         ("skills", INDEX),
     ]
     assert epoch.skills == ("deploy", "pdf", "review")
-    usages = [one.usage for one in payloads if isinstance(one, LlmCallCompleted)]
+    usages = [payload.usage for payload in payloads if isinstance(payload, LlmCallCompleted)]
     assert usages[1].cache_read > len(INDEX) // 8
     assert all(after.cache_read == before.cache_read + before.cache_write for before, after in pairwise(usages))
     assert changed_prefixes(events) == []
@@ -51,10 +51,10 @@ async def test_the_index_is_in_the_cached_prefix_and_is_read_by_the_second_call(
 async def test_a_body_is_part_of_the_history_and_the_system_prompt_stays_unchanged(
     agent: MakeAgent, workspace: Path
 ) -> None:
-    one = agent(says(load("review")), says("ok"), workspace=workspace, skills=True)
-    async with one.session as session:
+    harness = agent(says(load("review")), says("ok"), workspace=workspace, skills=True)
+    async with harness.session as session:
         await session.send("Review this.")
-    first, second = one.bodies
+    first, second = harness.bodies
     assert [block["text"] for block in second["messages"][2]["content"][0]["content"]] == [
         "# Skill: review (source: workspace)\n\nReview it.\n",
         f"The files of this skill are in {workspace}/.holdfast/skills/review",
@@ -63,7 +63,7 @@ async def test_a_body_is_part_of_the_history_and_the_system_prompt_stays_unchang
     assert (first["system"], first["tools"]) == (second["system"], second["tools"])
     assert [
         (each.payload.triggered_by_tool_use_id, each.turn_id is not None)
-        for each in one.events
+        for each in harness.events
         if isinstance(each.payload, SkillLoaded)
     ] == [("t_review", True)]
 
@@ -71,10 +71,10 @@ async def test_a_body_is_part_of_the_history_and_the_system_prompt_stays_unchang
 async def test_the_reason_for_a_refusal_reaches_the_model(agent: MakeAgent, workspace: Path) -> None:
     write_skill(workspace / ".holdfast/skills", "test")
     calls = [load(name) for name in ("deploy", "pdf", "review")]
-    one = agent(says(*calls), says(load("test")), says(load("tset")), says("ok"), workspace=workspace, skills=True)
-    async with one.session as session:
+    harness = agent(says(*calls), says(load("test")), says(load("tset")), says("ok"), workspace=workspace, skills=True)
+    async with harness.session as session:
         await session.send("Do it all.")
-    refused = one.bodies[3]["messages"]
+    refused = harness.bodies[3]["messages"]
     (budget,) = refused[4]["content"]
     assert budget["is_error"]
     assert budget["content"][0]["text"] == (
@@ -85,13 +85,13 @@ async def test_the_reason_for_a_refusal_reaches_the_model(agent: MakeAgent, work
     )
     (unknown,) = refused[6]["content"]
     assert unknown["content"][0]["text"] == "no skill registered with name 'tset'; near matches: test"
-    assert [each.error_class for each in one.payloads if isinstance(each, ToolFailed)] == ["execution_error"] * 2
+    assert [each.error_class for each in harness.payloads if isinstance(each, ToolFailed)] == ["execution_error"] * 2
 
 
 async def test_limits_are_set_by_the_workspace(agent: MakeAgent, workspace: Path) -> None:
     (workspace / ".holdfast/config.toml").write_text("skill_loads_max = 1\n")
-    one = agent(says(load("pdf"), load("review")), says("ok"), workspace=workspace, skills=True)
-    async with one.session as session:
+    harness = agent(says(load("pdf"), load("review")), says("ok"), workspace=workspace, skills=True)
+    async with harness.session as session:
         await session.send("Both.")
         assert [text.partition("\n")[0] for text in tool_result_texts(session)] == [
             "# Skill: pdf (source: global)",
@@ -121,14 +121,14 @@ async def test_bodies_that_fill_the_prefix_to_its_minimum_are_preloaded_by_name(
         ("e-left", 900),
     ):
         write_skill(tmp_path, name, body=f"{'word ' * (size // 5)}\n")
-    one = agent(
+    harness = agent(
         says("ok"), says(load("a-small")), says("ok"), skills=tmp_path, padding="always", system_prompt="Be kind."
     )
-    async with one.session as session:
+    async with harness.session as session:
         await session.send("hello")
         await session.send("again")
     names = ["a-small", "b-small", "d-large"]
-    started, epoch, *rest = one.events
+    started, epoch, *rest = harness.events
     assert isinstance(started.payload, SessionStarted)
     assert isinstance(epoch.payload, EpochOpened)
     preloaded = rest[: len(names)]
@@ -141,8 +141,8 @@ async def test_bodies_that_fill_the_prefix_to_its_minimum_are_preloaded_by_name(
         if isinstance(each.payload, SkillLoaded)
     )
     assert isinstance(rest[len(names)].payload, TurnStarted)
-    assert len([each for each in one.payloads if isinstance(each, SkillLoaded)]) == len(names)
-    _, index, padding = system_texts(one.bodies[0])
+    assert len([each for each in harness.payloads if isinstance(each, SkillLoaded)]) == len(names)
+    _, index, padding = system_texts(harness.bodies[0])
     assert [line.split(":")[0] for line in index.splitlines()[2:]] == [
         "- a-small [preloaded]",
         "- b-small [preloaded]",
@@ -175,8 +175,8 @@ async def test_a_preloaded_prefix_stays_within_its_bounds(agent: MakeAgent, tmp_
 
 
 async def test_a_session_keeps_its_skills_and_the_next_one_sees_the_new_ones(agent: MakeAgent, workspace: Path) -> None:
-    one = agent(says(load("review")), says("ok"), workspace=workspace, skills=True)
-    async with one.session as session:
+    harness = agent(says(load("review")), says("ok"), workspace=workspace, skills=True)
+    async with harness.session as session:
         write_skill(workspace / ".holdfast/skills", "review", body="Something else.\n")
         write_skill(workspace / ".holdfast/skills", "xyz")
         await session.send("Review.")
@@ -210,13 +210,13 @@ async def test_files_of_a_skill_can_be_read_and_never_written(workspace: Path) -
 
 async def test_a_memory_edit_does_not_change_the_prefix_with_its_skills(agent: MakeAgent, workspace: Path) -> None:
     add = ToolUse("t", "memory_add", '{"text":"Ship on Fridays."}')
-    one = agent(says(load("deploy")), says(add), says("ok"), workspace=workspace, skills=True, memory=True)
-    async with one.session as session:
+    harness = agent(says(load("deploy")), says(add), says("ok"), workspace=workspace, skills=True, memory=True)
+    async with harness.session as session:
         await session.send("Deploy.")
-    before, after = (body.partition(b'"messages":')[0] for body in one.transport.bodies[1:])
+    before, after = (body.partition(b'"messages":')[0] for body in harness.transport.bodies[1:])
     assert before == after
-    assert b"Ship on Fridays." in one.transport.bodies[2]
-    assert changed_prefixes(one.events) == []
+    assert b"Ship on Fridays." in harness.transport.bodies[2]
+    assert changed_prefixes(harness.events) == []
 
 
 def resume_in_another_process(session_id: str, store: Path, *names: str) -> bytes:
@@ -265,12 +265,12 @@ async def test_another_process_sends_the_same_prefix_even_if_all_files_have_chan
 async def test_a_resumed_session_names_its_missing_skills(
     agent: MakeAgent, workspace: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = agent(workspace=workspace, skills=True)
-    async with one.session as session:
+    harness = agent(workspace=workspace, skills=True)
+    async with harness.session as session:
         pass
     (workspace / ".holdfast/skills/deploy/SKILL.md").unlink()
     with caplog.at_level(logging.WARNING):
-        async with Session.resume(session.id, store=one.store, transport=one.transport):
+        async with Session.resume(session.id, store=harness.store, transport=harness.transport):
             pass
     assert [record.getMessage() for record in caplog.records] == [
         "skills that this session had are missing now: deploy"
@@ -280,26 +280,26 @@ async def test_a_resumed_session_names_its_missing_skills(
 async def test_loaded_skills_still_count_after_a_resume(agent: MakeAgent, workspace: Path) -> None:
     write_skill(workspace / ".holdfast/skills", "test")
     calls = [load(name) for name in ("deploy", "pdf", "review")]
-    one = agent(says(*calls), says("ok"), workspace=workspace, skills=True)
-    async with one.session as session:
+    harness = agent(says(*calls), says("ok"), workspace=workspace, skills=True)
+    async with harness.session as session:
         await session.send("All.")
     wire = ReplayTransport([says(load("test")), says("ok")])
-    async with Session.resume(session.id, store=one.store, transport=wire) as again:
+    async with Session.resume(session.id, store=harness.store, transport=wire) as again:
         await again.send("One more.")
         assert tool_result_texts(again)[-1].startswith("activation budget exhausted: 3 skills")
 
 
 async def test_a_body_that_the_provider_refused_can_be_loaded_again(agent: MakeAgent, workspace: Path) -> None:
     too_long = ProviderError("context_overflow", "too long")
-    one = agent(says(load("pdf")), too_long, says(load("pdf")), says("ok"), workspace=workspace, skills=True)
-    async with one.session as session:
+    harness = agent(says(load("pdf")), too_long, says(load("pdf")), says("ok"), workspace=workspace, skills=True)
+    async with harness.session as session:
         with pytest.raises(ProviderError):
             await session.send("Load it.")
         await session.send("Again.")
         last = [block for message in session.history for block in message.content if isinstance(block, ToolResult)][-1]
     assert last.content[0] == Text("# Skill: pdf (source: global)\n\nFill it.\n")
-    assert any(isinstance(each, MessagesWithdrawn) for each in one.payloads)
-    assert fold_events(one.events, session.id).activations.names == ("pdf",)
+    assert any(isinstance(each, MessagesWithdrawn) for each in harness.payloads)
+    assert fold_events(harness.events, session.id).activations.names == ("pdf",)
 
 
 def test_events_of_older_logs_fold_as_before() -> None:

@@ -82,7 +82,7 @@ async def play(agent: MakeAgent, *, layout: str = "default") -> Agent:
             says("text [10]"),
         ]
     )
-    one = agent(
+    harness = agent(
         model=MODEL.id,
         system_prompt="S [1500]",
         tools=[sized_tool("T2"), sized_tool("T1")],
@@ -90,60 +90,62 @@ async def play(agent: MakeAgent, *, layout: str = "default") -> Agent:
         transport=wire,
         layout=layout,
     )
-    wire.agent = one
-    async with one.session as session:
+    wire.agent = harness
+    async with harness.session as session:
         turn = session.send("ask [60]")
-        one.session.subscribe(lambda event: one.clock.advance(12) if event.id in first_completed_ids(one) else None)
+        harness.session.subscribe(
+            lambda event: harness.clock.advance(12) if event.id in first_completed_ids(harness) else None
+        )
         await turn
-        one.clock.advance(48)
+        harness.clock.advance(48)
         memory["text"] = "remember [75]" if layout == "seed" else "remember [35]"
         await session.send("ask [45]")
-        one.clock.advance(20 * 60)
+        harness.clock.advance(20 * 60)
         await session.send("ask [30]")
-    return one
+    return harness
 
 
-def first_completed_ids(one: Agent) -> list[str]:
+def first_completed_ids(harness: Agent) -> list[str]:
     """The id of the event that ends the first call: the second starts twelve seconds after it."""
-    return [event.id for event in one.events if isinstance(event.payload, LlmCallCompleted)][:1]
+    return [event.id for event in harness.events if isinstance(event.payload, LlmCallCompleted)][:1]
 
 
-def usages(one: Agent) -> list[Usage]:
-    return [event.usage for event in one.payloads if isinstance(event, LlmCallCompleted)]
+def usages(harness: Agent) -> list[Usage]:
+    return [event.usage for event in harness.payloads if isinstance(event, LlmCallCompleted)]
 
 
-def units(one: Agent) -> list[Decimal]:
-    price = price_at(MODEL, utc_date(one.clock()), 0)
+def units(harness: Agent) -> list[Decimal]:
+    price = price_at(MODEL, utc_date(harness.clock()), 0)
     return [
-        cost_usd(msgspec.structs.replace(usage, output=0), price) * 1_000_000 / price.input for usage in usages(one)
+        cost_usd(msgspec.structs.replace(usage, output=0), price) * 1_000_000 / price.input for usage in usages(harness)
     ]
 
 
 async def test_every_call_reads_writes_and_costs_what_the_example_says(agent: MakeAgent) -> None:
-    one = await play(agent)
-    assert usages(one) == [
+    harness = await play(agent)
+    assert usages(harness) == [
         Usage(cache_write_5m=2_800),
         Usage(cache_read=2_800, cache_write_5m=980),
         Usage(cache_read=3_780, cache_write_5m=200),
         Usage(cache_write_5m=4_090),
     ]
-    assert units(one) == [Decimal(3500), Decimal(1505), Decimal(628), Decimal("5112.5")]
+    assert units(harness) == [Decimal(3500), Decimal(1505), Decimal(628), Decimal("5112.5")]
 
 
 async def test_volatile_text_is_sent_once_and_becomes_history(agent: MakeAgent) -> None:
-    one = await play(agent)
-    layers = [event.layer for event in one.payloads if isinstance(event, ContextInjected)]
+    harness = await play(agent)
+    layers = [event.layer for event in harness.payloads if isinstance(event, ContextInjected)]
     assert layers == ["environment", "memory"]
 
 
 async def test_the_second_call_equals_the_first_through_its_five_blocks(agent: MakeAgent) -> None:
-    one = await play(agent)
-    prepared = [event for event in one.payloads if isinstance(event, RequestPrepared)]
+    harness = await play(agent)
+    prepared = [event for event in harness.payloads if isinstance(event, RequestPrepared)]
     assert [event.shared_blocks for event in prepared] == [0, 5, 8, 11]
 
 
 @pytest.mark.changes_prefix(reason="the seed layout puts volatile text before the history")
 async def test_in_the_seed_layout_an_edit_rewrites_everything_after_the_system_prompt(agent: MakeAgent) -> None:
-    one = await play(agent, layout="seed")
-    assert usages(one)[2] == Usage(cache_read=2_700, cache_write_5m=1_280)
-    assert units(one)[2] == 1_870
+    harness = await play(agent, layout="seed")
+    assert usages(harness)[2] == Usage(cache_read=2_700, cache_write_5m=1_280)
+    assert units(harness)[2] == 1_870

@@ -26,7 +26,7 @@ async def test_an_idle_session_is_kept_warm_over_the_pauses_of_its_user() -> Non
         cost = session.cost
     assert night.pings
     assert night.reads[-1] > 10_000
-    paid = [it.cost_usd for it in night.payloads if isinstance(it, LlmCallCompleted | CachePinged)]
+    paid = [payload.cost_usd for payload in night.payloads if isinstance(payload, LlmCallCompleted | CachePinged)]
     assert cost == sum(paid, Decimal(0))
 
 
@@ -112,7 +112,7 @@ async def test_the_plan_says_why_a_request_cannot_be_pinged() -> None:
     async with Session.create(**options) as session:
         await night.say(session, *PAUSES)
     assert night.pings == []
-    notes = [note for it in night.payloads if isinstance(it, RequestPrepared) for note in it.plan.notes]
+    notes = [note for payload in night.payloads if isinstance(payload, RequestPrepared) for note in payload.plan.notes]
     assert notes
     assert all("no keep-alive" in note and "thinking" in note for note in notes)
 
@@ -123,8 +123,8 @@ async def test_the_seed_profile_is_not_kept_alive_and_records_no_lost_anchor() -
     async with Session.create(**options) as session:
         await night.say(session, *PAUSES)
     assert night.pings == []
-    assert all("seed" in it.plan.notes[-1] for it in night.payloads if isinstance(it, RequestPrepared))
-    assert all(it.anchors_lost == 0 for it in night.payloads if isinstance(it, CacheLearned))
+    assert all("seed" in payload.plan.notes[-1] for payload in night.payloads if isinstance(payload, RequestPrepared))
+    assert all(payload.anchors_lost == 0 for payload in night.payloads if isinstance(payload, CacheLearned))
 
 
 async def test_the_cache_is_kept_warm_during_a_slow_tool() -> None:

@@ -197,4 +197,4 @@ async def test_an_ended_session_is_not_kept_alive() -> None:
         assert before
         await night.pause(5_000)
         assert len(night.pings) == before
-    assert sum(isinstance(it, LlmCallCompleted) for it in night.payloads) == 5
+    assert sum(isinstance(payload, LlmCallCompleted) for payload in night.payloads) == 5

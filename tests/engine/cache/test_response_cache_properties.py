@@ -31,7 +31,7 @@ def test_bounds_hold_and_only_the_newest_unexpired_entry_is_found(
             assert cache.find(key, now, seconds) == tuple(chunks)
         assert cache.size_bytes <= bytes_max
         found = {name: cache.find(name, now, 30.0) for name in "abcdef"}
-        assert sum(one is not None for one in found.values()) <= entries_max
+        assert sum(item is not None for item in found.values()) <= entries_max
         for name, one in found.items():
             if one is not None:
                 at, ttl_seconds, expected = last[name]

@@ -230,7 +230,7 @@ async def test_a_session_cancelled_while_it_waits_records_a_cancelled_turn_and_n
         assert (await third).usage.cache_read > 1_000
         payloads = [event.payload for event in store.read(cancelled.id)]
     assert isinstance(payloads[-1], TurnCancelled)
-    assert not any(isinstance(one, LlmCallStarted | LlmCallCompleted | LlmCallFailed) for one in payloads)
+    assert not any(isinstance(payload, LlmCallStarted | LlmCallCompleted | LlmCallFailed) for payload in payloads)
 
 
 async def test_no_session_waits_longer_than_the_limit() -> None:

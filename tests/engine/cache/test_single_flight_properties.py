@@ -78,10 +78,10 @@ def test_a_new_prefix_has_one_writer_every_request_proceeds_and_nothing_is_left_
                 writing.subtract(new)
 
     async def fly_all() -> None:
-        tasks = [asyncio.ensure_future(fly(one)) for one in requests]
+        tasks = [asyncio.ensure_future(fly(request)) for request in requests]
         async with asyncio.timeout(5):
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [one for one in outcomes if isinstance(one, AssertionError)] == []
+        assert [outcome for outcome in outcomes if isinstance(outcome, AssertionError)] == []
 
     asyncio.run(fly_all())
     assert single_flight.key_count == len(written)

@@ -89,7 +89,7 @@ def texts(outcome: CallOutcome) -> list[str]:
 
 
 def loads(outcome: CallOutcome) -> list[SkillLoaded]:
-    return [one for one in outcome.recorded if isinstance(one, SkillLoaded)]
+    return [payload for payload in outcome.recorded if isinstance(payload, SkillLoaded)]
 
 
 def test_the_tools_have_the_agreed_schemas() -> None:

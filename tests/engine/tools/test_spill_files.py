@@ -67,7 +67,7 @@ def test_only_files_written_by_us_are_deleted(output_root: Path, tmp_path: Path)
     for one in (folder, output_root / "stray.txt"):
         os.utime(one, (0, 0))
     delete_old_outputs(output_root, now=NOW * 2)
-    assert sorted(one.name for one in folder.iterdir()) == ["linked.txt", "note.md"]
+    assert sorted(path.name for path in folder.iterdir()) == ["linked.txt", "note.md"]
     assert (other / "mine.txt").read_text() == "mine"
     assert (output_root / "stray.txt").exists()
 

@@ -284,7 +284,7 @@ def test_a_unit_without_a_text_fails_its_probe(shop: LibraryProject) -> None:
     shop.write(mode="stigmem")
     (shop.folder / "code-review.md").unlink()
     shop.library.publish(shop.folder)
-    probed = {one.name: one for one in shop.library.probe().units}
+    probed = {unit.name: unit for unit in shop.library.probe().units}
     assert not probed["code-review"].passed
     assert [miss.intent for miss in probed["code-review"].missed] == list(UNITS["code-review"][1])
     assert probed["release-notes"].passed

@@ -52,21 +52,21 @@ async def test_stub_and_index_belong_to_the_epoch_and_recalled_units_are_history
         await session.send("Run the tests.")
         await session.send("Thanks.")
         events = list(store.read(session.id))
-    (epoch,) = (one.payload for one in events if isinstance(one.payload, EpochOpened))
+    (epoch,) = (event.payload for event in events if isinstance(event.payload, EpochOpened))
     (project,) = (layer_text.text for layer_text in epoch.system if layer_text.layer == "project")
     assert "Never push to main." in project
     assert "- testing: Testing: Run the whole suite" in project
-    usages = [one.payload.usage for one in events if isinstance(one.payload, LlmCallCompleted)]
+    usages = [event.payload.usage for event in events if isinstance(event.payload, LlmCallCompleted)]
     assert all(after.cache_read == before.cache_read + before.cache_write for before, after in pairwise(usages))
     assert changed_prefixes(events) == []
 
 
 async def test_a_recall_returns_the_unit_and_its_usage_is_recorded(agent: MakeAgent, library: Library) -> None:
     recall = ToolUse("call_1", "recall_instruction", '{"intent":"write or run tests","max_chunks":1}')
-    one = agent(says(recall), says("ok"), instructions=library.for_session())
-    async with one.session as session:
+    harness = agent(says(recall), says("ok"), instructions=library.for_session())
+    async with harness.session as session:
         await session.send("Run the tests.")
-    result = str(one.bodies[1]["messages"][2]["content"])
+    result = str(harness.bodies[1]["messages"][2]["content"])
     assert "Run the whole suite before every commit" in result
     token = re.search(r"audi_\w+", result)
     assert token is not None
@@ -78,10 +78,10 @@ async def test_a_recall_returns_the_unit_and_its_usage_is_recorded(agent: MakeAg
 
 async def test_a_failed_recall_is_reported_to_the_model(agent: MakeAgent, library: Library) -> None:
     recall = ToolUse("call_1", "recall_instruction", '{"intent":" "}')
-    one = agent(says(recall), says("ok"), instructions=library.for_session())
-    async with one.session as session:
+    harness = agent(says(recall), says("ok"), instructions=library.for_session())
+    async with harness.session as session:
         await session.send("Run the tests.")
-    (result,) = one.bodies[1]["messages"][2]["content"]
+    (result,) = harness.bodies[1]["messages"][2]["content"]
     assert result["is_error"]
     assert "say in `intent`" in str(result)
 
@@ -102,7 +102,7 @@ async def test_in_shadow_mode_the_prompt_has_all_instructions_and_recalls_are_re
         await session.send("Write or run tests.")
         await session.send("Write release notes.")
         events = list(store.read(session.id))
-    (epoch,) = (one.payload for one in events if isinstance(one.payload, EpochOpened))
+    (epoch,) = (event.payload for event in events if isinstance(event.payload, EpochOpened))
     (project,) = (layer_text.text for layer_text in epoch.system if layer_text.layer == "project")
     assert "Never push to main." in project
     assert "Run the whole suite before every commit" in project
