@@ -47,9 +47,9 @@ TIERED = model(
 
 
 def test_a_model_is_found_by_provider_and_name() -> None:
-    found = find_model("anthropic:claude-sonnet-5-5")
-    assert (found.provider, found.name) == ("anthropic", "claude-sonnet-5-5")
-    assert found.id == "anthropic:claude-sonnet-5-5"
+    model_found = find_model("anthropic:claude-sonnet-5-5")
+    assert (model_found.provider, model_found.name) == ("anthropic", "claude-sonnet-5-5")
+    assert model_found.id == "anthropic:claude-sonnet-5-5"
 
 
 def test_given_models_are_searched_instead_of_the_shipped_ones() -> None:
@@ -72,9 +72,9 @@ def test_given_models_are_searched_instead_of_the_shipped_ones() -> None:
     ],
 )
 def test_a_snapshot_or_alias_has_the_row_of_its_model_but_keeps_its_name(snapshot: str, row: str) -> None:
-    found = find_model(snapshot)
-    assert found.id == snapshot
-    assert msgspec.structs.replace(found, name=row.partition(":")[2]) == find_model(row)
+    model_found = find_model(snapshot)
+    assert model_found.id == snapshot
+    assert msgspec.structs.replace(model_found, name=row.partition(":")[2]) == find_model(row)
 
 
 def test_a_model_of_another_route_has_its_owners_row_under_the_requested_name() -> None:
@@ -90,10 +90,10 @@ def test_a_snapshot_with_its_own_price_is_not_taken_for_its_model() -> None:
 
 
 def test_an_alias_belongs_to_its_provider() -> None:
-    known = {"p:m": model(name="m", aliases=("other",))}
-    assert find_model("p:other", known).name == "other"
+    models = {"p:m": model(name="m", aliases=("other",))}
+    assert find_model("p:other", models).name == "other"
     with pytest.raises(UserError):
-        find_model("q:other", known)
+        find_model("q:other", models)
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_the_nearest_model_is_suggested_first_whatever_is_wrong_with_the_name(re
 
 
 def test_an_unknown_model_error_suggests_a_name_and_how_to_add_it_in_one_line() -> None:
-    known = {"p:alpha-1": model(name="alpha-1"), "p:alpha-2": model(name="alpha-2")}
+    models = {"p:alpha-1": model(name="alpha-1"), "p:alpha-2": model(name="alpha-2")}
     with pytest.raises(UserError) as caught:
-        find_model("p:alpha-1\n", known)
+        find_model("p:alpha-1\n", models)
     assert str(caught.value) == (
         "unknown model 'p:alpha-1\\n'; did you mean p:alpha-1 or p:alpha-2? "
         """To add a model, write [models."provider:name"] with like = "p:alpha-1" into config.toml"""

@@ -128,8 +128,8 @@ def test_a_stable_prefix_above_the_limit_is_detected() -> None:
 
 
 def test_the_table_of_break_even_calls_holds() -> None:
-    for prompt, kept, calls in ((60_000, 10_000, 4.7), (100_000, 10_000, 2.1), (100_000, 40_000, 11.8)):
-        sizes = CompactionSizes(prompt, 15_000, 3_000 + kept)
+    for prompt, retained_tokens, calls in ((60_000, 10_000, 4.7), (100_000, 10_000, 2.1), (100_000, 40_000, 11.8)):
+        sizes = CompactionSizes(prompt, 15_000, 3_000 + retained_tokens)
         break_even = break_even_calls(sizes, RATES)
         assert break_even == pytest.approx(calls, abs=0.06)
         assert break_even is not None
@@ -177,7 +177,7 @@ def make_exchange(number: int, text: str, *, name: str = "read_file", bad: bool 
 
 
 def make_history(*exchanges: list[HistoryEntry]) -> tuple[list[HistoryEntry], list[int]]:
-    entries = [one for each in exchanges for one in each]
+    entries = [entry for exchange in exchanges for entry in exchange]
     return entries, [sum(len(str(block)) for block in entry.content) // 4 for entry in entries]
 
 
@@ -238,7 +238,7 @@ async def test_a_prompt_over_the_window_can_be_shortened_step_by_step() -> None:
         assert "nothing" in await compact_to_newest_group(conversation)
     assert sizes == sorted(sizes, reverse=True)
     compactions = [
-        one.payload for one in long_session.store.read(session.id) if isinstance(one.payload, ContextCompacted)
+        stored.payload for stored in long_session.store.read(session.id) if isinstance(stored.payload, ContextCompacted)
     ]
     assert [compaction.strategy for compaction in compactions] == ["clear", "checkpoint", "checkpoint"]
     assert {compaction.trigger for compaction in compactions} == {"overflow"}

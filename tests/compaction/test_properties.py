@@ -109,8 +109,8 @@ def test_the_state_is_a_fold_and_everything_before_the_summary_is_unchanged(seed
     after = snapshot_of(history)
     assert apply_event(before.state, history.events[-1]) == fold_events(history.events, "s1")
     prefix_digests = [
-        [digest for digest in one.draft.buffer.digests if digest.layer in ("preset", "tools")]
-        for one in (before, after)
+        [digest for digest in snapshot.draft.buffer.digests if digest.layer in ("preset", "tools")]
+        for snapshot in (before, after)
     ]
     assert prefix_digests[0] == prefix_digests[1]
 
@@ -138,7 +138,7 @@ def test_thinking_after_a_cut_is_kept_completely_or_dropped_completely(seed: int
         before = history.state().entries
         tail = before[len(before) - len(proposal.state_after.entries) + 1 :]
         thought = [block for entry in proposal.state_after.entries for block in entry.content if is_thinking(block)]
-        expected = [block for one in tail for block in one.content if is_thinking(block)]
+        expected = [block for entry in tail for block in entry.content if is_thinking(block)]
         assert thought == ([] if model is BINDING else expected)
 
 
@@ -150,7 +150,7 @@ def test_a_summary_names_nothing_that_is_not_in_the_conversation(seed: int) -> N
     proposal = propose_compaction(snapshot, SMALL, "requested")
     assert isinstance(proposal, CompactionProposal)
     assert proposal.summary is not None
-    conversation_text = "\n".join(extract_plain_text(one.content) for one in snapshot.logged.read_all())
+    conversation_text = "\n".join(extract_plain_text(entry.content) for entry in snapshot.logged.read_all())
     for line in proposal.summary.lines:
         for entity in find_entities(line.text):
             hashed = f"sha:{entity.text}" in line.text
@@ -215,14 +215,14 @@ def test_facts_gathered_incrementally_equal_those_of_the_whole(
 
 def test_a_withdrawn_message_leaves_the_facts_too() -> None:
     history = make_history(1, turns=2)
-    for text in ("Was it heard?", "And this?"):
+    for text in ("Was it received?", "And this?"):
         history.add(MessageAppended(Message("user", (Text(text),))))
     before = history.state().message_count
     history.logged.read_range(before, before)
     history.add(MessagesWithdrawn("refused"))
     facts, _ = history.logged.read_range(before, before)
     assert facts == extract_facts(read_logged_messages(history.events))
-    assert "Was it heard?" not in [text.text for text in facts.requests]
+    assert "Was it received?" not in [text.text for text in facts.requests]
 
 
 def test_the_facts_of_a_very_long_conversation_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

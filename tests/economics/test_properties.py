@@ -230,11 +230,11 @@ def test_the_seeds_padding_never_pays_for_a_bare_prompt(natural: int, calls: int
 
 @given(st.sampled_from(STORAGE_PRICES), st.integers(0, 200), st.integers(1, 48), st.booleans())
 def test_an_explicit_cache_pays_if_it_costs_fewer_dollars(
-    price: Price, reads: int, half_hours: int, made: bool
+    price: Price, reads: int, half_hours: int, is_created: bool
 ) -> None:
-    with_cache = (0 if made else price.input) + price.storage_per_hour * half_hours / 2 + reads * price.cache_read
+    with_cache = (0 if is_created else price.input) + price.storage_per_hour * half_hours / 2 + reads * price.cache_read
     plain = reads * price.input
-    comparison = explicit_cache_pays(price, reads_expected=reads, hours=Decimal(half_hours) / 2, made=made)
+    comparison = explicit_cache_pays(price, reads_expected=reads, hours=Decimal(half_hours) / 2, made=is_created)
     assert agrees_with_bills(comparison, with_cache / price.input, plain / price.input)
 
 

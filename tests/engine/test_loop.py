@@ -95,8 +95,8 @@ async def test_the_call_is_recorded_before_the_request_is_sent(agent: MakeAgent)
             seen.append(event_types(harness.events))
             return super().send(*args, **options)
 
-    wire = Watching([says("ok")])
-    harness = agent(transport=wire)
+    transport = Watching([says("ok")])
+    harness = agent(transport=transport)
     async with harness.session as session:
         await session.send("hello")
     assert seen[0][-2:] == ["request.prepared", "llm.call_started"]
@@ -542,11 +542,11 @@ async def test_the_output_of_an_interrupted_call_is_estimated_from_what_arrived(
 
 
 async def test_nothing_is_estimated_when_the_input_tokens_were_not_reported_either(agent: MakeAgent) -> None:
-    wire = ReplayTransport([Pause(says("The answer is long, and goes on."), events=2)], get_adapter("openai-chat"))
-    harness = agent(model="openai-chat:gpt-5.6", transport=wire)
+    transport = ReplayTransport([Pause(says("The answer is long, and goes on."), events=2)], get_adapter("openai-chat"))
+    harness = agent(model="openai-chat:gpt-5.6", transport=transport)
     async with harness.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
-        await wire.paused.wait()
+        await transport.paused.wait()
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
@@ -755,8 +755,8 @@ async def test_a_resumed_session_extends_the_bytes_sent_before(agent: MakeAgent,
     async with first.session as session:
         await session.send("1 + 2?")
         id, history, cost = session.id, session.history, session.cost
-    wire = ReplayTransport([says("again 3")])
-    other = Session.resume(id, store=path, transport=wire, tools=[add], system_prompt_volatile="Monday")
+    transport = ReplayTransport([says("again 3")])
+    other = Session.resume(id, store=path, transport=transport, tools=[add], system_prompt_volatile="Monday")
     async with other as session:
         assert (session.history, session.cost, session.model) == (history, cost, "anthropic:claude-sonnet-5-5")
         await session.send("sure?")

@@ -40,7 +40,7 @@ async def faulty_session(model: str, *faults: str) -> AsyncIterator[tuple[Sessio
     lines = ['{"content": "One."}', *(f'{{"fault": "{fault}"}}' for fault in faults), f'{{"content": "{LONG}"}}']
     server = await serve_simulator(SimulatedProvider(script="\n".join([*lines, '{"content": "Three."}'])))
     provider, store = get_provider(model.partition(":")[0]), MemoryStore()
-    wire = HttpTransport(
+    transport = HttpTransport(
         provider.adapter,
         server.url + provider.path_prefix,
         "any",
@@ -49,10 +49,10 @@ async def faulty_session(model: str, *faults: str) -> AsyncIterator[tuple[Sessio
         chance=lambda: 0.5,
     )
     try:
-        async with Session.create(model=model, store=store, transport=wire, allow_uncached=True) as session:
+        async with Session.create(model=model, store=store, transport=transport, allow_uncached=True) as session:
             yield session, store
     finally:
-        await wire.aclose()
+        await transport.aclose()
         await server.aclose()
 
 

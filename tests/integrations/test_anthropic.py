@@ -479,10 +479,10 @@ def test_the_record_can_be_stored_in_a_file(simulated: SimulatorServer, tmp_path
     with wrap(simulated.client(), store=path) as client:
         create(client)
         recorder = recorder_of(client)
-        recorded_usage = recorder.calls
+        calls_recorded = recorder.calls
         recorder.log.close()
     log = open_store(path)
-    assert tuple(iter_calls(log.read(recorder.session_id))) == recorded_usage
+    assert tuple(iter_calls(log.read(recorder.session_id))) == calls_recorded
     assert log.sessions()[0].model == f"anthropic:{SONNET}"
     log.close()
 
@@ -610,7 +610,7 @@ def test_disabling_caching_adds_nothing_to_a_call_until_it_is_enabled_again(simu
     assert off == provider_off == simulated.bodies()[-1]
     assert first == on == other_off
     assert [bool(breakpoints_in(body)) for body in (first, off)] == [True, False]
-    assert [one.caching_enabled for one in applied] == [False, True, False, True]
+    assert [controls.caching_enabled for controls in applied] == [False, True, False, True]
 
 
 def test_a_miss_because_caching_was_disabled_is_planned(simulated: SimulatorServer) -> None:

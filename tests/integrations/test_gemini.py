@@ -95,7 +95,7 @@ def test_a_chat_is_recorded_with_an_unchanged_prefix(client: genai.Client) -> No
 def test_every_request_of_automatic_function_calling_is_recorded() -> None:
     def look_up(word: str) -> str:
         """Looks a word up."""
-        return f"{word}: what stands in front."
+        return f"{word}: what comes before."
 
     with serve_handlers(reply_handler(gemini, TOOL_CALL_REPLY), ANSWER) as server, connect(server) as client:
         config = types.GenerateContentConfig(tools=[look_up])

@@ -168,7 +168,7 @@ def test_an_unknown_model_gets_nothing_and_is_recorded_without_a_price(
             MESSAGES[1],
         ],
     ],
-    ids=["no system text", "blank", "marked"],
+    ids=["no system text", "blank", "with breakpoint"],
 )
 def test_messages_without_room_for_a_breakpoint_are_sent_unchanged(
     server: Server, client: openai.OpenAI, messages: list[Wire]

@@ -79,7 +79,7 @@ def test_costs_are_reported_by_key_user_and_team_and_add_up(store: Store) -> Non
         make_completed("r3", "0.5"),
         make_ping("0.25"),
     )
-    store_events(store, "nobody", SessionStarted(SONNET), make_completed("r4", "0.1"))
+    store_events(store, "unassigned", SessionStarted(SONNET), make_completed("r4", "0.1"))
     assert rows(store, "gateway_key") == [(BEN, 2.0, 1), (ANN, 1.0, 1), (None, 0.85, 2)]
     assert rows(store, "user") == [("ben", 2.0, 1), ("ann", 1.75, 2), (None, 0.1, 1)]
     assert rows(store, "team") == [("red", 3.0, 2), ("blue", 0.75, 1), (None, 0.1, 1)]

@@ -51,7 +51,7 @@ def test_moved_breakpoints_change_no_prefix(model: str, data: st.DataObject) -> 
 @every_model
 @given(
     values.prompts,
-    st.lists(values.history_entries.filter(lambda passage: "image" not in str(passage).lower()), max_size=3),
+    st.lists(values.history_entries.filter(lambda entry: "image" not in str(entry).lower()), max_size=3),
 )
 def test_a_prompt_that_grew_by_text_is_unchanged(model: str, prompt: Prompt, more: list[HistoryEntry]) -> None:
     grown = Prompt((*prompt.segments, Segment("history", Stability.GROWING, "messages", entries=tuple(more))))

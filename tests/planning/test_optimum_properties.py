@@ -59,8 +59,8 @@ class Trial:
 
     def longest_cached(self, at: float, ttl: Ttl | None = None) -> int | None:
         """The longest prefix that can be read, optionally only of entries written with this TTL."""
-        found = [entry for entry in self.entries.live_entries(at=at) if ttl is None or entry.ttl == ttl]
-        return max((int(entry.digest) for entry in found), default=None)
+        live = [entry for entry in self.entries.live_entries(at=at) if ttl is None or entry.ttl == ttl]
+        return max((int(entry.digest) for entry in live), default=None)
 
     def run(self, choices: tuple[tuple[str, Ttl | None], ...]) -> float:
         at = 0.0

@@ -215,11 +215,11 @@ def test_truncating_results_saves_the_requested_tokens_or_cuts_nothing(
         return
     after = apply_repair(entries, 0, ContextRepaired("", cut)).entries
     before_tokens, after_tokens = (
-        sum(count(_result_text(one)) for one in entries_of_view) for entries_of_view in (entries, after)
+        sum(count(_result_text(entry)) for entry in entries_of_view) for entries_of_view in (entries, after)
     )
     assert before_tokens - after_tokens >= excess
     assert after[:first] == entries[:first]
-    assert all(one.content[1:] == (Text("words"),) for one in after)
+    assert all(entry.content[1:] == (Text("words"),) for entry in after)
 
 
 def _result_text(entry: HistoryEntry) -> str:
@@ -232,7 +232,7 @@ limits = st.builds(
     ProviderLimited, st.just(""), st.none() | st.integers(0, 4), st.booleans(), st.none() | st.integers(1, 9)
 )
 plans = st.lists(st.builds(Breakpoint, st.integers(0, 9), st.sampled_from(["5m", "1h"])), max_size=4).map(
-    lambda marks: Plan(tuple(marks), expected_read_tokens=7)
+    lambda breakpoints: Plan(tuple(breakpoints), expected_read_tokens=7)
 )
 
 

@@ -22,9 +22,9 @@ def read_all(path: Path, *, with_text: bool = False) -> tuple[list[Transcript], 
 
 
 def read_single(path: Path, *, with_text: bool = False) -> Transcript:
-    (one,), broken = read_all(path, with_text=with_text)
+    (transcript,), broken = read_all(path, with_text=with_text)
     assert not broken
-    return one
+    return transcript
 
 
 def test_a_reply_over_several_lines_is_one_call_with_its_last_output(tmp_path: Path) -> None:
@@ -109,14 +109,16 @@ def test_subagents_are_separate_conversations_of_the_session(tmp_path: Path) -> 
     main = loop([10])
     main.lines[2:2] = [line for pair in zip(inside.lines, other.lines, strict=False) for line in pair]
     main.lines += inside.lines[len(other.lines) :]
-    found, broken = read_all(main.write(tmp_path / "a.jsonl"))
+    transcripts, broken = read_all(main.write(tmp_path / "a.jsonl"))
     assert not broken
-    assert [(item.recording.id, item.is_subagent, len(item.recording.calls)) for item in found] == [
+    assert [
+        (transcript.recording.id, transcript.is_subagent, len(transcript.recording.calls)) for transcript in transcripts
+    ] == [
         (SESSION, False, 2),
         (f"{SESSION}/a1", True, 2),
         (f"{SESSION}/a2", True, 1),
     ]
-    assert {item.session for item in found} == {SESSION}
+    assert {transcript.session for transcript in transcripts} == {SESSION}
 
 
 def test_subagents_without_a_name_are_identified_by_their_parent_lines(tmp_path: Path) -> None:
@@ -126,8 +128,8 @@ def test_subagents_without_a_name_are_identified_by_their_parent_lines(tmp_path:
         for line in script.lines:
             del line["agentId"]
         main.lines += script.lines
-    found, _ = read_all(main.write(tmp_path / "a.jsonl"))
-    assert [item.is_subagent for item in found] == [False, True, True]
+    transcripts, _ = read_all(main.write(tmp_path / "a.jsonl"))
+    assert [transcript.is_subagent for transcript in transcripts] == [False, True, True]
 
 
 def test_a_compaction_keeps_nothing_but_its_summary(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def test_without_a_due_compaction_requests_are_unchanged() -> None:
     recording = make_recording(60)
     done = compact_recording(recording, MODEL, CompactionConfig(auto=False))
     assert done.compactions == 0
-    plain = [[(one.role, one.content) for one in request] for request in request_entries(done.recording)]
-    assert plain == [[(one.role, one.content) for one in request] for request in request_entries(recording)]
+    plain = [[(entry.role, entry.content) for entry in request] for request in request_entries(done.recording)]
+    assert plain == [[(entry.role, entry.content) for entry in request] for request in request_entries(recording)]
 
 
 def test_replay_compact_costs_less_and_writes_the_compacted_requests(tmp_path: Path) -> None:

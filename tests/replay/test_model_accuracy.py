@@ -298,12 +298,12 @@ def test_a_command_is_predicted_to_miss_and_an_edit_is_not() -> None:
 
 
 def test_model_fits_can_be_added() -> None:
-    one = measure_model_fit(with_usage(make_recording(400), WRITTEN, WRITTEN), UPGRADE)
-    assert one is not None
-    both = one + one
+    fit = measure_model_fit(with_usage(make_recording(400), WRITTEN, WRITTEN), UPGRADE)
+    assert fit is not None
+    both = fit + fit
     assert (both.calls, both.miss_count, both.predicted_count) == (2, 2, 2)
     assert both.recorded == WRITTEN + WRITTEN
-    assert one + ModelFit() == one
+    assert fit + ModelFit() == fit
 
 
 def test_the_report_separates_predicted_explained_and_lost_misses() -> None:

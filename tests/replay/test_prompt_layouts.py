@@ -39,7 +39,7 @@ def texts(recording: Recording) -> list[list[str]]:
 
 
 CONVERSATION: dict[str, object] = {
-    "id": "talk",
+    "id": "conversation",
     "messages": [
         {"role": role, "content": f"{role} {number}"}
         for number, role in enumerate(

@@ -177,8 +177,8 @@ async def test_a_session_continues_in_another_workspace_only_if_confirmed(tmp_pa
     alias.symlink_to(here)
     (there / "note.txt").write_text("from there")
     read = ToolUse("t1", "read_file", '{"path": "note.txt"}')
-    wire = ReplayTransport([says("One."), says("Two."), says("Three."), says(read), says("Well.")])
-    options: Options = {"store": MemoryStore(), "builtin_tools": ["read_file"], "transport": wire}
+    transport = ReplayTransport([says("One."), says("Two."), says("Three."), says(read), says("Well.")])
+    options: Options = {"store": MemoryStore(), "builtin_tools": ["read_file"], "transport": transport}
     in_here: Options = {**options, "workspace": here}
     async with Session.create(**in_here) as session:
         await session.send("One.")

@@ -145,10 +145,10 @@ async def test_no_credential_is_found_in_anything_that_was_written(tmp_path: Pat
     assert {"log.db", "log.db-wal"} <= during.keys()
     assert {"log.db", "exported.jsonl"} <= after.keys()
     canaries = re.compile("|".join((PROVIDER_KEY, COLLECTOR_KEY, key.rpartition("_")[2])).encode())
-    found = [name for files in (during, after) for name, content in files.items() if canaries.search(content)]
-    found += [text for text in texts if canaries.search(text.encode())]
-    found += [answer.decode() for answer in (*answers, *collector.bodies) if canaries.search(answer)]
-    assert found == []
+    leaks = [name for files in (during, after) for name, content in files.items() if canaries.search(content)]
+    leaks += [text for text in texts if canaries.search(text.encode())]
+    leaks += [answer.decode() for answer in (*answers, *collector.bodies) if canaries.search(answer)]
+    assert leaks == []
     assert len(answers[0]) > 100
     # The gateway stores no prompt, and a collector that did not ask for content gets none.
     assert collector.bodies

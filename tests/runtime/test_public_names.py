@@ -25,14 +25,14 @@ NAMES_HERE = sorted(
 
 
 def find_object(dotted_name: str) -> object:
-    found: object = holdfast
+    value: object = holdfast
     path = "holdfast"
     for name in dotted_name.split(".")[1:]:
         path = f"{path}.{name}"
-        if inspect.ismodule(found) and not hasattr(found, name):
+        if inspect.ismodule(value) and not hasattr(value, name):
             importlib.import_module(path)
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
 @pytest.mark.parametrize("name", NAMES_HERE)

@@ -224,7 +224,7 @@ async def test_two_sessions_with_the_same_prefix_share_one_cache_entry() -> None
 
 
 async def test_a_callers_transport_is_not_closed_with_the_session(agent: MakeAgent) -> None:
-    wire = ReplayTransport([says("x")])
-    async with agent(transport=wire).session as session:
+    transport = ReplayTransport([says("x")])
+    async with agent(transport=transport).session as session:
         await session.send("hello")
-    assert not wire.closed
+    assert not transport.closed

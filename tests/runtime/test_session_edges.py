@@ -35,8 +35,8 @@ def add(a: int, b: int) -> int:
 @pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
 async def test_ephemeral_text_works_with_bound_thinking(agent: MakeAgent) -> None:
     provider = SimulatedProvider(script=parse_script(THINKING))
-    found = [LayerText("rag-context", "found", ephemeral=True)]
-    async with agent(transport=provider, volatile=found).session as session:
+    retrieved = [LayerText("rag-context", "found", ephemeral=True)]
+    async with agent(transport=provider, volatile=retrieved).session as session:
         answers = [(await session.send(question)).text for question in ("one", "two", "three")]
     assert answers == ["answer 0", "answer 1", "answer 2"]
 
@@ -462,7 +462,7 @@ async def test_a_simulated_provider_knows_the_models_of_its_session(agent: MakeA
 
 
 async def test_a_transport_is_closed_with_the_session_only_if_the_session_created_it(agent: MakeAgent) -> None:
-    wire = ReplayTransport([says("ok")])
-    async with agent(transport=wire).session as session:
+    transport = ReplayTransport([says("ok")])
+    async with agent(transport=transport).session as session:
         await session.send("hello")
-    assert not wire.closed
+    assert not transport.closed

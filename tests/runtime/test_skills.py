@@ -237,7 +237,7 @@ async def test_another_process_sends_the_same_prefix_even_if_all_files_have_chan
     agent: MakeAgent, workspace: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "log.db"
-    wire = ReplayTransport([says(load("review")), says("ok")])
+    transport = ReplayTransport([says(load("review")), says("ok")])
     write_skill(workspace / ".holdfast/skills", "gone", body="word " * 2_000)
     write_skill(workspace / ".holdfast/skills", "review", body="word " * 5_000)
     async with Session.create(
@@ -246,14 +246,14 @@ async def test_another_process_sends_the_same_prefix_even_if_all_files_have_chan
         padding="always",
         workspace=workspace,
         skills=True,
-        transport=wire,
+        transport=transport,
     ) as session:
         await session.send("Review.")
     (workspace / ".holdfast/skills/gone/SKILL.md").unlink()
     write_skill(workspace / ".holdfast/skills", "new")
     write_skill(workspace / ".holdfast/skills", "review", front="name: review\ndescription: Else.\n", body="Else.\n")
     sent = resume_in_another_process(session.id, store, "review", "gone")
-    before, after = (without_breakpoints(msgspec.json.decode(body)) for body in (wire.bodies[1], sent))
+    before, after = (without_breakpoints(msgspec.json.decode(body)) for body in (transport.bodies[1], sent))
     assert (after["tools"], after["system"]) == (before["tools"], before["system"])
     assert "- gone [preloaded]: " in after["system"][0]["text"]
     assert after["messages"][: len(before["messages"])] == before["messages"]
@@ -283,8 +283,8 @@ async def test_loaded_skills_still_count_after_a_resume(agent: MakeAgent, worksp
     harness = agent(says(*calls), says("ok"), workspace=workspace, skills=True)
     async with harness.session as session:
         await session.send("All.")
-    wire = ReplayTransport([says(load("test")), says("ok")])
-    async with Session.resume(session.id, store=harness.store, transport=wire) as again:
+    transport = ReplayTransport([says(load("test")), says("ok")])
+    async with Session.resume(session.id, store=harness.store, transport=transport) as again:
         await again.send("One more.")
         assert tool_result_texts(again)[-1].startswith("activation budget exhausted: 3 skills")
 

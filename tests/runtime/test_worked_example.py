@@ -30,9 +30,9 @@ ANTHROPIC = get_adapter("anthropic")
 
 def stated_tokens(data: bytes) -> int:
     """Every block states its size, as in `[600]`."""
-    found = re.search(rb"\[(\d+)\]", data)
-    assert found, data
-    return int(found[1])
+    match = re.search(rb"\[(\d+)\]", data)
+    assert match, data
+    return int(match[1])
 
 
 class MeasuredTransport:
@@ -74,7 +74,7 @@ def sized_tool(name: str):  # type: ignore[no-untyped-def]
 
 async def play(agent: MakeAgent, *, layout: str = "default") -> Agent:
     memory = {"text": ""}
-    wire = MeasuredTransport(
+    transport = MeasuredTransport(
         [
             says("text [30]", ToolUse("t1", "T1", '{"size":"[50]"}')),
             says("text [120]"),
@@ -87,10 +87,10 @@ async def play(agent: MakeAgent, *, layout: str = "default") -> Agent:
         system_prompt="S [1500]",
         tools=[sized_tool("T2"), sized_tool("T1")],
         volatile=lambda: [LayerText("environment", "day and branch [40]"), LayerText("memory", memory["text"])],
-        transport=wire,
+        transport=transport,
         layout=layout,
     )
-    wire.agent = harness
+    transport.agent = harness
     async with harness.session as session:
         turn = session.send("ask [60]")
         harness.session.subscribe(

@@ -58,7 +58,7 @@ async def test_every_call_is_compared_with_the_previous_one_and_the_diagnosis_is
     replies = [call.response_id for call in payloads(store, LlmCallCompleted)]
     wanted: list[Any] = [None, *replies[:2]]
     assert diagnosis_requests(provider) == (
-        wanted if model == SOL else [{"previous_message_id": one} for one in wanted]
+        wanted if model == SOL else [{"previous_message_id": response_id} for response_id in wanted]
     )
     assert diagnoses(store) == [None, HIT, HIT]
 

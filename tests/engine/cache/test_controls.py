@@ -59,7 +59,7 @@ LOOP = "\n".join(
 
 Change = Callable[[StoreRecords, str], object]
 
-MARK = re.compile(rb',"cache_control":\{"type":"ephemeral"(?:,"ttl":"1h")?\}')
+CACHE_CONTROL = re.compile(rb',"cache_control":\{"type":"ephemeral"(?:,"ttl":"1h")?\}')
 BREAKPOINT = re.compile(rb',"prompt_cache_breakpoint":\{[^{}]*\}')
 KEYS = re.compile(
     rb'"(?:prompt_cache_key|prompt_cache_retention|session_id)":"[^"]*",|"prompt_cache_options":\{[^{}]*\},'
@@ -109,7 +109,7 @@ class Play:
 
     @property
     def applied_controls(self) -> list[CacheControlsApplied]:
-        return [one.payload for one in self.events if isinstance(one.payload, CacheControlsApplied)]
+        return [recorded.payload for recorded in self.events if isinstance(recorded.payload, CacheControlsApplied)]
 
 
 async def play_two_turns(model: str, change: Change | None = None, *, first: Change | None = None) -> Play:
@@ -125,7 +125,7 @@ async def play_two_turns(model: str, change: Change | None = None, *, first: Cha
 
 
 def strip_breakpoints(body: bytes) -> bytes:
-    return KEYS.sub(b"", BREAKPOINT.sub(b"", MARK.sub(b"", body)))
+    return KEYS.sub(b"", BREAKPOINT.sub(b"", CACHE_CONTROL.sub(b"", body)))
 
 
 def disable_caching(records: StoreRecords, session_id: str) -> object:
@@ -188,9 +188,9 @@ async def test_a_session_caches_as_before_once_caching_is_enabled_again(model: s
         await session.send("Two.")
         play.store.records.set_caching_enabled(session.id, enabled=True)
         await session.send("Three.")
-    assert MARK.sub(b"", play.bodies[-1]) == MARK.sub(b"", plain.bodies[-1])
+    assert CACHE_CONTROL.sub(b"", play.bodies[-1]) == CACHE_CONTROL.sub(b"", plain.bodies[-1])
     # After an interval without caching nothing is cached any more, and no breakpoint can help.
-    assert bool(MARK.search(play.bodies[-1])) == bool(MARK.search(plain.bodies[-1]))
+    assert bool(CACHE_CONTROL.search(play.bodies[-1])) == bool(CACHE_CONTROL.search(plain.bodies[-1]))
     assert [applied.caching_enabled for applied in play.applied_controls] == [False, True]
 
 
@@ -200,9 +200,11 @@ async def test_a_fixed_ttl_applies_to_every_breakpoint_and_changes_nothing_else(
     plain, changed = await play_two_turns(model), await play_two_turns(model, apply_settings(CacheSettings(ttl=ttl)))
     member = b',"cache_control":{"type":"ephemeral"' + (b',"ttl":"1h"}' if ttl == "1h" else b"}")
     assert changed.bodies[0] == plain.bodies[0]
-    assert changed.bodies[1] == MARK.sub(member, plain.bodies[1])
-    assert [MARK.sub(b"", body) for body in changed.bodies] == [MARK.sub(b"", body) for body in plain.bodies]
-    breakpoints = {found for body in changed.bodies[1:] for found in MARK.findall(body)}
+    assert changed.bodies[1] == CACHE_CONTROL.sub(member, plain.bodies[1])
+    assert [CACHE_CONTROL.sub(b"", body) for body in changed.bodies] == [
+        CACHE_CONTROL.sub(b"", body) for body in plain.bodies
+    ]
+    breakpoints = {member_found for body in changed.bodies[1:] for member_found in CACHE_CONTROL.findall(body)}
     assert breakpoints == ({member} if model.startswith(("anthropic", "openrouter")) else set())
 
 
@@ -222,7 +224,9 @@ async def test_invalidating_the_cache_changes_only_the_nonce_or_the_cache_key(mo
     before, after = plain.bodies[1], changed.bodies[1]
     # Apart from breakpoints, which move with the nonce, only the nonce and the key differ.
     same_key = after.replace(f'"{session}.1"'.encode(), f'"{session}"'.encode(), 1)
-    assert MARK.sub(b"", same_key).replace(encode_nonce(model, nonce), b"", 1) == MARK.sub(b"", before)
+    assert CACHE_CONTROL.sub(b"", same_key).replace(encode_nonce(model, nonce), b"", 1) == CACHE_CONTROL.sub(
+        b"", before
+    )
     assert (nonce in after) == (not model.startswith("openai"))
     assert (f'"{session}.1"'.encode() in after) == model.startswith(("openai", "openrouter"))
     assert (f'"{session}"'.encode() in before) == model.startswith(("openai", "openrouter"))
@@ -306,7 +310,7 @@ async def test_a_resumed_session_sends_the_same_stable_prefix_after_an_invalidat
     async with Session.resume(play.session.id, **shared) as session:
         await session.send("Three.")
     prefix = play.bodies[-2][: play.bodies[-2].index(b'"messages"')]
-    assert MARK.sub(b"", play.bodies[-1]).startswith(MARK.sub(b"", prefix))
+    assert CACHE_CONTROL.sub(b"", play.bodies[-1]).startswith(CACHE_CONTROL.sub(b"", prefix))
     assert len(play.applied_controls) == 1
 
 

@@ -114,9 +114,9 @@ async def test_the_third_call_creates_a_cache_when_the_first_two_read_nothing() 
         await play.say(session, times=4)
         assert play.uses_explicit_cache == [False, False, True, True]
         assert play.actions == ["created"]
-        made = play.steps[0]
-        assert [call.usage.cache_read for call in play.completed] == [0, 0, made.tokens, made.tokens]
-        assert made.tokens > 4_096
+        created_step = play.steps[0]
+        assert [call.usage.cache_read for call in play.completed] == [0, 0, created_step.tokens, created_step.tokens]
+        assert created_step.tokens > 4_096
         assert changed_prefixes(list(play.store.read(session.id))) == []
 
 

@@ -276,21 +276,21 @@ def reply(stop_reason: StopReason, *content: Text | ToolUse) -> Reply:
     ],
 )
 async def test_only_complete_replies_with_content_are_stored(answer: Reply, calls: int, agent: MakeAgent) -> None:
-    wire = ReplayTransport([answer, answer])
+    transport = ReplayTransport([answer, answer])
     for _ in range(2):
-        harness: Agent = agent(transport=wire, completion_cache=True)
+        harness: Agent = agent(transport=transport, completion_cache=True)
         async with harness.session as session:
             await session.send("So?")
-    assert len(wire.bodies) == calls
+    assert len(transport.bodies) == calls
 
 
 async def test_an_interrupted_reply_is_not_stored(agent: MakeAgent) -> None:
-    wire = ReplayTransport([Pause(says("Yes, of course."), 3), says("No.")])
-    async with agent(transport=wire, completion_cache=True).session as session:
+    transport = ReplayTransport([Pause(says("Yes, of course."), 3), says("No.")])
+    async with agent(transport=transport, completion_cache=True).session as session:
         async for _ in session.stream("So?"):
-            if wire.paused.is_set():
+            if transport.paused.is_set():
                 break
-    async with agent(transport=wire, completion_cache=True).session as session:
+    async with agent(transport=transport, completion_cache=True).session as session:
         assert (await session.send("So?")).text == "No."
 
 
@@ -302,13 +302,13 @@ async def test_a_cached_tool_call_is_executed_again(agent: MakeAgent) -> None:
         runs.append(1)
         return "seen"
 
-    wire = ReplayTransport([says(ToolUse("t1", "look", "{}")), says("Done."), says("Done again.")])
+    transport = ReplayTransport([says(ToolUse("t1", "look", "{}")), says("Done."), says("Done again.")])
     for expected in ("Done.", "Done again."):
-        async with agent(transport=wire, completion_cache=True, tools=[look]).session as session:
+        async with agent(transport=transport, completion_cache=True, tools=[look]).session as session:
             # Its second request has other breakpoints, because its first was never sent.
             assert (await session.send("Look.")).text == expected
     assert len(runs) == 2
-    assert len(wire.bodies) == 3
+    assert len(transport.bodies) == 3
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,7 @@ async def test_a_host_can_add_steps_that_shorten_the_view() -> None:
 
 @pytest.mark.parametrize("never", [False, True])
 async def test_a_history_over_the_window_is_compacted_unless_disabled(never: bool) -> None:
-    messages = [f"Part {number}: " + "so it was told. " * 400 for number in range(6)]
+    messages = [f"Part {number}: " + "so it was noted. " * 400 for number in range(6)]
     lines = ["One.", "Two.", "Three.", "Four.", "Five.", {"fault": "window;tokens=16000"}, "Six."]
     faulty = FaultySession(
         *lines, model=DOES_NOT_BIND_THINKING, compaction=False if never else CompactionConfig(money=False)
@@ -432,19 +432,19 @@ class BrokenTransport:
 
 async def test_a_reply_that_has_started_is_not_requested_again() -> None:
     fault = {"type": "error", "error": {"type": "invalid_request_error", "message": "cache_control: no"}}
-    wire = BrokenTransport(b"event: error\ndata: " + json.dumps(fault).encode() + b"\n\n")
+    transport = BrokenTransport(b"event: error\ndata: " + json.dumps(fault).encode() + b"\n\n")
     async with Session.create(
-        model=BINDS_THINKING, store=MemoryStore(), transport=wire, system_prompt=PROMPT
+        model=BINDS_THINKING, store=MemoryStore(), transport=transport, system_prompt=PROMPT
     ) as session:
         with pytest.raises(ProviderError, match="cache_control"):
             await session.send("hi")
-    assert wire.sent == 1
+    assert transport.sent == 1
 
 
 async def test_an_error_that_is_not_the_providers_is_raised_unchanged() -> None:
-    wire = BrokenTransport(BREAKPOINTS_REFUSED, LookupError("a bug"))
+    transport = BrokenTransport(BREAKPOINTS_REFUSED, LookupError("a bug"))
     async with Session.create(
-        model=BINDS_THINKING, store=MemoryStore(), transport=wire, system_prompt=PROMPT
+        model=BINDS_THINKING, store=MemoryStore(), transport=transport, system_prompt=PROMPT
     ) as session:
         with pytest.raises(LookupError, match="a bug"):
             await session.send("hi")

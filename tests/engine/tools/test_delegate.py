@@ -182,11 +182,16 @@ async def test_a_child_spends_at_most_its_parents_remaining_budget(agent: MakeAg
 
 async def test_parallel_children_do_not_get_the_same_budget_twice() -> None:
     use_one_thread()
-    wire = DelegatingTransport({"a": "A.", "b": "B."}, last=True)
+    transport = DelegatingTransport({"a": "A.", "b": "B."}, last=True)
     store = MemoryStore()
     # Enough for one call at its maximum cost, beside what the parent has spent.
     async with Session.create(
-        delegate=True, store=store, transport=wire, output_tokens_max=1000, spend_max_usd="0.018", single_flight=False
+        delegate=True,
+        store=store,
+        transport=transport,
+        output_tokens_max=1000,
+        spend_max_usd="0.018",
+        single_flight=False,
     ) as session:
         await session.send("a, b")
     parent, children = states(store)
@@ -240,7 +245,7 @@ async def test_a_childs_failure_is_a_one_line_tool_error(agent: MakeAgent) -> No
     assert tool_results(parent) == [("The delegated task failed: the provider is\ufffdoverloaded", True)]
     assert outcomes(harness.store, session.id) == ["failed"]
     ended = [e.payload for e in harness.store.read(child.session_id) if isinstance(e.payload, SessionEnded)]
-    assert [one.disposition for one in ended] == ["error"]
+    assert [end.disposition for end in ended] == ["error"]
     check_valid(parent, child)
 
 
@@ -374,22 +379,22 @@ class DelegatingTransport:
 
 
 async def test_several_tasks_run_in_parallel() -> None:
-    wire = DelegatingTransport({"a": "A.", "b": "B.", "c": "C."}, wait_for=3)
+    transport = DelegatingTransport({"a": "A.", "b": "B.", "c": "C."}, wait_for=3)
     store = MemoryStore()
-    async with Session.create(delegate=True, store=store, transport=wire) as session:
+    async with Session.create(delegate=True, store=store, transport=transport) as session:
         await session.send("a, b, c")
     parent, children = states(store)
     assert [text for text, _ in tool_results(parent)] == ["A.", "B.", "C."]
-    assert wire.working_max == 3
+    assert transport.working_max == 3
     assert len(children) == 3
     check_valid(parent, *children)
 
 
 async def test_at_most_the_allowed_number_of_children_runs_at_once() -> None:
-    wire = DelegatingTransport({"a": "A.", "b": "B.", "c": "C.", "d": "D."}, wait_for=2)
-    async with Session.create(delegate=2, store=MemoryStore(), transport=wire) as session:
+    transport = DelegatingTransport({"a": "A.", "b": "B.", "c": "C.", "d": "D."}, wait_for=2)
+    async with Session.create(delegate=2, store=MemoryStore(), transport=transport) as session:
         await session.send("a, b, c, d")
-    assert wire.working_max == 2
+    assert transport.working_max == 2
 
 
 def outcomes(log: EventLog, session_id: str) -> Sequence[str]:
@@ -409,8 +414,8 @@ async def test_the_cost_of_a_child_interrupted_with_its_process_is_counted_on_re
         last = next((at for at, e in enumerate(events) if isinstance(e.payload, DelegationCompleted)), len(events))
         cut.append(events[:last]).result()
     assert fold_events(cut.read(session.id), session.id).cost_usd == Decimal(2)
-    wire = ReplayTransport([says("Go on.")])
-    resume_options = harness.options | Options(store=cut, transport=wire, new_id=new_ulid)
+    transport = ReplayTransport([says("Go on.")])
+    resume_options = harness.options | Options(store=cut, transport=transport, new_id=new_ulid)
     async with Session.resume(session.id, **resume_options) as again:
         await again.send("Where were we?")
         assert Decimal(4) < again.cost < Decimal("4.01")
@@ -453,8 +458,10 @@ def test_an_invalid_number_of_children_is_refused(value: object) -> None:
 async def test_the_commands_show_which_sessions_were_delegated_by_which(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     with SqliteStore(path) as store:
-        wire = DelegatingTransport({"a": "A.", "b": "B."})
-        async with Session.create(delegate=True, store=store, transport=wire, system_prompt="Be brief.") as session:
+        transport = DelegatingTransport({"a": "A.", "b": "B."})
+        async with Session.create(
+            delegate=True, store=store, transport=transport, system_prompt="Be brief."
+        ) as session:
             await session.send("a, b")
         _, children = states(store)
         cost = session.cost

@@ -238,8 +238,8 @@ async def test_a_read_only_folder_inside_the_workspace_cannot_be_written_by_any_
 ) -> None:
     (workspace / "deep" / "er" / "a").write_text("secret")
     (workspace / "way").symlink_to("deep/er")
-    outcome = await try_every_tool(workspace, path.format(root=workspace), read_only=workspace / "deep" / "er")
-    assert [one.error_class for one in outcome[1:3]] == ["permission_denied"] * 2
+    outcomes = await try_every_tool(workspace, path.format(root=workspace), read_only=workspace / "deep" / "er")
+    assert [outcome.error_class for outcome in outcomes[1:3]] == ["permission_denied"] * 2
     assert [str(path.relative_to(workspace)) for path in (workspace / "deep" / "er").rglob("*")] == ["deep/er/a"]
     assert (workspace / "deep" / "er" / "a").read_text() == "secret"
     assert not (await call(builtin_toolbox(workspace), "write_file", path="deep/b", content="x")).result.is_error

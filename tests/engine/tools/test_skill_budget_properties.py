@@ -123,7 +123,7 @@ def test_a_body_that_leaves_the_history_frees_its_budget(loads: list[SkillLoaded
         active = add_activation(active, event)
     remaining = remove_activations(active, {"t1"})
     removed = [load for load in active.loaded if load.tool_use_id == "t1"]
-    assert remaining.tokens == active.tokens - sum(one.tokens for one in removed)
+    assert remaining.tokens == active.tokens - sum(load.tokens for load in removed)
     assert remaining.preloaded == active.preloaded
     assert remove_activations(remaining, {"t1"}) is remaining
 

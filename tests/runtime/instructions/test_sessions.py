@@ -161,7 +161,7 @@ async def test_in_shadow_mode_usage_is_detected_per_turn(library: Library) -> No
         await session.send("Write or run tests.")
         await session.send("Write release notes.")
     first, second = library._context.records.audits("main", since=0)
-    assert [one.name for one in first.detected or ()] == ["testing"]
+    assert [unit.name for unit in first.detected or ()] == ["testing"]
     assert second.detected == ()
 
 
