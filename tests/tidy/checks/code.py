@@ -52,7 +52,7 @@ CLEAN_FOLDERS = (
 ASSERTING_CALL = re.compile(r"raises|warns|fail|assert_.*|check.*|expect.*")
 NOT_OURS = re.compile(r"\.git|\.venv|\..*_cache|\.hypothesis|__pycache__|.*\.egg-info|build|dist")
 
-# Put together from parts, so that this file does not offend.
+# Assembled from parts, so that this file is not an offender.
 FOREIGN_TEXT = (
     (
         re.compile(r"(?<![A-Za-z0-9_.])/(?:" + "|".join(("work", "farm", "root")) + ")/"),
@@ -77,7 +77,7 @@ def long_modules(root: Path) -> list[str]:
 
 
 def tiny_single_importer_modules(root: Path) -> list[str]:
-    """Short modules with one importer, in the same folder: they belong into that importer."""
+    """Short modules with one importer, in the same folder: they belong in that importer."""
     importers: dict[str, set[str]] = {}
     modules = dict(modules_of(root))
     for name, text in modules.items():
