@@ -154,7 +154,7 @@ MODELS = {
     "responses": "gpt-6.1-sol",
     "gemini": "gemini-3.8-flash",
 }
-SPELLS: dict[str, Encode] = {
+ENCODERS: dict[str, Encode] = {
     "anthropic": anthropic,
     "chat": chat,
     "responses": responses,
@@ -201,11 +201,11 @@ def play_session(
     return counterfactual
 
 
-@pytest.mark.parametrize("name", SPELLS)
+@pytest.mark.parametrize("name", ENCODERS)
 def test_anti_patterns_once_fixed_cost_as_much_as_well_written_requests(name: str) -> None:
-    improved = play_session(SPELLS[name], improve=True)
-    cost_well_written = play_session(SPELLS[name], well=True)
-    cost_unchanged = play_session(SPELLS[name])
+    improved = play_session(ENCODERS[name], improve=True)
+    cost_well_written = play_session(ENCODERS[name], well=True)
+    cost_unchanged = play_session(ENCODERS[name])
     assert improved.cost_usd <= 1.1 * cost_well_written.cost_usd
     assert cost_unchanged.cost_usd > 1.3 * improved.cost_usd
     assert {"volatile date", "volatile memory", "tools out of order"} <= {

@@ -168,10 +168,10 @@ def test_ttls_are_put_in_order() -> None:
     with (
         serve_provider(SimulatedProvider()) as url,
         serve_gateway(url) as plain,
-        serve_gateway(url, improve=True) as mending,
+        serve_gateway(url, improve=True) as improving,
     ):
         assert ask(plain, body) == 400
-        assert ask(mending, body) == 200
+        assert ask(improving, body) == 200
 
 
 @pytest.mark.parametrize(

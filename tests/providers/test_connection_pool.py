@@ -61,11 +61,11 @@ async def test_two_transports_share_a_connection_and_closing_one_leaves_the_othe
 
 
 async def test_a_stream_that_is_left_early_releases_its_slot() -> None:
-    async with serving(says("ok")) as server, open_transport(server.url, requests_max=1) as wire:
-        chunks = wire.send(ENDPOINT, b"")
+    async with serving(says("ok")) as server, open_transport(server.url, requests_max=1) as transport:
+        chunks = transport.send(ENDPOINT, b"")
         await anext(chunks)
         await chunks.aclose()
-        assert await read_response(wire) == b"ok"
+        assert await read_response(transport) == b"ok"
 
 
 async def test_a_cancelled_waiter_takes_no_slot() -> None:

@@ -356,7 +356,10 @@ def test_an_automatic_breakpoint_goes_before_blocks_that_do_not_accept_it() -> N
 @pytest.mark.parametrize(
     ("blocks", "words"),
     [
-        ([text("Hello.", CACHE_CONTROL_1H)], "the automatic mark has ttl '5m', but messages.0.content.0 is marked"),
+        (
+            [text("Hello.", CACHE_CONTROL_1H)],
+            "the automatic breakpoint has ttl '5m', but the breakpoint on messages.0.content.0 has",
+        ),
         ([*(text(str(n), CACHE_CONTROL) for n in range(4)), text("Last.")], "all are taken"),
     ],
 )
@@ -375,7 +378,10 @@ def test_a_malformed_automatic_breakpoint_is_refused(value: object) -> None:
 
 def test_an_automatic_breakpoint_is_refused_by_models_that_do_not_support_it() -> None:
     provider = simulator(models=models_with(accepts_automatic_breakpoint=False))
-    assert "takes marks on blocks only" in refusal(provider, request(user("Hello."), cache_control=CACHE_CONTROL))[2]
+    assert (
+        "accepts breakpoints on blocks only"
+        in refusal(provider, request(user("Hello."), cache_control=CACHE_CONTROL))[2]
+    )
 
 
 def test_an_automatic_breakpoint_is_validated_when_tokens_are_counted() -> None:

@@ -407,18 +407,18 @@ def test_reasoning_comes_encrypted_and_is_accepted_back_unchanged() -> None:
     [{"encrypted_content": "bm90IG91cnM="}, {"encrypted_content": "?"}, {"summary": []}],
 )
 def test_altered_reasoning_is_refused(change: Wire) -> None:
-    provider, said = reasoned()
-    said[1] = {**said[1], **change}
-    status, message = refused(provider, Responses(), Responses().body(*said))
+    provider, messages = reasoned()
+    messages[1] = {**messages[1], **change}
+    status, message = refused(provider, Responses(), Responses().body(*messages))
     assert (status, "could not be verified" in message) == (400, True)
 
 
 def test_reasoning_with_unknown_members_is_still_verified() -> None:
-    provider, said = reasoned()
-    with_text = {**said[1], "content": [{"type": "reasoning_text", "text": "Hm, hm."}]}
-    assert post(provider, Responses.path, Responses().body(said[0], with_text, *said[2:]))[0] == 200
+    provider, messages = reasoned()
+    with_text = {**messages[1], "content": [{"type": "reasoning_text", "text": "Hm, hm."}]}
+    assert post(provider, Responses.path, Responses().body(messages[0], with_text, *messages[2:]))[0] == 200
     tampered = {**with_text, "encrypted_content": "bm90IG91cnM="}
-    assert refused(provider, Responses(), Responses().body(said[0], tampered, *said[2:]))[0] == 400
+    assert refused(provider, Responses(), Responses().body(messages[0], tampered, *messages[2:]))[0] == 400
 
 
 def test_redacted_thinking_is_reasoning_without_a_summary() -> None:

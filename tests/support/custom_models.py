@@ -1,4 +1,4 @@
-"""Small models as sentence-transformers writes them: real in form, with numbers by a formula."""
+"""Small models in the format of sentence-transformers, with weights from a formula."""
 
 import json
 from collections.abc import Mapping
@@ -45,13 +45,13 @@ def tensor_shapes(kind: str) -> dict[str, tuple[int, ...]]:
 
 
 def make_tensors(kind: str, *, seed: float = 0.0) -> dict[str, Vectors]:
-    """Without chance, so that another program can be asked what it makes of the same."""
+    """Deterministic weights, so that another program can compute the same vectors for comparison."""
     made = {}
     for at, (name, size) in enumerate(sorted(tensor_shapes(kind).items())):
         waves = np.sin(np.arange(np.prod(size), dtype=np.float64) ** 2 * 0.37 + at + seed).reshape(size)
         if len(size) == 1:
             waves = waves / 10 + name.endswith("LayerNorm.weight")
-        # Texts are to differ by their words.
+        # Larger word embeddings, so that texts differ by their words.
         made[name] = (waves * (3 if "word" in name else 0.4 if len(size) > 1 else 1)).astype(np.float32)
     return made
 
@@ -72,7 +72,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Vectors]) -> None:
 def write_model(
     folder: Path, kind: str = "mpnet", *, first: bool = False, seed: float = 0.0, config: Mapping[str, object] = {}
 ) -> Path:
-    """`first`: the first token stands for a text, and not the mean of all."""
+    """`first`: pool by the first token instead of the mean of all."""
     (folder / POOLING).mkdir(parents=True, exist_ok=True)
     shape = {
         "model_type": kind,

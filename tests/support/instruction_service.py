@@ -1,4 +1,4 @@
-"""A service that keeps instructions, on a real port over a real store, and what tests say to it."""
+"""A service with instructions, on a real port over a real store, and the requests that tests send to it."""
 
 import base64
 import hashlib
@@ -75,7 +75,7 @@ def entry(name: str, /, **more: object) -> dict[str, object]:
 
 
 class InstructionService:
-    """The keys: Ann and Ben are admins with entities."""
+    """A service with keys: Ann and Ben are admins with entities."""
 
     def __init__(self, client: Client, clock: ManualClock, library: InstructionContext, root: Path) -> None:
         self.client = client
@@ -89,7 +89,7 @@ class InstructionService:
         self.agent_key = client.key(f"agent:{AGENT}")
 
     def lose(self, table: str) -> None:
-        """From now on whatever needs this table fails, as it does where a database is broken."""
+        """Drop a table, so that everything that needs it fails like in a broken database."""
         assert isinstance(self.library.records, InstructionStore)
         self.library.records._changes.run_statement(f"DROP TABLE {self.library.records._tables.schema}{table}", ())
 
@@ -111,7 +111,7 @@ class InstructionService:
         return self.agent_request("PUT", "/instruction-manifest", body, key=key)
 
     def publish_all(self, entries: Sequence[object] | None = None, **more: Any) -> None:
-        """All units and a manifest."""
+        """Write all units and publish a manifest."""
         for name in UNITS:
             assert self.write(name).status == 201
         published = self.publish(entries, **more)
