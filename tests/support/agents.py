@@ -118,16 +118,16 @@ def make_agent(*steps: Step, **options: Unpack[Options]) -> Agent:
 def changed_prefixes(events: Sequence[Event]) -> list[str]:
     """Every request that did not extend the one before, by layer and byte."""
     found: list[str] = []
-    length = answered = 0
+    length = response = 0
     for event in events:
         if isinstance(event.payload, LlmCallCompleted):
-            answered = length
+            response = length
         if isinstance(event.payload, MessagesWithdrawn | ViewRepair):
             # The provider took nothing of what was refused.
-            length = answered
+            length = response
         if isinstance(event.payload, ContextCompacted):
             # What stands behind the cut was given up on purpose.
-            length, answered = event.payload.unchanged_blocks, min(answered, event.payload.unchanged_blocks)
+            length, response = event.payload.unchanged_blocks, min(response, event.payload.unchanged_blocks)
         if isinstance(event.payload, ModelSwitched):
             # Another model has another cache: there is no prefix that could move.
             length = 0

@@ -124,8 +124,8 @@ class Page:
     def accessible(self) -> list[tuple[str, str]]:
         """Roles and names, as those who do not see are told them."""
         nodes = self.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-        told = (node for node in nodes if not node.get("ignored"))
-        return [(str(it["role"]["value"]), str(it.get("name", {}).get("value", ""))) for it in told if "role" in it]
+        response = (node for node in nodes if not node.get("ignored"))
+        return [(str(it["role"]["value"]), str(it.get("name", {}).get("value", ""))) for it in response if "role" in it]
 
     def resize(self, width: int, height: int) -> None:
         self.driver.execute_cdp_cmd(

@@ -34,9 +34,9 @@ async def _upstream(
     try:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
-            told = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:] if line)
-            await reader.readexactly(int(told[b"content-length"]))
-            number, fault = told[b"x-number"], told[b"x-fault"].decode()
+            headers = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:] if line)
+            await reader.readexactly(int(headers[b"content-length"]))
+            number, fault = headers[b"x-number"], headers[b"x-fault"].decode()
             if fault == "status":
                 writer.write(b"HTTP/1.1 529 Busy\r\ncontent-length: %d\r\n\r\n%s" % (len(number), number))
                 continue
@@ -113,8 +113,8 @@ async def _read(reader: asyncio.StreamReader, mark: str, fault: str) -> tuple[st
 
 
 def _is_mine(received: bytes, mark: str, events_min: int) -> bool:
-    told = [line for line in received.decode().split("\n\n") if line]
-    return len(told) >= events_min and all(line == f"data: {mark} {place}" for place, line in enumerate(told))
+    events = [line for line in received.decode().split("\n\n") if line]
+    return len(events) >= events_min and all(line == f"data: {mark} {place}" for place, line in enumerate(events))
 
 
 async def run_load(

@@ -75,8 +75,8 @@ class IdleSession:
 
     @property
     def pings(self) -> list[CachePinged]:
-        return [it for it in self.payloads if isinstance(it, CachePinged)]
+        return [payload for payload in self.payloads if isinstance(payload, CachePinged)]
 
     @property
     def reads(self) -> list[int]:
-        return [it.usage.cache_read for it in self.payloads if isinstance(it, LlmCallCompleted)]
+        return [payload.usage.cache_read for payload in self.payloads if isinstance(payload, LlmCallCompleted)]

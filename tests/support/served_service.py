@@ -68,15 +68,15 @@ class Client:
         try:
             connection.request(method, path, body=body, headers={**sent, **(headers or {})})
             response = connection.getresponse()
-            told = {name.lower(): value for name, value in response.getheaders()}
-            return ServiceResponse(response.status, told, response.read())
+            received = {name.lower(): value for name, value in response.getheaders()}
+            return ServiceResponse(response.status, received, response.read())
         finally:
             connection.close()
 
     def get(self, path: str, **options: Any) -> Any:
-        answered = self.request("GET", path, **options)
-        assert answered.status == 200, answered.body
-        return answered.json
+        response = self.request("GET", path, **options)
+        assert response.status == 200, response.body
+        return response.json
 
     def key(self, scope: str, *, expires_at: float | None = None, entity: str | None = None) -> str:
         """A key of this scope, which is on the store from now on."""

@@ -53,8 +53,8 @@ class Chat:
     def buckets(self, reply: Wire) -> tuple[int, int, int]:
         """Neither read nor written, read, written."""
         usage = reply["usage"]
-        told = usage["prompt_tokens_details"]
-        return _split(usage["prompt_tokens"], told["cached_tokens"], told.get("cache_write_tokens", 0))
+        details = usage["prompt_tokens_details"]
+        return _split(usage["prompt_tokens"], details["cached_tokens"], details.get("cache_write_tokens", 0))
 
 
 class Responses(Chat):
@@ -93,8 +93,8 @@ class Responses(Chat):
 
     def buckets(self, reply: Wire) -> tuple[int, int, int]:
         usage = reply["usage"]
-        told = usage["input_tokens_details"]
-        return _split(usage["input_tokens"], told["cached_tokens"], told.get("cache_write_tokens", 0))
+        details = usage["input_tokens_details"]
+        return _split(usage["input_tokens"], details["cached_tokens"], details.get("cache_write_tokens", 0))
 
 
 def _split(total: int, read: int, written: int) -> tuple[int, int, int]:

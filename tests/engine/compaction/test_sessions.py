@@ -66,7 +66,7 @@ async def test_calls_after_a_compaction_read_the_stable_prefix_and_then_the_summ
         await session.compact()
         await conversation.send_turns(session, 2)
     verdicts = [
-        one.verdict for one in iter_entries(conversation.store.read(session.id), shipped_models()) if one.verdict
+        entry.verdict for entry in iter_entries(conversation.store.read(session.id), shipped_models()) if entry.verdict
     ]
     first = next(verdict for verdict in verdicts if verdict.kind == "planned")
     assert first.component == "compaction"
@@ -85,7 +85,7 @@ async def test_every_request_of_a_compacted_session_is_certified() -> None:
         await session.compact()
         await conversation.send_turns(session, 2)
     certificates = list(certify(conversation.store.read(session.id), session.id, shipped_models()))
-    assert [one.violation for one in certificates] == [None] * len(certificates)
+    assert [certificate.violation for certificate in certificates] == [None] * len(certificates)
     # Eight turns are sixteen calls. The stable prefix has its own breakpoint, so the call after a compaction must read
     # it.
     for after_compaction in (certificates[16], certificates[32]):
@@ -278,7 +278,7 @@ async def test_old_tool_outputs_are_cleared_first_if_that_is_enough() -> None:
     assert first.unchanged_blocks > 0
     assert "[The output of read_file src/part_" in view
     certificates = list(certify(conversation.store.read(session.id), session.id, shipped_models()))
-    assert [one.violation for one in certificates] == [None] * len(certificates)
+    assert [certificate.violation for certificate in certificates] == [None] * len(certificates)
 
 
 async def test_clearing_can_be_disabled() -> None:
@@ -313,7 +313,7 @@ async def test_the_summary_has_the_system_role_where_the_provider_supports_it(
         assert session.history[0].role == "user"
     assert {request.status for request in conversation.provider.requests} == {200}
     certificates = list(certify(conversation.store.read(session.id), session.id, shipped_models()))
-    assert [one.violation for one in certificates] == [None] * len(certificates)
+    assert [certificate.violation for certificate in certificates] == [None] * len(certificates)
 
 
 async def test_a_hand_off_tells_a_new_session_everything_that_was_done() -> None:

@@ -47,7 +47,7 @@ async def test_a_cache_lost_by_the_provider_is_reported_with_what_was_checked() 
     assert (incident.scenario, incident.follow_up) == ("unexpected_cache_break", "run")
     assert incident.detail.startswith("only 0 of ")
     (done,) = payloads_of(long_session, RecoverySucceeded)
-    assert [one.step for one in done.results] == ["diff_chain", "freeze_tools_and_system", "repin_head"]
+    assert [result.step for result in done.results] == ["diff_chain", "freeze_tools_and_system", "repin_head"]
     assert done.results[0].detail.endswith("blocks are unchanged: the provider has lost them")
     assert "breakpoints" in done.results[2].detail
 
@@ -69,7 +69,7 @@ async def test_a_large_prompt_with_an_expired_cache_is_reported_with_its_cost() 
         assert payloads_of(long_session, RecoveryEnqueued) == []
         await long_session.send_turns(session, 2, gap_seconds=7_200)
     incidents = payloads_of(long_session, RecoveryEnqueued)
-    assert [(one.scenario, one.follow_up) for one in incidents] == [("cache_cold_large", "surface")] * 2
+    assert [(incident.scenario, incident.follow_up) for incident in incidents] == [("cache_cold_large", "surface")] * 2
     assert "tokens has expired; writing them again costs about $0." in incidents[0].detail
 
 
@@ -113,7 +113,7 @@ async def test_two_ineffective_compactions_in_one_turn_are_reported() -> None:
 
     def rounds(messages: Sequence[Message]) -> ScriptedReply:
         question_index = max(
-            at for at, one in enumerate(messages) if one.role == "user" and join_text_blocks(one.content)
+            at for at, message in enumerate(messages) if message.role == "user" and join_text_blocks(message.content)
         )
         if session.turn_count == 16 and len(messages) - question_index < 7:
             return ScriptedReply((ToolUse("", "read_file", encode_json({"path": f"{len(messages)}.py"}).decode()),))
@@ -136,7 +136,7 @@ async def test_messages_that_differ_from_those_compacted_are_reported_once() -> 
         await session.compact()
         await long_session.send_turns(session, 6)
     events = long_session.store._events[session.id]
-    at = next(at for at, one in enumerate(events) if isinstance(one.payload, MessageAppended))
+    at = next(at for at, event in enumerate(events) if isinstance(event.payload, MessageAppended))
     changed = MessageAppended(Message("user", (Text("Something else was asked for."),)))
     events[at] = Event(
         events[at].id, events[at].at, session.id, "user", changed, events[at].turn_id, events[at].parent_event_id
@@ -150,7 +150,7 @@ async def test_messages_that_differ_from_those_compacted_are_reported_once() -> 
     (first, *_) = payloads_of(long_session, ContextCompacted)
     assert incident.detail == f"messages 1 to {first.last} differ from those that epoch 2 covered"
     (done,) = payloads_of(long_session, RecoverySucceeded)
-    assert [one.step for one in done.results] == ["last_good_copy", "rebuild_from_files", "quarantine"]
+    assert [result.step for result in done.results] == ["last_good_copy", "rebuild_from_files", "quarantine"]
 
 
 async def test_a_healthy_session_reports_no_incident() -> None:
@@ -244,6 +244,6 @@ async def test_a_simulated_cache_that_ended_with_its_process_is_no_incident(simu
     long_session.provider.advance(7_200)
     async with long_session.resume(session.id) as resumed:
         await long_session.send_turns(resumed, 2)
-    assert [one.scenario for one in payloads_of(long_session, RecoveryEnqueued)] == (
+    assert [payload.scenario for payload in payloads_of(long_session, RecoveryEnqueued)] == (
         [] if simulated else ["unexpected_cache_break"]
     )

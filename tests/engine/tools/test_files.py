@@ -26,15 +26,15 @@ from holdfast.types.blocks import ToolUse
 
 
 def test_the_built_in_tools_are_sorted_and_can_be_chosen() -> None:
-    names = [one.spec.name for one in builtin_tools()]
+    names = [tool.spec.name for tool in builtin_tools()]
     assert names == ["edit_file", "grep_files", "list_dir", "read_file", "run_command", "write_file"]
-    assert [one.spec.name for one in builtin_tools(["read_file", "list_dir"])] == ["list_dir", "read_file"]
+    assert [tool.spec.name for tool in builtin_tools(["read_file", "list_dir"])] == ["list_dir", "read_file"]
     with pytest.raises(UserError, match="there is no built-in tool 'rm'; there are edit_file, "):
         builtin_tools(["rm"])
 
 
 def test_the_built_in_tools_declare_their_side_effects() -> None:
-    declared = {one.spec.name: one.side_effects for one in builtin_tools()}
+    declared = {tool.spec.name: tool.side_effects for tool in builtin_tools()}
     assert declared == {
         "edit_file": "write",
         "grep_files": "read",
@@ -158,7 +158,7 @@ async def test_no_path_leads_out_of_the_workspace(workspace: Path, outside: Path
     for outcome in await try_every_tool(workspace, path):
         assert (outcome.error_class, outcome.kinds) == ("permission_denied", ["ToolFailed"])
         assert "secret\n" not in outcome.text
-    assert [(one.name, one.read_text()) for one in outside.iterdir()] == [("secret.txt", "secret")]
+    assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("secret.txt", "secret")]
 
 
 def test_a_folder_replaced_by_a_link_during_a_read_does_not_escape(workspace: Path, outside: Path) -> None:
@@ -188,14 +188,14 @@ def test_a_folder_replaced_by_a_link_during_a_read_does_not_escape(workspace: Pa
 
 @pytest.mark.parametrize("path", ["pipe", "loop", "deep", ".", "", "inside.txt/x", "x" * 300, "missing/x"])
 async def test_a_path_that_is_not_a_file_is_an_error_and_never_blocks(workspace: Path, path: str) -> None:
-    before = sorted(str(one) for one in workspace.rglob("*"))
+    before = sorted(str(path) for path in workspace.rglob("*"))
     box = builtin_toolbox(workspace)
     for name, others in (("read_file", {}), ("edit_file", {"old_text": "a", "new_text": "b"})):
         outcome = await call(box, name, path=path, **others)
         assert outcome.error_class == "execution_error"
         assert outcome.text.endswith(".")
         assert "\n" not in outcome.text
-    assert sorted(str(one) for one in workspace.rglob("*")) == before
+    assert sorted(str(path) for path in workspace.rglob("*")) == before
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * (PATH_BYTES_MAX + 1)])
@@ -238,9 +238,9 @@ async def test_a_read_only_folder_inside_the_workspace_cannot_be_written_by_any_
 ) -> None:
     (workspace / "deep" / "er" / "a").write_text("secret")
     (workspace / "way").symlink_to("deep/er")
-    outcome = await try_every_tool(workspace, path.format(root=workspace), read_only=workspace / "deep" / "er")
-    assert [one.error_class for one in outcome[1:3]] == ["permission_denied"] * 2
-    assert [str(one.relative_to(workspace)) for one in (workspace / "deep" / "er").rglob("*")] == ["deep/er/a"]
+    outcomes = await try_every_tool(workspace, path.format(root=workspace), read_only=workspace / "deep" / "er")
+    assert [outcome.error_class for outcome in outcomes[1:3]] == ["permission_denied"] * 2
+    assert [str(path.relative_to(workspace)) for path in (workspace / "deep" / "er").rglob("*")] == ["deep/er/a"]
     assert (workspace / "deep" / "er" / "a").read_text() == "secret"
     assert not (await call(builtin_toolbox(workspace), "write_file", path="deep/b", content="x")).result.is_error
 
@@ -262,7 +262,7 @@ async def test_a_replaced_file_keeps_its_mode_and_line_endings(tmp_path: Path) -
     assert outcome.text == "Replaced run.bat (9 bytes)."
     assert script.read_bytes() == b"\xef\xbb\xbfc\r\nd\r\n"
     assert script.stat().st_mode & 0o777 == 0o754
-    assert [one.name for one in tmp_path.iterdir()] == ["run.bat"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.bat"]
 
 
 async def test_mixed_line_endings_are_left_unchanged(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_failed_write_leaves_the_old_content_and_no_temporary_file(tmp_path: P
             write_atomically(folder, "b", "no bytes")  # type: ignore[arg-type]
     finally:
         os.close(folder)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
     assert (tmp_path / "b").read_text() == "old"
 
 

@@ -186,7 +186,7 @@ async def test_a_skill_with_enforced_rules_is_not_preloaded(
     write_skill(tmp_path, "open")
     write_skill(tmp_path, "status", more=GIT_ONLY)
     write_skill(tmp_path, "blank", body=" \n")
-    one = agent(skills=tmp_path, padding="always", enforce_allowed_tools=is_enforced)
-    async with one.session:
+    harness = agent(skills=tmp_path, padding="always", enforce_allowed_tools=is_enforced)
+    async with harness.session:
         pass
-    assert [each.skill_id for each in one.payloads if isinstance(each, SkillLoaded)] == names
+    assert [each.skill_id for each in harness.payloads if isinstance(each, SkillLoaded)] == names

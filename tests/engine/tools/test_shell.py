@@ -54,7 +54,7 @@ async def pids_in(file: Path, count: int) -> list[int]:
     for _ in range(500):
         pids = file.read_text().split() if file.exists() else []
         if len(pids) >= count:
-            return [int(one) for one in pids]
+            return [int(pid) for pid in pids]
         await asyncio.sleep(0.01)
     raise AssertionError(f"only {len(pids)} of {count} processes came up")
 
