@@ -243,9 +243,7 @@ def test_no_ping_in_ten_thousand_is_refused() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 5))
 def test_no_ping_is_refused(rng: Random, calls: int) -> None:
-    adaptive = AdaptivePolicy(
-        LearnedParameters(IdleTimesByCause(user=count_idle_times([400.0] * 50))), keep_alive=True
-    )
+    adaptive = AdaptivePolicy(LearnedParameters(IdleTimesByCause(user=count_idle_times([400.0] * 50))), keep_alive=True)
     assert replay_with_pings(rng, calls, upgrade_policy()) == 2 * calls
     assert replay_with_pings(rng, calls, adaptive) >= calls
 
