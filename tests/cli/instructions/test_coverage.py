@@ -166,11 +166,11 @@ def test_failures_are_measured_again_on_request_or_after_a_manifest_changed(
     configure(shop, "none")
     measured: list[str] = []
 
-    def count_runs(*arguments: Any, **more: Any) -> CoverageRun:
+    def record_run(*arguments: Any, **more: Any) -> CoverageRun:
         measured.append(more["kind"])
         return measure_coverage(*arguments, **more)
 
-    monkeypatch.setattr(schedule, "measure_coverage", count_runs)
+    monkeypatch.setattr(schedule, "measure_coverage", record_run)
     first, second = shop.run("index"), shop.run("index")
     assert (first.output, len(measured)) == (second.output, 1)
     assert MEASURING in shop.run("encoder").stderr
