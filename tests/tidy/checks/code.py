@@ -52,6 +52,7 @@ CLEAN_FOLDERS = (
     "tests/runtime",
     "tests/simulator",
     "tests/sources",
+    "tests/stores",
     "tests/testing",
     "tests/types",
 )
