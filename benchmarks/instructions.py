@@ -133,7 +133,7 @@ def _fill(records: StoreRecords, instructions: InstructionRecords) -> None:
         )
         agent = msgspec.structs.replace(first, id=name, shortname=None)
         coverage_copy = msgspec.structs.replace(run, id=f"c{number}", agent_id=name)
-        instructions.publish(manifest_copy, over=None, registers=agent, run=coverage_copy, approvals=(), events=())
+        instructions.publish(manifest_copy, replaces_id=None, agent=agent, run=coverage_copy, approvals=(), events=())
     for number in range(KEYS):
         _key(records, f"agent:a{number % AGENTS}")
 

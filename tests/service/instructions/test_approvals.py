@@ -216,15 +216,17 @@ def test_store_rejects_texts_and_manifests_validated_against_outdated_state(
     assert run is not None
     second = msgspec.structs.replace(first, uri=uri(BUDGET, "v2"), version="v2", created_at=first.created_at + 1)
     for judged in ((), ("another manifest",)):
-        assert not records.add_unit(second, None, over=first.uri, judged=judged)
+        assert not records.add_unit(second, None, replaces_uri=first.uri, manifest_ids=judged)
     assert active_version(published_service) == "v1"
-    assert records.add_unit(second, None, over=first.uri, judged=(listing.id, "another manifest"))
+    assert records.add_unit(second, None, replaces_uri=first.uri, manifest_ids=(listing.id, "another manifest"))
     assert active_version(published_service) == "v2"
     later = msgspec.structs.replace(listing, id="later", version="v2", created_at=listing.created_at + 1)
     rerun = msgspec.structs.replace(run, id="rerun", manifest_version="v2")
 
-    def publish(*holds: str) -> bool:
-        return records.publish(later, over=listing.id, registers=None, run=rerun, approvals=(), events=(), holds=holds)
+    def publish(*pinned_uris: str) -> bool:
+        return records.publish(
+            later, replaces_id=listing.id, agent=None, run=rerun, approvals=(), events=(), pinned_uris=pinned_uris
+        )
 
     assert not publish(second.uri, first.uri)
     assert records.manifest(AGENT) == listing
@@ -373,7 +375,9 @@ def test_store_activates_no_version_by_a_replaced_manifest(service: InstructionS
     prepended = guaranteed(force_position="prepend")
     approvals = [{"kind": "force_prepend", "unit": BUDGET, "version": "v1", "reason": "read"}]
     assert service.publish(prepended, "v2", approvals=approvals).status == 200
-    assert not records.activate_unit(waiting, over=uri(BUDGET), at=service.library.now(), judged=(judged.id,))
+    assert not records.activate_unit(
+        waiting, replaces_uri=uri(BUDGET), at=service.library.now(), manifest_ids=(judged.id,)
+    )
     assert active_version(service) == "v1"
     # A new approval is checked against the current requirements.
     assert service.agent_request("POST", "/approvals", {**APPROVAL, "version": "v2"}).json["activated"] == []
@@ -390,7 +394,7 @@ def test_interrupted_activation_is_completed_by_the_next_approval(service: Instr
     caller = InstructionCaller("admin", "key", ANN)
     # As if the process had stopped between storing the approval and activating the version.
     for approval in select_valid_approvals(service.library, agent, (given,), caller):
-        service.library.records.add_approval(approval, registers=agent)
+        service.library.records.add_approval(approval, agent=agent)
     assert active_version(service) == "v1"
     assert approve_unit(service.library, AGENT, BUDGET, caller).is_activated
     assert active_version(service) == "v2"

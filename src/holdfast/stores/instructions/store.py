@@ -66,17 +66,17 @@ class InstructionStore(OwnerTransfer):
         return self._rows(self._tables.units, where, *owners, *times)
 
     def add_unit(
-        self, unit: UnitVersion, registers: Agent | None, *, over: str | None, judged: Sequence[str] = ()
+        self, unit: UnitVersion, agent: Agent | None, *, replaces_uri: str | None, manifest_ids: Sequence[str] = ()
     ) -> bool:
-        steps = [self._register(registers)] if registers else []
+        steps = [self._register(agent)] if agent else []
         if unit.status == "active":
-            steps += self._check_unchanged(unit, over, judged)
+            steps += self._check_unchanged(unit, replaces_uri, manifest_ids)
         steps.append(self._tables.units.insert_step(unit))
         if unit.status == "active":
             steps += self._replace_active(unit, unit.created_at)
         return self._changes.run_steps(steps)
 
-    def release_unit(self, unit: UnitVersion, *, over: str | None, judged: Sequence[str] = ()) -> bool:
+    def release_unit(self, unit: UnitVersion, *, replaces_uri: str | None, manifest_ids: Sequence[str] = ()) -> bool:
         columns = ("status", "created_at", "source_trust", "derived_from", "signature", "signed_by")
         release = self._step(
             f"UPDATE {self._tables.units.name} SET {', '.join(f'{name} = ?' for name in columns)} "
@@ -86,11 +86,13 @@ class InstructionStore(OwnerTransfer):
         )
         if unit.status != "active":
             return self._changes.run_steps([release])
-        checks = self._check_unchanged(unit, over, judged)
+        checks = self._check_unchanged(unit, replaces_uri, manifest_ids)
         return self._changes.run_steps([*checks, release, *self._replace_active(unit, unit.created_at)])
 
-    def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int, judged: Sequence[str]) -> bool:
-        return self._changes.run_steps(self._activate(unit, over, judged, at=at))
+    def activate_unit(
+        self, unit: UnitVersion, *, replaces_uri: str | None, at: int, manifest_ids: Sequence[str]
+    ) -> bool:
+        return self._changes.run_steps(self._activate(unit, replaces_uri, manifest_ids, at=at))
 
     def manifest(self, agent_id: str) -> Manifest | None:
         return self._first(self._tables.manifests, "WHERE agent_id = ? AND superseded_at IS NULL", agent_id)
@@ -118,23 +120,23 @@ class InstructionStore(OwnerTransfer):
         self,
         manifest: Manifest,
         *,
-        over: str | None,
-        registers: Agent | None,
+        replaces_id: str | None,
+        agent: Agent | None,
         run: CoverageRun,
         approvals: Sequence[Approval],
         events: Sequence[AuditRecord],
         activates: Sequence[tuple[UnitVersion, str | None, Sequence[str]]] = (),
-        holds: Sequence[str] = (),
+        pinned_uris: Sequence[str] = (),
     ) -> bool:
         tables = self._tables
-        steps = [self._register(registers)] if registers else []
+        steps = [self._register(agent)] if agent else []
         # Taking the lock row first means that concurrent changes queue here and cannot deadlock later.
-        steps += [self._take_lock()] if activates or holds else []
-        if over is not None:
+        steps += [self._take_lock()] if activates or pinned_uris else []
+        if replaces_id is not None:
             supersede = f"UPDATE {tables.manifests.name} SET superseded_at = ? WHERE id = ? AND superseded_at IS NULL"
-            steps.append(self._step(supersede, (manifest.created_at, over), rows_min=1))
+            steps.append(self._step(supersede, (manifest.created_at, replaces_id), rows_min=1))
         steps.append(tables.manifests.insert_step(manifest))
-        for uri in holds:
+        for uri in pinned_uris:
             is_active = "uri = ? AND status = 'active' AND valid_until IS NULL"
             confirm = f"UPDATE {tables.units.name} SET status = 'active' WHERE {is_active}"
             steps.append(self._step(confirm, (uri,), rows_min=1))
@@ -185,8 +187,8 @@ class InstructionStore(OwnerTransfer):
         preloads = "WHERE agent_id = ? AND heartbeat_id = ? AND event_type = 'preload'"
         return self._first(self._tables.audit, f"{preloads} ORDER BY created_at DESC LIMIT 1", agent_id, heartbeat_id)
 
-    def add_approval(self, approval: Approval, *, registers: Agent) -> None:
-        self._run_all([self._register(registers), self._tables.approvals.insert_step(approval)])
+    def add_approval(self, approval: Approval, *, agent: Agent) -> None:
+        self._run_all([self._register(agent), self._tables.approvals.insert_step(approval)])
 
     def approvals(self, agent_id: str) -> tuple[Approval, ...]:
         return self._rows(self._tables.approvals, "WHERE agent_id = ? ORDER BY id", agent_id)

@@ -100,7 +100,9 @@ class InstructionSteps:
     def _step(self, statement: str, cells: tuple[Cell, ...], *, rows_min: int = 0) -> SqlStep:
         return SqlStep(statement.replace("?", self._tables.param), cells, rows_min)
 
-    def _activate(self, unit: UnitVersion, over: str | None, judged: Sequence[str], *, at: int) -> list[SqlStep]:
+    def _activate(
+        self, unit: UnitVersion, replaces_uri: str | None, manifest_ids: Sequence[str], *, at: int
+    ) -> list[SqlStep]:
         # It is in force from its activation, not from when it was written.
         active = self._step(
             f"UPDATE {self._tables.units.name} SET status = 'active', created_at = ? "
@@ -108,17 +110,19 @@ class InstructionSteps:
             (at, unit.uri),
             rows_min=1,
         )
-        return [*self._check_unchanged(unit, over, judged), active, *self._replace_active(unit, at)]
+        return [*self._check_unchanged(unit, replaces_uri, manifest_ids), active, *self._replace_active(unit, at)]
 
-    def _check_unchanged(self, unit: UnitVersion, over: str | None, judged: Sequence[str]) -> list[SqlStep]:
-        """Serialises replacements, and requires that active version and manifests are those that were judged."""
+    def _check_unchanged(
+        self, unit: UnitVersion, replaces_uri: str | None, manifest_ids: Sequence[str]
+    ) -> list[SqlStep]:
+        """Serialises replacements, and requires the active version and the manifests that the unit was checked against."""
         other_active = "agent_id = ? AND name = ? AND status = 'active' AND valid_until IS NULL AND uri <> ?"
         others = f"{self._tables.units.name} WHERE {other_active}"
-        unchanged = self._require_none(others, (unit.agent_id, unit.name, over or ""))
-        return [self._take_lock(), unchanged, self._check_listing(unit, judged)]
+        unchanged = self._require_none(others, (unit.agent_id, unit.name, replaces_uri or ""))
+        return [self._take_lock(), unchanged, self._check_listing(unit, manifest_ids)]
 
     def _check_listing(self, unit: UnitVersion, manifests: Sequence[str]) -> SqlStep:
-        """Requires that no other manifest lists the unit than those that were judged."""
+        """Requires that only the manifests that the unit was checked against list it."""
         is_shared, placeholders = is_shared_owner(unit.agent_id), ", ".join(["''", *("?" for _ in manifests)])
         lists, pattern = (
             (LISTS_UNIT, manifest_pattern(unit.agent_id, unit.name)) if is_shared else ("agent_id = ?", unit.agent_id)
