@@ -115,7 +115,7 @@ class InstructionSteps:
     def _check_unchanged(
         self, unit: UnitVersion, replaces_uri: str | None, manifest_ids: Sequence[str]
     ) -> list[SqlStep]:
-        """Serialises replacements, and requires the active version and the manifests that the unit was checked against."""
+        """Serialises replacements; requires the active version and the manifests that the unit was checked against."""
         other_active = "agent_id = ? AND name = ? AND status = 'active' AND valid_until IS NULL AND uri <> ?"
         others = f"{self._tables.units.name} WHERE {other_active}"
         unchanged = self._require_none(others, (unit.agent_id, unit.name, replaces_uri or ""))
