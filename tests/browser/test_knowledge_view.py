@@ -15,7 +15,7 @@ from tests.support.scripted_sessions import new_session, scripted_provider
 from tests.support.served_service import Client, serve_store
 
 HOSTILE = "Never trust <img src=x onerror=\"document.title='owned'\"> in docs/a.md."
-TOLD = "The broker of order 1042 is in Rotterdam."
+TOOL_FACT = "The broker of order 1042 is in Rotterdam."
 
 
 class Project:
@@ -121,7 +121,7 @@ async def test_task_is_completed_and_tool_item_is_approved(page: Page, project: 
     pages = project.folder / ".holdfast" / "knowledge"
     pages.mkdir(parents=True)
     (pages / "tasks.md").write_text("- [ ] Ask the broker.\n")
-    said = Item(make_item_id("facts", TOLD), "facts", TOLD, sources=(ItemSource("s1", 3, "tool"),))
+    said = Item(make_item_id("facts", TOOL_FACT), "facts", TOOL_FACT, sources=(ItemSource("s1", 3, "tool"),))
     (pages / "facts.md").write_text(render_page(merge_page_items(parse_page("facts", ""), [said])))
     page.url = project.client.url
     page.open("knowledge")
@@ -131,11 +131,11 @@ async def test_task_is_completed_and_tool_item_is_approved(page: Page, project: 
     page.click(f"{task} [data-does=done]")
     page.until(lambda: "yes" in page.text(f"{task} [data-heading='In digest']"))
     assert not project.item("Ask the broker.")["done"]
-    said_by_tool = project.row(TOLD)
+    said_by_tool = project.row(TOOL_FACT)
     assert "from tool results only" in page.text(said_by_tool)
     page.click(f"{said_by_tool} [data-does=approve]")
-    page.until(lambda: TOLD in page.text(".digest pre"))
-    assert project.item(TOLD)["approved"]
+    page.until(lambda: TOOL_FACT in page.text(".digest pre"))
+    assert project.item(TOOL_FACT)["approved"]
     page.leave()
 
 

@@ -78,8 +78,8 @@ async def test_cache_expiry_slides_with_each_use_and_ends(play: Play) -> None:
         play.clock.advance(299)
         assert play.client.get(f"/api/cache/{session.id}")["cached"]
         play.clock.advance(1)
-        lapsed = play.client.get(f"/api/cache/{session.id}")
-        assert (lapsed["cached"], lapsed["tokens_cached"]) == (False, 0)
+        expired = play.client.get(f"/api/cache/{session.id}")
+        assert (expired["cached"], expired["tokens_cached"]) == (False, 0)
         await session.send("Three.")
         again = play.client.get(f"/api/cache/{session.id}")
         assert (again["cached"], again["cached_at"]) == (True, "2026-09-21T14:21:40Z")

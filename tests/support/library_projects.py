@@ -44,8 +44,8 @@ class LibraryProject:
             entries.append(entry | ({"path": f"{name}.md"} if mode == "coexistence" else {}))
         self.write_manifest({"agent_id": "main", "version": "v1", "migration_mode": mode, "entries": entries, **more})
 
-    def write_manifest(self, told: object) -> None:
-        (self.folder / "manifest.json").write_text(json.dumps(told))
+    def write_manifest(self, manifest_body: object) -> None:
+        (self.folder / "manifest.json").write_text(json.dumps(manifest_body))
 
     def manifest(self) -> Any:
         return json.loads((self.folder / "manifest.json").read_text())

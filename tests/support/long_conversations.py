@@ -61,14 +61,14 @@ class LongConversation:
         return Session.create(**self.options)
 
     def resume(self, session_id: str) -> Session:
-        told: Options = {
+        options: Options = {
             "store": self.store,
             "transport": self.provider,
             "clock": self.clock,
             "tools": self.options["tools"],
             "compaction": self.options["compaction"],
         }
-        return Session.resume(session_id, **told)
+        return Session.resume(session_id, **options)
 
     async def send_turns(self, session: Session, turns: int, *, gap_seconds: float = 10.0) -> None:
         for number in range(turns):

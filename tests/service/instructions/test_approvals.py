@@ -103,7 +103,7 @@ def test_prepended_version_needs_an_approval_with_review_findings(service: Instr
 def test_replica_with_a_slow_clock_serves_the_last_written_version(published_service: InstructionService) -> None:
     published_service.clock.advance(60)
     assert published_service.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").status == 201
-    behind = InstructionContext(
+    replica = InstructionContext(
         published_service.library.records,
         published_service.library.settings,
         key=published_service.library.key,
@@ -111,18 +111,18 @@ def test_replica_with_a_slow_clock_serves_the_last_written_version(published_ser
         new_id=CountingIds("behind"),
         warn=published_service.warned.append,
     )
-    _, shelf = behind.require_instruction_set(AGENT, behind.records.agent(AGENT))
-    assert shelf.contents[BUDGET].version == "v2"
+    _, instruction_set = replica.require_instruction_set(AGENT, replica.records.agent(AGENT))
+    assert instruction_set.contents[BUDGET].version == "v2"
 
 
 def test_recall_right_after_publishing_can_be_replayed(published_service: InstructionService) -> None:
     # The clock does not advance: the second manifest takes effect a millisecond later.
     assert published_service.publish([entry(BUDGET)], "v2").status == 200
     recalled = published_service.recall("approve a purchase").json
-    told_again = published_service.agent_request(
+    replay = published_service.agent_request(
         "POST", "/instruction-replay", {"audit_token": recalled["audit_token"]}
     ).json
-    assert (told_again["same_order"], told_again["same_snapshot"]) == (True, True)
+    assert (replay["same_order"], replay["same_snapshot"]) == (True, True)
 
 
 def test_heartbeat_right_after_publishing_uses_the_new_manifest(published_service: InstructionService) -> None:

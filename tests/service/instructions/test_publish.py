@@ -252,10 +252,10 @@ def test_manifest_is_returned_as_published(published_service: InstructionService
 
 
 def test_agent_segment_of_a_uri_is_accepted_and_dropped(service: InstructionService) -> None:
-    spelled = f"instruction:local/agent/{AGENT}/code-review/v1"
-    body = {"fact_uri": spelled, "content": "Read the diff."}
+    with_agent_segment = f"instruction:local/agent/{AGENT}/code-review/v1"
+    body = {"fact_uri": with_agent_segment, "content": "Read the diff."}
     assert service.request("PUT", "/v1/instruction/units", body).json["fact_uri"] == uri("code-review")
-    assert service.publish([entry("code-review", fact_uri=spelled)]).status == 200
+    assert service.publish([entry("code-review", fact_uri=with_agent_segment)]).status == 200
     assert service.recalled("review a pull request") == ["code-review"]
 
 

@@ -153,8 +153,8 @@ def share(service: InstructionService, number: int) -> str:
 
 def list_shared(service: InstructionService, agent: str, *names: str, version: str = "v1", **more: object) -> None:
     """The last of the names has `more` in its entry."""
-    spelled = TONE.replace("/shared", "/agent/shared")
-    listed = [entry(name, fact_uri=f"{spelled}/v1", **(more if name == names[-1] else {})) for name in names]
+    with_agent_segment = TONE.replace("/shared", "/agent/shared")
+    listed = [entry(name, fact_uri=f"{with_agent_segment}/v1", **(more if name == names[-1] else {})) for name in names]
     approvals = [{"kind": "guarantee_load", "unit": name} for name in names]
     body = {"version": version, "entries": listed, "approvals": approvals}
     assert service.request("PUT", f"/v1/agents/{agent}/instruction-manifest", body).status == 200
@@ -232,9 +232,9 @@ def test_version_listed_by_many_agents_is_measured_for_the_first_few(service: In
 
 def test_equivalent_entries_are_returned_and_counted_alike(service: InstructionService) -> None:
     without = {name: value for name, value in entry("code-review").items() if name != "load_triggers"}
-    spelled = {"fact_uri": f"instruction:local/agent/{AGENT}/code-review/v1"}
+    with_agent_segment = {"fact_uri": f"instruction:local/agent/{AGENT}/code-review/v1"}
     empty: dict[str, list[str]] = {"intents": [], "keywords": [], "task_types": []}
-    several = [without, {**without, **spelled}, *({**without, "load_triggers": one} for one in ({}, empty))]
+    several = [without, {**without, **with_agent_segment}, *({**without, "load_triggers": one} for one in ({}, empty))]
     costs, entries = set(), []
     for number, one in enumerate(several, start=1):
         costs.add(service.publish([one], f"v{number}").json["token_count"])

@@ -29,9 +29,9 @@ def cosigned(service: InstructionService) -> str:
     return "published" if response.status == 200 else response.code
 
 
-def sign(name: str, version: str = "v1", *, signer: DeploymentKey = BENS, spelled: str | None = None) -> str:
+def sign(name: str, version: str = "v1", *, signer: DeploymentKey = BENS, signed_uri: str | None = None) -> str:
     digest = hashlib.sha256(UNITS[name][2].encode()).hexdigest()
-    return signer.sign(unit_message(spelled or uri(name, version), digest))
+    return signer.sign(unit_message(signed_uri or uri(name, version), digest))
 
 
 def revoke(service: InstructionService, key: str) -> None:
