@@ -20,17 +20,17 @@ MODEL = "anthropic:claude-sonnet-5-5"
 
 
 @pytest.fixture
-def bad(page: Page, sampled: Client) -> str:
+def bad(page: Page, sample_service: Client) -> str:
     """The session whose prefix changes; its view is open."""
-    page.url = sampled.url
-    discussions = sampled.get("/api/cache")["discussions"]
+    page.url = sample_service.url
+    discussions = sample_service.get("/api/cache")["discussions"]
     found = str(next(one["discussion_id"] for one in discussions if "time is before" in one["name"]))
     page.open(f"session/{found}")
     return found
 
 
-def test_every_call_is_drawn_and_described_as_in_the_api(page: Page, sampled: Client, bad: str) -> None:
-    calls = sampled.get(f"/api/sessions/{bad}/calls")
+def test_every_call_is_drawn_and_described_as_in_the_api(page: Page, sample_service: Client, bad: str) -> None:
+    calls = sample_service.get(f"/api/sessions/{bad}/calls")
     assert page.text("h1") == calls["name"]
     for call in calls["calls"]:
         row = page.text(f"[data-call='{call['number']}']")
@@ -52,16 +52,16 @@ def test_click_on_a_bar_selects_its_call_and_stays_in_the_url(page: Page, bad: s
         "const clientX = box.left + 6.5 * box.width / 9;"
         "svg.dispatchEvent(new MouseEvent('click', {bubbles: true, clientX, clientY: box.top + 50}))"
     )
-    page.until(lambda: page.text(".detail h2").startswith("Call 7"))
+    page.wait_until(lambda: page.text(".detail h2").startswith("Call 7"))
     assert page.driver.current_url.endswith(f"#/session/{bad}?call=7")
     page.driver.refresh()
-    page.until(lambda: page.text(".detail h2").startswith("Call 7"))
+    page.wait_until(lambda: page.text(".detail h2").startswith("Call 7"))
     detail = page.text(".detail")
     assert "Violated: the prefix changed" in detail
     assert "miss: system_changed" in detail
     assert "end of the conversation so far" in detail
     page.click("[data-does=bytes]")
-    page.until(lambda: "The first byte that differs is byte" in page.text(".detail"))
+    page.wait_until(lambda: "The first byte that differs is byte" in page.text(".detail"))
     before, after = page.texts(".bytes mark")
     assert before != after
     assert "The time is" in page.text(".bytes .shared")
@@ -71,7 +71,7 @@ def test_arrow_keys_select_calls(page: Page, bad: str) -> None:
     page.run("document.querySelector('[data-key=prompts]').focus()")
     for key, number in ((Keys.END, 9), (Keys.LEFT, 8), (Keys.HOME, 1), (Keys.RIGHT, 2)):
         page.driver.switch_to.active_element.send_keys(key)
-        page.until(lambda number=number: page.text(".detail h2").startswith(f"Call {number} "))  # type: ignore[misc]
+        page.wait_until(lambda number=number: page.text(".detail h2").startswith(f"Call {number} "))  # type: ignore[misc]
     assert page.run("return document.activeElement.dataset.key") == "prompts", "the focus stays where it was"
 
 
@@ -84,11 +84,11 @@ def test_chart_is_saved_with_its_colours(page: Page, bad: str) -> None:
     assert "class=" not in saved
 
 
-def test_unknown_session_is_reported_with_a_link_back(page: Page, sampled: Client) -> None:
-    page.url, page.expecting = sampled.url, ("404",)
+def test_unknown_session_is_reported_with_a_link_back(page: Page, sample_service: Client) -> None:
+    page.url, page.expected_errors = sample_service.url, ("404",)
     page.open("session/none-such", heading="Cannot show this view")
     assert "no session 'none-such'" in page.text("main")
-    page.one("main button")
+    page.element("main button")
 
 
 def thousand_calls() -> list[Event]:
