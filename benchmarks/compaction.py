@@ -50,7 +50,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """What is left: its text, its size, and the messages that single lines of it lead to."""
+    """The compacted view: its text, its size, and the messages that single lines refer to."""
 
     text: str
     tokens: int
@@ -182,7 +182,7 @@ def _reply(call: RecordedCall) -> tuple[HistoryEntry, ...]:
 
 
 def find_reachable(moment: Moment, view: View) -> set[Entity]:
-    """What stands in the groups that a line of the record leads to."""
+    """The text of the groups that a line of the summary refers to."""
     found = set[Entity]()
     for group in group_exchanges(moment.history):
         inside = moment.history[group.start : group.stop]

@@ -20,7 +20,7 @@ MODEL = "anthropic:claude-sonnet-5-5"
 
 
 @pytest.fixture
-def bad(page: Page, sample_service: Client) -> str:
+def session_with_breaks(page: Page, sample_service: Client) -> str:
     """The session whose prefix changes; its view is open."""
     page.url = sample_service.url
     discussions = sample_service.get("/api/cache")["discussions"]
@@ -29,8 +29,10 @@ def bad(page: Page, sample_service: Client) -> str:
     return found
 
 
-def test_every_call_is_drawn_and_described_as_in_the_api(page: Page, sample_service: Client, bad: str) -> None:
-    calls = sample_service.get(f"/api/sessions/{bad}/calls")
+def test_every_call_is_drawn_and_described_as_in_the_api(
+    page: Page, sample_service: Client, session_with_breaks: str
+) -> None:
+    calls = sample_service.get(f"/api/sessions/{session_with_breaks}/calls")
     assert page.text("h1") == calls["name"]
     for call in calls["calls"]:
         row = page.text(f"[data-call='{call['number']}']")
@@ -46,14 +48,14 @@ def test_every_call_is_drawn_and_described_as_in_the_api(page: Page, sample_serv
     assert {layer["layer"] for layer in calls["calls"][0]["layers"]} <= set(legend)
 
 
-def test_click_on_a_bar_selects_its_call_and_stays_in_the_url(page: Page, bad: str) -> None:
+def test_click_on_a_bar_selects_its_call_and_stays_in_the_url(page: Page, session_with_breaks: str) -> None:
     page.run(
         "const svg = document.querySelector('.prompt-chart'), box = svg.getBoundingClientRect();"
         "const clientX = box.left + 6.5 * box.width / 9;"
         "svg.dispatchEvent(new MouseEvent('click', {bubbles: true, clientX, clientY: box.top + 50}))"
     )
     page.wait_until(lambda: page.text(".detail h2").startswith("Call 7"))
-    assert page.driver.current_url.endswith(f"#/session/{bad}?call=7")
+    assert page.driver.current_url.endswith(f"#/session/{session_with_breaks}?call=7")
     page.driver.refresh()
     page.wait_until(lambda: page.text(".detail h2").startswith("Call 7"))
     detail = page.text(".detail")
@@ -67,7 +69,7 @@ def test_click_on_a_bar_selects_its_call_and_stays_in_the_url(page: Page, bad: s
     assert "The time is" in page.text(".bytes .shared")
 
 
-def test_arrow_keys_select_calls(page: Page, bad: str) -> None:
+def test_arrow_keys_select_calls(page: Page, session_with_breaks: str) -> None:
     page.run("document.querySelector('[data-key=prompts]').focus()")
     for key, number in ((Keys.END, 9), (Keys.LEFT, 8), (Keys.HOME, 1), (Keys.RIGHT, 2)):
         page.driver.switch_to.active_element.send_keys(key)
@@ -75,7 +77,7 @@ def test_arrow_keys_select_calls(page: Page, bad: str) -> None:
     assert page.run("return document.activeElement.dataset.key") == "prompts", "the focus stays where it was"
 
 
-def test_chart_is_saved_with_its_colours(page: Page, bad: str) -> None:
+def test_chart_is_saved_with_its_colours(page: Page, session_with_breaks: str) -> None:
     saved = page.run(
         "return import('/dashboard/download.js').then(m => m.standalone(document.querySelector('.prompt-chart')))"
     )

@@ -54,7 +54,7 @@ def steps(project: LibraryProject, *lines: object) -> str:
     return str(path)
 
 
-def answer(token: str) -> dict[str, str]:
+def recall_result(token: str) -> dict[str, str]:
     return {
         "type": "tool_result",
         "tool": "recall_instruction",
@@ -62,19 +62,22 @@ def answer(token: str) -> dict[str, str]:
     }
 
 
-def said(text: str) -> dict[str, str]:
+def text_step(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
 def test_reported_and_detected_usage_are_printed_and_not_stored_by_default(project: LibraryProject) -> None:
     token = recall(project)
     path = steps(
-        project, said("Per budget-rules/v1."), answer(token), said("See checkout-procedure/v1, code-review/v1.")
+        project,
+        text_step("Per budget-rules/v1."),
+        recall_result(token),
+        text_step("See checkout-procedure/v1, code-review/v1."),
     )
     project.library.submit_usage(token, used=(), missed=("release-notes",))
-    ended = project.run("usage", "--trace", path)
-    assert ended.exit_code == 0, ended.output
-    assert ended.stdout == (
+    result = project.run("usage", "--trace", path)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == (
         f"{token} 'claim a ticket'\n"
         "unit                loaded  reported  detected\n"
         "checkout-procedure  1       -         used: address (step 1)\n"
@@ -88,11 +91,11 @@ def test_reported_and_detected_usage_are_printed_and_not_stored_by_default(proje
 
 def test_trace_is_stored_once_and_counted_in_the_metrics(project: LibraryProject) -> None:
     token = recall(project)
-    path = steps(project, "", said("I keep to checkout-procedure/v1."))
-    ended = project.run("usage", token, "--trace", path, "--keep")
-    assert "checkout-procedure  1       not yet   used: address (step 1)" in ended.stdout
-    assert "1 recall in 1 step, 1 recorded\n" in ended.stdout
-    other = steps(project, said("Nothing."))
+    path = steps(project, "", text_step("I keep to checkout-procedure/v1."))
+    result = project.run("usage", token, "--trace", path, "--keep")
+    assert "checkout-procedure  1       not yet   used: address (step 1)" in result.stdout
+    assert "1 recall in 1 step, 1 recorded\n" in result.stdout
+    other = steps(project, text_step("Nothing."))
     (usage,) = json.loads(project.run("usage", token, "--trace", other, "--keep", "--json").stdout)
     assert (usage["detected_used"], usage["reported_used"], usage["is_stored"]) == (["checkout-procedure"], None, True)
     shown = project.run("metrics").stdout
@@ -102,21 +105,27 @@ def test_trace_is_stored_once_and_counted_in_the_metrics(project: LibraryProject
 
 def test_usage_and_a_trace_can_be_submitted_together(project: LibraryProject) -> None:
     token = recall(project)
-    ended = project.run("usage", token, "--used", "x", "--trace", steps(project, said("Hm.")), "--json")
-    (usage,) = json.loads(ended.stdout)
+    result = project.run("usage", token, "--used", "x", "--trace", steps(project, text_step("Hm.")), "--json")
+    (usage,) = json.loads(result.stdout)
     assert (usage["reported_used"], usage["detected_used"], usage["is_stored"]) == (["x"], [], False)
 
 
 def test_each_recall_is_judged_by_the_steps_after_it(project: LibraryProject) -> None:
     first, second = recall(project), recall(project, "review a pull request")
-    lines = (answer("audi_none"), answer(first), said("checkout-procedure/v1"), answer(second), said("code-review/v1"))
+    lines = (
+        recall_result("audi_none"),
+        recall_result(first),
+        text_step("checkout-procedure/v1"),
+        recall_result(second),
+        text_step("code-review/v1"),
+    )
     usage = json.loads(project.run("usage", "--trace", steps(project, *lines), "--json").stdout)
     assert [(one["audit_token"], one["detected_used"]) for one in usage] == [
         (first, ["checkout-procedure"]),
         (second, ["code-review"]),
     ]
-    ended = project.run("usage", "--trace", steps(project, *lines), "--agent", "nobody")
-    assert "no result of a recall of 'nobody'" in str(ended.exception)
+    result = project.run("usage", "--trace", steps(project, *lines), "--agent", "nobody")
+    assert "no result of a recall of 'nobody'" in str(result.exception)
 
 
 def test_stored_session_is_a_trace(project: LibraryProject) -> None:
@@ -171,29 +180,29 @@ def test_recorded_conversations_and_transcripts_are_traces(project: LibraryProje
         ((), "there is no trace in"),
         (("{",), "there is no trace in"),
         (("[]", "\x00"), "there is no trace in"),
-        (("", said("a"), '{"type":"text"}'), "line 3 of the trace is not a step"),
-        ((said("a"), "secret"), "line 2 of the trace is not a step"),
+        (("", text_step("a"), '{"type":"text"}'), "line 3 of the trace is not a step"),
+        ((text_step("a"), "secret"), "line 2 of the trace is not a step"),
         (
             (
-                said("a"),
+                text_step("a"),
                 '{"type": "text","text":"\ud800"}'.encode("utf-8", "surrogatepass").decode("latin-1"),
             ),
             None,
         ),
-        ((said("a"), "[" * 100_000), "line 2 of the trace is not a step"),
+        ((text_step("a"), "[" * 100_000), "line 2 of the trace is not a step"),
     ],
 )
 def test_unreadable_trace_file_is_a_one_line_error(
     project: LibraryProject, lines: tuple[object, ...], reason: str | None
 ) -> None:
-    ended = project.run("usage", recall(project), "--trace", steps(project, *lines))
+    result = project.run("usage", recall(project), "--trace", steps(project, *lines))
     if reason is None:
-        assert ended.exit_code == 0
+        assert result.exit_code == 0
         return
-    assert isinstance(ended.exception, UserError)
-    assert reason in str(ended.exception)
-    assert "secret" not in str(ended.exception)
-    assert "\n" not in str(ended.exception)
+    assert isinstance(result.exception, UserError)
+    assert reason in str(result.exception)
+    assert "secret" not in str(result.exception)
+    assert "\n" not in str(result.exception)
 
 
 @pytest.mark.parametrize(
@@ -209,14 +218,14 @@ def test_unreadable_trace_file_is_a_one_line_error(
     ],
 )
 def test_missing_arguments_are_named(project: LibraryProject, words: tuple[str, ...], reason: str) -> None:
-    ended = project.run("usage", *words)
-    assert isinstance(ended.exception, UserError)
-    assert reason in str(ended.exception)
+    result = project.run("usage", *words)
+    assert isinstance(result.exception, UserError)
+    assert reason in str(result.exception)
 
 
 def test_unknown_token_with_a_trace_is_not_found(project: LibraryProject) -> None:
-    ended = project.run("usage", "audi_none", "--trace", steps(project, said("x")))
-    assert "no such audit record" in str(ended.exception)
+    result = project.run("usage", "audi_none", "--trace", steps(project, text_step("x")))
+    assert "no such audit record" in str(result.exception)
 
 
 def test_messages_become_steps_and_results_name_their_tool() -> None:

@@ -84,14 +84,14 @@ class Agent:
         self.clock = ManualClock()
         self.store = MemoryStore()
         self.transport = ReplayTransport(steps)
-        given: Options = {
+        defaults: Options = {
             "model": "anthropic:claude-sonnet-5-5",
             "store": self.store,
             "transport": self.transport,
             "clock": self.clock,
             "new_id": CountingIds(),
         }
-        self.options: Options = given | options
+        self.options: Options = defaults | options
         self.session = Session.create(**self.options)
 
     @property
@@ -117,7 +117,7 @@ def make_agent(*steps: Step, **options: Unpack[Options]) -> Agent:
 
 def changed_prefixes(events: Sequence[Event]) -> list[str]:
     """Every request that did not extend the previous one, by layer and byte."""
-    found: list[str] = []
+    changes: list[str] = []
     length = response = 0
     for event in events:
         if isinstance(event.payload, LlmCallCompleted):
@@ -135,8 +135,8 @@ def changed_prefixes(events: Sequence[Event]) -> list[str]:
             continue
         prepared = event.payload
         if prepared.shared_blocks < length:
-            moved = prepared.digests[0] if prepared.digests else None
-            where = f"layer {moved.layer!r} at byte {moved.start}" if moved else "the end"
-            found.append(f"the prefix changed: {where} (block {prepared.shared_blocks} of {length})")
+            first_changed = prepared.digests[0] if prepared.digests else None
+            where = f"layer {first_changed.layer!r} at byte {first_changed.start}" if first_changed else "the end"
+            changes.append(f"the prefix changed: {where} (block {prepared.shared_blocks} of {length})")
         length = prepared.shared_blocks + len(prepared.digests)
-    return found
+    return changes

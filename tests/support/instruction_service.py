@@ -88,7 +88,7 @@ class InstructionService:
         self.ben = client.key("admin", entity=BEN)
         self.agent_key = client.key(f"agent:{AGENT}")
 
-    def lose(self, table: str) -> None:
+    def drop_table(self, table: str) -> None:
         """Drop a table, so that everything that needs it fails like in a broken database."""
         assert isinstance(self.library.records, InstructionStore)
         self.library.records._changes.run_statement(f"DROP TABLE {self.library.records._tables.schema}{table}", ())

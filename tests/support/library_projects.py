@@ -66,5 +66,5 @@ class LibraryProject:
 
 def is_insertion(text: str, longer: str) -> bool:
     """Whether the longer text is the shorter one with one insertion."""
-    at = next((at for at, (one, other) in enumerate(zip(text, longer, strict=False)) if one != other), len(text))
+    at = next((at for at, (left, right) in enumerate(zip(text, longer, strict=False)) if left != right), len(text))
     return longer.endswith(text[at:])

@@ -30,8 +30,8 @@ def read_one_file_a_turn(messages: Sequence[Message]) -> ScriptedReply:
     results = sum(block_kind(block) == "tool_result" for block in messages[-1].content)
     if results:
         return ScriptedReply((Text("It is as expected; next is the one behind it."),))
-    spoken = sum(len(str(message.content)) for message in messages)
-    path = f"src/part_{spoken % 9973}/lexer.py"
+    characters = sum(len(str(message.content)) for message in messages)
+    path = f"src/part_{characters % 9973}/lexer.py"
     return ScriptedReply((ToolUse("", "read_file", encode_json({"path": path}).decode()),))
 
 

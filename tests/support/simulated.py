@@ -63,8 +63,8 @@ def post(
 ) -> tuple[int, Wire]:
     raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
     sent = {"x-api-key": key, **(headers or {})}
-    answer = provider.handle("POST", path, headers=sent, body=raw)
-    return answer.status, msgspec.json.decode(answer.read_body())
+    response = provider.handle("POST", path, headers=sent, body=raw)
+    return response.status, msgspec.json.decode(response.read_body())
 
 
 def usage(provider: SimulatedProvider, body: Wire, **options: Any) -> Wire:
@@ -87,8 +87,8 @@ def buckets(reported: Wire) -> tuple[int, int, int, int]:
 
 
 def count_tokens(provider: SimulatedProvider, body: Wire) -> int:
-    asked = {name: value for name, value in body.items() if name not in ("max_tokens", "stream")}
-    status, reply = post(provider, asked, path="/v1/messages/count_tokens")
+    fields = {name: value for name, value in body.items() if name not in ("max_tokens", "stream")}
+    status, reply = post(provider, fields, path="/v1/messages/count_tokens")
     assert status == 200, reply
     tokens: int = reply["input_tokens"]
     return tokens
