@@ -99,14 +99,14 @@ def cost_uncompacted(session: Session, setting: CacheSetting) -> float:
     return _replay(session, setting, lambda entries, cleared: cleared)
 
 
-def clear_rolling(kept: int) -> Callable[[Session, CacheSetting], float]:
+def clear_rolling(outputs_retained: int) -> Callable[[Session, CacheSetting], float]:
     """All but the last outputs are cleared, one by one as new ones come."""
 
     def play(session: Session, setting: CacheSetting) -> float:
         places = [at for at, output in enumerate(session.outputs) if output]
 
         def clear(entries: int, cleared: frozenset[int]) -> frozenset[int]:
-            return frozenset([at for at in places if at < entries][:-kept])
+            return frozenset([at for at in places if at < entries][:-outputs_retained])
 
         return _replay(session, setting, clear)
 

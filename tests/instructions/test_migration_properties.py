@@ -67,8 +67,8 @@ def test_front_matter_stays_unsplit(document: tuple[tuple[str, ...], ...]) -> No
 @example("\ufeff# title\n\x0b\x0c\x85 text")
 def test_any_text_is_split_without_losing_or_repeating_a_line(text: str) -> None:
     sections = split_sections(SourceFile("a.md", text))
-    kept = [line for section in sections for line in section.text.split("\n") if line.strip()]
-    assert kept == [line for line in text.split("\n") if line.strip()]
+    section_lines = [line for section in sections for line in section.text.split("\n") if line.strip()]
+    assert section_lines == [line for line in text.split("\n") if line.strip()]
 
 
 @given(documents().map(text_of))

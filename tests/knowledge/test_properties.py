@@ -215,12 +215,12 @@ def test_edits_removals_and_closings_by_users_survive_any_harvest(
                     and f"<!-- k {chosen.id} ".encode() in raw)  # fmt: skip
         text = (knowledge.read(name) or b"").decode()
         removed = data.draw(st.booleans())
-        kept = [
+        user_lines = [
             line.replace(chosen.text, "As I say.") if chosen.id in line else line
             for line in text.split("\n")
             if not (removed and chosen.id in line)
         ]
-        knowledge.replace(name, "\n".join(kept).encode())
+        knowledge.replace(name, "\n".join(user_lines).encode())
         apply_harvest(knowledge, [repeat_session(session) for session in harvested])
         after = {item.id: item for item in list_knowledge_items(knowledge)}
         if removed:
@@ -388,9 +388,9 @@ def test_additions_come_after_the_section_content_unless_it_is_full(some: list[I
         else:
             size = sum(len(line) + 1 for line in (*old, *added)) + len(f"\n## {heading}\n")
             assert size > int(share * (DIGEST_BYTES_MAX - len(DIGEST_PREAMBLE) - OMISSION_NOTE_BYTES))
-            kept = [line for line in old if line in new]
-            assert kept == old[len(old) - len(kept) :]
-            assert len("".join(kept)) <= len("".join(old)) * 3 / 4
+            remaining = [line for line in old if line in new]
+            assert remaining == old[len(old) - len(remaining) :]
+            assert len("".join(remaining)) <= len("".join(old)) * 3 / 4
         # After the first section that changed, everything moves.
         return
 

@@ -210,11 +210,11 @@ async def test_controls_of_a_child_session_apply_to_its_parent_too(cache_service
 
 
 def test_invalidated_cache_is_not_listed_even_before_the_next_call() -> None:
-    kept = CacheState("s", "anthropic:claude-sonnet-5-5", tokens_cached=9, cached_at=1.0, expires_at=99.0)
-    given_up = event("e1", CacheControlsApplied(reason="the cache was invalidated"))
-    assert kept.is_cached(5.0)
-    assert not fold_cache_state(kept, [given_up], shipped_models()).is_cached(5.0)
-    assert fold_cache_state(kept, [event("e1", CacheControlsApplied(ttl="1h"))], shipped_models()).is_cached(5.0)
+    cached = CacheState("s", "anthropic:claude-sonnet-5-5", tokens_cached=9, cached_at=1.0, expires_at=99.0)
+    invalidated = event("e1", CacheControlsApplied(reason="the cache was invalidated"))
+    assert cached.is_cached(5.0)
+    assert not fold_cache_state(cached, [invalidated], shipped_models()).is_cached(5.0)
+    assert fold_cache_state(cached, [event("e1", CacheControlsApplied(ttl="1h"))], shipped_models()).is_cached(5.0)
 
 
 async def test_model_removed_from_the_catalog_is_still_reported() -> None:

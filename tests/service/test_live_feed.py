@@ -205,9 +205,9 @@ async def test_listener_that_lags_too_far_is_sent_the_count_of_dropped_events() 
         assert positions_of(await receive(fast, newest - 20 if newest == 60 else 50))[-1] == newest
     rest = await receive(slow, 25)
     dropped = next(one for one in rest if isinstance(one, SkippedEvents))
-    behind = rest[rest.index(dropped) + 1]
-    assert isinstance(behind, PositionedEvent)
-    assert (dropped.until, behind.position) == (behind.position - 1, dropped.until + 1)
+    next_item = rest[rest.index(dropped) + 1]
+    assert isinstance(next_item, PositionedEvent)
+    assert (dropped.until, next_item.position) == (next_item.position - 1, dropped.until + 1)
     assert dropped.until - dropped.after > 0
     await hub.close()
 

@@ -94,9 +94,9 @@ async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path, sign
         *("--exclude-path", "/api/cache/stream", "--exclude-checks", "positive_data_acceptance"),
     ]
     with (
-        open_store_of_kind("sqlite", tmp_path) as kept,
+        open_store_of_kind("sqlite", tmp_path) as instruction_store,
         # Disabled routes respond 404 to any request, valid or not.
-        serve_store(store, library=library_of(kept, clock, tmp_path / "root", encoder=None)) as client,
+        serve_store(store, library=library_of(instruction_store, clock, tmp_path / "root", encoder=None)) as client,
     ):
         key = ["--header", f"Authorization: Bearer {client.key('admin')}"] if signed_in else []
         ended = subprocess.run(  # noqa: ASYNC221 - the service has a thread of its own

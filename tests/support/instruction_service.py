@@ -161,12 +161,12 @@ def b64(raw: bytes) -> str:
 @contextmanager
 def open_store_of_kind(kind: str, folder: Path) -> Iterator[Store]:
     if kind == "postgres":
-        with reused_database() as url, PostgresStore(url) as kept:
-            yield kept
+        with reused_database() as url, PostgresStore(url) as store:
+            yield store
         return
-    made: AbstractContextManager[Store] = SqliteStore(folder / "log.db")
-    with made as kept:
-        yield kept
+    sqlite_store: AbstractContextManager[Store] = SqliteStore(folder / "log.db")
+    with sqlite_store as store:
+        yield store
 
 
 def library_of(

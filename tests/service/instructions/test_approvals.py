@@ -149,8 +149,8 @@ def test_version_derives_from_its_predecessor_unless_the_author_names_another(se
     first = service.write(BUDGET).json["content_sha256"]
     service.write(BUDGET, "v2", "Two.")
     service.write(BUDGET, "v3", "Three.", derived_from="0" * 64)
-    kept = service.library.records.list_unit_versions(AGENT, BUDGET)
-    assert [unit.derived_from for unit in kept] == [None, first, "0" * 64]
+    versions = service.library.records.list_unit_versions(AGENT, BUDGET)
+    assert [unit.derived_from for unit in versions] == [None, first, "0" * 64]
 
 
 @pytest.mark.parametrize("approval", [APPROVAL, {**APPROVAL, "version": "v1"}], ids=["plain", "of the version"])

@@ -170,9 +170,9 @@ def test_heartbeat_from_before_the_first_manifest_uses_the_one_it_recalled_from(
     assert submit(published_service, "audi_2", trace=USES_IT) == (204, None)
     assert submit(published_service, "audi_3", trace=USES_IT) == (204, None)
     assert record_of(published_service, "audi_2")["detected_used"] == ["checkout-procedure"]
-    kept = records.audit("audi_3")
-    assert kept is not None
-    assert kept.detected == ()
+    record_after = records.audit("audi_3")
+    assert record_after is not None
+    assert record_after.detected == ()
 
 
 def test_metrics_cover_reported_and_detected_usage_and_untraced_recalls_count_once(

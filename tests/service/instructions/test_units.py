@@ -28,8 +28,8 @@ def test_new_version_supersedes_the_previous_and_is_the_only_one_recalled(servic
     assert service.publish([entry("code-review", fact_uri=uri("code-review", "v2"))]).status == 200
     (chunk,) = service.recall("review a pull request").json["chunks"]
     assert (chunk["version"], chunk["content"]) == ("v10", f"{TEXT} v10")
-    kept = service.library.records.list_unit_versions(AGENT, "code-review")
-    assert [unit.valid_until for unit in kept] == [kept[1].created_at, kept[2].created_at, None]
+    versions = service.library.records.list_unit_versions(AGENT, "code-review")
+    assert [unit.valid_until for unit in versions] == [versions[1].created_at, versions[2].created_at, None]
 
 
 def test_version_that_does_not_increase_is_refused(service: InstructionService) -> None:

@@ -55,9 +55,9 @@ def broken_block(root: Path, page: str, line: int) -> list[str]:
     """What is wrong with the block on this line, and with the output block right after it."""
     blocks = list(blocks_of(text_of(root, page)))
     index = next(index for index, block in enumerate(blocks) if block.line == line)
-    program, *behind = blocks[index : index + 2]
-    if program.language == "python" and behind and behind[0].language == "text":
-        return [f"{page}:{line}: {trouble}" for trouble in wrong_prints(root, program, behind[0])]
+    program, *following = blocks[index : index + 2]
+    if program.language == "python" and following and following[0].language == "text":
+        return [f"{page}:{line}: {trouble}" for trouble in wrong_prints(root, program, following[0])]
     return [f"{page}:{line}: {trouble}" for trouble in troubles(root, program)]
 
 
