@@ -42,8 +42,11 @@ def test_every_call_is_drawn_and_described_as_in_the_api(
     bars = page.run("return document.querySelector('.outcome.written').getAttribute('d').split('M').length - 1")
     assert bars == len(calls["calls"])
     assert page.run("return document.querySelector('.break').getAttribute('d').split('M').length - 1") == 3
-    marks = sum(len(call["breakpoints"]) for call in calls["calls"])
-    assert page.run("return document.querySelector('.breakpoint').getAttribute('d').split('M').length - 1") == marks
+    breakpoint_count = sum(len(call["breakpoints"]) for call in calls["calls"])
+    assert (
+        page.run("return document.querySelector('.breakpoint').getAttribute('d').split('M').length - 1")
+        == breakpoint_count
+    )
     legend = page.texts(".legend li")
     assert {layer["layer"] for layer in calls["calls"][0]["layers"]} <= set(legend)
 

@@ -52,8 +52,8 @@ def test_every_call_lists_its_prompt_layers_and_cache_reads(client: Client) -> N
         sent = call["read_tokens"] + call["written_tokens"] + call["uncached_tokens"]
         assert sum(layer["tokens"] for layer in call["layers"]) == sent
         assert [layer["layer"] for layer in call["layers"]] == ["tools", "preset", "skills", "metadata", "history"]
-        assert [mark["tokens"] for mark in call["breakpoints"]] == sorted(
-            mark["tokens"] for mark in call["breakpoints"]
+        assert [breakpoint["tokens"] for breakpoint in call["breakpoints"]] == sorted(
+            breakpoint["tokens"] for breakpoint in call["breakpoints"]
         )
         assert call["breakpoints"][-1]["tokens"] == sent
     assert [call["verdict"] for call in calls["calls"]] == ["first_use", *["held"] * 8]
@@ -79,8 +79,8 @@ def test_model_switch_is_listed_between_the_calls(client: Client) -> None:
 def test_call_shows_its_plan_verdict_and_certificate(client: Client) -> None:
     call = client.get(f"/api/sessions/{session_named(client, 'time is before')}/calls/7")
     assert call["call"]["number"] == 7
-    assert [mark["layer"] for mark in call["breakpoints"]] == ["tools", "skills", "history"]
-    assert all(mark["reason"] for mark in call["breakpoints"])
+    assert [breakpoint["layer"] for breakpoint in call["breakpoints"]] == ["tools", "skills", "history"]
+    assert all(breakpoint["reason"] for breakpoint in call["breakpoints"])
     verdict = call["verdict"]
     assert (verdict["kind"], verdict["component"], verdict["bytes_verdict"]) == (
         "prefix_changed",

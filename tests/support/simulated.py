@@ -31,9 +31,9 @@ def models_with(name: str = SONNET, **cache: object) -> Models:
     return models
 
 
-def text(words: str, mark: Mapping[str, str] | None = None) -> Wire:
+def text(words: str, cache_control: Mapping[str, str] | None = None) -> Wire:
     block: Wire = {"type": "text", "text": words}
-    return block if mark is None else {**block, "cache_control": mark}
+    return block if cache_control is None else {**block, "cache_control": cache_control}
 
 
 def user(*content: Wire | str) -> Wire:
@@ -44,9 +44,9 @@ def assistant(*content: Wire | str) -> Wire:
     return {**user(*content), "role": "assistant"}
 
 
-def tool(name: str, mark: Mapping[str, str] | None = None, description: str = LONG) -> Wire:
+def tool(name: str, cache_control: Mapping[str, str] | None = None, description: str = LONG) -> Wire:
     spec: Wire = {"name": name, "description": description, "input_schema": {"type": "object"}}
-    return spec if mark is None else {**spec, "cache_control": mark}
+    return spec if cache_control is None else {**spec, "cache_control": cache_control}
 
 
 def request(*messages: Wire, **fields: Any) -> Wire:

@@ -23,8 +23,8 @@ class Chat:
     provider = "openai"
     call_prefix, reply_prefix = "call_", "chatcmpl-"
 
-    def part(self, words: str, mark: Mapping[str, str] | None = None) -> Wire:
-        return {"type": "text", "text": words, **({"prompt_cache_breakpoint": mark} if mark else {})}
+    def part(self, words: str, breakpoint: Mapping[str, str] | None = None) -> Wire:
+        return {"type": "text", "text": words, **({"prompt_cache_breakpoint": breakpoint} if breakpoint else {})}
 
     def message(self, role: str, *parts: Wire | str) -> Wire:
         return {"role": role, "content": [self.part(part) if isinstance(part, str) else part for part in parts]}
@@ -63,8 +63,8 @@ class Responses(Chat):
     path = "/v1/responses"
     reply_prefix = "resp_"
 
-    def part(self, words: str, mark: Mapping[str, str] | None = None) -> Wire:
-        return {**super().part(words, mark), "type": "input_text"}
+    def part(self, words: str, breakpoint: Mapping[str, str] | None = None) -> Wire:
+        return {**super().part(words, breakpoint), "type": "input_text"}
 
     def message(self, role: str, *parts: Wire | str) -> Wire:
         if role == "assistant":
