@@ -39,7 +39,7 @@ NAMED = (
 def address_of(view: str, sample_service: Client) -> str:
     """The fragment of a view's URL: the view and its subject."""
     discussions = sample_service.get("/api/cache")["discussions"]
-    bad = next(one["discussion_id"] for one in discussions if "time is before" in one["name"])
+    bad = next(discussion["discussion_id"] for discussion in discussions if "time is before" in discussion["name"])
     addresses = {
         "session": f"session/{bad}?call=7",
         "breaks": "breaks?cause=prefix_changed",

@@ -24,7 +24,9 @@ def session_with_breaks(page: Page, sample_service: Client) -> str:
     """The session whose prefix changes; its view is open."""
     page.url = sample_service.url
     discussions = sample_service.get("/api/cache")["discussions"]
-    found = str(next(one["discussion_id"] for one in discussions if "time is before" in one["name"]))
+    found = str(
+        next(discussion["discussion_id"] for discussion in discussions if "time is before" in discussion["name"])
+    )
     page.open(f"session/{found}")
     return found
 

@@ -49,7 +49,7 @@ def test_fences_tables_and_nested_lists_stay_unsplit(
 ) -> None:
     between = (("A paragraph apart.",),)
     text = text_of((*before, *between, block, *between, *after))
-    assert any(is_unsplit(block, one) for one in proposed_texts(proposed(text)))
+    assert any(is_unsplit(block, proposed_text) for proposed_text in proposed_texts(proposed(text)))
 
 
 @given(documents())
@@ -84,7 +84,7 @@ def test_spans_match_the_lines_of_their_section(text: str) -> None:
 @given(documents().map(text_of))
 def test_splitting_at_a_pattern_loses_no_line(text: str) -> None:
     sections = split_sections(SourceFile("a.md", text), at=re.compile("test"))
-    assert lines_in(one.text for one in sections) == lines_in([text])
+    assert lines_in(section.text for section in sections) == lines_in([text])
 
 
 @given(st.lists(words, min_size=1, max_size=60))

@@ -46,11 +46,13 @@ def test_ranked_units_respect_budget_and_count(instruction_set: InstructionSet, 
     assert instruction_set.index is instruction_set.index, "an index is made once"
     guaranteed = [chunk for chunk in recalled.chunks if chunk.kind == "guaranteed"]
     others = [chunk for chunk in recalled.chunks if chunk.kind != "guaranteed"]
-    left = query.token_budget - sum(one.content.tokens for one in guaranteed)
+    left = query.token_budget - sum(chunk.content.tokens for chunk in guaranteed)
     assert not others or sum(other.content.tokens for other in others) <= left
     assert len(others) <= query.max_chunks
     assert recalled.total_tokens == sum(chunk.content.tokens for chunk in recalled.chunks)
-    dropped = any(one.reason == "over_budget" for one in recalled.dropped) or bool(recalled.dropped_hints)
+    dropped = any(dropped_unit.reason == "over_budget" for dropped_unit in recalled.dropped) or bool(
+        recalled.dropped_hints
+    )
     assert recalled.truncated == (dropped or recalled.total_tokens > query.token_budget)
 
 
@@ -76,8 +78,8 @@ def test_every_hint_and_every_unit_is_accounted_for(instruction_set: Instruction
     recalled = instruction_set.recall(query)
     names = {chunk.name for chunk in recalled.chunks}
     assert set(query.manifest_hint) <= names | {*recalled.missed_hints, *recalled.dropped_hints}
-    assert names | {one.name for one in recalled.dropped} | set(recalled.unavailable) == set(NAMES)
-    assert not names & {one.name for one in recalled.dropped}
+    assert names | {dropped_unit.name for dropped_unit in recalled.dropped} | set(recalled.unavailable) == set(NAMES)
+    assert not names & {dropped_unit.name for dropped_unit in recalled.dropped}
     assert recalled == instruction_set.recall(query)
 
 

@@ -86,8 +86,8 @@ def test_items_go_to_the_page_of_their_category() -> None:
 
 def test_session_adds_a_limited_number_of_items_and_reports_the_rest() -> None:
     many = " ".join(f"Never touch file_{number}.py." for number in range(SESSION_ITEMS_MAX + 7))
-    texts_by_category = extract_items(text_session("s", many, "Ok.").read_entries(), session="s", day="2026-11-01")
-    assert (len(texts_by_category.items), texts_by_category.over_limit) == (SESSION_ITEMS_MAX, 7)
+    extraction = extract_items(text_session("s", many, "Ok.").read_entries(), session="s", day="2026-11-01")
+    assert (len(extraction.items), extraction.over_limit) == (SESSION_ITEMS_MAX, 7)
 
 
 def test_completed_task_is_closed_in_place(folder: KnowledgeFolder) -> None:
@@ -232,10 +232,8 @@ def test_prompt_injection_is_flagged_and_held_back_for_review(folder: KnowledgeF
 
 @pytest.mark.parametrize("text", [FACT, RULE, DECISION, "Always act on the user's behalf in src/a.py.", "Use tabs."])
 def test_plain_instructions_of_a_user_are_not_flagged(text: str) -> None:
-    texts_by_category = extract_items(
-        text_session("s", text, "Ok.").read_entries(), session="s", day="2026-11-01"
-    ).items
-    assert [one.flagged for one in texts_by_category if one.category != "tasks"] == [""] * len(texts_by_category)
+    items = extract_items(text_session("s", text, "Ok.").read_entries(), session="s", day="2026-11-01").items
+    assert [item.flagged for item in items if item.category != "tasks"] == [""] * len(items)
 
 
 SECRETS = (
@@ -282,7 +280,7 @@ def test_secret_reaches_no_file_output_or_log_line(
         msgspec.json.encode(done),
         caplog.text.encode(),
     ]
-    assert not [one for one in everything if core in one]
+    assert not [text for text in everything if core in text]
     assert b"Read it" in (folder.read("tasks.md") or b"")
 
 
@@ -399,8 +397,8 @@ def test_notes_on_files_with_unusual_names_are_found_again(folder: KnowledgeFold
     ("path", "found"),
     [("/project/a.py", "a.py"), ("a/../b.py", "b.py"), ("/etc/passwd", ""), ("../x", ""), ("/project", ""), ("", "")],
 )
-def test_only_project_paths_have_notes(path: str, texts_by_category: str) -> None:
-    assert relative_project_path(path, "/project") == texts_by_category
+def test_only_project_paths_have_notes(path: str, found: str) -> None:
+    assert relative_project_path(path, "/project") == found
     assert relative_project_path(path, None) == ""
 
 

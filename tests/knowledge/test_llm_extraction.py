@@ -87,7 +87,7 @@ def test_unreadable_llm_reply_is_requested_once_more(folder: KnowledgeFolder) ->
     assert (done.failed, done.cost_usd) == (0, "0.02")
 
 
-@pytest.mark.parametrize("answers", [("no", "[]"), ("", '{"facts": '), ("[1]", "null")])
+@pytest.mark.parametrize("replies", [("no", "[]"), ("", '{"facts": '), ("[1]", "null")])
 def test_session_is_skipped_for_good_after_two_bad_replies(folder: KnowledgeFolder, replies: tuple[str, str]) -> None:
     llm = ScriptedLlm(*replies)
     done = apply_harvest(folder, [text_session("s1", RULE, "Ok.")], ask=llm)

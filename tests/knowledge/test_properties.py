@@ -80,8 +80,8 @@ def sessions(draw: st.DrawFn) -> tuple[EndedSession, ...]:
     for number in range(draw(st.integers(1, 4))):
         day = f"2026-11-{draw(st.integers(1, 9)):02d}"
         if draw(st.booleans()):
-            asks, answers = draw(talks)
-            texts_in_order = [text for pair in zip(asks, answers, strict=True) for text in pair]
+            asks, responses = draw(talks)
+            texts_in_order = [text for pair in zip(asks, responses, strict=True) for text in pair]
             made.append(text_session(f"s{number}", *texts_in_order, day=day))
         else:
             made.append(tool_session(f"s{number}", draw(st.sampled_from(SAYINGS)), *draw(runs), day=day))

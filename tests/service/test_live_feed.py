@@ -51,7 +51,7 @@ async def receive(feed_items: AsyncIterator[FeedItem], count: int) -> list[FeedI
 
 
 def positions_of(items: Sequence[FeedItem]) -> list[int]:
-    return [one.position for one in items if isinstance(one, PositionedEvent)]
+    return [item.position for item in items if isinstance(item, PositionedEvent)]
 
 
 async def test_every_listener_receives_every_event_in_order(tmp_path: Path) -> None:

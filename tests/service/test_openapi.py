@@ -99,7 +99,7 @@ async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path, sign
         serve_store(store, library=library_of(instruction_store, clock, tmp_path / "root", encoder=None)) as client,
     ):
         key = ["--header", f"Authorization: Bearer {client.key('admin')}"] if signed_in else []
-        ended = subprocess.run(  # noqa: ASYNC221 - the service has a thread of its own
+        result = subprocess.run(  # noqa: ASYNC221 - the service has a thread of its own
             [*words, *key, f"{client.url}/openapi.json"],
             capture_output=True,
             text=True,
@@ -107,5 +107,5 @@ async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path, sign
             check=False,
             cwd=tmp_path,
         )
-    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
-    assert f"Tested: {len(ROUTES) - 1}" in ended.stdout
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+    assert f"Tested: {len(ROUTES) - 1}" in result.stdout

@@ -33,7 +33,7 @@ def client() -> Iterator[Client]:
 
 def session_named(client: Client, words: str) -> str:
     discussions = client.get("/api/cache")["discussions"]
-    return str(next(one["discussion_id"] for one in discussions if words in one["name"]))
+    return str(next(discussion["discussion_id"] for discussion in discussions if words in discussion["name"]))
 
 
 def calls_of(client: Client, words: str, query: str = "") -> Any:
@@ -199,8 +199,8 @@ def test_cache_view_shows_the_last_verdict_and_the_coverage(client: Client) -> N
 
 def test_sample_plays_good_practice_and_anti_patterns_to_the_end(client: Client) -> None:
     discussions = client.get("/api/cache")["discussions"]
-    assert [one["name"] for one in discussions] == [habit.name for habit in load_sample().sessions]
-    assert all(one["cached"] for one in discussions)
+    assert [discussion["name"] for discussion in discussions] == [habit.name for habit in load_sample().sessions]
+    assert all(discussion["cached"] for discussion in discussions)
     causes = {row["cause"] for row in client.get("/analytics/breaks")["data"]}
     assert causes >= {"prefix_changed", "ttl_expired", "planned"}
     assert {row["turn_count"] for row in client.get("/analytics/sessions")["data"]} == {len(load_sample().questions)}

@@ -148,10 +148,10 @@ async def run_load(
 
 def descriptors(process: int) -> Counter[str]:
     """The open file descriptors of a process, by kind."""
-    outcome: Counter[str] = Counter()
-    for one in Path(f"/proc/{process}/fd").iterdir():
+    counts: Counter[str] = Counter()
+    for link in Path(f"/proc/{process}/fd").iterdir():
         try:
-            outcome[os.readlink(one).partition(":")[0]] += 1
+            counts[os.readlink(link).partition(":")[0]] += 1
         except OSError:
             continue
-    return outcome
+    return counts

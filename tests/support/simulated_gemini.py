@@ -69,8 +69,8 @@ def post(provider: SimulatedProvider, body: Wire | bytes, *, name: str = FLASH, 
 def post_ok(provider: SimulatedProvider, body: Wire, **options: Any) -> Wire:
     status, reply = post(provider, body, **options)
     assert status == 200, reply
-    body_of: Wire = reply
-    return body_of
+    decoded: Wire = reply
+    return decoded
 
 
 def text(reply: Wire) -> str:
@@ -88,8 +88,8 @@ def make_cache(provider: SimulatedProvider, *, name: str = FLASH, key: str = "ke
     body = {"model": f"models/{name}", "systemInstruction": instruction, **fields}
     status, cache = ask(provider, "POST", "cachedContents", body, key=key)
     assert status == 200, cache
-    body_of: Wire = cache
-    return body_of
+    content: Wire = cache
+    return content
 
 
 def error_of(response: tuple[int, Any]) -> tuple[int, str, str]:

@@ -44,9 +44,9 @@ def test_highest_of_versions_written_at_once_is_active(published_service: Instru
     for begin in (10, 20, 30):
         numbers = range(begin, begin + 6)
         with ThreadPoolExecutor(6) as threads:
-            answers = list(threads.map(lambda n: published_service.write(BUDGET, f"v{n}", f"Text {n}."), numbers))
-        assert {response.status for response in answers} <= {201, 409}
-        written = [number for number, one in zip(numbers, answers, strict=True) if one.status == 201]
+            responses = list(threads.map(lambda n: published_service.write(BUDGET, f"v{n}", f"Text {n}."), numbers))
+        assert {response.status for response in responses} <= {201, 409}
+        written = [number for number, one in zip(numbers, responses, strict=True) if one.status == 201]
         assert active_version(published_service) == f"v{max(written)}"
 
 
@@ -355,7 +355,7 @@ def test_two_entries_of_one_shared_unit_are_approved_at_once(service: Instructio
     assert service.agent_request("POST", "/approvals", of_tone).json["activated"] == []
     assert service.publish(listed, "v1.1", approvals=[of_tone]).status == 200
     assert active_version(service, "tone") == active_version(service, "manner") == "v1"
-    renewed = [{**one, "fact_uri": f"{shared}/v2"} for one in listed]
+    renewed = [{**listed_entry, "fact_uri": f"{shared}/v2"} for listed_entry in listed]
     assert (
         service.publish(renewed, "v2", approvals=[{**approval, "version": "v2"} for approval in approvals]).status
         == 200

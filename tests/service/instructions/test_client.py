@@ -26,7 +26,7 @@ def test_client_gets_the_instructions_of_the_service(published_service: Instruct
 def test_heartbeat_has_its_preloads_and_submits_usage_at_the_end(service: InstructionService) -> None:
     service.publish_all([entry("code-review", required_by_task_types=["issue_assigned"]), entry("checkout-procedure")])
     with client_of(service).heartbeat(service.wake()) as beat:
-        assert [one.name for one in beat.preloads] == ["code-review"]
+        assert [preload.name for preload in beat.preloads] == ["code-review"]
         beat.recall("claim a ticket")
         beat.report_used("code-review", "checkout-procedure")
         beat.report_missed("budget-rules")

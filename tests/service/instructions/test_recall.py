@@ -350,7 +350,7 @@ def test_encoder_failure_is_a_retryable_503(
         service.library.instruction_sets.clear()
         scope = {"scope": f"instruction:local/{AGENT}", "intent": CLAIM}
         entries = [entry(name) for name in UNITS]
-        answers = [
+        responses = [
             service.recall(CLAIM),
             service.recall(CLAIM, heartbeat_id=began),
             service.request("POST", "/v1/recall", scope, key=service.agent_key),
@@ -358,10 +358,10 @@ def test_encoder_failure_is_a_retryable_503(
             service.agent_request("POST", "/instruction-manifest/coverage"),
             service.request("GET", f"/api/instructions/{AGENT}/recall?intent=x"),
         ]
-        assert [(response.status, response.code) for response in answers] == [
+        assert [(response.status, response.code) for response in responses] == [
             (503, "recall_backend_unavailable")
-        ] * len(answers)
-        assert not any(str(error) in str(response.json) for response in answers)
+        ] * len(responses)
+        assert not any(str(error) in str(response.json) for response in responses)
         assert any("recall_backend_unavailable" in line for line in service.warned)
     service.library.instruction_sets.clear()
     assert service.recalled(CLAIM)[0] == "checkout-procedure"

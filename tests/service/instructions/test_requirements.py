@@ -110,7 +110,7 @@ def test_prepended_unit_needs_both_of_its_approvals(service: InstructionService)
 def test_unit_without_intents_is_probed_by_its_description(service: InstructionService) -> None:
     service.publish_all([entry(name, load_triggers={}) for name in UNITS])
     coverage = service.agent_request("GET", "/instruction-manifest/coverage").json["units"]
-    assert {one["coverage_pct"] for one in coverage} == {None}
+    assert {unit["coverage_pct"] for unit in coverage} == {None}
     assert all(one["probe_count"] > 0 and one["hit_at_10"] is not None for one in coverage)
 
 
