@@ -121,8 +121,8 @@ async def test_task_is_completed_and_tool_item_is_approved(page: Page, project: 
     pages = project.folder / ".holdfast" / "knowledge"
     pages.mkdir(parents=True)
     (pages / "tasks.md").write_text("- [ ] Ask the broker.\n")
-    said = Item(make_item_id("facts", TOOL_FACT), "facts", TOOL_FACT, sources=(ItemSource("s1", 3, "tool"),))
-    (pages / "facts.md").write_text(render_page(merge_page_items(parse_page("facts", ""), [said])))
+    item = Item(make_item_id("facts", TOOL_FACT), "facts", TOOL_FACT, sources=(ItemSource("s1", 3, "tool"),))
+    (pages / "facts.md").write_text(render_page(merge_page_items(parse_page("facts", ""), [item])))
     page.url = project.client.url
     page.open("knowledge")
     task = project.row("Ask the broker.")

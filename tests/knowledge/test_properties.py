@@ -57,7 +57,7 @@ ANSWERS = (
     "We chose Rust over Go.",
 )
 
-talks = st.lists(st.sampled_from(SAYINGS), min_size=1, max_size=3).flatmap(
+exchanges = st.lists(st.sampled_from(SAYINGS), min_size=1, max_size=3).flatmap(
     lambda asks: st.tuples(st.just(asks), st.lists(st.sampled_from(ANSWERS), min_size=len(asks), max_size=len(asks)))
 )
 runs = st.lists(
@@ -80,8 +80,8 @@ def sessions(draw: st.DrawFn) -> tuple[EndedSession, ...]:
     for number in range(draw(st.integers(1, 4))):
         day = f"2026-11-{draw(st.integers(1, 9)):02d}"
         if draw(st.booleans()):
-            asks, responses = draw(talks)
-            texts_in_order = [text for pair in zip(asks, responses, strict=True) for text in pair]
+            asks, replies = draw(exchanges)
+            texts_in_order = [text for pair in zip(asks, replies, strict=True) for text in pair]
             made.append(text_session(f"s{number}", *texts_in_order, day=day))
         else:
             made.append(tool_session(f"s{number}", draw(st.sampled_from(SAYINGS)), *draw(runs), day=day))

@@ -210,7 +210,7 @@ def test_slices_and_their_sum_are_capped_and_missing_ones_reported(project: Path
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         (b"files = 3", "cannot be read"),
         (b"files = [", "cannot be read"),
@@ -218,9 +218,9 @@ def test_slices_and_their_sum_are_capped_and_missing_ones_reported(project: Path
         (b'files = [{path = "a", lines = "ten"}]', 'must look like "10-40"'),
     ],
 )
-def test_unreadable_preset_states_the_reason(project: Path, raw: bytes, said: str) -> None:
+def test_unreadable_preset_states_the_reason(project: Path, raw: bytes, message: str) -> None:
     curation_folder(project).replace("one.toml", raw)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         read_preset(curation_folder(project), "one")
 
 

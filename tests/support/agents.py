@@ -118,16 +118,19 @@ def make_agent(*steps: Step, **options: Unpack[Options]) -> Agent:
 def changed_prefixes(events: Sequence[Event]) -> list[str]:
     """Every request that did not extend the previous one, by layer and byte."""
     changes: list[str] = []
-    length = response = 0
+    length = completed_length = 0
     for event in events:
         if isinstance(event.payload, LlmCallCompleted):
-            response = length
+            completed_length = length
         if isinstance(event.payload, MessagesWithdrawn | ViewRepair):
             # The provider cached nothing of a refused request.
-            length = response
+            length = completed_length
         if isinstance(event.payload, ContextCompacted):
             # A compaction replaces everything after the cut on purpose.
-            length, response = event.payload.unchanged_blocks, min(response, event.payload.unchanged_blocks)
+            length, completed_length = (
+                event.payload.unchanged_blocks,
+                min(completed_length, event.payload.unchanged_blocks),
+            )
         if isinstance(event.payload, ModelSwitched):
             # Another model has another cache: there is no prefix to keep.
             length = 0

@@ -52,8 +52,8 @@ class LibraryProject:
 
     def recall_and_close(self, times: int, *, missed: tuple[str, ...] = ()) -> None:
         for _ in range(times):
-            response = self.library.recall("claim a ticket", max_chunks=1)
-            self.library.submit_usage(response.audit_token, used=("checkout-procedure",), missed=missed)
+            recalled = self.library.recall("claim a ticket", max_chunks=1)
+            self.library.submit_usage(recalled.audit_token, used=("checkout-procedure",), missed=missed)
 
     def recalled(self, intent: str) -> list[str]:
         return [chunk.name for chunk in self.library.recall(intent).result.chunks]

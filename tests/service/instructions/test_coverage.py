@@ -293,10 +293,10 @@ def test_encoder_is_loaded_before_the_first_recall(tmp_path: Path) -> None:
 def test_only_admins_see_which_units_are_boosted(published_service: InstructionService) -> None:
     assert published_service.agent_request("PUT", "", {"supervisors": ["boss"]}).status == 200
     boss = published_service.client.key("agent:boss")
-    said = {"intent": "claim a ticket", "explain": True}
-    scoped = {**said, "scope": f"instruction:local/{AGENT}"}
+    query = {"intent": "claim a ticket", "explain": True}
+    scoped = {**query, "scope": f"instruction:local/{AGENT}"}
     for key, sees in ((published_service.ann, True), (published_service.agent_key, False), (boss, False)):
-        for path, body in ((f"/v1/agents/{AGENT}/recall-instruction", said), ("/v1/recall", scoped)):
+        for path, body in ((f"/v1/agents/{AGENT}/recall-instruction", query), ("/v1/recall", scoped)):
             chunks = published_service.request("POST", path, body, key=key).json["chunks"]
             assert chunks
             assert all(("lifted" in chunk["why"]) is sees and chunk["why"]["stages"] for chunk in chunks)

@@ -65,8 +65,8 @@ def test_service_preloads_once_per_signed_token(service: InstructionService, tmp
         == alone
     )
     forged = ("--wake-token", service.wake(REASON, secret="made up by somebody who is not asked"))
-    said = error_line_of(run_hook(service.client.url, *forged, key=service.agent_key, home=tmp_path))
-    assert forged[1] not in said
+    error_line = error_line_of(run_hook(service.client.url, *forged, key=service.agent_key, home=tmp_path))
+    assert forged[1] not in error_line
 
 
 def test_missing_guaranteed_unit_fails_the_hook_without_output(service: InstructionService, tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_no_service_is_called_without_a_key(key: str | None, tmp_path: Path) -> 
     ],
 )
 def test_unreachable_address_is_a_one_line_error_without_the_key(url: str, tmp_path: Path) -> None:
-    said = error_line_of(run_hook(url, key="hf_of_mine", home=tmp_path))
-    assert "letmein" not in said
-    assert "hf_of_mine" not in said
+    error_line = error_line_of(run_hook(url, key="hf_of_mine", home=tmp_path))
+    assert "letmein" not in error_line
+    assert "hf_of_mine" not in error_line
 
 
 def test_store_and_service_cannot_be_combined(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_hostile_service_reply_prints_one_line_without_escape_codes(status: int,
 
     with ThreadingHTTPServer(("127.0.0.1", 0), HostileService) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        said = error_line_of(run_hook(f"http://127.0.0.1:{server.server_port}", key="hf_of_mine", home=tmp_path))
+        error_line = error_line_of(run_hook(f"http://127.0.0.1:{server.server_port}", key="hf_of_mine", home=tmp_path))
         server.shutdown()
-    assert "hf_of_mine" not in said
-    assert said.rstrip("\n").isprintable()
+    assert "hf_of_mine" not in error_line
+    assert error_line.rstrip("\n").isprintable()

@@ -58,7 +58,7 @@ def test_gate_queries_by_intents_only() -> None:
         ),
     ]
     assert {gate_queries(one) for one in entries} == {
-        tuple(said for intent in intents for said in generate_paraphrases(intent, 5))
+        tuple(paraphrase for intent in intents for paraphrase in generate_paraphrases(intent, 5))
     }
 
 

@@ -86,12 +86,12 @@ def test_quarantined_version_is_served_once_its_signer_is_registered_and_it_is_r
     service.clock.advance(60)
     text = "Read the whole diff of a pull request twice."
     signature = BENS.sign(unit_message(uri("code-review", "v2"), hashlib.sha256(text.encode()).hexdigest()))
-    said = {"signature": signature} if given_again else {}
+    fields = {"signature": signature} if given_again else {}
     assert service.write("code-review", "v2", text, signature=signature).json["status"] == "quarantined"
-    assert service.write("code-review", "v2", text, **said).json["status"] == "quarantined"
+    assert service.write("code-review", "v2", text, **fields).json["status"] == "quarantined"
     register(service, service.ben)
     service.clock.advance(60)
-    again = service.write("code-review", "v2", text, **said)
+    again = service.write("code-review", "v2", text, **fields)
     assert (again.status, again.json["status"]) == (200, "active")
     assert again.json["coverage"]["unit"] == "code-review"
     (chunk, *_) = service.recall("review a pull request").json["chunks"]

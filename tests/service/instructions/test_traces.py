@@ -116,10 +116,10 @@ def test_steps_before_the_recall_and_its_own_result_are_no_evidence(
     published_service: InstructionService,
 ) -> None:
     token, text = token_of(published_service), UNITS["checkout-procedure"][2]
-    said = {"type": "text", "text": "Per code-review/v1."}
-    response = {"type": "tool_result", "text": f"{text} {token}", "tool": "bash"}
+    agent_text = {"type": "text", "text": "Per code-review/v1."}
+    tool_result = {"type": "tool_result", "text": f"{text} {token}", "tool": "bash"}
     phrase = {"type": "text", "text": "Set the issue to in progress, then create a branch. Good."}
-    assert submit(published_service, token, trace=[said, response, phrase]) == (204, None)
+    assert submit(published_service, token, trace=[agent_text, tool_result, phrase]) == (204, None)
     record = record_of(published_service, token)
     assert (record["detected_used"], record["detected_missed"]) == (["checkout-procedure"], [])
     assert record["detected"][0]["evidence"] == [{"kind": "phrase", "step": 1, "line": 1}]
