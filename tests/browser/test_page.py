@@ -220,9 +220,7 @@ def test_view_fits_its_screen(page: Page, sample_service: Client, view: str, scr
     page.open(address_of(view, sample_service))
     page.wait_until(lambda: page.text("#connection") == "live")
     assert page.run("return document.documentElement.scrollWidth") <= width
-    assert not re.search(r"null|undefined|NaN|\[object", page.text("main")), (
-        "nothing is told by a word of the machine's"
-    )
+    assert not re.search(r"null|undefined|NaN|\[object", page.text("main")), "the page shows a raw JavaScript value"
     scrolling = "return [...document.querySelectorAll('.chart')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
     assert page.run(scrolling) == 0, "a chart with few columns needs no scroll bar"
     if SCREENSHOTS:

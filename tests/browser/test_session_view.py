@@ -119,15 +119,15 @@ def thousand_calls() -> list[Event]:
 
 
 DRAWN_MS = (
-    "const [{promptChart}, told] = await Promise.all([import('/dashboard/prompt_chart.js'),"
+    "const [{promptChart}, view] = await Promise.all([import('/dashboard/prompt_chart.js'),"
     "  fetch('/api/sessions/long/calls?limit=1000').then(r => r.json())]);"
     "const place = document.createElement('div'); document.querySelector('main').append(place);"
     "const best = (calls) => Math.min(...Array.from({length: 5}, (_, i) => {"
     "  const started = performance.now();"
-    "  place.replaceChildren(promptChart({...told, calls, width: 1200, selected: 500 + i}).drawing);"
+    "  place.replaceChildren(promptChart({...view, calls, width: 1200, selected: 500 + i}).drawing);"
     "  place.getBoundingClientRect();"
     "  return performance.now() - started; }));"
-    "return [best(told.calls.slice(0, 100)), best(told.calls)];"
+    "return [best(view.calls.slice(0, 100)), best(view.calls)];"
 )
 
 

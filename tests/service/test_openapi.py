@@ -74,7 +74,7 @@ def test_path_parameters_are_not_required_again_in_the_body() -> None:
 
 
 @pytest.mark.timeout(SECONDS_MAX + 20)
-@pytest.mark.parametrize("signed_in", [False, True], ids=["nobody", "an admin"])
+@pytest.mark.parametrize("signed_in", [False, True], ids=["no key", "admin"])
 async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path, signed_in: bool) -> None:
     store, clock = MemoryStore(), ManualClock()
     async with Session.create(
