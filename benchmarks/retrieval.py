@@ -151,8 +151,11 @@ def _refusals(one: Set, index: SearchIndex) -> Iterator[tuple[str, str]]:
     name = f"{one.name} by {index.embedding_model_version}"
     yield f"{name}: AUROC of abstention", f"{_auroc(right, wrong):.3f}"
     refused = sum(relevance < index.floor for relevance in wrong) / len(wrong)
-    kept = sum(relevance >= index.floor for relevance in right) / len(right)
-    yield f"{name}: at the floor of {index.floor}", f"{refused:.3f} of those without an answer refused, {kept:.3f} kept"
+    accepted = sum(relevance >= index.floor for relevance in right) / len(right)
+    yield (
+        f"{name}: at the floor of {index.floor}",
+        f"{refused:.3f} of those without an answer refused, {accepted:.3f} kept",
+    )
 
 
 def _relevance_quantiles(

@@ -167,15 +167,15 @@ def run(command: Sequence[str], cwd: Path) -> str:
     }
     environ["HOLDFAST_HOME"] = str(cwd / "home")
     try:
-        ended = subprocess.run(
+        result = subprocess.run(
             command, cwd=cwd, env=environ, capture_output=True, text=True, check=False, timeout=SECONDS_MAX
         )
     except subprocess.TimeoutExpired:
         raise CheckFailedError(f"{' '.join(command)} took more than {SECONDS_MAX} s") from None
-    if ended.returncode:
-        output = f"{ended.stdout}\n{ended.stderr}".strip()
-        raise CheckFailedError(f"{' '.join(command)} ended with status {ended.returncode}\n{output[-4000:]}")
-    return ended.stdout
+    if result.returncode:
+        output = f"{result.stdout}\n{result.stderr}".strip()
+        raise CheckFailedError(f"{' '.join(command)} ended with status {result.returncode}\n{output[-4000:]}")
+    return result.stdout
 
 
 if __name__ == "__main__":

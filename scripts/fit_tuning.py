@@ -86,17 +86,19 @@ def main() -> int:
     except (OSError, ValueError) as error:
         print(f"{arguments.requests} was not written by collect_requests.py: {error}", file=sys.stderr)
         return 1
-    kept = [package for package in packages if not _is_left_out(package)]
+    training = [package for package in packages if not _is_left_out(package)]
     left_out = [package for package in packages if _is_left_out(package)]
-    if not kept or not left_out:
+    if not training or not left_out:
         print(f"{arguments.requests} has too few packages", file=sys.stderr)
         return 1
     arguments.into.mkdir(parents=True, exist_ok=True)
-    print(f"{len(kept)} packages with {sum(len(one.requests) for one in kept)} requests, {len(left_out)} left out")
+    print(
+        f"{len(training)} packages with {sum(len(one.requests) for one in training)} requests, {len(left_out)} left out"
+    )
     for name in arguments.only or sorted(ENCODERS):
         encoder = ENCODERS[name].encoder()
-        asked, found = fit_matrices(_encoded(kept, encoder), FitSettings())
-        path = write_tuning(arguments.into / f"{name}.npy", asked.added, found.added)
+        request_matrix, purpose_matrix = fit_matrices(_encoded(training, encoder), FitSettings())
+        path = write_tuning(arguments.into / f"{name}.npy", request_matrix.added, purpose_matrix.added)
         tuning = read_tuning(path)
         apart, nothing = _encoded(left_out, encoder), np.zeros_like(tuning.query_matrix)
         before, after = hits(apart, nothing, nothing), hits(apart, tuning.query_matrix, tuning.document_matrix)
@@ -110,13 +112,13 @@ def read(path: Path) -> list[Package]:
     packages = [msgspec.convert(json.loads(line), Package) for line in path.read_text().splitlines()]
     counts = Counter(request.lower() for package in packages for request in package.requests)
     known = {request for request, count in counts.items() if count > COPIES_MAX}
-    kept = []
+    distinct = []
     for package in sorted(packages, key=lambda package: package.name):
         own = tuple(request for request in package.requests if request.lower() not in known)
         known.update(request.lower() for request in own)
         if own and package.purposes:
-            kept.append(msgspec.structs.replace(package, requests=own))
-    return kept
+            distinct.append(msgspec.structs.replace(package, requests=own))
+    return distinct
 
 
 def fit_matrices(texts: Texts, settings: FitSettings) -> tuple[Fit, Fit]:

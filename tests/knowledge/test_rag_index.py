@@ -41,7 +41,7 @@ def write(project: Path, **files: str) -> None:
 def found(project: Path, question: str) -> list[str]:
     files = read_rag_index(rag_folder(project))
     assert files is not None
-    return [f"{one.path}:{one.first_line}-{one.last_line}" for one in RagIndex(files).query(project, question)]
+    return [f"{chunk.path}:{chunk.first_line}-{chunk.last_line}" for chunk in RagIndex(files).query(project, question)]
 
 
 def run(*words: str) -> Result:
@@ -180,7 +180,7 @@ def test_ignored_files_match_those_git_ignores(
         capture_output=True,
     )
     theirs = {name for name in listed.stdout.decode().split("\0") if name and not name.endswith(".gitignore")}
-    assert {one.path for one in walk_project(project)} == theirs
+    assert {file.path for file in walk_project(project)} == theirs
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
@@ -210,7 +210,7 @@ def test_slices_and_their_sum_are_capped_and_missing_ones_reported(project: Path
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         (b"files = 3", "cannot be read"),
         (b"files = [", "cannot be read"),
@@ -218,9 +218,9 @@ def test_slices_and_their_sum_are_capped_and_missing_ones_reported(project: Path
         (b'files = [{path = "a", lines = "ten"}]', 'must look like "10-40"'),
     ],
 )
-def test_unreadable_preset_states_the_reason(project: Path, raw: bytes, said: str) -> None:
+def test_unreadable_preset_states_the_reason(project: Path, raw: bytes, message: str) -> None:
     curation_folder(project).replace("one.toml", raw)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         read_preset(curation_folder(project), "one")
 
 

@@ -212,8 +212,8 @@ async def test_adoption_cost_is_the_rewrite_from_the_digest_on(
     assert (waiting["session_id"], waiting["pending_items"], pending["digest_change"]) == (session_id, 1, None)
     layers = client.get(f"/api/sessions/{session_id}/calls")["calls"][-1]["layers"]
     names = [layer["layer"] for layer in layers]
-    behind = layers[names.index("knowledge") :]
-    assert waiting["tokens"] == sum(one["tokens"] for one in behind) > 0
+    from_knowledge_on = layers[names.index("knowledge") :]
+    assert waiting["tokens"] == sum(one["tokens"] for one in from_knowledge_on) > 0
     assert 0 < waiting["extra_usd"] < 1
 
 

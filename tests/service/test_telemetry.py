@@ -49,7 +49,7 @@ class Collector:
         self.bodies: list[tuple[str, dict[str, Any]]] = []
         self.headers: list[dict[str, str]] = []
 
-    async def take(self, request: web.Request) -> web.Response:
+    async def receive(self, request: web.Request) -> web.Response:
         self.headers.append(dict(request.headers))
         self.bodies.append((request.path, json.loads(await request.read())))
         return web.json_response({}, status=self.status)
@@ -81,9 +81,9 @@ def attributes(span: dict[str, Any]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def collecting(collector: Collector) -> AsyncIterator[str]:
+async def run_collector(collector: Collector) -> AsyncIterator[str]:
     app = web.Application()
-    app.router.add_post("/{tail:.*}", collector.take)
+    app.router.add_post("/{tail:.*}", collector.receive)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -95,11 +95,13 @@ async def collecting(collector: Collector) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def exported(collector: Collector, *, content: bool = False, script: str = SCRIPT) -> tuple[Session, EventHub]:
+async def export_session(
+    collector: Collector, *, content: bool = False, script: str = SCRIPT
+) -> tuple[Session, EventHub]:
     """A session of two turns, exported to a collector from its first event to its last."""
     store, clock = MemoryStore(), ManualClock(1_790_000_000.0)
     hub = EventHub(store.records, clock, poll_seconds=0.0)
-    async with collecting(collector) as url:
+    async with run_collector(collector) as url:
         exporter = TelemetryExporter(hub, f"{url}/", headers={"x-tenant": "t1"}, content=content, pause_seconds=0.0)
         running = asyncio.ensure_future(exporter.run())
         while hub._task is None:  # noqa: ASYNC110 - the store is looked at in another thread
@@ -131,7 +133,7 @@ async def exported(collector: Collector, *, content: bool = False, script: str =
 
 async def test_spans_have_full_totals_and_both_attribute_names_of_cache_writes() -> None:
     collector = Collector()
-    session, _ = await exported(collector)
+    session, _ = await export_session(collector)
     calls = [span for span in collector.spans if span["name"] == "chat claude-sonnet-5-5"]
     assert len(calls) == 3
     spans = [attributes(span) for span in calls]
@@ -151,7 +153,7 @@ async def test_spans_have_full_totals_and_both_attribute_names_of_cache_writes()
 
 async def test_counters_add_up_to_the_usage_of_the_session() -> None:
     collector = Collector()
-    session, _ = await exported(collector)
+    session, _ = await export_session(collector)
     sums, prefix = collector.sums(), "gen_ai.client.inference.usage."
     assert sums == {
         f"{prefix}input_tokens": session.usage.tokens_sent,
@@ -164,7 +166,7 @@ async def test_counters_add_up_to_the_usage_of_the_session() -> None:
 
 async def test_call_and_tool_spans_are_children_of_their_turn() -> None:
     collector = Collector()
-    await exported(collector)
+    await export_session(collector)
     turns = {span["spanId"]: span for span in collector.spans if span["name"] == "invoke_agent"}
     below = [span for span in collector.spans if span["name"] != "invoke_agent"]
     assert len(turns) == 2
@@ -178,14 +180,14 @@ async def test_call_and_tool_spans_are_children_of_their_turn() -> None:
 
 async def test_no_conversation_text_is_exported_by_default() -> None:
     collector = Collector()
-    await exported(collector)
+    await export_session(collector)
     everything = json.dumps(collector.bodies)
     assert not any(word in everything for word in ("canary", "quick brown", "The text of", "Seen."))
 
 
 async def test_requested_conversation_text_is_exported_without_credentials() -> None:
     collector = Collector()
-    await exported(collector, content=True)
+    await export_session(collector, content=True)
     spans = [attributes(span) for span in collector.spans if span["name"].startswith("chat")]
     first = spans[0]
     assert json.loads(first["gen_ai.input.messages"])[-1] == {
@@ -207,7 +209,7 @@ async def test_failed_calls_and_tools_have_error_status() -> None:
             '{"fault": "400"}',
         ]
     )
-    await exported(collector, script=script)
+    await export_session(collector, script=script)
     failed = {span["name"]: attributes(span)["error.type"] for span in collector.spans if span["status"] == {"code": 2}}
     assert failed == {
         "execute_tool read": "execution_error",
@@ -233,7 +235,7 @@ async def test_refusing_collector_affects_no_session_and_is_logged_once(
 ) -> None:
     collector = Collector(status=503)
     with caplog.at_level(logging.WARNING):
-        session, _ = await exported(collector)
+        session, _ = await export_session(collector)
     assert session.turn_count == 2
     complaints = [record.message for record in caplog.records if "collector" in record.message]
     assert complaints == ["the telemetry collector does not accept data: status 503"]
@@ -261,7 +263,7 @@ async def test_unreachable_collector_affects_no_session(caplog: pytest.LogCaptur
 
 async def test_headers_from_the_environment_are_sent() -> None:
     collector = Collector()
-    await exported(collector)
+    await export_session(collector)
     assert {headers["x-tenant"] for headers in collector.headers} == {"t1"}
     assert parse_otlp_headers("authorization=Bearer a=b, x-b = c ,,nothing") == {
         "authorization": "Bearer a=b",

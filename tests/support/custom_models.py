@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from holdfast.retrieval.encoders.model_folder import CONFIG, MODULES, POOLING, TOKENS, WEIGHTS
 from holdfast.retrieval.vectors import Vectors
 
-HIDDEN, INNER, LAYERS, HEADS, PLACES, BUCKETS = 16, 32, 2, 2, 64, 32
+HIDDEN, INNER, LAYERS, HEADS, POSITIONS_MAX, BUCKETS = 16, 32, 2, 2, 64, 32
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 VOCABULARY = (*SPECIAL, "?", ".", *ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase))
 _ATTENTION = {"mpnet": ("attn.q", "attn.k", "attn.v", "attn.o", "LayerNorm")}
@@ -25,7 +25,7 @@ _ATTENTION_OF_BERT = ("self.query", "self.key", "self.value", "output.dense", "o
 def tensor_shapes(kind: str) -> dict[str, tuple[int, ...]]:
     sizes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (len(VOCABULARY), HIDDEN),
-        "embeddings.position_embeddings.weight": (PLACES, HIDDEN),
+        "embeddings.position_embeddings.weight": (POSITIONS_MAX, HIDDEN),
     }
     if kind == "mpnet":
         sizes["encoder.relative_attention_bias.weight"] = (BUCKETS, HEADS)
@@ -57,16 +57,16 @@ def make_tensors(kind: str, *, seed: float = 0.0) -> dict[str, Vectors]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Vectors]) -> None:
-    head: dict[str, object] = {}
+    header: dict[str, object] = {}
     body = b""
     for name, tensor in tensors.items():
         stored = np.ascontiguousarray(tensor, np.float32).tobytes()
         place = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [len(body), len(body) + len(stored)]}
-        head[name] = place
+        header[name] = place
         body += stored
-    said = json.dumps(head).encode()
-    said += b" " * (-len(said) % 8)
-    path.write_bytes(len(said).to_bytes(8, "little") + said + body)
+    header_bytes = json.dumps(header).encode()
+    header_bytes += b" " * (-len(header_bytes) % 8)
+    path.write_bytes(len(header_bytes).to_bytes(8, "little") + header_bytes + body)
 
 
 def write_model(
@@ -80,7 +80,7 @@ def write_model(
         "intermediate_size": INNER,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
-        "max_position_embeddings": PLACES,
+        "max_position_embeddings": POSITIONS_MAX,
         "vocab_size": len(VOCABULARY),
         "layer_norm_eps": 1e-5,
         "pad_token_id": 0,
@@ -89,15 +89,15 @@ def write_model(
     write_tensors(folder / WEIGHTS, make_tensors(kind, seed=seed))
     pooling = {"pooling_mode_cls_token": first, "pooling_mode_mean_tokens": not first}
     (folder / POOLING / CONFIG).write_text(json.dumps(pooling))
-    places = {"Transformer": "", "Pooling": POOLING, "Normalize": "2_Normalize"}
-    modules = [{"type": f"sentence_transformers.models.{name}", "path": path} for name, path in places.items()]
+    module_paths = {"Transformer": "", "Pooling": POOLING, "Normalize": "2_Normalize"}
+    modules = [{"type": f"sentence_transformers.models.{name}", "path": path} for name, path in module_paths.items()]
     (folder / MODULES).write_text(json.dumps(modules))
     make_tokenizer().save(str(folder / TOKENS))
     return folder
 
 
 def make_tokenizer() -> Tokenizer:
-    made = Tokenizer(WordPiece({piece: at for at, piece in enumerate(VOCABULARY)}, unk_token="[UNK]"))
+    made = Tokenizer(WordPiece({token: at for at, token in enumerate(VOCABULARY)}, unk_token="[UNK]"))
     made.normalizer = Lowercase()
     made.pre_tokenizer = BertPreTokenizer()
     made.post_processor = TemplateProcessing(

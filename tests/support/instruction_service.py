@@ -88,7 +88,7 @@ class InstructionService:
         self.ben = client.key("admin", entity=BEN)
         self.agent_key = client.key(f"agent:{AGENT}")
 
-    def lose(self, table: str) -> None:
+    def drop_table(self, table: str) -> None:
         """Drop a table, so that everything that needs it fails like in a broken database."""
         assert isinstance(self.library.records, InstructionStore)
         self.library.records._changes.run_statement(f"DROP TABLE {self.library.records._tables.schema}{table}", ())
@@ -161,12 +161,12 @@ def b64(raw: bytes) -> str:
 @contextmanager
 def open_store_of_kind(kind: str, folder: Path) -> Iterator[Store]:
     if kind == "postgres":
-        with reused_database() as url, PostgresStore(url) as kept:
-            yield kept
+        with reused_database() as url, PostgresStore(url) as store:
+            yield store
         return
-    made: AbstractContextManager[Store] = SqliteStore(folder / "log.db")
-    with made as kept:
-        yield kept
+    sqlite_store: AbstractContextManager[Store] = SqliteStore(folder / "log.db")
+    with sqlite_store as store:
+        yield store
 
 
 def library_of(

@@ -44,9 +44,9 @@ def test_highest_of_versions_written_at_once_is_active(published_service: Instru
     for begin in (10, 20, 30):
         numbers = range(begin, begin + 6)
         with ThreadPoolExecutor(6) as threads:
-            answers = list(threads.map(lambda n: published_service.write(BUDGET, f"v{n}", f"Text {n}."), numbers))
-        assert {response.status for response in answers} <= {201, 409}
-        written = [number for number, one in zip(numbers, answers, strict=True) if one.status == 201]
+            responses = list(threads.map(lambda n: published_service.write(BUDGET, f"v{n}", f"Text {n}."), numbers))
+        assert {response.status for response in responses} <= {201, 409}
+        written = [number for number, one in zip(numbers, responses, strict=True) if one.status == 201]
         assert active_version(published_service) == f"v{max(written)}"
 
 
@@ -103,7 +103,7 @@ def test_prepended_version_needs_an_approval_with_review_findings(service: Instr
 def test_replica_with_a_slow_clock_serves_the_last_written_version(published_service: InstructionService) -> None:
     published_service.clock.advance(60)
     assert published_service.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").status == 201
-    behind = InstructionContext(
+    replica = InstructionContext(
         published_service.library.records,
         published_service.library.settings,
         key=published_service.library.key,
@@ -111,18 +111,18 @@ def test_replica_with_a_slow_clock_serves_the_last_written_version(published_ser
         new_id=CountingIds("behind"),
         warn=published_service.warned.append,
     )
-    _, shelf = behind.require_instruction_set(AGENT, behind.records.agent(AGENT))
-    assert shelf.contents[BUDGET].version == "v2"
+    _, instruction_set = replica.require_instruction_set(AGENT, replica.records.agent(AGENT))
+    assert instruction_set.contents[BUDGET].version == "v2"
 
 
 def test_recall_right_after_publishing_can_be_replayed(published_service: InstructionService) -> None:
     # The clock does not advance: the second manifest takes effect a millisecond later.
     assert published_service.publish([entry(BUDGET)], "v2").status == 200
     recalled = published_service.recall("approve a purchase").json
-    told_again = published_service.agent_request(
+    replay = published_service.agent_request(
         "POST", "/instruction-replay", {"audit_token": recalled["audit_token"]}
     ).json
-    assert (told_again["same_order"], told_again["same_snapshot"]) == (True, True)
+    assert (replay["same_order"], replay["same_snapshot"]) == (True, True)
 
 
 def test_heartbeat_right_after_publishing_uses_the_new_manifest(published_service: InstructionService) -> None:
@@ -149,8 +149,8 @@ def test_version_derives_from_its_predecessor_unless_the_author_names_another(se
     first = service.write(BUDGET).json["content_sha256"]
     service.write(BUDGET, "v2", "Two.")
     service.write(BUDGET, "v3", "Three.", derived_from="0" * 64)
-    kept = service.library.records.list_unit_versions(AGENT, BUDGET)
-    assert [unit.derived_from for unit in kept] == [None, first, "0" * 64]
+    versions = service.library.records.list_unit_versions(AGENT, BUDGET)
+    assert [unit.derived_from for unit in versions] == [None, first, "0" * 64]
 
 
 @pytest.mark.parametrize("approval", [APPROVAL, {**APPROVAL, "version": "v1"}], ids=["plain", "of the version"])
@@ -357,7 +357,7 @@ def test_two_entries_of_one_shared_unit_are_approved_at_once(service: Instructio
     assert service.agent_request("POST", "/approvals", of_tone).json["activated"] == []
     assert service.publish(listed, "v1.1", approvals=[of_tone]).status == 200
     assert active_version(service, "tone") == active_version(service, "manner") == "v1"
-    renewed = [{**one, "fact_uri": f"{shared}/v2"} for one in listed]
+    renewed = [{**listed_entry, "fact_uri": f"{shared}/v2"} for listed_entry in listed]
     assert (
         service.publish(renewed, "v2", approvals=[{**approval, "version": "v2"} for approval in approvals]).status
         == 200

@@ -187,18 +187,18 @@ def test_new_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path) -> 
         assert run.model_id.startswith("wordllama-")
 
 
-def publish_stray(service: InstructionService) -> None:
+def publish_ambiguous(service: InstructionService) -> None:
     """All units have the same intents, so no encoder can distinguish them."""
     for name in UNITS:
         service.write(name)
-    stray = [entry(name, load_triggers={"intents": ["approve a purchase", "claim a ticket"]}) for name in UNITS]
-    assert service.publish(stray, skip_coverage_gate=True).status == 200
+    ambiguous = [entry(name, load_triggers={"intents": ["approve a purchase", "claim a ticket"]}) for name in UNITS]
+    assert service.publish(ambiguous, skip_coverage_gate=True).status == 200
 
 
 def test_encoder_that_fails_a_manifest_is_not_used(tmp_path: Path) -> None:
     with serve_instructions("sqlite", tmp_path, encoder=None) as service:
         activate_encoder(service.library)
-        publish_stray(service)
+        publish_ambiguous(service)
     with open_store_of_kind("sqlite", tmp_path) as store:
         library = library_of(store, service.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == (AGENT,)
@@ -250,7 +250,7 @@ def test_failure_with_a_new_encoder_revision_warns_and_blocks_nothing(tmp_path: 
     """The output of the old revision cannot be computed any more."""
     with serve_instructions("sqlite", tmp_path, encoder="paired") as service:
         activate_encoder(service.library)
-        publish_stray(service)
+        publish_ambiguous(service)
         service.library.records.set_encoder("paired")
     with open_store_of_kind("sqlite", tmp_path) as store:
         other = library_of(store, service.clock, tmp_path / "root", ids="other", encoder="wordllama")
@@ -272,7 +272,7 @@ def test_removed_model_cannot_stay_in_use(tmp_path: Path) -> None:
     model = write_model(tmp_path / "mine")
     with serve_instructions("sqlite", tmp_path, encoder=str(model)) as service:
         activate_encoder(service.library)
-        publish_stray(service)
+        publish_ambiguous(service)
     with open_store_of_kind("sqlite", tmp_path) as store:
         library = library_of(store, service.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == (AGENT,)
@@ -293,16 +293,16 @@ def test_encoder_is_loaded_before_the_first_recall(tmp_path: Path) -> None:
 def test_only_admins_see_which_units_are_boosted(published_service: InstructionService) -> None:
     assert published_service.agent_request("PUT", "", {"supervisors": ["boss"]}).status == 200
     boss = published_service.client.key("agent:boss")
-    said = {"intent": "claim a ticket", "explain": True}
-    scoped = {**said, "scope": f"instruction:local/{AGENT}"}
+    query = {"intent": "claim a ticket", "explain": True}
+    scoped = {**query, "scope": f"instruction:local/{AGENT}"}
     for key, sees in ((published_service.ann, True), (published_service.agent_key, False), (boss, False)):
-        for path, body in ((f"/v1/agents/{AGENT}/recall-instruction", said), ("/v1/recall", scoped)):
+        for path, body in ((f"/v1/agents/{AGENT}/recall-instruction", query), ("/v1/recall", scoped)):
             chunks = published_service.request("POST", path, body, key=key).json["chunks"]
             assert chunks
             assert all(("lifted" in chunk["why"]) is sees and chunk["why"]["stages"] for chunk in chunks)
 
 
-def alike(count: int) -> list[dict[str, object]]:
+def similar_entries(count: int) -> list[dict[str, object]]:
     """Units with the same description and intents: at most three of them can be among the first three results."""
     description, intents, _ = UNITS["checkout-procedure"]
     fields = {"description": description, "load_triggers": {"intents": intents}}
@@ -313,7 +313,7 @@ def alike(count: int) -> list[dict[str, object]]:
 def test_gate_considers_the_first_three_results(service: InstructionService, count: int, code: str | None) -> None:
     for number in range(count):
         service.write(f"unit-{number}", content=UNITS["checkout-procedure"][2])
-    response = service.publish(alike(count))
+    response = service.publish(similar_entries(count))
     assert (None if response.status == 200 else response.code) == code
 
 
