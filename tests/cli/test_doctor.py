@@ -319,7 +319,7 @@ def test_a_function_that_bears_no_changed_clock_is_looked_at_without_one(folder:
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ("prompts:raises", "prompts:raises: ValueError: first line [removed]"),
+        ("prompts:raises", "prompts:raises: ValueError: first line [redacted]"),
         ("prompts:ends", "prompts:ends: the process ended with status 7"),
         ("prompts:exits", "prompts:exits: SystemExit: 3"),
         ("prompts:missing", "prompts:missing: module 'prompts' has no attribute 'missing'"),

@@ -109,7 +109,7 @@ def test_a_diagnosis_that_is_no_json_makes_the_reply_unreadable_as_any_member_do
 
 def test_a_key_that_a_provider_repeats_is_not_recorded() -> None:
     told = '{"cache_miss_reason":{"type":"key sk-ant-0123456789abcdef"}}'
-    assert anthropic.decode_reply(said_by_anthropic(told)).diagnosis == CacheDiagnosis("miss", "key [removed]")
+    assert anthropic.decode_reply(said_by_anthropic(told)).diagnosis == CacheDiagnosis("miss", "key [redacted]")
 
 
 def test_anthropic_is_asked_from_the_first_request_on_and_told_the_beta_once() -> None:

@@ -129,7 +129,7 @@ async def test_tools_are_refused_because_the_command_cannot_call_them(options: O
 
 async def test_a_command_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> None:
     failed = await failure_of(wire(tmp_path, "import sys; sys.exit('no credits, sk-ant-secret12345')"))
-    assert str(failed) == "the command ended with status 1: no credits, [removed]"
+    assert str(failed) == "the command ended with status 1: no credits, [redacted]"
 
 
 async def test_a_command_that_says_nothing_is_an_error(tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ async def test_the_key_is_in_no_error_and_no_log(caplog: pytest.LogCaptureFixtur
     quoting = fails(401, "auth", f"the key my-own-format-{KEY[::-1]} and {KEY} is not valid")
     async with serving(quoting) as server, wired(server.url, key=f"my-own-format-{KEY[::-1]}") as wire:
         failed = await failure_of(wire)
-        assert str(failed) == "the key [removed] and [removed] is not valid"
+        assert str(failed) == "the key [redacted] and [redacted] is not valid"
     async with serving(breaks_off) as server, wired(server.url) as wire:
         broken = await failure_of(wire)
     for error in (failed, broken):
@@ -323,7 +323,7 @@ async def test_the_key_is_in_no_error_and_no_log(caplog: pytest.LogCaptureFixtur
 
 async def test_a_key_of_eight_characters_is_removed_where_it_is_quoted() -> None:
     async with serving(fails(401, "auth", "8letters is wrong")) as server, wired(server.url, key="8letters") as wire:
-        assert str(await failure_of(wire)) == "[removed] is wrong"
+        assert str(await failure_of(wire)) == "[redacted] is wrong"
 
 
 async def test_a_short_word_is_not_taken_for_a_key() -> None:

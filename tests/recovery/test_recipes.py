@@ -401,7 +401,7 @@ async def test_keys_in_what_a_step_says_are_not_recorded() -> None:
 
     host = Host(restart_worker=leaks)
     await host.recoverer.attempt(S.ProviderFailure)
-    assert host.incident("provider_failure").results[0].detail == "used [removed]"
+    assert host.incident("provider_failure").results[0].detail == "used [redacted]"
 
 
 async def test_a_dry_run_tells_what_would_be_done_and_does_nothing() -> None:

@@ -12,8 +12,8 @@ from holdfast.events.log import Event
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from holdfast.events.payloads.session import MessageAppended, TurnCancelled, TurnCompleted, TurnStarted
 from holdfast.events.payloads.tools import ToolCalled, ToolCompleted, ToolFailed
+from holdfast.redaction import redact_secrets
 from holdfast.types.blocks import Message, Text
-from holdfast.types.redaction import redact_secrets
 from holdfast.types.usage import Usage
 
 OPEN_MAX = 10_000

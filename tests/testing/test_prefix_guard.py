@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from tests.support.simulated import LONG, MARK, SONNET, Wire, assistant, post, request, text, tool, user
 
-from holdfast.testing.prefix_check import PrefixBreak, find_prefix_breaks
-from holdfast.testing.prefix_guard import describe_breaks
+from holdfast.testing.prefix_guard import PrefixBreak, describe_breaks, find_prefix_breaks
 from holdfast.testing.simulated_provider import ServedProvider
 
 OPUS = "claude-opus-5-5"
@@ -258,7 +257,7 @@ def test_what_looks_like_a_key_is_not_shown(asked: Asked) -> None:
     reply = asked.ask(user("one"), system=LONG + "\nKey sk-ant-very-secret-1.")
     asked.ask(user("one"), assistant(reply), user("two"), system=LONG + "\nKey sk-ant-very-secret-2.")
     message = describe_breaks(asked.breaks)
-    assert "Key sk-[hidden]" in message
+    assert "(the difference is hidden: it looks like a key)" in message
     assert "secret" not in message
 
 
