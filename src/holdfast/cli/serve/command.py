@@ -140,10 +140,11 @@ def _store_location(db: str | None, *, is_temporary: bool) -> Iterator[tuple[str
 
 
 def _exporter(service: "AppContext", url: str, *, content: bool) -> "TelemetryExporter":
-    from holdfast.service.telemetry.exporter import TelemetryExporter, parse_otlp_headers
-
-    headers = parse_otlp_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
-    return TelemetryExporter(service.hub, url, headers=headers, content=content)
+    try:
+        from holdfast.service.telemetry.exporter import TelemetryExporter
+    except ImportError as error:
+        raise UserError("--otlp needs extra packages: pip install 'holdfast-context[otel]'") from error
+    return TelemetryExporter(service.hub, url, content=content)
 
 
 def _add_sources(service: "AppContext", *, simulate: bool, temporary: Path | None) -> None:
