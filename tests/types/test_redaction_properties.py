@@ -48,7 +48,7 @@ fragments = st.lists(st.sampled_from([*SECRETS.values(), *HOSTILE, "a", "0", "-"
 
 
 @given(words, st.sampled_from(sorted(SECRETS)), words)
-def test_a_credential_is_masked_wherever_it_stands(before: str, name: str, after: str) -> None:
+def test_a_credential_is_masked_at_any_position(before: str, name: str, after: str) -> None:
     shown = redact_secrets(f"{before} {SECRETS[name]} {after}")
     assert SECRETS[name] not in shown
     assert REDACTION_MASK in shown

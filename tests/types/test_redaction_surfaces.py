@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 import pytest
-from tests.support.log_examples import event
+from tests.support.event_examples import event
 from tests.support.secret_examples import SECRETS
 
 from holdfast.cli.chat.session_thread import ChatNotice, WarningNoticeHandler
