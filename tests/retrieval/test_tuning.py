@@ -37,7 +37,7 @@ from holdfast.retrieval.units import SearchUnit
 from holdfast.retrieval.vectors import CachingEncoder, Sums, Vectors, VectorStage, encode_by_sentences, normalize_rows
 
 ROOT = Path(__file__).parents[2]
-collecting = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts/collect_requests.py")))
+run_collector = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts/collect_requests.py")))
 fitting = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts/fit_tuning.py")))
 
 FIT_SETTINGS = fitting.FitSettings()
@@ -77,7 +77,7 @@ print("Show me what no one would ask for")
 
 
 def test_requests_are_what_is_quoted_or_shown_as_an_example() -> None:
-    assert collecting.requests_in(DESCRIPTION) == [
+    assert run_collector.requests_in(DESCRIPTION) == [
         "What is the tide in Brest tomorrow?",
         "Show me the next low water",
         "Find a harbour near me with enough water for my boat",
@@ -90,8 +90,8 @@ def test_requests_are_what_is_quoted_or_shown_as_an_example() -> None:
 def test_a_purpose_is_what_a_package_is_for_by_its_summary_and_by_how_it_begins() -> None:
     begins = "Tides tells how high the water is, and when it will be, for any harbour of the world."
     summary = "A Model Context Protocol (MCP) server for the tides of any harbour"
-    assert collecting.purposes_in(summary, DESCRIPTION) == ["The tides of any harbour", begins]
-    assert collecting.purposes_in("MCP server", "# Tides\n\nShort.\n") == []
+    assert run_collector.purposes_in(summary, DESCRIPTION) == ["The tides of any harbour", begins]
+    assert run_collector.purposes_in("MCP server", "# Tides\n\nShort.\n") == []
 
 
 PAGE = """<a href="/simple/tides-mcp/">tides-mcp</a> <a href="/simple/gone-mcp/">gone</a> <a href="/simple/numpy/">n</a>

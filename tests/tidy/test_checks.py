@@ -47,6 +47,22 @@ def test_function_can_have_80_lines_and_not_one_more(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "is_found"),
+    [
+        (r"\bsk-[\w-]{8,}", True),
+        (r"\b(?:AKIA|ASIA)\w+", True),
+        (r"://\S+:\S+@", True),
+        (r"\w{8,}", False),
+    ],
+)
+def test_a_second_list_of_secret_patterns_is_seen(root: Path, pattern: str, is_found: bool) -> None:
+    plant(root, "src/holdfast/redaction.py", f"import re\nre.compile({pattern!r})\n")
+    assert code.second_secret_patterns(root) == []
+    plant(root, "src/holdfast/other.py", f"import re\nre.compile({pattern!r})\n")
+    assert bool(code.second_secret_patterns(root)) == is_found
+
+
+@pytest.mark.parametrize(
     ("lines", "importers", "is_found"),
     [
         (59, ("engine/loop.py",), True),

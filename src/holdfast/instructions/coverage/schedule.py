@@ -17,6 +17,7 @@ from holdfast.instructions.coverage.metrics import METRICS_WINDOW_MS
 from holdfast.instructions.models import Agent, AuditRecord, CoverageRun, Manifest, Probe
 from holdfast.instructions.recall.answer import write_audit_record
 from holdfast.instructions.recall.ranking import InstructionSet
+from holdfast.redaction import redact_secrets
 from holdfast.retrieval.bm25 import extract_terms
 from holdfast.retrieval.encoders.registry import (
     configured_name,
@@ -25,7 +26,6 @@ from holdfast.retrieval.encoders.registry import (
     is_same_encoder,
     make_certified_name,
 )
-from holdfast.types.redaction import redact_secrets
 
 DAY_MS = 86_400_000
 

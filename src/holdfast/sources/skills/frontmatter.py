@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import yaml
 
+from holdfast.redaction import redact_secrets
 from holdfast.sources.files import to_one_line
 
 FRONT_MATTER_CHARS_MAX = 65_536
@@ -236,8 +237,8 @@ class _Builder:
 
 
 def quote_text(text: str, chars_max: int = 80) -> str:
-    """External text for use in a message: quoted, on one line, shortened."""
-    line = to_one_line(text.encode("utf-8", "replace"))
+    """External text for use in a message: quoted, on one line, shortened, without credentials."""
+    line = redact_secrets(to_one_line(text.encode("utf-8", "replace")))
     return repr(line if len(line) <= chars_max else line[:chars_max] + "…")
 
 
