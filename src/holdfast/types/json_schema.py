@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import UserError
@@ -182,6 +182,11 @@ def _compile(schema: JsonSchema, *, pattern_bytes_max: int = PATTERN_BYTES_MAX, 
     )
 
 
+def compile_pattern(source: str, bytes_max: int) -> Callable[[str], bool]:
+    """A search that takes linear time, whatever the pattern. Raises ValueError if that is impossible or too large."""
+    return _compile({"pattern": source}, pattern_bytes_max=bytes_max).is_valid
+
+
 def _first_error(validator: "Validator", value: Json) -> "ValidationError | None":
     from jsonschema_rs import ValidationError  # noqa: PLC0415
 
@@ -229,7 +234,7 @@ def _pattern_bytes(source: str) -> int:
     size = 4_096
     while size <= PATTERN_BYTES_MAX:
         try:
-            _compile({"pattern": source}, pattern_bytes_max=size)
+            compile_pattern(source, size)
         except ValueError:
             size *= 2
         else:
