@@ -1,4 +1,4 @@
-"""Which schemas a tool may have, and where arguments do not fit one."""
+"""Which schemas a tool may have, and where arguments violate one."""
 
 import re
 import time
@@ -39,13 +39,13 @@ garbage_schemas = st.dictionaries(
 )
 
 
-def checked(part: JsonSchema) -> JsonSchema:
+def compile_part(part: JsonSchema) -> JsonSchema:
     """A part of a schema, as the schema of the property `x`."""
     return validate_schema({"type": "object", "properties": {"x": part}})
 
 
-def faults(part: JsonSchema, value: Json) -> list[str]:
-    return list(SchemaChecker(checked(part)).find_violations({"x": value}))
+def violations(part: JsonSchema, value: Json) -> list[str]:
+    return list(SchemaChecker(compile_part(part)).find_violations({"x": value}))
 
 
 EVERYTHING: JsonSchema = {
@@ -66,7 +66,7 @@ EVERYTHING: JsonSchema = {
 }
 
 
-def test_every_allowed_keyword_is_taken_as_it_is() -> None:
+def test_every_allowed_keyword_is_accepted_unchanged() -> None:
     assert validate_schema(EVERYTHING) == EVERYTHING
 
 
@@ -90,7 +90,7 @@ def test_every_allowed_keyword_is_taken_as_it_is() -> None:
 )
 def test_any_other_keyword_is_refused_by_path_and_name(keyword: str) -> None:
     with pytest.raises(UserError) as refusal:
-        checked({"type": "array", "items": {keyword: {}}})
+        compile_part({"type": "array", "items": {keyword: {}}})
     assert str(refusal.value).startswith(
         f'$.properties.x.items: keyword "{keyword}" is refused; allowed are additionalP'
     )
@@ -98,7 +98,7 @@ def test_any_other_keyword_is_refused_by_path_and_name(keyword: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keyword", "value", "wanted"),
+    ("keyword", "value", "expected"),
     [
         ("type", "text", "one of array, boolean, integer, null, number, object, string, or a list of them, each once"),
         ("type", [], "one of array"),
@@ -128,9 +128,11 @@ def test_any_other_keyword_is_refused_by_path_and_name(keyword: str) -> None:
         ("maxItems", "3", "a whole number of at least 0"),
     ],
 )
-def test_a_keyword_with_a_wrong_value_is_refused_with_what_it_must_be(keyword: str, value: Json, wanted: str) -> None:
-    with pytest.raises(UserError, match=re.escape(f'$.properties.x: keyword "{keyword}" must be {wanted}')):
-        checked({keyword: value})
+def test_a_keyword_with_a_wrong_value_is_refused_with_the_expected_one(
+    keyword: str, value: Json, expected: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(f'$.properties.x: keyword "{keyword}" must be {expected}')):
+        compile_part({keyword: value})
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_a_keyword_with_a_wrong_value_is_refused_with_what_it_must_be(keyword: s
 def test_a_part_that_is_no_schema_is_refused(part: JsonSchema, path: str) -> None:
     reason = f"$.properties.x{path}: must be a schema, which is a JSON object"
     with pytest.raises(UserError, match=re.escape(reason)):
-        checked(part)
+        compile_part(part)
 
 
 @pytest.mark.parametrize("schema", [{}, {"type": "string"}, {"type": ["object"]}, {"properties": {}}])
@@ -157,7 +159,7 @@ def test_a_schema_is_a_json_object() -> None:
 @pytest.mark.parametrize(
     ("value", "kind"), [(float("nan"), "float"), (float("inf"), "float"), (2**64, "int"), ({1}, "set"), (b"", "bytes")]
 )
-def test_a_value_that_json_cannot_keep_is_refused_by_path(value: object, kind: str) -> None:
+def test_a_value_that_json_cannot_represent_is_refused_by_path(value: object, kind: str) -> None:
     schema = {"type": "object", "properties": {"x": {"enum": [1, value]}}}
     with pytest.raises(
         UserError, match=re.escape(f"$.properties.x.enum[1]: holds a {kind} that JSON cannot represent")
@@ -165,8 +167,8 @@ def test_a_value_that_json_cannot_keep_is_refused_by_path(value: object, kind: s
         validate_schema(schema)
 
 
-def test_the_largest_integers_are_kept() -> None:
-    assert checked({"enum": [2**64 - 1, -(2**64) + 1]})
+def test_the_largest_integers_are_preserved() -> None:
+    assert compile_part({"enum": [2**64 - 1, -(2**64) + 1]})
 
 
 def test_a_key_that_is_no_string_is_refused() -> None:
@@ -188,28 +190,28 @@ def nested(levels: int) -> JsonSchema:
     return {"type": "object", "default": value}
 
 
-def test_a_schema_has_a_greatest_depth() -> None:
+def test_the_depth_of_a_schema_is_limited() -> None:
     deepest = nested(SCHEMA_DEPTH_MAX - 2)
     assert validate_schema(deepest) == deepest
     with pytest.raises(UserError, match=f"nested deeper than {SCHEMA_DEPTH_MAX} levels"):
         validate_schema(nested(SCHEMA_DEPTH_MAX - 1))
 
 
-def test_a_schema_that_holds_itself_is_refused() -> None:
+def test_a_schema_that_contains_itself_is_refused() -> None:
     schema: dict[str, object] = {"type": "object"}
     schema["properties"] = {"self": schema}
     with pytest.raises(UserError, match="nested deeper"):
         validate_schema(schema)
 
 
-def test_a_schema_has_a_greatest_number_of_values() -> None:
+def test_the_number_of_values_in_a_schema_is_limited() -> None:
     most = {"type": "object", "default": [0] * (SCHEMA_VALUES_MAX - 3)}
     assert validate_schema(most) == most
     with pytest.raises(UserError, match=f"more than {SCHEMA_VALUES_MAX} values"):
         validate_schema({"type": "object", "default": [0] * (SCHEMA_VALUES_MAX - 2)})
 
 
-def test_a_small_schema_that_unfolds_without_end_is_refused() -> None:
+def test_a_small_schema_that_expands_endlessly_is_refused() -> None:
     part: dict[str, object] = {"type": "string"}
     for _ in range(12):
         part = {"type": "object", "properties": {"a": part, "b": part}}
@@ -217,7 +219,7 @@ def test_a_small_schema_that_unfolds_without_end_is_refused() -> None:
         validate_schema(part)
 
 
-def test_a_schema_has_a_greatest_size_in_bytes() -> None:
+def test_the_size_of_a_schema_is_limited() -> None:
     bare = len(canonical_json({"type": "object", "title": ""}))
     assert validate_schema({"type": "object", "title": "t" * (SCHEMA_BYTES_MAX - bare)})
     with pytest.raises(UserError, match=f"larger than {SCHEMA_BYTES_MAX} bytes"):
@@ -228,7 +230,7 @@ def test_a_schema_has_a_greatest_size_in_bytes() -> None:
 @given(garbage_schemas, json_values)
 def test_any_schema_is_refused_clearly_or_can_check_any_value(part: JsonSchema, value: Json) -> None:
     try:
-        schema = checked(part)
+        schema = compile_part(part)
     except UserError:
         return
     assert all(fault.startswith("$") for fault in SchemaChecker(schema).find_violations({"x": value}))
@@ -236,36 +238,36 @@ def test_any_schema_is_refused_clearly_or_can_check_any_value(part: JsonSchema, 
 
 @settings(max_examples=100, deadline=None)
 @given(json_values, json_values)
-def test_a_constant_fits_itself_alone(one: Json, other: Json) -> None:
-    assert faults({"const": one}, one) == []
-    assert (faults({"const": one}, other) == []) == (faults({"const": other}, one) == [])
-    assert (faults({"enum": [one, "zz"]}, other) == []) == (faults({"const": one}, other) == [])
+def test_a_constant_matches_only_itself(first: Json, other: Json) -> None:
+    assert violations({"const": first}, first) == []
+    assert (violations({"const": first}, other) == []) == (violations({"const": other}, first) == [])
+    assert (violations({"enum": [first, "zz"]}, other) == []) == (violations({"const": first}, other) == [])
 
 
 @settings(max_examples=100, deadline=None)
 @given(json_values)
-def test_a_value_fits_its_own_type_and_an_integer_is_a_number_too(value: Json) -> None:
+def test_a_value_matches_its_own_type_and_an_integer_is_a_number_too(value: Json) -> None:
     fitting = {json_type_name(value)} | ({"number"} if json_type_name(value) == "integer" else set())
     types = ["array", "boolean", "integer", "null", "number", "object", "string"]
-    assert {kind for kind in types if not faults({"type": kind}, value)} == fitting
+    assert {kind for kind in types if not violations({"type": kind}, value)} == fitting
 
 
 @pytest.mark.parametrize(
     ("value", "name"),
     [(None, "null"), (True, "boolean"), (1, "integer"), (1.0, "number"), ("", "string"), ([], "array"), ({}, "object")],
 )
-def test_a_wrong_type_is_named_beside_the_wanted_one(value: Json, name: str) -> None:
-    wanted = "string" if name != "string" else "array"
-    assert faults({"type": wanted}, value) == [f"$.x: expected {wanted}, got {name}"]
+def test_a_wrong_type_is_named_with_the_expected_one(value: Json, name: str) -> None:
+    expected = "string" if name != "string" else "array"
+    assert violations({"type": expected}, value) == [f"$.x: expected {expected}, got {name}"]
 
 
 def test_one_of_several_types_is_enough() -> None:
-    assert faults({"type": ["string", "null"]}, None) == []
-    assert faults({"type": ["string", "null"]}, 1) == ["$.x: expected string or null, got integer"]
+    assert violations({"type": ["string", "null"]}, None) == []
+    assert violations({"type": ["string", "null"]}, 1) == ["$.x: expected string or null, got integer"]
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "equal"),
+    ("first", "other", "equal"),
     [
         (1, 1.0, True),
         (1, True, False),
@@ -280,9 +282,9 @@ def test_one_of_several_types_is_enough() -> None:
         (None, False, False),
     ],
 )
-def test_equality_is_that_of_json(one: Json, other: Json, equal: bool) -> None:
-    assert (faults({"const": one}, other) == []) is equal
-    assert (faults({"enum": [other]}, one) == []) is equal
+def test_equality_is_that_of_json(first: Json, other: Json, equal: bool) -> None:
+    assert (violations({"const": first}, other) == []) is equal
+    assert (violations({"enum": [other]}, first) == []) is equal
 
 
 @pytest.mark.parametrize(
@@ -301,8 +303,8 @@ def test_equality_is_that_of_json(one: Json, other: Json, equal: bool) -> None:
         ({"pattern": "^a"}, "ba", 'must match the pattern "^a"'),
     ],
 )
-def test_a_broken_bound_is_named(part: JsonSchema, value: Json, fault: str) -> None:
-    assert faults(part, value) == [f"$.x: {fault}"]
+def test_a_violated_bound_is_named(part: JsonSchema, value: Json, fault: str) -> None:
+    assert violations(part, value) == [f"$.x: {fault}"]
 
 
 @pytest.mark.parametrize(
@@ -324,8 +326,8 @@ def test_a_broken_bound_is_named(part: JsonSchema, value: Json, fault: str) -> N
         ({"required": ["a"]}, "text"),
     ],
 )
-def test_a_bound_is_kept_at_its_edge_and_by_values_it_does_not_speak_of(part: JsonSchema, value: Json) -> None:
-    assert faults(part, value) == []
+def test_a_bound_is_inclusive_and_ignores_values_of_other_types(part: JsonSchema, value: Json) -> None:
+    assert violations(part, value) == []
 
 
 def test_members_and_items_are_checked_by_path() -> None:
@@ -339,7 +341,7 @@ def test_members_and_items_are_checked_by_path() -> None:
     )
 
 
-def test_unknown_members_are_welcome_unless_excluded() -> None:
+def test_unknown_members_are_allowed_unless_excluded() -> None:
     assert SchemaChecker(validate_schema({"type": "object"})).find_violations({"a": 1}) == ()
 
 
@@ -352,7 +354,7 @@ def test_members_of_members_are_all_checked_and_of_a_list_the_first_wrong_item()
     }
     part: JsonSchema = {"properties": {"one": person, "all": {"type": "array", "items": person}}}
     wrong: Json = {"name": "", "age": 3}
-    assert faults(part, {"one": wrong, "all": [{"name": "a"}, wrong, wrong]}) == [
+    assert violations(part, {"one": wrong, "all": [{"name": "a"}, wrong, wrong]}) == [
         "$.x.one.name: must have at least 1 characters, has 0",
         "$.x.one.age: not a known property",
         "$.x.all[1].name: must have at least 1 characters, has 0",
@@ -360,8 +362,8 @@ def test_members_of_members_are_all_checked_and_of_a_list_the_first_wrong_item()
     ]
 
 
-def test_of_several_broken_bounds_one_is_named() -> None:
-    assert len(faults({"minimum": 5, "exclusiveMinimum": 5, "const": 9, "enum": [9]}, 1)) == 1
+def test_of_several_violated_bounds_one_is_named() -> None:
+    assert len(violations({"minimum": 5, "exclusiveMinimum": 5, "const": 9, "enum": [9]}, 1)) == 1
 
 
 @pytest.mark.parametrize(
@@ -377,7 +379,7 @@ def test_of_several_broken_bounds_one_is_named() -> None:
 def test_a_large_wrong_value_is_refused_quickly(value: Json) -> None:
     names: list[Json] = [f"name{number}" for number in range(3_000)]
     item: JsonSchema = {"type": "object", "required": names, "additionalProperties": False}
-    checker = SchemaChecker(checked({"type": ["array", "object"], "items": item, "required": names}))
+    checker = SchemaChecker(compile_part({"type": ["array", "object"], "items": item, "required": names}))
     started = time.process_time()
     assert 0 < len(checker.find_violations({"x": value})) <= VIOLATIONS_MAX
     assert time.process_time() - started < 3
@@ -387,19 +389,19 @@ def test_a_value_that_is_nested_too_deeply_is_refused_not_raised() -> None:
     value: Json = "x"
     for _ in range(600):
         value = [value]
-    assert faults({"const": 1}, value) == ["$: nested too deeply to be checked"]
+    assert violations({"const": 1}, value) == ["$: nested too deeply to be checked"]
 
 
 def test_nothing_is_fetched_for_a_schema() -> None:
     with pytest.raises(UserError, match=re.escape('keyword "$ref" is refused')):
-        checked({"$ref": "http://127.0.0.1:9/schema.json"})
+        compile_part({"$ref": "http://127.0.0.1:9/schema.json"})
 
 
 def test_texts_are_matched_as_long_as_that_is_cheap() -> None:
     part: JsonSchema = {"items": {"pattern": "^[01]*1[01]{400}2$"}}
-    assert faults(part, ["01" * 100_000, "01" * 100_000]) == ["$: too long to be checked against its patterns"]
-    assert faults({"pattern": r"\S"}, "a" * 1_000_000) == []
-    assert faults({"pattern": "^[a-z]+$"}, "a" * 500_000) == []
+    assert violations(part, ["01" * 100_000, "01" * 100_000]) == ["$: too long to be checked against its patterns"]
+    assert violations({"pattern": r"\S"}, "a" * 1_000_000) == []
+    assert violations({"pattern": "^[a-z]+$"}, "a" * 500_000) == []
 
 
 def test_patterns_have_a_largest_size_together() -> None:
@@ -411,7 +413,7 @@ def test_patterns_have_a_largest_size_together() -> None:
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)+$", "(a*)*b", "^(a?){60}a{60}b", "(.*,){20}x", "(.*){0,30}#"])
 def test_a_hostile_pattern_is_matched_in_linear_time(pattern: str) -> None:
-    checker = SchemaChecker(checked({"pattern": pattern}))
+    checker = SchemaChecker(compile_part({"pattern": pattern}))
     started = time.process_time()
     checker.find_violations({"x": "a" * 50_000 + "!"})
     assert time.process_time() - started < 2
@@ -434,14 +436,14 @@ repeated = st.tuples(atoms, quantifiers).map(lambda pair: pair[0] if pair[0] in 
 @settings(max_examples=100, deadline=None)
 @given(st.recursive(repeated, grow, max_leaves=6), st.text("ab-1 _.", min_size=1, max_size=6))
 def test_a_pattern_finds_what_python_finds(pattern: str, text: str) -> None:
-    assert (faults({"pattern": pattern}, text) == []) == bool(re.search(pattern, text, re.ASCII))
+    assert (violations({"pattern": pattern}, text) == []) == bool(re.search(pattern, text, re.ASCII))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(r"ab-[](){}|*+?.\dws^$1,2<>:=!", max_size=12), st.text("ab-1", max_size=6))
 def test_any_text_is_a_pattern_or_a_clear_refusal(pattern: str, text: str) -> None:
     try:
-        schema = checked({"pattern": pattern})
+        schema = compile_part({"pattern": pattern})
     except UserError:
         return
     assert len(SchemaChecker(schema).find_violations({"x": text})) <= 1
@@ -466,8 +468,8 @@ def test_any_text_is_a_pattern_or_a_clear_refusal(pattern: str, text: str) -> No
     ],
 )
 def test_a_pattern_finds_what_it_means(pattern: str, inside: str, outside: str) -> None:
-    assert faults({"pattern": pattern}, inside) == []
-    assert len(faults({"pattern": pattern}, outside)) == 1
+    assert violations({"pattern": pattern}, inside) == []
+    assert len(violations({"pattern": pattern}, outside)) == 1
 
 
 @pytest.mark.parametrize(
@@ -482,7 +484,7 @@ def test_what_is_no_pattern_or_cannot_be_bounded_is_refused(pattern: str) -> Non
     with pytest.raises(
         UserError, match=r'\$\.properties\.x: keyword "pattern" must be a regular expression as in Java'
     ):
-        checked({"pattern": pattern})
+        compile_part({"pattern": pattern})
 
 
 @pytest.mark.parametrize(
@@ -497,10 +499,10 @@ def test_what_is_no_pattern_or_cannot_be_bounded_is_refused(pattern: str) -> Non
         ("", '$[""]'),
     ],
 )
-def test_paths_quote_keys_that_are_no_plain_names(key: str, path: str) -> None:
+def test_paths_quote_keys_that_are_not_plain_names(key: str, path: str) -> None:
     assert join_json_path("$", key) == path
 
 
-def test_what_is_shown_is_never_long() -> None:
+def test_shown_values_are_short() -> None:
     assert format_json_value("x" * 198) == '"' + "x" * 198 + '"'
     assert format_json_value("x" * 199) == '"' + "x" * 199 + "..."
