@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -132,27 +133,15 @@ def test_result_stays_within_its_cap_and_sources_stay_unchanged(project: Path) -
 
 
 names = st.sampled_from(("a", "b", "ab", "a.py", "b.txt", "x y"))
+IGNORE_LINES = "\n".join(
+    (
+        "a\n*.py\n/a\na/\nb/*\n**/b\na/**\n!a.py\na/**/b\n[ab]\n[!a]*\n?\n#a\n\\#a\nb/a.py\n*\n!*/\n/*\n!/a\n**\n/**/",
+        "a/**/\na/*/b\na**\n**a\n[a-c]\n[]a]\n[!]a]\n[^a]\na//b\n./a\n!b/\n!a/b/c\nx y\nx\\ y\na\\\n*[a\n!\n/",
+        "\n[a-\n[[]\n\\!a\n*.*\nb.t?t\n**/a/**\n!**/a.py\n**/*.py\na ",
+    )
+)
 patterns = st.lists(
-    st.sampled_from(
-        (
-            "a",
-            "*.py",
-            "/a",
-            "a/",
-            "b/*",
-            "**/b",
-            "a/**",
-            "!a.py",
-            "a/**/b",
-            "[ab]",
-            "[!a]*",
-            "?",
-            "#a",
-            "\\#a",
-            "b/a.py",
-            "",
-        )
-    ),
+    st.sampled_from(IGNORE_LINES.split("\n")),
     max_size=4,
 )
 
@@ -186,6 +175,15 @@ def test_ignored_files_match_those_git_ignores(
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_any_text_parses_as_ignore_rules(text: str, path: str) -> None:
     assert is_ignored(path, parse_ignore_rules(text), is_folder=False) in (True, False)
+
+
+@pytest.mark.parametrize("line", ["*a" * 20 + "b", "**/a/" * 20 + "b", "a?*" * 30 + "b", "[a]*" * 60 + "b", "?" * 500])
+def test_a_hostile_rule_takes_linear_time(line: str) -> None:
+    rules = parse_ignore_rules("\n".join([line] * 20))
+    started = time.process_time()
+    for path in ("a" * 250, "/".join("a" * 120)):
+        assert not is_ignored(path, rules, is_folder=False)
+    assert time.process_time() - started < 2
 
 
 def test_definition_ends_with_its_nesting_depth() -> None:
