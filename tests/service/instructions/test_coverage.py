@@ -4,16 +4,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.support.custom_models import write_model
 from tests.support.instruction_places import AGENT, UNITS, Place, entry, library_of, opened_store, place
+from tests.support.onnx_models import write_model
 from tests.support.served_service import serving_store
 
 from holdfast.clock import ManualClock
 from holdfast.errors import UserError
 from holdfast.instructions.coverage.schedule import DAY_MS, activate_encoder, run_due_coverage
 from holdfast.instructions.models import CoverageRun, UnitCoverage
-from holdfast.retrieval.encoders import custom_model, wordllama
-from holdfast.retrieval.encoders.registry import REVISIONS, make_certified_name
+from holdfast.retrieval.encoders import onnx_model, wordllama
+from holdfast.retrieval.encoders.model_folder import fingerprint
+from holdfast.retrieval.encoders.registry import make_certified_name
 
 COVERAGE = "/instruction-manifest/coverage"
 DAY_SECONDS = 86_400
@@ -167,7 +168,8 @@ def test_another_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path)
         at.clock.advance(60)
         library = library_of(store, at.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == ()
-        assert library.records.encoder() == library.instruction_sets.encoder == "wordllama"
+        assert library.instruction_sets.encoder == "wordllama"
+        assert library.records.encoder() == make_certified_name("wordllama")
         run = library.records.coverage(AGENT)
         assert run is not None
         assert run.kind == "recert"
@@ -194,58 +196,57 @@ def test_an_encoder_with_which_a_manifest_fails_is_not_used(tmp_path: Path) -> N
 
 def test_a_model_of_ones_own_is_certified_by_what_it_contains(tmp_path: Path) -> None:
     model = write_model(tmp_path / "mine")
-    encoder = f"paired+{model}"
-    with place("sqlite", tmp_path, encoder=encoder) as at:
+    with place("sqlite", tmp_path, encoder=str(model)) as at:
         assert activate_encoder(at.library) == ()
         at.furnish()
         told = at.recall("claim a ticket before work", key=at.agent_key).json
-        assert f"+mine@{custom_model.fingerprint(model)}" in told["embedding_model_version"]
-        assert at.library.records.encoder() == f"paired.{REVISIONS['paired']}+{model}@{custom_model.fingerprint(model)}"
-        assert at.library.records.encoder() == make_certified_name(encoder)
+        assert told["embedding_model_version"] == f"mine@{fingerprint(model)}"
+        assert at.library.records.encoder() == f"{model}@{fingerprint(model)}" == make_certified_name(str(model))
     write_model(model, seed=1.0)
-    custom_model.fingerprint.cache_clear()
-    custom_model.load_custom_encoders.cache_clear()
+    fingerprint.cache_clear()
+    onnx_model.load_onnx_encoders.cache_clear()
     with opened_store("sqlite", tmp_path) as store:
-        library = library_of(store, at.clock, tmp_path / "root", ids="later", encoder=encoder)
+        library = library_of(store, at.clock, tmp_path / "root", ids="later", encoder=str(model))
         assert activate_encoder(library) == ()
         run = library.records.coverage(AGENT)
         assert run is not None
         assert run.kind == "recert"
-        assert run.model_id.endswith(f"+mine@{custom_model.fingerprint(model)}")
-        assert library.records.encoder() == make_certified_name(encoder)
+        assert run.model_id == f"mine@{fingerprint(model)}"
+        assert library.records.encoder() == make_certified_name(str(model))
 
 
 def test_an_encoder_that_says_other_things_than_before_is_measured_first(tmp_path: Path) -> None:
-    """As a release does that counts a revision up: the name in the configuration is the same."""
-    with place("sqlite", tmp_path, encoder="paired") as at:
+    """As a release does that counts the revision up: the name in the configuration is the same."""
+    with place("sqlite", tmp_path) as at:
         activate_encoder(at.library)
         at.furnish()
-        at.library.records.set_encoder("paired")
+        at.library.records.set_encoder("wordllama@0")
     with opened_store("sqlite", tmp_path) as store:
         at.clock.advance(60)
-        later = library_of(store, at.clock, tmp_path / "root", ids="later", encoder="paired")
+        later = library_of(store, at.clock, tmp_path / "root", ids="later")
         assert activate_encoder(later) == ()
         run = later.records.coverage(AGENT)
         assert run is not None
-        assert (run.kind, later.records.encoder()) == ("recert", f"paired.{REVISIONS['paired']}")
+        assert (run.kind, later.records.encoder()) == ("recert", make_certified_name("wordllama"))
 
 
 def test_what_fails_with_a_new_revision_is_told_and_stops_nobody(tmp_path: Path) -> None:
     """What the encoder said before is gone with the release before."""
-    with place("sqlite", tmp_path, encoder="paired") as at:
+    with place("sqlite", tmp_path) as at:
         activate_encoder(at.library)
         publish_stray(at)
-        at.library.records.set_encoder("paired")
+        at.library.records.set_encoder("wordllama@0")
     with opened_store("sqlite", tmp_path) as store:
-        other = library_of(store, at.clock, tmp_path / "root", ids="other", encoder="wordllama")
+        other = library_of(store, at.clock, tmp_path / "root", ids="other", encoder=None)
         assert activate_encoder(other) == (AGENT,)
-        assert (other.instruction_sets.encoder, other.records.encoder()) == ("paired", "paired")
+        assert (other.instruction_sets.encoder, other.records.encoder()) == ("wordllama", "wordllama@0")
         told: list[str] = []
-        later = library_of(store, at.clock, tmp_path / "root", ids="later", encoder="paired")
+        later = library_of(store, at.clock, tmp_path / "root", ids="later")
         later.warn = told.append
         assert activate_encoder(later) == ()
-        assert (later.instruction_sets.encoder, later.records.encoder()) == ("paired", f"paired.{REVISIONS['paired']}")
-        assert "the encoder paired, whose results changed in this release" in told[0]
+        assert later.instruction_sets.encoder == "wordllama"
+        assert later.records.encoder() == make_certified_name("wordllama")
+        assert "the encoder wordllama, whose results changed in this release" in told[0]
         assert f"manifests fail with it, such as that of {AGENT}" in told[1]
         run = later.records.coverage(AGENT)
         assert run is not None

@@ -332,7 +332,7 @@ def test_an_encoder_that_fails_is_503_and_may_be_tried_again(
         raise error
 
     with monkeypatch.context() as broken:
-        broken.setattr(wordllama, "stage", stage)
+        broken.setattr(wordllama, "create_stage", stage)
         at.library.instruction_sets.clear()
         scope = {"scope": f"instruction:local/{AGENT}", "intent": CLAIM}
         entries = [entry(name) for name in UNITS]
