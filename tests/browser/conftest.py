@@ -12,13 +12,13 @@ from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.units.signatures import DeploymentKey
 from holdfast.service.sample.sessions import SamplePlayer
 from holdfast.stores.sqlite.store import SqliteStore
-from tests.support.browsers import Page, browsing
-from tests.support.served_service import Client, serving_store
+from tests.support.browsers import Page, open_browser
+from tests.support.served_service import Client, serve_store
 
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with browsing(tmp_path_factory.mktemp("browser")) as page:
+    with open_browser(tmp_path_factory.mktemp("browser")) as page:
         yield page
 
 
@@ -35,7 +35,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             new_id=new_ulid,
             warn=lambda line: None,
         )
-        with serving_store(store, simulated=True, library=library) as client:
+        with serve_store(store, simulated=True, library=library) as client:
             client.service.workspace = folder / "project"
             client.service.workspace.mkdir()
             player = SamplePlayer(

@@ -9,8 +9,8 @@ from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import Page
-from tests.support.log_examples import opened
-from tests.support.served_service import Client, serving_store
+from tests.support.event_examples import session_started_event
+from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -36,11 +36,11 @@ class Own:
 @pytest.fixture
 def own() -> Iterator[Own]:
     store = MemoryStore()
-    with serving_store(store) as client:
+    with serve_store(store) as client:
         yield Own(client, store)
 
 
-def test_providers_and_sessions_are_told_as_the_service_tells_them(page: Page, sampled: Client) -> None:
+def test_providers_and_sessions_match_the_api(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("caching", heading="Caching")
     told = sampled.get("/api/cache")
@@ -62,7 +62,7 @@ def test_providers_and_sessions_are_told_as_the_service_tells_them(page: Page, s
     assert all(meanings)
 
 
-def test_the_countdown_moves(page: Page, sampled: Client) -> None:
+def test_countdown_moves(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("caching")
     before = page.texts("[data-session] [data-until]")
@@ -70,7 +70,7 @@ def test_the_countdown_moves(page: Page, sampled: Client) -> None:
     assert page.until(lambda: page.texts("[data-session] [data-until]") != before)
 
 
-async def test_a_session_arrives_and_goes_on_without_reload(page: Page, own: Own) -> None:
+async def test_new_session_appears_and_updates_without_reload(page: Page, own: Own) -> None:
     page.url = own.client.url
     page.open("caching")
     page.until(lambda: page.text("#connection") == "live")
@@ -85,7 +85,7 @@ async def test_a_session_arrives_and_goes_on_without_reload(page: Page, own: Own
     assert page.run("return window.untouched")
 
 
-async def test_the_buttons_disable_enable_and_invalidate(page: Page, own: Own) -> None:
+async def test_buttons_disable_enable_and_invalidate(page: Page, own: Own) -> None:
     page.url = own.client.url
     async with own.session("fix the parser") as session:
         await session.send("One.")
@@ -104,7 +104,7 @@ async def test_the_buttons_disable_enable_and_invalidate(page: Page, own: Own) -
         assert page.text(f"{row} [data-does=disable]") == "Disable caching for this"
 
 
-def test_the_settings_are_those_of_the_service_and_are_saved(page: Page, own: Own) -> None:
+def test_settings_match_the_api_and_are_saved(page: Page, own: Own) -> None:
     page.url = own.client.url
     page.open("caching")
     labels = page.texts(".settings label")
@@ -149,7 +149,7 @@ def test_settings_changed_at_once_are_all_saved(page: Page, own: Own) -> None:
     assert page.run(shown) == [False, False, True]
 
 
-def test_a_setting_that_is_refused_says_why_and_is_shown_as_it_was(page: Page, own: Own) -> None:
+def test_refused_setting_shows_the_reason_and_its_old_value(page: Page, own: Own) -> None:
     page.url, page.expecting = own.client.url, ("422",)
     page.open("caching")
     page.run(
@@ -176,11 +176,11 @@ async def test_hostile_text_is_shown_as_text(page: Page, own: Own) -> None:
     assert "owned" not in page.run("return document.title").replace(HOSTILE, "")
 
 
-def test_more_sessions_than_a_page_holds_are_turned_over(page: Page) -> None:
+def test_sessions_are_paged(page: Page) -> None:
     store = MemoryStore()
-    with serving_store(store) as client:
+    with serve_store(store) as client:
         for number in range(30):
-            store.append([opened(f"s{number}", at=float(number))]).result()
+            store.append([session_started_event(f"s{number}", at=float(number))]).result()
         page.url = client.url
         page.open("caching")
         assert len(page.all("tbody tr")) == 25
@@ -191,7 +191,7 @@ def test_more_sessions_than_a_page_holds_are_turned_over(page: Page) -> None:
         page.until(lambda: len(page.all("tbody tr")) == 25)
 
 
-def test_a_table_is_saved_as_csv_and_no_cell_is_a_formula(page: Page, sampled: Client) -> None:
+def test_table_is_saved_as_csv_without_formula_cells(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("caching")
     saved = page.run(

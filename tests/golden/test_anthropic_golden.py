@@ -218,7 +218,7 @@ def legible(value: object) -> Json:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_wire_is_what_was_agreed_on(name: str) -> None:
+def test_requests_and_replies_match_the_golden_bytes(name: str) -> None:
     case = CASES[name]
     agreed = {
         "request": legible(case),
@@ -231,7 +231,7 @@ def test_the_wire_is_what_was_agreed_on(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_was_agreed_on_is_read_back(name: str) -> None:
+def test_golden_bytes_decode_to_their_case(name: str) -> None:
     case = CASES[name]
     agreed = msgspec.json.decode((HERE / f"{name}.json").read_bytes())
     read = anthropic.decode_request(agreed["body"].encode(), dict(agreed["endpoint"]["headers"]))
@@ -243,12 +243,12 @@ def test_what_was_agreed_on_is_read_back(name: str) -> None:
     assert deltas[-1] == ReplyFinished(case.reply)
 
 
-def test_betas_travel_in_the_header_and_never_in_the_body() -> None:
+def test_betas_are_sent_in_the_header_and_never_in_the_body() -> None:
     agreed = msgspec.json.decode((HERE / "betas.json").read_bytes())
     assert ["anthropic-beta", "context-management-2025-06-27,compact-2026-01-12"] in agreed["endpoint"]["headers"]
     assert "beta" not in agreed["body"]
     assert "compact-2026" not in agreed["body"]
 
 
-def test_every_agreed_file_belongs_to_a_case() -> None:
+def test_every_golden_file_belongs_to_a_case() -> None:
     assert {path.stem for path in HERE.glob("*.json")} == set(CASES)

@@ -9,7 +9,16 @@ from pathlib import Path
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.knowledge_folders import Crash, CrashingDisk, EditedDisk, Mode, contents, folder_of, spoken, worked
+from tests.support.knowledge_folders import (
+    Crash,
+    CrashingDisk,
+    EditedDisk,
+    Mode,
+    contents,
+    knowledge_folder,
+    text_session,
+    tool_session,
+)
 
 from holdfast.knowledge.digest import DIGEST_BYTES_MAX, DIGEST_PREAMBLE, OMISSION_NOTE_BYTES, SECTIONS, build_digest
 from holdfast.knowledge.file_notes import ProjectLookup
@@ -73,16 +82,16 @@ def sessions(draw: st.DrawFn) -> tuple[EndedSession, ...]:
         if draw(st.booleans()):
             asks, answers = draw(talks)
             said = [text for pair in zip(asks, answers, strict=True) for text in pair]
-            made.append(spoken(f"s{number}", *said, day=day))
+            made.append(text_session(f"s{number}", *said, day=day))
         else:
-            made.append(worked(f"s{number}", draw(st.sampled_from(SAYINGS)), *draw(runs), day=day))
+            made.append(tool_session(f"s{number}", draw(st.sampled_from(SAYINGS)), *draw(runs), day=day))
     return tuple(made)
 
 
 @contextmanager
 def folder() -> Iterator[KnowledgeFolder]:
     with tempfile.TemporaryDirectory() as name:
-        yield folder_of(Path(name))
+        yield knowledge_folder(Path(name))
 
 
 def meaning(place: KnowledgeFolder) -> dict[str, object]:
@@ -99,7 +108,7 @@ PROJECT = ProjectLookup(content_digest=lambda path: f"{len(path):016x}")
 
 @settings(max_examples=settings().max_examples // 2)
 @given(sessions(), sessions(), st.sampled_from(("before", "cut short", "after")))
-def test_a_crash_at_any_write_loses_nothing_and_doubles_nothing(
+def test_crash_at_any_write_loses_and_duplicates_nothing(
     before: tuple[EndedSession, ...], after: tuple[EndedSession, ...], mode: Mode
 ) -> None:
     later = tuple(msgspec.structs.replace(one, session=f"later-{one.session}") for one in after)
@@ -127,7 +136,7 @@ def crashed(disk: CrashingDisk, said: Sequence[EndedSession]) -> bool:
 
 
 @given(sessions())
-def test_harvesting_twice_is_harvesting_once(said: tuple[EndedSession, ...]) -> None:
+def test_harvest_is_idempotent(said: tuple[EndedSession, ...]) -> None:
     with folder() as place:
         first = plan_harvest(place, said)
         assert contents(place) == {}
@@ -147,7 +156,7 @@ raw_pages = st.lists(st.tuples(raw_lines, st.sampled_from((b"\n", b"\r\n", b"\r"
 
 
 @given(raw_pages, st.sampled_from((b"", b"\xef\xbb\xbf")), st.booleans(), sessions())
-def test_no_byte_of_a_person_is_changed_by_a_harvest(
+def test_harvest_changes_no_byte_written_by_a_user(
     own: bytes, bom: bytes, ended: bool, said: tuple[EndedSession, ...]
 ) -> None:
     page = bom + (own if ended else own.rstrip(b"\r\n"))
@@ -168,7 +177,7 @@ def test_no_byte_of_a_person_is_changed_by_a_harvest(
 
 @settings(max_examples=settings().max_examples // 2)
 @given(sessions(), sessions(), st.integers(1, 3))
-def test_what_a_person_writes_while_a_harvest_writes_is_kept(
+def test_edits_during_a_harvest_are_preserved(
     before: tuple[EndedSession, ...], after: tuple[EndedSession, ...], times: int
 ) -> None:
     later = tuple(msgspec.structs.replace(one, session=f"later-{one.session}") for one in after)
@@ -185,7 +194,7 @@ def test_what_a_person_writes_while_a_harvest_writes_is_kept(
 
 
 @given(sessions(), st.data())
-def test_what_a_person_wrote_removed_or_closed_stays_so_after_any_harvest(
+def test_edits_removals_and_closings_by_users_survive_any_harvest(
     said: tuple[EndedSession, ...], data: st.DataObject
 ) -> None:
     with folder() as place:
@@ -249,7 +258,7 @@ def items(draw: st.DrawFn) -> Item:
 
 
 @given(st.lists(items(), max_size=6))
-def test_a_page_says_again_what_was_written_into_it(some: list[Item]) -> None:
+def test_page_round_trips_its_items(some: list[Item]) -> None:
     for category in CATEGORIES:
         own = {one.id: one for one in reversed(some) if one.category == category}
         page = merge_page_items(parse_page(category, ""), own.values())
@@ -290,9 +299,7 @@ ODD_TEXTS = (
         ("S1/m3/user", "S1/m3/nobody", "S1/m03/tool", "S/1/m3/model", "S1/mx/user", "/m1/user", "S1/m1234567890/user")
     ),
 )
-def test_a_usual_line_is_read_as_the_same_in_unusual_spelling_is(
-    dash: str, text: str, name: str, days: str, source: str
-) -> None:
+def test_fast_and_general_line_parser_agree(dash: str, text: str, name: str, days: str, source: str) -> None:
     usual = f"{dash}{text} <!-- k {name} {days} {source} -->"
     # Another space within the comment means nothing, and is never written by us.
     unusual = f"{dash}{text} <!-- k {name} {days}  {source} -->"
@@ -300,7 +307,7 @@ def test_a_usual_line_is_read_as_the_same_in_unusual_spelling_is(
 
 
 @given(texts)
-def test_no_text_leaves_its_line_or_opens_anything(text: str) -> None:
+def test_no_item_text_leaves_its_line_or_opens_a_tag(text: str) -> None:
     told = sanitize_item_text(text)
     assert sanitize_item_text(told)[: TEXT_CHARACTERS_MAX // 2] == told[: TEXT_CHARACTERS_MAX // 2]
     assert len(told.splitlines()) <= 1
@@ -315,7 +322,7 @@ def test_no_text_leaves_its_line_or_opens_anything(text: str) -> None:
 
 
 @given(items(), items())
-def test_two_items_that_say_the_same_have_the_sources_of_both(one: Item, other: Item) -> None:
+def test_merged_items_have_the_sources_of_both(one: Item, other: Item) -> None:
     both = merge_items(one, other)
     assert both.text == one.text
     assert both.sources == tuple(sorted({*one.sources, *other.sources}))
@@ -324,7 +331,7 @@ def test_two_items_that_say_the_same_have_the_sources_of_both(one: Item, other: 
 
 
 @given(st.lists(items(), max_size=60), st.lists(items(), max_size=10))
-def test_a_digest_is_bounded_and_additions_leave_what_stands_before_them(some: list[Item], more: list[Item]) -> None:
+def test_digest_is_bounded_and_additions_keep_what_comes_before_them(some: list[Item], more: list[Item]) -> None:
     before, after = build_digest(some), build_digest([*some, *more])
     for made in (before, after):
         assert len(made.text.encode()) <= DIGEST_BYTES_MAX
@@ -354,9 +361,7 @@ def sections_of(text: str) -> dict[str, list[str]]:
 
 
 @given(st.lists(long_items(), max_size=40), st.lists(long_items(), min_size=1, max_size=3))
-def test_additions_stand_behind_all_that_their_section_held_unless_it_is_full(
-    some: list[Item], more: list[Item]
-) -> None:
+def test_additions_come_after_the_section_content_unless_it_is_full(some: list[Item], more: list[Item]) -> None:
     before, after = build_digest(some).text, build_digest([*some, *more]).text
     held, holds = sections_of(before), sections_of(after)
     touched = {one.category for one in more}
@@ -381,12 +386,12 @@ def test_additions_stand_behind_all_that_their_section_held_unless_it_is_full(
 
 
 @given(st.lists(items(), max_size=40))
-def test_a_digest_tells_nothing_that_is_held_back(some: list[Item]) -> None:
+def test_digest_contains_nothing_held_back(some: list[Item]) -> None:
     told = set(build_digest(some).text.split("\n"))
     free = {one.text for one in some if not one.exclusion_reason}
     assert not {f"- {one.text}" for one in some if one.exclusion_reason and one.text not in free} & told
 
 
-def test_read_pages_of_nothing_are_empty() -> None:
+def test_empty_pages_parse_to_nothing() -> None:
     with folder() as place:
         assert list_page_items(read_pages(place)) == ()

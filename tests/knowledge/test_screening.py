@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.support.knowledge_folders import FACT, contents, folder_of
-from tests.support.played_sessions import new_session, played, uses
-from tests.support.served_service import serving_store
+from tests.support.knowledge_folders import FACT, contents, knowledge_folder
+from tests.support.scripted_sessions import new_session, scripted_provider, tool_use
+from tests.support.served_service import serve_store
 
 from holdfast.cli.main import command
 from holdfast.clock import new_ulid, system_clock
@@ -29,10 +29,10 @@ def said_in_tools(folder: Path) -> list[str | list[dict[str, object]]]:
     return [
         [
             {"type": "text", "text": f"We decided to use {PLANTED['answered']} instead of Redis."},
-            uses("run", command=f"deploy --key {PLANTED['argument']} src/app.py"),
+            tool_use("run", command=f"deploy --key {PLANTED['argument']} src/app.py"),
         ],
-        [uses("write_file", path=str(folder / f"src/{PLANTED['name']}.py"), content="x")],
-        [uses("todo_write", todos=[f"Rotate {PLANTED['task']}", "Read src/app.py"])],
+        [tool_use("write_file", path=str(folder / f"src/{PLANTED['name']}.py"), content="x")],
+        [tool_use("todo_write", todos=[f"Rotate {PLANTED['task']}", "Read src/app.py"])],
         "Done.",
     ]
 
@@ -50,7 +50,7 @@ async def planted(store: SqliteStore, folder: Path) -> str:
         """Notes."""
         return f"{len(todos)} noted"
 
-    provider = played(*said_in_tools(folder), "Ok.")
+    provider = scripted_provider(*said_in_tools(folder), "Ok.")
     given: Options = {"store": store, "workspace": folder, "new_id": new_ulid}
     async with new_session(provider, **(given | {"tools": [run, write_file, todo_write]})) as session:
         await session.send(f"Always use {PLANTED['asked']} for src/app.py.")
@@ -78,7 +78,7 @@ def leaked(*texts: str) -> set[str]:
     return {place for place, secret in PLANTED.items() if any(secret in text for text in texts)}
 
 
-async def test_a_secret_that_was_planted_anywhere_reaches_nothing_that_is_kept_told_or_exported(
+async def test_planted_secret_reaches_no_stored_shown_or_exported_text(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -87,7 +87,7 @@ async def test_a_secret_that_was_planted_anywhere_reaches_nothing_that_is_kept_t
     store = open_store(db)
     assert isinstance(store, SqliteStore)
     await planted(store, folder)
-    place = folder_of(folder)
+    place = knowledge_folder(folder)
     printed = []
 
     def run(*words: str) -> None:
@@ -110,12 +110,12 @@ async def test_a_secret_that_was_planted_anywhere_reaches_nothing_that_is_kept_t
     run("knowledge", "digest", "--rebuild", "--workspace", str(folder))
     run("knowledge", "harvest", *where, "--simulated", "--apply")
     run("db", "export", "--db", db)
-    with serving_store(store) as client:
+    with serve_store(store) as client:
         client.service.workspace = folder
         for path in ("/api/knowledge/digest", "/api/knowledge/pending", "/api/sessions"):
-            printed.append(client.ask("GET", path).body.decode())
-        printed.append(client.ask("POST", "/api/knowledge/harvest", {"apply": True}).body.decode())
-        listed = client.ask("GET", "/api/knowledge").body.decode()
+            printed.append(client.request("GET", path).body.decode())
+        printed.append(client.request("POST", "/api/knowledge/harvest", {"apply": True}).body.decode())
+        listed = client.request("GET", "/api/knowledge").body.decode()
     store.close()
     assert FACT in printed[1]
     assert leaked(*printed, caplog.text) == set()

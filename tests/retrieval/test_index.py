@@ -173,7 +173,7 @@ def test_weights_decide_which_stage_wins() -> None:
     assert ids(index.search("heavy storm", floor=0, weights=StageWeights(0, 1, 0)))[0] == "sense"
 
 
-def test_an_unknown_encoder_is_answered_with_what_there_is() -> None:
+def test_unknown_encoder_error_lists_the_alternatives() -> None:
     with pytest.raises(UserError, match="unknown encoder 'glove'; use wordllama, none, the folder of an ONNX model,"):
         create_semantic_stage("glove")
 

@@ -1,4 +1,4 @@
-"""A model of one's own, from a folder: it says what the model says, or it is refused with the reason."""
+"""A user's own ONNX model: its vectors, its settings, and why a folder is rejected."""
 
 import json
 import os
@@ -43,7 +43,7 @@ TEXT = "Will it rain in the old town and is there wind?"
 UNITS = [SearchUnit("weather", "weather", "Rain, wind and sunshine"), SearchUnit("forms", "forms", "Fill in a PDF")]
 
 
-def test_a_text_has_the_vector_that_the_reference_implementation_computes(tmp_path: Path) -> None:
+def test_vectors_match_the_onnx_reference_implementation(tmp_path: Path) -> None:
     ids = np.array([build_tokenizer().encode(TEXT).ids])
     (computed,) = ReferenceEvaluator(build_model()).run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
     tokens = np.asarray(computed)
@@ -62,50 +62,48 @@ def test_any_text_has_a_vector(text: str, tmp_path: Path) -> None:
     assert row.any()
 
 
-def test_a_model_may_be_beside_its_tokenizer_and_its_tokenizer_may_say_nothing(tmp_path: Path) -> None:
+def test_model_in_the_folder_itself_and_texts_without_tokens_are_supported(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     (folder / MODEL).rename(folder / "model.onnx")
-    with_tokens(folder, lambda told: told.update(post_processor=None))
+    change_tokens(folder, lambda tokens: tokens.update(post_processor=None))
     rows = OnnxEncoder(folder).encode([TEXT, ""])
     assert rows.any(axis=1).tolist() == [True, False]
 
 
-def test_no_more_is_read_of_a_text_than_the_model_was_made_for(tmp_path: Path) -> None:
+def test_texts_are_truncated_to_the_length_of_the_model(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     one, other = OnnxEncoder(folder).encode(["rain " * 300, "rain " * 300 + "and wind"])
     assert (one == other).all()
     for name, limit in ((LIMITS, {"max_seq_length": 6}), (TOKENS_CONFIG, {"model_max_length": 6})):
         (folder / LIMITS).unlink(missing_ok=True)
-        rewritten(folder, name, **limit)
+        rewrite(folder, name, **limit)
         fingerprint.cache_clear()
         cut, same = OnnxEncoder(folder).encode(["rain", "rain and wind"])
         assert (cut == same).all()
-    rewritten(folder, TOKENS_CONFIG, model_max_length=10**30)
-    rewritten(folder, LIMITS, max_seq_length=PLACES)
+    rewrite(folder, TOKENS_CONFIG, model_max_length=10**30)
+    rewrite(folder, LIMITS, max_seq_length=PLACES)
     fingerprint.cache_clear()
     one, other = OnnxEncoder(folder).encode(["rain", "rain and wind"])
     assert not (one == other).all()
 
 
-def test_the_case_is_that_which_the_model_was_made_for(tmp_path: Path) -> None:
+def test_texts_are_lowercased_if_the_settings_say_so(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
-    with_tokens(folder, lambda told: told.update(normalizer=None))
+    change_tokens(folder, lambda tokens: tokens.update(normalizer=None))
     small, large = OnnxEncoder(folder).encode(["rain", "RAIN"])
     assert not (small == large).all()
-    rewritten(folder, LIMITS, do_lower_case=True)
+    rewrite(folder, LIMITS, do_lower_case=True)
     fingerprint.cache_clear()
     small, large = OnnxEncoder(folder).encode(["rain", "RAIN"])
     assert (small == large).all()
 
 
 @pytest.mark.parametrize(
-    ("said", "first"), [({"pooling_mode": "cls"}, True), ({"pooling_mode": ["mean"]}, False), ({}, False)]
+    ("pooling", "first"), [({"pooling_mode": "cls"}, True), ({"pooling_mode": ["mean"]}, False), ({}, False)]
 )
-def test_what_stands_for_a_text_is_said_in_the_old_way_or_the_new(
-    said: dict[str, object], first: bool, tmp_path: Path
-) -> None:
+def test_pooling_mode_is_read_in_both_formats(pooling: dict[str, object], first: bool, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "new")
-    (folder / POOLING).write_text(json.dumps({"embedding_dimension": 16, "include_prompt": True, **said}))
+    (folder / POOLING).write_text(json.dumps({"embedding_dimension": 16, "include_prompt": True, **pooling}))
     old = write_model(tmp_path / "old", first=first)
     assert (OnnxEncoder(folder).encode([TEXT]) == OnnxEncoder(old).encode([TEXT])).all()
     shutil.rmtree((folder / POOLING).parent)
@@ -126,7 +124,7 @@ def test_what_stands_for_a_text_is_said_in_the_old_way_or_the_new(
         ({}, "", ""),
     ],
 )
-def test_what_a_model_wants_before_queries_and_texts_is_put_there(
+def test_prompts_are_prepended_to_queries_and_documents(
     prompts: dict[str, str | None], query: str, document: str, tmp_path: Path
 ) -> None:
     folder = write_model(tmp_path / "model")
@@ -135,16 +133,16 @@ def test_what_a_model_wants_before_queries_and_texts_is_put_there(
     (folder / PROMPTS).write_text(json.dumps({"prompts": prompts, "default_prompt_name": "usual"}))
     fingerprint.cache_clear()
     assert fingerprint(folder) != before
-    asked, told, zero = onnx_model.load_onnx_encoders(folder)
-    assert (asked.encode([TEXT]) == plain.encode([query + TEXT])).all()
-    assert (told.encode([TEXT]) == plain.encode([document + TEXT])).all()
+    queries, documents, zero = onnx_model.load_onnx_encoders(folder)
+    assert (queries.encode([TEXT]) == plain.encode([query + TEXT])).all()
+    assert (documents.encode([TEXT]) == plain.encode([document + TEXT])).all()
     stage = create_semantic_stage(str(folder))
     stage.add(0, SearchUnit("a", "", TEXT))
-    near = (normalize_rows(asked.encode(["rain"])) @ normalize_rows(told.encode([TEXT])).T).item()
+    near = (normalize_rows(queries.encode(["rain"])) @ normalize_rows(documents.encode([TEXT])).T).item()
     assert stage.match("rain", slots=1) == pytest.approx([max(0, (near - zero) / (1 - zero))], abs=2e-3)
 
 
-def test_a_model_that_is_written_while_it_is_read_is_refused(tmp_path: Path) -> None:
+def test_model_that_changes_while_it_is_read_is_rejected(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     assert fingerprint(folder) == OnnxEncoder(folder).model_version.partition("@")[2]
     onnx.save(build_model(seed=1.0), folder / MODEL)
@@ -152,14 +150,14 @@ def test_a_model_that_is_written_while_it_is_read_is_refused(tmp_path: Path) -> 
         OnnxEncoder(folder)
 
 
-def test_a_model_that_is_in_use_needs_its_folder_no_more(tmp_path: Path) -> None:
+def test_loaded_model_does_not_need_its_folder(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     before = SearchIndex(UNITS, meaning=create_semantic_stage(str(folder)))
     shutil.rmtree(folder)
     assert SearchIndex(UNITS, meaning=create_semantic_stage(str(folder))).digest == before.digest
 
 
-def test_what_all_texts_have_in_common_is_taken_off(tmp_path: Path) -> None:
+def test_similarity_of_unrelated_texts_is_subtracted(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     _, encoder, zero = onnx_model.load_onnx_encoders(folder)
     assert 0.2 < zero == OnnxEncoder(folder).zero < 0.9
@@ -172,7 +170,7 @@ def test_what_all_texts_have_in_common_is_taken_off(tmp_path: Path) -> None:
     assert stage.match(UNITS[0].description, slots=1)[0] > 0.85
 
 
-def test_it_ranks_with_half_the_weight_of_words_and_is_named_in_the_answer(tmp_path: Path) -> None:
+def test_model_halves_the_weight_of_words_and_is_named_in_the_result(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "mine")
     index = SearchIndex(UNITS, meaning=create_semantic_stage(str(folder)))
     answer = index.search("rain and wind", floor=0)
@@ -181,7 +179,7 @@ def test_it_ranks_with_half_the_weight_of_words_and_is_named_in_the_answer(tmp_p
     assert answer.weights == StageWeights(0.175, 0.675, 0.15)
 
 
-def test_beside_words_a_unit_is_as_near_as_the_mean_of_what_both_say(tmp_path: Path) -> None:
+def test_combined_similarity_is_the_mean_of_both_encoders(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "mine")
     words, mine, both = (create_semantic_stage(name) for name in ("wordllama", str(folder), f"wordllama+{folder}"))
     for stage in (words, mine, both):
@@ -199,75 +197,76 @@ def test_beside_words_a_unit_is_as_near_as_the_mean_of_what_both_say(tmp_path: P
 @pytest.mark.parametrize(
     "weights", [StageWeights(1, 0, 0), StageWeights(0, 1, 0), StageWeights(0, 0, 1), StageWeights(0.8, 0, 0.2)]
 )
-def test_what_was_to_say_nothing_says_nothing(weights: StageWeights) -> None:
+def test_scaling_leaves_weights_of_a_single_stage_unchanged(weights: StageWeights) -> None:
     assert weights.scale_lexical(0.5) == weights
 
 
-def rewritten(folder: Path, name: str, **changed: object) -> None:
+def rewrite(folder: Path, name: str, **changed: object) -> None:
     path = folder / name
-    told = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps({**told, **changed}))
+    settings = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**settings, **changed}))
 
 
-def with_tokens(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    told = json.loads((folder / TOKENS).read_text())
-    change(told)
-    (folder / TOKENS).write_text(json.dumps(told))
+def change_tokens(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    tokens = json.loads((folder / TOKENS).read_text())
+    change(tokens)
+    (folder / TOKENS).write_text(json.dumps(tokens))
 
 
-POOLED_OTHERWISE = "only pooling by first token or mean"
-UNFIT: dict[str, tuple[Callable[[Path], object], str]] = {
-    "something else": (lambda at: (at / MODEL).write_bytes(b"PK\x03\x04 something else"), ".*INVALID_PROTOBUF"),
-    "a pointer": (lambda at: (at / MODEL).write_text("version https://git-lfs.github.com/spec/v1"), ".*PROTOBUF"),
-    "a cut model": (lambda at: (at / MODEL).write_bytes((at / MODEL).read_bytes()[:-900]), ".*(PROTOBUF|INVALID)"),
-    "a judge": (lambda at: onnx.save(build_model(output="logits"), at / MODEL), "its output 'logits' is no list of"),
-    "another input": (lambda at: onnx.save(build_model(extra_input="places_of"), at / MODEL), ".*places_of"),
-    "numbers beyond": (
+POOLING_REASON = "only pooling by first token or mean"
+DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "not ONNX": (lambda at: (at / MODEL).write_bytes(b"PK\x03\x04 something else"), ".*INVALID_PROTOBUF"),
+    "git-lfs pointer": (lambda at: (at / MODEL).write_text("version https://git-lfs.github.com/spec/v1"), ".*PROTOBUF"),
+    "truncated model": (lambda at: (at / MODEL).write_bytes((at / MODEL).read_bytes()[:-900]), ".*(PROTOBUF|INVALID)"),
+    "classifier": (lambda at: onnx.save(build_model(output="logits"), at / MODEL), "its output 'logits' is no list of"),
+    "unknown input": (lambda at: onnx.save(build_model(extra_input="position_ids"), at / MODEL), ".*position_ids"),
+    "not a number": (
         lambda at: onnx.save(build_model(factor=float("nan")), at / MODEL),
         "it gives all texts the same vector",
     ),
-    "nothing to say": (lambda at: onnx.save(build_model(factor=0.0), at / MODEL), "it gives all texts the same vector"),
-    "too few places": (lambda at: rewritten(at, LIMITS, max_seq_length=PLACES + 1), ".*(broadcast|Add)"),
+    "all zeros": (lambda at: onnx.save(build_model(factor=0.0), at / MODEL), "it gives all texts the same vector"),
+    "too few positions": (lambda at: rewrite(at, LIMITS, max_seq_length=PLACES + 1), ".*(broadcast|Add)"),
     "no JSON": (lambda at: (at / LIMITS).write_text("{"), "sentence_bert_config.json: Input data was truncated"),
     "deep JSON": (lambda at: (at / LIMITS).write_text('{"a": ' + "[" * 100_000), "maximum recursion depth"),
     "long JSON": (lambda at: (at / LIMITS).write_text(" " * 2_000_000), "sentence_bert_config.json is too long"),
-    "a dense layer": (lambda at: write_modules(at, "Transformer", "Pooling", "Dense"), "modules.json must list"),
+    "dense layer": (lambda at: write_modules(at, "Transformer", "Pooling", "Dense"), "modules.json must list"),
     "no pooling": (lambda at: write_modules(at, "Transformer"), "modules.json must list"),
-    "the largest": (lambda at: rewritten(at, POOLING, pooling_mode_max_tokens=True), POOLED_OTHERWISE),
-    "both": (lambda at: rewritten(at, POOLING, pooling_mode_cls_token=True), POOLED_OTHERWISE),
-    "the largest, by name": (lambda at: rewritten(at, POOLING, pooling_mode="max"), POOLED_OTHERWISE),
-    "both, by name": (lambda at: rewritten(at, POOLING, pooling_mode=["cls", "mean"]), POOLED_OTHERWISE),
+    "max pooling": (lambda at: rewrite(at, POOLING, pooling_mode_max_tokens=True), POOLING_REASON),
+    "two poolings": (lambda at: rewrite(at, POOLING, pooling_mode_cls_token=True), POOLING_REASON),
+    "max pooling by name": (lambda at: rewrite(at, POOLING, pooling_mode="max"), POOLING_REASON),
+    "two poolings by name": (lambda at: rewrite(at, POOLING, pooling_mode=["cls", "mean"]), POOLING_REASON),
     "no tokenizer": (lambda at: (at / TOKENS).write_text("{}"), ""),
-    "a token beyond": (lambda at: with_tokens(at, lambda told: told["model"]["vocab"].update(q=999)), ".*out of data"),
-    "no unknown": (lambda at: with_tokens(at, lambda told: told["model"].update(unk_token="?!")), ".*UNK"),
-    "no limit": (lambda at: rewritten(at, LIMITS, max_seq_length="long"), "sentence_bert_config.json: Expected"),
-    "nothing is read": (lambda at: rewritten(at, LIMITS, max_seq_length=-1), "sentence_bert_config.json: Expected"),
-    "a long prompt": (lambda at: rewritten(at, PROMPTS, prompts={"query": "a" * 1_001}), ".*Expected `str` of length"),
+    "token without vector": (
+        lambda at: change_tokens(at, lambda tokens: tokens["model"]["vocab"].update(q=999)),
+        ".*out of data",
+    ),
+    "no unknown token": (lambda at: change_tokens(at, lambda tokens: tokens["model"].update(unk_token="?!")), ".*UNK"),
+    "text as limit": (lambda at: rewrite(at, LIMITS, max_seq_length="long"), "sentence_bert_config.json: Expected"),
+    "negative limit": (lambda at: rewrite(at, LIMITS, max_seq_length=-1), "sentence_bert_config.json: Expected"),
+    "long prompt": (lambda at: rewrite(at, PROMPTS, prompts={"query": "a" * 1_001}), ".*Expected `str` of length"),
 }
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-@pytest.mark.parametrize("unfit", UNFIT)
-def test_what_cannot_be_computed_is_refused_with_the_reason(unfit: str, tmp_path: Path) -> None:
-    change, reason = UNFIT[unfit]
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_unsupported_model_is_rejected_with_the_reason(defect: str, tmp_path: Path) -> None:
+    change, reason = DEFECTS[defect]
     folder = write_model(tmp_path / "model")
     change(folder)
-    with pytest.raises(UserError, match=f"model is not a supported model: {reason}") as refused:
+    with pytest.raises(UserError, match=f"model is not a supported model: {reason}") as rejection:
         OnnxEncoder(folder)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejection.value)
 
 
 @pytest.mark.parametrize("name", [MODEL, TOKENS])
-def test_a_folder_without_a_model_is_refused_before_it_is_used(name: str, tmp_path: Path) -> None:
+def test_folder_without_a_model_is_rejected_before_use(name: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     (folder / name).unlink()
     with pytest.raises(UserError, match=f"model lacks {Path(name).name}: expected a sentence-transformers model expo"):
         check_encoder_name(str(folder))
 
 
-def test_the_name_of_an_encoder_is_that_of_the_package_or_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_encoder_name_is_wordllama_or_a_folder_or_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_model(tmp_path / "a+b@c")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert check_encoder_name("~/a+b@c") == check_encoder_name(f" {folder} ") == str(folder)
@@ -287,7 +286,7 @@ def test_the_name_of_an_encoder_is_that_of_the_package_or_a_folder(
             check_encoder_name(relative)
 
 
-def test_a_model_is_certified_by_its_contents(tmp_path: Path) -> None:
+def test_model_is_certified_by_its_contents(tmp_path: Path) -> None:
     folder = str(write_model(tmp_path / "model"))
     name = make_certified_name(folder)
     assert find_certified_encoder(name) == folder
@@ -300,7 +299,7 @@ def test_a_model_is_certified_by_its_contents(tmp_path: Path) -> None:
     assert find_certified_encoder("glove") is None
 
 
-def test_weights_beside_the_model_are_part_of_its_contents(tmp_path: Path) -> None:
+def test_fingerprint_covers_weights_stored_beside_the_model(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     onnx.save(
         build_model(), folder / MODEL, save_as_external_data=True, location="model.onnx_data", size_threshold=1_000
@@ -312,7 +311,7 @@ def test_weights_beside_the_model_are_part_of_its_contents(tmp_path: Path) -> No
     assert make_certified_name(str(folder)) != name
 
 
-def test_a_model_is_the_same_wherever_it_lies(tmp_path: Path) -> None:
+def test_moved_model_keeps_its_certification(tmp_path: Path) -> None:
     folders = [write_model(tmp_path / "here"), write_model(tmp_path / "th@re"), write_model(tmp_path / "c", seed=1.0)]
     for prefix in ("", "wordllama+"):
         here, there, other = (make_certified_name(f"{prefix}{folder}") for folder in folders)
@@ -322,7 +321,7 @@ def test_a_model_is_the_same_wherever_it_lies(tmp_path: Path) -> None:
     assert not is_same_encoder(here, make_certified_name(str(folders[0])))
 
 
-def test_settings_name_a_folder(tmp_path: Path) -> None:
+def test_settings_accept_a_folder(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "models" / "mine")
     (tmp_path / "config.toml").write_text(f'[instructions]\nencoder = "{folder}"\n')
     assert load_instruction_config({"HOLDFAST_HOME": str(tmp_path)}).settings.encoder == str(folder)
@@ -331,9 +330,7 @@ def test_settings_name_a_folder(tmp_path: Path) -> None:
         load_instruction_config({"HOLDFAST_HOME": str(tmp_path)})
 
 
-def test_without_the_extra_a_folder_is_refused_with_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_extra_is_named_with_the_command_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(write_model(tmp_path / "mine"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxruntime" else object())
     for use in (check_encoder_name, create_semantic_stage):
@@ -341,7 +338,7 @@ def test_without_the_extra_a_folder_is_refused_with_what_to_install(
             use(folder)
 
 
-def test_a_model_tells_nobody_that_it_is_used(tmp_path: Path) -> None:
+def test_model_sends_no_telemetry_and_prints_nothing(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from holdfast.retrieval.encoders.registry import create_semantic_stage as create\n"
@@ -357,7 +354,7 @@ def test_a_model_tells_nobody_that_it_is_used(tmp_path: Path) -> None:
     assert list(home.rglob("*")) == []
 
 
-def test_commands_compute_by_one_thread_unless_told_otherwise(tmp_path: Path) -> None:
+def test_commands_use_one_blas_thread_by_default(tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
         "from click.testing import CliRunner\n"
@@ -367,12 +364,12 @@ def test_commands_compute_by_one_thread_unless_told_otherwise(tmp_path: Path) ->
     )
     words = [sys.executable, "-c", program, str(tmp_path / "none.db")]
     environ = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
-    for more, told in (({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")):
+    for more, threads in (({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")):
         done = subprocess.run(words, env={**environ, **more}, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == told
+        assert done.stdout.strip() == threads
 
 
-def test_naming_a_model_loads_neither_numpy_nor_the_runtime(tmp_path: Path) -> None:
+def test_checking_a_name_loads_neither_numpy_nor_onnxruntime(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from holdfast.retrieval.encoders.registry import check_encoder_name, make_certified_name\n"
@@ -383,7 +380,7 @@ def test_naming_a_model_loads_neither_numpy_nor_the_runtime(tmp_path: Path) -> N
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     (folder / TOKENS_CONFIG).mkdir()
     with pytest.raises(UserError, match=r"tokenizer_config\.json cannot be read: Is a directory"):

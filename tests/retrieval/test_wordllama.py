@@ -34,14 +34,14 @@ def installed(name: str) -> bytes:
     return Path(spec.submodule_search_locations[0], name).read_bytes()
 
 
-def test_texts_have_the_vectors_they_had_when_they_were_measured() -> None:
+def test_vectors_stay_the_same_across_releases() -> None:
     rows = normalize_rows(load_wordllama_encoder().encode(["Will it rain tomorrow?", "the weather forecast", "taxes"]))
     assert rows[0][:4] == pytest.approx([0.05949, -0.03716, -0.10873, -0.01694], abs=1e-5)
     assert rows[0] @ rows[1:].T == pytest.approx([0.48101, 0.03339], abs=1e-5)
 
 
 @pytest.mark.parametrize(("name", "sha256"), [(WEIGHTS, WEIGHTS_SHA256), (TOKENS, TOKENS_SHA256)])
-def test_a_file_with_other_contents_is_refused_by_name(name: str, sha256: str, tmp_path: Path) -> None:
+def test_file_with_other_contents_is_rejected_by_name(name: str, sha256: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"the installed package wordllama lacks {name}: pip install"):
         read_pinned([str(tmp_path)], name, sha256)
     path = tmp_path / name
@@ -51,7 +51,7 @@ def test_a_file_with_other_contents_is_refused_by_name(name: str, sha256: str, t
         read_pinned([str(tmp_path)], name, sha256)
 
 
-def test_a_line_break_at_the_end_of_the_tokenizer_changes_nothing(tmp_path: Path) -> None:
+def test_trailing_line_break_of_the_tokenizer_is_ignored(tmp_path: Path) -> None:
     (tmp_path / TOKENS).parent.mkdir()
     for end in (b"", b"\n"):
         (tmp_path / TOKENS).write_bytes(installed(TOKENS).rstrip() + end)
@@ -61,7 +61,7 @@ def test_a_line_break_at_the_end_of_the_tokenizer_changes_nothing(tmp_path: Path
 @pytest.mark.parametrize(
     ("missing", "encoder"), [("", "wordllama"), ("safetensors", None), ("onnxruntime", "wordllama")]
 )
-def test_it_is_the_default_where_it_is_installed(
+def test_it_is_the_default_if_it_is_installed(
     missing: str, encoder: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
@@ -79,7 +79,7 @@ def test_it_is_certified_by_its_revision(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not any(is_revised(now, other) for other in ("none", "/models/mine@0123456789abcdef"))
 
 
-def test_who_changes_what_it_says_counts_its_revision_up() -> None:
+def test_changed_weights_or_floor_need_a_new_revision() -> None:
     """Where this fails, count up `WORDLLAMA_REVISION`, so that stores measure their manifests again."""
     assert (registry.WORDLLAMA_REVISION, WEIGHTS_SHA256[:8], TOKENS_SHA256[:8], FLOOR) == (
         1,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner
-from tests.support.log_examples import event
-from tests.support.served_service import Client, serving_store
+from tests.support.event_examples import event
+from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
 
 from holdfast.catalog.lookup import pricing_version
@@ -46,7 +46,7 @@ class Told:
 @pytest_asyncio.fixture
 async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
     clock, new_id = ManualClock(START), CountingIds()
-    with SqliteStore(tmp_path_factory.mktemp("store") / "log.db") as store, serving_store(store, clock=clock) as client:
+    with SqliteStore(tmp_path_factory.mktemp("store") / "log.db") as store, serve_store(store, clock=clock) as client:
         told = Told(client, store)
         script = (
             '{"content": [{"type": "tool_use", "name": "delegate", "input": {"task": "Look."}}]}\n{"content": "Ok."}'
@@ -74,7 +74,7 @@ async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
         yield told
 
 
-async def test_what_was_simulated_is_counted_neither_here_nor_in_the_report(told: Told) -> None:
+async def test_simulated_sessions_are_excluded_from_analytics_and_report(told: Told) -> None:
     before = told.rows(f"/analytics/cost?{ALL}")
     clock = ManualClock(START)
     async with Session.create(
@@ -92,7 +92,7 @@ async def test_what_was_simulated_is_counted_neither_here_nor_in_the_report(told
     assert all_of_it.amounts.calls == 1 + sum(row["call_count"] for row in before)
 
 
-async def test_costs_are_told_by_model_dearest_first(told: Told) -> None:
+async def test_costs_are_listed_by_model_most_expensive_first(told: Told) -> None:
     answer = told.client.get("/analytics/cost")
     assert answer["current_pricing_version"] == pricing_version()
     assert answer["window"] == {"start": "2026-09-15T15:13:20Z", "end": "2026-09-22T15:13:20Z"}
@@ -114,7 +114,7 @@ async def test_costs_are_told_by_model_dearest_first(told: Told) -> None:
     }
 
 
-async def test_every_grouping_adds_up_to_the_same(told: Told) -> None:
+async def test_every_grouping_adds_up_to_the_same_total(told: Told) -> None:
     whole = told.rows(f"/analytics/cost?{ALL}&group_by=none")
     assert whole["call_count"] > 4
     for group in ("model", "provider", "session", "day", "hour", "parent_session", "is_worker"):
@@ -129,7 +129,7 @@ async def test_every_grouping_adds_up_to_the_same(told: Told) -> None:
     assert {row["parent_session"] for row in parents} == set(told.ids)
 
 
-async def test_costs_can_be_narrowed_down(told: Told) -> None:
+async def test_costs_can_be_filtered(told: Told) -> None:
     counts = {
         narrowed: told.rows(f"/analytics/cost?{ALL}&group_by=none&{narrowed}")["call_count"]
         for narrowed in (f"model={GPT}", "provider=anthropic", f"session={told.ids[0]}", "include_workers=false")
@@ -142,7 +142,7 @@ async def test_costs_can_be_narrowed_down(told: Told) -> None:
     assert told.rows(f"/analytics/cost?{ALL}&session=none") == []
 
 
-async def test_a_window_begins_with_its_start_and_ends_before_its_end(told: Told) -> None:
+async def test_window_start_is_inclusive_and_end_exclusive(told: Told) -> None:
     at = "2026-09-22T14:13:20"
     within = told.rows(f"/analytics/cost?from={at}Z&to=2026-09-22T14:13:21Z&group_by=none")
     assert within["call_count"] == 2
@@ -151,7 +151,7 @@ async def test_a_window_begins_with_its_start_and_ends_before_its_end(told: Told
     assert offset[0]["call_count"] == 2
 
 
-async def test_effectiveness_has_the_hit_rate_and_what_was_written(told: Told) -> None:
+async def test_effectiveness_reports_hit_rate_and_cache_writes(told: Told) -> None:
     rows = told.rows(f"/analytics/cache_effectiveness?{ALL}")
     by_model = {row["model"]: row for row in rows}
     sonnet = by_model[SONNET]
@@ -163,9 +163,9 @@ async def test_effectiveness_has_the_hit_rate_and_what_was_written(told: Told) -
 
 
 @pytest.mark.parametrize("profile", ["seed", "default"])
-async def test_n_calls_write_the_stable_head_once(profile: Any) -> None:
+async def test_stable_prefix_is_written_once_over_many_calls(profile: Any) -> None:
     store, clock = MemoryStore(), ManualClock(START)
-    with serving_store(store, clock=clock) as client:
+    with serve_store(store, clock=clock) as client:
         async with Session.create(
             model=SONNET,
             profile=profile,
@@ -184,7 +184,7 @@ async def test_n_calls_write_the_stable_head_once(profile: Any) -> None:
     assert 0 < row[share] <= 1 / 5
 
 
-async def test_the_report_of_the_command_line_tells_the_same_numbers(told: Told) -> None:
+async def test_command_line_report_shows_the_same_numbers(told: Told) -> None:
     result = CliRunner().invoke(command, ("report", "--json", "--db", str(told.store.path)))
     report = json.loads(result.output)
     whole = told.rows(f"/analytics/cost?{ALL}&group_by=none")
@@ -218,7 +218,7 @@ def rounded(dollars: str) -> float:
     return round(float(dollars), 6)
 
 
-async def test_savings_are_told_against_a_model_and_against_no_cache(told: Told) -> None:
+async def test_savings_are_reported_against_another_model_and_against_no_cache(told: Told) -> None:
     savings = told.rows(f"/analytics/savings?{ALL}")
     assert savings["baseline_model"] == "anthropic:claude-sonnet-4-6"
     assert savings["savings_usd"] == pytest.approx(
@@ -232,7 +232,7 @@ async def test_savings_are_told_against_a_model_and_against_no_cache(told: Told)
     assert cheap["baseline_repriced_usd"] < savings["baseline_repriced_usd"]
 
 
-async def test_savings_against_the_plans_of_others_are_played_when_asked_for(told: Told) -> None:
+async def test_savings_against_peer_policies_are_replayed_on_request(told: Told) -> None:
     rivals = told.rows(f"/analytics/savings?{ALL}&rivals=true")["rivals"]
     costs = [row["cost_usd"] for row in rivals["policies"]]
     assert rivals["sessions"] == 2
@@ -241,7 +241,7 @@ async def test_savings_against_the_plans_of_others_are_played_when_asked_for(tol
     assert len(costs) > 5
 
 
-async def test_regret_is_what_was_spent_above_the_optimum(told: Told) -> None:
+async def test_regret_is_cost_above_the_optimum(told: Told) -> None:
     regret = told.rows(f"/analytics/regret?{ALL}")
     assert regret["regret_usd"] == pytest.approx(regret["spent_usd"] - regret["optimum_usd"], abs=1e-6)
     assert regret["regret_usd"] >= 0
@@ -249,7 +249,7 @@ async def test_regret_is_what_was_spent_above_the_optimum(told: Told) -> None:
     assert regret["sessions_left_out"] == 0
 
 
-async def test_sessions_are_told_dearest_or_newest_first(told: Told) -> None:
+async def test_sessions_are_listed_most_expensive_or_newest_first(told: Told) -> None:
     answer = told.client.get("/analytics/sessions")
     assert answer["window"] == {"start": None, "end": None}
     rows = answer["data"]
@@ -261,9 +261,9 @@ async def test_sessions_are_told_dearest_or_newest_first(told: Told) -> None:
     assert newest[0]["created_at"] == "2026-09-22T14:13:20Z"
 
 
-async def test_a_turn_is_told_event_by_event_without_its_words(told: Told) -> None:
+async def test_turn_is_listed_event_by_event_without_message_text(told: Told) -> None:
     started = next(e for e in told.store.read(told.ids[1]) if e.turn_id == e.id)
-    answered = told.client.ask("GET", f"/analytics/turns/{started.id}")
+    answered = told.client.request("GET", f"/analytics/turns/{started.id}")
     turn = answered.json["data"]
     assert (turn["turn_id"], turn["session_id"], turn["in_flight"]) == (started.id, told.ids[1], False)
     kinds = [one["type"] for one in turn["events"]]
@@ -273,7 +273,7 @@ async def test_a_turn_is_told_event_by_event_without_its_words(told: Told) -> No
     assert b"One." not in answered.body
 
 
-async def test_failures_are_told_by_kind_and_latencies_by_model(told: Told) -> None:
+async def test_failures_are_reported_by_kind_and_latencies_by_model(told: Told) -> None:
     error = ProviderError("rate_limit", "slow down")
     failed = LlmCallFailed(SONNET, "anthropic", error.kind, str(error), 0, 100, "r1")
     told.store.append([event("f-1", failed, session="f", at=START + 5)]).result(10)
@@ -283,7 +283,7 @@ async def test_failures_are_told_by_kind_and_latencies_by_model(told: Told) -> N
     assert all(row["p50"] <= row["p95"] and row["sample_size"] for row in data["latency_ms_by_model"])
 
 
-async def test_skills_are_told_by_reason_with_what_was_preloaded_for_nothing(told: Told) -> None:
+async def test_skills_are_reported_by_load_reason_with_unused_preloads(told: Told) -> None:
     def loaded(number: int, session: str, reason: Any) -> None:
         load = SkillLoaded("pdf", "1", reason, 700, "global")
         told.store.append([event(f"{session}-{number}", load, session=session, at=START + number)]).result(10)
@@ -302,7 +302,7 @@ async def test_skills_are_told_by_reason_with_what_was_preloaded_for_nothing(tol
     }
 
 
-async def test_a_session_that_goes_on_is_counted_anew(told: Told) -> None:
+async def test_session_that_continues_is_counted_again(told: Told) -> None:
     before = told.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"]
     clock = ManualClock(START + 90_000)
     async with Session.resume(
@@ -314,7 +314,7 @@ async def test_a_session_that_goes_on_is_counted_anew(told: Told) -> None:
     assert told.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"] == before - 2
 
 
-def test_without_calls_shares_are_null_and_sums_are_nothing() -> None:
+def test_without_calls_shares_are_null_and_sums_are_zero() -> None:
     (row,) = make_effect_rows([Group("a:b", Amounts(calls=1))])
     assert (row.hit_rate, row.cache_write_share, row.stable_write_share, row.hit_coverage) == (None, None, None, 0.0)
     assert make_effect_rows([Group("a:b", Amounts(spent_usd=Decimal(1)))]) == ()
@@ -325,13 +325,13 @@ def test_without_calls_shares_are_null_and_sums_are_nothing() -> None:
 
 
 @pytest.mark.parametrize(("percent", "value"), [(50, 2), (95, 4), (25, 1), (100, 4)])
-def test_a_percentile_is_a_value_that_was_measured(percent: int, value: int) -> None:
+def test_percentile_is_a_measured_value(percent: int, value: int) -> None:
     assert compute_percentile({4: 1, 1: 1, 3: 1, 2: 1}, percent) == value
     assert compute_percentile({4: 10, 1: 10, 3: 10, 2: 10}, percent) == value
     assert compute_percentile({7: 3}, percent) == 7
 
 
-async def test_snapshots_and_other_ways_to_a_model_have_its_price(told: Told) -> None:
+async def test_snapshots_and_routes_of_a_model_have_its_price(told: Told) -> None:
     clock = ManualClock(START)
     for model in ("openai-chat:gpt-5.4", "anthropic:claude-sonnet-5-5-20260901"):
         provider = SimulatedProvider(clock=clock)

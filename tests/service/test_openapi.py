@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.instruction_places import library_of, opened_store
-from tests.support.served_service import Client, serving_store
+from tests.support.instruction_service import library_of, open_store_of_kind
+from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
 
 from holdfast.clock import CountingIds, ManualClock
@@ -26,11 +26,11 @@ SECONDS_MAX = 200
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with serving_store(MemoryStore()) as served:
+    with serve_store(MemoryStore()) as served:
         yield served
 
 
-def test_every_route_is_described_and_nothing_else_is(client: Client) -> None:
+def test_document_describes_every_route_and_nothing_else(client: Client) -> None:
     document = client.get("/openapi.json")
     described = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}
     assert described == {(one.method, one.path) for one in ROUTES}
@@ -39,7 +39,7 @@ def test_every_route_is_described_and_nothing_else_is(client: Client) -> None:
     assert len(set(names)) == len(names)
 
 
-def test_every_operation_says_what_it_takes_and_how_it_may_fail() -> None:
+def test_every_operation_declares_its_input_and_errors() -> None:
     paths = make_openapi(ROUTES)["paths"]
     assert isinstance(paths, dict)
     for one in ROUTES:
@@ -54,14 +54,14 @@ def test_every_operation_says_what_it_takes_and_how_it_may_fail() -> None:
         assert told["security"] == ([] if one.rule == "open" else keys)
 
 
-def test_every_route_is_on_the_page_about_the_service() -> None:
+def test_every_route_is_on_the_docs_page_of_the_service() -> None:
     page = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
     missing = [one.path for one in ROUTES if one.path not in page]
     assert missing == []
     assert len(ROUTES) > 15
 
 
-def test_what_a_path_says_no_body_has_to_say_again() -> None:
+def test_path_parameters_are_not_required_again_in_the_body() -> None:
     told = make_openapi(ROUTES)
     schemas, bodies = told["components"]["schemas"], 0  # type: ignore[index]
     for one in ROUTES:
@@ -94,9 +94,9 @@ async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path, sign
         *("--exclude-path", "/api/cache/stream", "--exclude-checks", "positive_data_acceptance"),
     ]
     with (
-        opened_store("sqlite", tmp_path) as kept,
+        open_store_of_kind("sqlite", tmp_path) as kept,
         # Routes that are switched off are there for nobody, whatever is wrong with what is asked.
-        serving_store(store, library=library_of(kept, clock, tmp_path / "root", encoder=None)) as client,
+        serve_store(store, library=library_of(kept, clock, tmp_path / "root", encoder=None)) as client,
     ):
         key = ["--header", f"Authorization: Bearer {client.key('admin')}"] if signed_in else []
         ended = subprocess.run(  # noqa: ASYNC221 - the service has a thread of its own

@@ -35,7 +35,7 @@ class Pause(msgspec.Struct, frozen=True):
 Step = Reply | ProviderError | Pause
 
 
-class ReplayWire:
+class ReplayTransport:
     """The network, replayed: one step per request, in a provider's own bytes, and every body that was sent."""
 
     def __init__(self, steps: Sequence[Step], adapter: Adapter | None = None) -> None:
@@ -83,11 +83,11 @@ class Agent:
     def __init__(self, steps: Sequence[Step], options: Options) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore()
-        self.wire = ReplayWire(steps)
+        self.transport = ReplayTransport(steps)
         given: Options = {
             "model": "anthropic:claude-sonnet-5-5",
             "store": self.store,
-            "transport": self.wire,
+            "transport": self.transport,
             "clock": self.clock,
             "new_id": CountingIds(),
         }
@@ -105,7 +105,7 @@ class Agent:
 
     @property
     def bodies(self) -> list[Any]:
-        return [msgspec.json.decode(body) for body in self.wire.bodies]
+        return [msgspec.json.decode(body) for body in self.transport.bodies]
 
 
 MakeAgent = Callable[..., Agent]
@@ -115,7 +115,7 @@ def make_agent(*steps: Step, **options: Unpack[Options]) -> Agent:
     return Agent(steps, options)
 
 
-def moved_prefixes(events: Sequence[Event]) -> list[str]:
+def changed_prefixes(events: Sequence[Event]) -> list[str]:
     """Every request that did not extend the one before, by layer and byte."""
     found: list[str] = []
     length = answered = 0

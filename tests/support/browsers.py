@@ -44,7 +44,7 @@ class Keys:
     RIGHT = "\ue014"
 
 
-def needed() -> None:
+def require_browser() -> None:
     """Skips where there is no browser; fails where one is required."""
     if CHROMIUM and DRIVER:
         return
@@ -139,8 +139,8 @@ class Page:
 
 
 @contextmanager
-def browsing(folder: Path) -> Iterator[Page]:
-    needed()
+def open_browser(folder: Path) -> Iterator[Page]:
+    require_browser()
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM or ""
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--lang=en-GB"):

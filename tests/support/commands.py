@@ -12,7 +12,7 @@ import pytest
 from holdfast.cli.main import main
 
 
-def start(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_command(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     """The command as a user starts it."""
     return subprocess.run(
         [sys.executable, "-m", "holdfast", *arguments],
@@ -25,7 +25,7 @@ def start(*arguments: str, cwd: Path | None = None, **environ: str) -> subproces
     )
 
 
-def enter(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_in_process(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     """The same without a program, which takes half a second to start; one test of each kind should start it."""
     words = ["holdfast", *arguments]
     told = (io.BytesIO(), io.BytesIO())

@@ -20,7 +20,7 @@ FAULTS = ("none", "none", "none", "none", "status", "cut", "drip", "leave")
 SECONDS_MAX = 60.0
 
 
-class Counted(msgspec.Struct):
+class LoadOutcome(msgspec.Struct):
     """How many exchanges ended how; `wrong` says what was not as it should be."""
 
     ended: dict[str, int]
@@ -58,7 +58,9 @@ async def _upstream(
         writer.close()
 
 
-async def _client(address: tuple[str, int], number: int, chance: random.Random, until: float, found: Counted) -> None:
+async def _client(
+    address: tuple[str, int], number: int, chance: random.Random, until: float, found: LoadOutcome
+) -> None:
     reader: asyncio.StreamReader | None = None
     writer: asyncio.StreamWriter | None = None
     turn = 0
@@ -115,9 +117,9 @@ def _is_mine(received: bytes, mark: str, events_min: int) -> bool:
     return len(told) >= events_min and all(line == f"data: {mark} {place}" for place, line in enumerate(told))
 
 
-async def under_load(
+async def run_load(
     serve: Callable[[int], tuple[tuple[str, int], int]], *, streams: int, seconds: float, seed: int = 1
-) -> tuple[Counted, Counter[str]]:
+) -> tuple[LoadOutcome, Counter[str]]:
     """What the clients met, and by how many descriptors of each kind the gateway grew from first to last.
 
     `serve` starts a gateway before a port and tells where it listens and which process it is.
@@ -125,7 +127,7 @@ async def under_load(
     open_ends: set[asyncio.StreamWriter] = set()
     server = await asyncio.start_server(partial(_upstream, open_ends), "127.0.0.1", 0, backlog=1024)
     address, process = await asyncio.to_thread(serve, server.sockets[0].getsockname()[1])
-    found = Counted({}, [])
+    found = LoadOutcome({}, [])
     await _client(address, 0, random.Random(seed), time.monotonic() + 0.5, found)
     before = descriptors(process)
     until = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Which calls may run while a skill is loaded that says which tools it needs."""
+"""Which calls may run while a skill with `allowed-tools` is loaded."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.support.agents import MakeAgent
-from tests.support.played_sessions import new_session, played, results, uses
+from tests.support.scripted_sessions import new_session, scripted_provider, tool_result_texts, tool_use
 from tests.support.skill_folders import write_project, write_skill
 
 from holdfast.engine.tools.permissions import permits_call, skill_refusal_reason
@@ -62,7 +62,7 @@ def skill(name: str, *allowed: str) -> Skill:
         ("Glob(.)", use("list_dir")),
     ],
 )
-def test_a_pattern_lets_through_what_it_names(pattern: str, call: ToolUse) -> None:
+def test_a_pattern_permits_the_calls_it_names(pattern: str, call: ToolUse) -> None:
     assert permits_call(pattern, call)
 
 
@@ -100,7 +100,7 @@ def test_a_pattern_lets_through_what_it_names(pattern: str, call: ToolUse) -> No
         ("", runs("ls")),
     ],
 )
-def test_a_pattern_lets_nothing_else_through(pattern: str, call: ToolUse) -> None:
+def test_a_pattern_permits_no_other_call(pattern: str, call: ToolUse) -> None:
     assert not permits_call(pattern, call)
 
 
@@ -114,22 +114,22 @@ def test_a_pattern_lets_nothing_else_through(pattern: str, call: ToolUse) -> Non
         ([skill("a", "Read"), skill("b", "Bash(git:*)")], False),
     ],
 )
-def test_what_one_of_the_loaded_skills_allows_may_run(skills: Sequence[Skill], is_refused: bool) -> None:
+def test_a_call_permitted_by_any_loaded_skill_may_run(skills: Sequence[Skill], is_refused: bool) -> None:
     assert bool(skill_refusal_reason(skills, runs("git log"))) is is_refused
 
 
-def test_the_reason_names_the_skills_and_what_they_allow() -> None:
+def test_the_reason_names_the_skills_and_their_allowed_tools() -> None:
     skills = [skill("a", "Read", "Grep"), skill("b", "Read"), skill("c")]
     reason = skill_refusal_reason(skills, runs("ls"))
     assert reason == "the skills that are loaded (a, b) allow only Read, Grep"
 
 
 @pytest.mark.parametrize("name", ["skill_load", "skill_search"])
-def test_skills_can_always_be_found_and_loaded(name: str) -> None:
+def test_skills_can_always_be_searched_and_loaded(name: str) -> None:
     assert skill_refusal_reason([skill("a", "Read")], use(name)) is None
 
 
-def test_a_pattern_of_many_stars_is_matched_in_no_time() -> None:
+def test_a_pattern_with_many_stars_is_matched_quickly() -> None:
     assert not permits_call(f"Bash({'*a' * 200}b)", runs("a" * 100_000))
 
 
@@ -141,16 +141,16 @@ def workspace(tmp_path: Path) -> Path:
     return write_project(tmp_path / "project")
 
 
-async def test_a_loaded_skill_says_which_tools_may_be_used(workspace: Path) -> None:
+async def test_a_loaded_skill_restricts_the_tools_that_may_be_used(workspace: Path) -> None:
     write_skill(workspace / ".holdfast/skills", "status", more=GIT_ONLY)
     (workspace / "a.txt").write_text("A.\n")
-    provider = played(
-        [uses("list_dir", path=".holdfast/skills")],
-        [uses("skill_load", name="status"), uses("list_dir", path=".holdfast/skills")],
-        [uses("list_dir")],
-        [uses("read_file", path="a.txt")],
-        [uses("run_command", command="git status; ls")],
-        [uses("skill_load", name="pdf")],
+    provider = scripted_provider(
+        [tool_use("list_dir", path=".holdfast/skills")],
+        [tool_use("skill_load", name="status"), tool_use("list_dir", path=".holdfast/skills")],
+        [tool_use("list_dir")],
+        [tool_use("read_file", path="a.txt")],
+        [tool_use("run_command", command="git status; ls")],
+        [tool_use("skill_load", name="pdf")],
         "Done.",
     )
     async with new_session(
@@ -162,31 +162,31 @@ async def test_a_loaded_skill_says_which_tools_may_be_used(workspace: Path) -> N
         enforce_allowed_tools=True,
     ) as session:
         await session.send("Go.")
-        before, _, _, beside, listed, read, ran, loaded, _ = results(session)
+        before, _, _, beside, listed, read, ran, loaded, _ = tool_result_texts(session)
     assert before == beside == "deploy/\nreview/\nstatus/"
     why = "This call is not allowed: the skills that are loaded (status) allow only Read, Bash(git status:*)"
     assert (listed, read, ran) == (why, "A.", why)
     assert loaded.startswith("# Skill: pdf")
 
 
-async def test_rules_of_skills_bind_only_where_that_is_asked_for(workspace: Path) -> None:
+async def test_skill_rules_apply_only_if_enforced(workspace: Path) -> None:
     write_skill(workspace / ".holdfast/skills", "status", more=GIT_ONLY)
-    provider = played([uses("skill_load", name="status")], [uses("list_dir")], "Done.")
+    provider = scripted_provider([tool_use("skill_load", name="status")], [tool_use("list_dir")], "Done.")
     async with new_session(
         provider, workspace=workspace, skills=True, builtin_tools=["list_dir", "read_file"]
     ) as session:
         await session.send("Go.")
-        assert results(session)[-1] == ".holdfast/"
+        assert tool_result_texts(session)[-1] == ".holdfast/"
 
 
 @pytest.mark.parametrize(("is_enforced", "names"), [(False, ["open", "status"]), (True, ["open"])])
-async def test_a_skill_whose_rules_bind_is_not_preloaded(
+async def test_a_skill_with_enforced_rules_is_not_preloaded(
     agent: MakeAgent, tmp_path: Path, is_enforced: bool, names: list[str]
 ) -> None:
     write_skill(tmp_path, "open")
     write_skill(tmp_path, "status", more=GIT_ONLY)
     write_skill(tmp_path, "blank", body=" \n")
-    one = agent(skills=tmp_path, padding="always", enforce_allowed_tools=is_enforced)
-    async with one.session:
+    harness = agent(skills=tmp_path, padding="always", enforce_allowed_tools=is_enforced)
+    async with harness.session:
         pass
-    assert [each.skill_id for each in one.payloads if isinstance(each, SkillLoaded)] == names
+    assert [each.skill_id for each in harness.payloads if isinstance(each, SkillLoaded)] == names

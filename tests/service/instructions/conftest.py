@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.instruction_places import Place, place
+from tests.support.instruction_service import InstructionService, serve_instructions
 
 HERE = Path(__file__).parent
 STORES = ("sqlite", "postgres")
@@ -38,14 +38,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(params=STORES)
-def at(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    with place(request.param, tmp_path) as made:
+def at(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InstructionService]:
+    with serve_instructions(request.param, tmp_path) as made:
         yield made
 
 
 @pytest.fixture(params=STORES)
-def furnished(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def furnished(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InstructionService]:
     """With all units and a manifest."""
-    with place(request.param, tmp_path) as made:
+    with serve_instructions(request.param, tmp_path) as made:
         made.furnish()
         yield made

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.support.instruction_places import AGENT, UNITS, Place, entry
+from tests.support.instruction_service import AGENT, UNITS, InstructionService, entry
 
 from holdfast.instructions.models import AuditRecord
 
@@ -12,22 +12,22 @@ CLAIM = "claim a ticket"
 DAY_SECONDS = 86_400
 
 
-def close(at: Place, token: object, *, key: str | None = None, **more: object) -> tuple[int, str | None]:
-    answered = at.ask("POST", "/v1/instruction/audit", {"audit_token": token, **more}, key=key or at.agent_key)
+def close(at: InstructionService, token: object, *, key: str | None = None, **more: object) -> tuple[int, str | None]:
+    answered = at.request("POST", "/v1/instruction/audit", {"audit_token": token, **more}, key=key or at.agent_key)
     return answered.status, None if answered.status == 204 else answered.code
 
 
-def token_of(at: Place, intent: str = CLAIM, **more: Any) -> str:
+def token_of(at: InstructionService, intent: str = CLAIM, **more: Any) -> str:
     return str(at.recall(intent, **more).json["audit_token"])
 
 
 @pytest.mark.parametrize("body", [{}, {"audit_token": 1}, {"audit_token": ""}, {"audit_token": "audi_none"}])
-def test_a_token_that_is_none_is_invalid(furnished: Place, body: object) -> None:
-    answered = furnished.ask("POST", "/v1/instruction/audit", body, key=furnished.agent_key)
+def test_malformed_audit_token_is_invalid(furnished: InstructionService, body: object) -> None:
+    answered = furnished.request("POST", "/v1/instruction/audit", body, key=furnished.agent_key)
     assert (answered.status, answered.code) == (400, "audit_token_invalid")
 
 
-def test_a_record_is_closed_once_and_the_first_word_holds(furnished: Place) -> None:
+def test_record_is_closed_once_and_the_first_submission_counts(furnished: InstructionService) -> None:
     token = token_of(furnished)
     assert close(furnished, token, used_chunks=["checkout-procedure"], missed_chunks=["x"]) == (204, None)
     assert close(furnished, token, used_chunks=["code-review"]) == (204, None)
@@ -38,7 +38,7 @@ def test_a_record_is_closed_once_and_the_first_word_holds(furnished: Place) -> N
     assert record["audit_closed"] == "2027-01-15T08:00:00Z"
 
 
-def test_a_token_of_more_than_a_day_has_expired(furnished: Place) -> None:
+def test_token_older_than_a_day_has_expired(furnished: InstructionService) -> None:
     token = token_of(furnished)
     furnished.clock.advance(DAY_SECONDS)
     assert close(furnished, token) == (204, None)
@@ -47,7 +47,7 @@ def test_a_token_of_more_than_a_day_has_expired(furnished: Place) -> None:
     assert close(furnished, token) == (400, "audit_token_expired")
 
 
-def test_the_token_of_another_is_as_unknown_as_one_that_never_was(furnished: Place) -> None:
+def test_token_of_another_agent_is_reported_like_an_unknown_one(furnished: InstructionService) -> None:
     token = token_of(furnished)
     peer = furnished.client.key("agent:other")
     assert close(furnished, token, key=peer) == close(furnished, "audi_none", key=peer) == (400, "audit_token_invalid")
@@ -56,8 +56,8 @@ def test_the_token_of_another_is_as_unknown_as_one_that_never_was(furnished: Pla
     assert furnished.records("recall")[0]["audit_closed"] is None
 
 
-def test_whoever_asked_for_another_may_close_that_record_and_is_named_in_it(furnished: Place) -> None:
-    furnished.of_agent("PUT", "", {"supervisors": ["boss"]})
+def test_supervisor_can_close_the_record_it_requested_and_is_named_in_it(furnished: InstructionService) -> None:
+    furnished.agent_request("PUT", "", {"supervisors": ["boss"]})
     boss = furnished.client.key("agent:boss")
     token = token_of(furnished, key=boss)
     assert close(furnished, token, key=boss) == (204, None)
@@ -65,10 +65,12 @@ def test_whoever_asked_for_another_may_close_that_record_and_is_named_in_it(furn
 
 
 @pytest.mark.parametrize(("asking", "closing"), [("boss-uuid", "chief"), ("chief", "boss-uuid")])
-def test_whoever_asked_may_close_under_its_other_name(furnished: Place, asking: str, closing: str) -> None:
-    furnished.of_agent("PUT", "", {"supervisors": ["boss-uuid"]})
-    assert furnished.ask("PUT", "/v1/agents/boss-uuid", {"shortname": "chief"}).status == 200
-    assert furnished.ask("PUT", "/v1/agents/peer", {"shortname": "other"}).status == 200
+def test_caller_can_close_a_record_under_its_other_name(
+    furnished: InstructionService, asking: str, closing: str
+) -> None:
+    furnished.agent_request("PUT", "", {"supervisors": ["boss-uuid"]})
+    assert furnished.request("PUT", "/v1/agents/boss-uuid", {"shortname": "chief"}).status == 200
+    assert furnished.request("PUT", "/v1/agents/peer", {"shortname": "other"}).status == 200
     token = token_of(furnished, key=furnished.client.key(f"agent:{asking}"))
     for stranger in ("peer", "other", "chie", "boss-uuid2"):
         key = furnished.client.key(f"agent:{stranger}")
@@ -76,14 +78,14 @@ def test_whoever_asked_may_close_under_its_other_name(furnished: Place, asking: 
     assert close(furnished, token, key=furnished.client.key(f"agent:{closing}")) == (204, None)
 
 
-def test_what_an_admin_asked_for_is_closed_by_no_other_agent(furnished: Place) -> None:
-    assert furnished.ask("PUT", "/v1/agents/peer", {}).status == 200
+def test_record_of_an_admin_cannot_be_closed_by_another_agent(furnished: InstructionService) -> None:
+    assert furnished.request("PUT", "/v1/agents/peer", {}).status == 200
     token = token_of(furnished, key=furnished.ann)
     peer = furnished.client.key("agent:peer")
     assert close(furnished, token, key=peer) == (400, "audit_token_invalid")
 
 
-def test_a_record_has_the_fields_of_the_contract(furnished: Place) -> None:
+def test_record_has_the_fields_of_the_contract(furnished: InstructionService) -> None:
     told = furnished.recall(CLAIM, heartbeat_id="run_7", floor=False).json
     (record,) = furnished.records("recall")
     assert record["id"].startswith("audevent_")
@@ -97,9 +99,9 @@ def test_a_record_has_the_fields_of_the_contract(furnished: Place) -> None:
     assert furnished.records("recall")[1]["heartbeat_id"].startswith("run_")
 
 
-def test_measures_are_counted_over_closed_records_of_the_window(furnished: Place) -> None:
+def test_metrics_cover_closed_records_of_the_window(furnished: InstructionService) -> None:
     measures = "/instruction-measures"
-    assert furnished.of_agent("GET", measures).json["miss_rate"] is None
+    assert furnished.agent_request("GET", measures).json["miss_rate"] is None
     close(furnished, token_of(furnished), used_chunks=["checkout-procedure"], missed_chunks=[])
     close(
         furnished,
@@ -109,22 +111,22 @@ def test_measures_are_counted_over_closed_records_of_the_window(furnished: Place
     )
     close(furnished, token_of(furnished), used_chunks=[], missed_chunks=[])
     token_of(furnished)
-    told = furnished.of_agent("GET", f"{measures}?k=1").json
+    told = furnished.agent_request("GET", f"{measures}?k=1").json
     assert (told["recalls"], told["closed"]) == (4, 3)
     assert told["recall_at_k"] == pytest.approx(0.75)
     assert told["hit_at_k"] == 1.0
     assert told["miss_rate"] == pytest.approx(0.25)
     assert not told["alert"]
     furnished.clock.advance(8 * DAY_SECONDS)
-    assert furnished.of_agent("GET", measures).json["recalls"] == 0
-    assert furnished.of_agent("GET", f"{measures}?days=30").json["recalls"] == 4
+    assert furnished.agent_request("GET", measures).json["recalls"] == 0
+    assert furnished.agent_request("GET", f"{measures}?days=30").json["recalls"] == 4
 
 
 @pytest.mark.parametrize(
     ("closed_count", "missed_count", "alerts"), [(99, 99, False), (100, 15, False), (100, 18, True)]
 )
-def test_many_misses_are_an_alert_once_there_are_enough_records(
-    furnished: Place, closed_count: int, missed_count: int, alerts: bool
+def test_many_misses_raise_an_alert_once_there_are_enough_records(
+    furnished: InstructionService, closed_count: int, missed_count: int, alerts: bool
 ) -> None:
     used = ("checkout-procedure",)
     for number in range(closed_count):
@@ -144,36 +146,38 @@ def test_many_misses_are_an_alert_once_there_are_enough_records(
                 created_at=furnished.library.now(),
             )
         )
-    told = furnished.of_agent("GET", "/instruction-measures").json
+    told = furnished.agent_request("GET", "/instruction-measures").json
     assert told["miss_rate"] == pytest.approx(missed_count / (closed_count + missed_count))
     assert told["alert"] is alerts
 
 
-def test_a_guaranteed_unit_that_is_seldom_used_is_warned_of(at: Place) -> None:
+def test_rarely_used_guaranteed_unit_raises_a_warning(at: InstructionService) -> None:
     approvals = [{"kind": "guarantee_load", "unit": "budget-rules"}]
     at.furnish([entry(name, guarantee_load=name == "budget-rules") for name in UNITS], approvals=approvals)
     close(at, token_of(at), used_chunks=["checkout-procedure"])
     close(at, token_of(at), used_chunks=["budget-rules"])
-    told = at.of_agent("GET", "/instruction-measures").json
+    told = at.agent_request("GET", "/instruction-measures").json
     assert told["guaranteed_relevance"] == {"budget-rules": 0.5}
     assert "budget-rules" in told["warnings"][0]
 
 
-def test_a_record_is_asked_again_of_what_there_was_then(furnished: Place) -> None:
+def test_replay_uses_the_versions_of_the_original_recall(furnished: InstructionService) -> None:
     token = token_of(furnished, "review a pull request")
     furnished.clock.advance(60)
     furnished.write("code-review", "v2", "Something else entirely, on gardens.")
     furnished.publish([entry("release-notes"), entry("budget-rules")], "v2")
     assert "code-review" not in furnished.recalled("review a pull request")
-    again = furnished.of_agent("POST", "/instruction-replay", {"audit_token": token}).json
+    again = furnished.agent_request("POST", "/instruction-replay", {"audit_token": token}).json
     assert again["loaded_now"] == again["loaded_then"]
     assert again["loaded_then"][0] == "code-review"
     assert again["same_order"]
     assert again["same_snapshot"]
-    assert furnished.of_agent("POST", "/instruction-replay", {"audit_token": "audi_none"}).code == "audit_not_found"
+    assert (
+        furnished.agent_request("POST", "/instruction-replay", {"audit_token": "audi_none"}).code == "audit_not_found"
+    )
 
 
-def test_those_who_ask_at_once_all_have_their_records(furnished: Place) -> None:
+def test_concurrent_recalls_all_have_their_records(furnished: InstructionService) -> None:
     with ThreadPoolExecutor(8) as workers:
         answers = list(workers.map(lambda number: furnished.recall(f"claim ticket {number}"), range(40)))
     tokens = {one.json["audit_token"] for one in answers}
@@ -182,16 +186,16 @@ def test_those_who_ask_at_once_all_have_their_records(furnished: Place) -> None:
 
 
 @pytest.mark.parametrize("name", [AGENT[:-1], f"{AGENT}x", f"x:{AGENT}", "ct", "ctor", "x:cto"])
-def test_a_name_that_is_nearly_that_of_the_agent_closes_none_of_its_records(furnished: Place, name: str) -> None:
-    assert furnished.of_agent("PUT", "", {"shortname": "cto"}).status == 200
+def test_similar_agent_name_closes_no_records(furnished: InstructionService, name: str) -> None:
+    assert furnished.agent_request("PUT", "", {"shortname": "cto"}).status == 200
     token = token_of(furnished)
     assert close(furnished, token, key=furnished.client.key(f"agent:{name}")) == (400, "audit_token_invalid")
     assert furnished.records("recall")[0]["audit_closed"] is None
 
 
 @pytest.mark.parametrize("name", ["bos", "bossy", "x:boss"])
-def test_a_name_that_is_nearly_that_of_who_asked_closes_no_record(furnished: Place, name: str) -> None:
-    assert furnished.of_agent("PUT", "", {"supervisors": ["boss"]}).status == 200
+def test_similar_caller_name_closes_no_record(furnished: InstructionService, name: str) -> None:
+    assert furnished.agent_request("PUT", "", {"supervisors": ["boss"]}).status == 200
     token = token_of(furnished, key=furnished.client.key("agent:boss"))
     assert close(furnished, token, key=furnished.client.key(f"agent:{name}")) == (400, "audit_token_invalid")
     assert furnished.records("recall")[0]["audit_closed"] is None

@@ -3,7 +3,7 @@
 import hashlib
 
 import pytest
-from tests.support.instruction_places import AGENT, Place
+from tests.support.instruction_service import AGENT, InstructionService
 
 from holdfast.instructions.coverage.schedule import SAMPLED_PROBE_PREFIX, calibrate_due_agents, redact_personal_text
 from holdfast.instructions.models import Probe
@@ -28,18 +28,18 @@ DAY_SECONDS = 86_400
         ("review a pull request in step 3", "review a pull request in step 3"),
     ],
 )
-def test_an_intent_loses_what_says_who_it_was_about(said: str, told: str) -> None:
+def test_intent_is_anonymized(said: str, told: str) -> None:
     assert redact_personal_text(said) == told
 
 
-def ask_and_close(at: Place, intent: str, count: int) -> None:
+def ask_and_close(at: InstructionService, intent: str, count: int) -> None:
     for _ in range(count):
         token = at.recall(intent).json["audit_token"]
         body = {"audit_token": token, "used_chunks": ["checkout-procedure"]}
-        assert at.ask("POST", "/v1/instruction/audit", body, key=at.agent_key).status == 204
+        assert at.request("POST", "/v1/instruction/audit", body, key=at.agent_key).status == 204
 
 
-def test_one_in_ten_of_the_real_intents_becomes_a_probe_once_a_week(furnished: Place) -> None:
+def test_one_in_ten_real_intents_becomes_a_probe_once_a_week(furnished: InstructionService) -> None:
     at = furnished
     for number in range(40):
         ask_and_close(at, f"claim the ticket of customer {1000 + number} {'abcdefghij'[number % 10]}x", 1)
@@ -61,14 +61,14 @@ def test_one_in_ten_of_the_real_intents_becomes_a_probe_once_a_week(furnished: P
     assert calibrate_due_agents(at.library) == (AGENT,)
 
 
-def test_what_nobody_said_was_used_is_no_probe(furnished: Place) -> None:
+def test_recall_without_reported_usage_becomes_no_probe(furnished: InstructionService) -> None:
     for _ in range(30):
         furnished.recall("claim a ticket")
     assert calibrate_due_agents(furnished.library) == ()
     assert furnished.library.records.probes(AGENT) == ()
 
 
-def test_a_sample_whose_lease_another_replica_took_is_not_kept(furnished: Place) -> None:
+def test_sample_is_discarded_if_another_replica_took_the_lease(furnished: InstructionService) -> None:
     records = furnished.library.records
     probe = Probe("real-1", AGENT, "claim a ticket", ("checkout-procedure",))
     assert records.take_lease("calibrate:x", until=100, at=50)
@@ -78,7 +78,9 @@ def test_a_sample_whose_lease_another_replica_took_is_not_kept(furnished: Place)
     assert records.probes(AGENT) == (probe,)
 
 
-def test_one_replica_measures_at_a_time_and_one_that_died_is_waited_for(furnished: Place) -> None:
+def test_one_replica_measures_at_a_time_and_a_dead_one_keeps_its_lease_until_expiry(
+    furnished: InstructionService,
+) -> None:
     at, records = furnished, furnished.library.records
     at.clock.advance(2 * DAY_SECONDS)
     now = at.library.now()
@@ -88,7 +90,9 @@ def test_one_replica_measures_at_a_time_and_one_that_died_is_waited_for(furnishe
     assert measure_under_lease(at.library) == (AGENT,)
 
 
-def test_a_lease_that_was_given_back_can_be_taken_at_once_but_not_that_of_another(furnished: Place) -> None:
+def test_released_lease_can_be_taken_at_once_but_not_one_held_by_another(
+    furnished: InstructionService,
+) -> None:
     records = furnished.library.records
     assert records.take_lease("a", until=100, at=50)
     records.release_lease("a", until=99)

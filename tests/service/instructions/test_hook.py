@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.instruction_places import AGENT, UNITS, Place, entry
+from tests.support.instruction_service import AGENT, UNITS, InstructionService, entry
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
@@ -39,7 +39,9 @@ def says_nothing(ended: Result) -> str:
     return ended.stderr
 
 
-def test_a_service_tells_a_session_its_stub_its_units_and_where_to_ask(furnished: Place, tmp_path: Path) -> None:
+def test_hook_prints_stub_units_and_recall_address_of_the_service(
+    furnished: InstructionService, tmp_path: Path
+) -> None:
     url, key = furnished.client.url, furnished.agent_key
     told = context(start(url, key=key, home=tmp_path))
     stub = InstructionClient(url, key=key, agent=AGENT).stub()
@@ -51,7 +53,7 @@ def test_a_service_tells_a_session_its_stub_its_units_and_where_to_ask(furnished
     assert start(url, "--plain", key=key, home=tmp_path).stdout == told
 
 
-def test_a_service_preloads_by_a_signed_token_once(at: Place, tmp_path: Path) -> None:
+def test_service_preloads_once_per_signed_token(at: InstructionService, tmp_path: Path) -> None:
     at.furnish([entry("code-review", required_by_task_types=[REASON]), entry("checkout-procedure")])
     alone = context(start(at.client.url, key=at.agent_key, home=tmp_path))
     words = ("--wake-token", at.wake(REASON))
@@ -64,7 +66,7 @@ def test_a_service_preloads_by_a_signed_token_once(at: Place, tmp_path: Path) ->
     assert forged[1] not in said
 
 
-def test_a_guaranteed_unit_that_is_missing_ends_it_with_nothing_told(at: Place, tmp_path: Path) -> None:
+def test_missing_guaranteed_unit_fails_the_hook_without_output(at: InstructionService, tmp_path: Path) -> None:
     at.write("code-review")
     listed = [
         entry("code-review", required_by_task_types=[REASON]),
@@ -80,13 +82,13 @@ def test_a_guaranteed_unit_that_is_missing_ends_it_with_nothing_told(at: Place, 
     says_nothing(start(at.client.url, *again, key=at.agent_key, source="compact", home=tmp_path))
 
 
-def test_the_key_of_another_agent_is_told_nothing(furnished: Place, tmp_path: Path) -> None:
+def test_key_of_another_agent_gets_nothing(furnished: InstructionService, tmp_path: Path) -> None:
     stranger = furnished.client.key("agent:other")
     assert stranger not in says_nothing(start(furnished.client.url, key=stranger, home=tmp_path))
 
 
 @pytest.mark.parametrize("key", [None, ""])
-def test_without_a_key_no_service_is_asked(key: str | None, tmp_path: Path) -> None:
+def test_no_service_is_called_without_a_key(key: str | None, tmp_path: Path) -> None:
     assert "set HOLDFAST_KEY" in says_nothing(start("http://127.0.0.1:1", key=key, home=tmp_path))
 
 
@@ -101,13 +103,13 @@ def test_without_a_key_no_service_is_asked(key: str | None, tmp_path: Path) -> N
         "http://127.0.0.1:1",
     ],
 )
-def test_an_address_that_leads_nowhere_is_one_line_without_what_is_secret(url: str, tmp_path: Path) -> None:
+def test_unreachable_address_is_a_one_line_error_without_the_key(url: str, tmp_path: Path) -> None:
     said = says_nothing(start(url, key="hf_of_mine", home=tmp_path))
     assert "letmein" not in said
     assert "hf_of_mine" not in said
 
 
-def test_a_store_and_a_service_are_not_asked_both(tmp_path: Path) -> None:
+def test_store_and_service_cannot_be_combined(tmp_path: Path) -> None:
     ended = start("http://127.0.0.1:1", "--db", str(tmp_path / "a.db"), key="k", home=tmp_path)
     assert "--db or --url" in says_nothing(ended)
 
@@ -121,9 +123,7 @@ def test_a_store_and_a_service_are_not_asked_both(tmp_path: Path) -> None:
         (200, b"[" * 100_000),
     ],
 )
-def test_a_service_that_lies_gets_one_line_and_no_colour_into_a_terminal(
-    status: int, body: bytes, tmp_path: Path
-) -> None:
+def test_hostile_service_reply_prints_one_line_without_escape_codes(status: int, body: bytes, tmp_path: Path) -> None:
     class Liar(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)

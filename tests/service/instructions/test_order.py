@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.instruction_places import UNITS, Place, entry
+from tests.support.instruction_service import UNITS, InstructionService, entry
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -60,19 +60,21 @@ PAIRS = {
 
 
 @pytest.mark.parametrize(("first", "then"), PAIRS.values(), ids=PAIRS)
-def test_of_two_faults_the_first_in_the_agreed_order_is_told(furnished: Place, first: Fault, then: Fault) -> None:
+def test_of_two_faults_the_first_in_the_agreed_order_is_reported(
+    furnished: InstructionService, first: Fault, then: Fault
+) -> None:
     # The fault that is told second stands first in the body.
     listed = (*then.entries, *first.entries)
     version = "v1" if "v1" in (first.version, then.version) else "v2"
     answered = furnished.publish(listed, version, **{**then.more, **first.more})
     assert answered.code == first.code
     assert first.says in answered.json["error"]["message"]
-    told = furnished.of_agent("GET", "/instruction-manifest").json
+    told = furnished.agent_request("GET", "/instruction-manifest").json
     assert (told["manifest_version"], len(told["entries"])) == ("v1", len(UNITS))
 
 
 @pytest.mark.parametrize("fault", [*ORDER.values(), COSIGN], ids=[*ORDER, "the second admin"])
-def test_each_of_these_faults_is_one_by_itself(furnished: Place, fault: Fault) -> None:
+def test_each_of_these_faults_is_an_error_by_itself(furnished: InstructionService, fault: Fault) -> None:
     answered = furnished.publish(fault.entries or None, fault.version, **fault.more)
     assert answered.code == fault.code
     assert fault.says in answered.json["error"]["message"]

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.support.instruction_places import AGENT, UNITS, Place, entry, place
-from tests.support.served_service import serving_store
+from tests.support.instruction_service import AGENT, UNITS, InstructionService, entry, serve_instructions
+from tests.support.served_service import serve_store
 
 from holdfast.clock import CountingIds
 from holdfast.service.sample.instructions import AGENT as SAMPLE
@@ -14,21 +14,21 @@ from holdfast.stores.memory import MemoryStore
 PATHS = ("", f"/{AGENT}", f"/{AGENT}/recall?intent=x", f"/{AGENT}/days")
 
 
-def test_agents_are_listed_by_pages_with_what_fails_and_what_waits(furnished: Place) -> None:
+def test_agents_are_listed_by_page_with_failures_and_pending_approvals(furnished: InstructionService) -> None:
     for name in ("a", "b"):
-        assert furnished.ask("PUT", f"/v1/agents/{name}", {"role": "tester"}).status == 200
-    told = furnished.ask("GET", "/api/instructions?limit=2").json
+        assert furnished.request("PUT", f"/v1/agents/{name}", {"role": "tester"}).status == 200
+    told = furnished.request("GET", "/api/instructions?limit=2").json
     assert (told["enabled"], told["more"]) == (True, True)
     first = told["agents"][0]
     assert (first["agent_id"], first["manifest_version"], first["units"]) == (AGENT, "v1", len(UNITS))
     assert (first["failing"], first["pending"], first["role"]) == (0, 0, "")
-    rest = furnished.ask("GET", "/api/instructions?limit=2&skip=2").json
+    rest = furnished.request("GET", "/api/instructions?limit=2&skip=2").json
     assert [one["agent_id"] for one in (*told["agents"], *rest["agents"])] == [AGENT, "a", "b"]
     assert (rest["more"], rest["agents"][0]["manifest_version"]) == (False, None)
 
 
-def test_units_are_told_with_their_coverage_and_who_took_the_place(furnished: Place) -> None:
-    told = furnished.ask("GET", f"/api/instructions/{AGENT}").json
+def test_units_are_listed_with_their_coverage_and_the_units_found_instead(furnished: InstructionService) -> None:
+    told = furnished.request("GET", f"/api/instructions/{AGENT}").json
     run = furnished.library.records.coverage(AGENT)
     assert run is not None
     assert [(one["name"], one["coverage_pct"], one["failures"]) for one in told["units"]] == [
@@ -39,36 +39,36 @@ def test_units_are_told_with_their_coverage_and_who_took_the_place(furnished: Pl
     assert (told["coverage"]["kind"], told["coverage"]["skipped"]) == ("gate", False)
 
 
-def test_versions_of_the_manifest_are_told_newest_first(furnished: Place) -> None:
+def test_manifest_versions_are_listed_newest_first(furnished: InstructionService) -> None:
     furnished.clock.advance(60)
     assert furnished.publish([entry("code-review"), entry("budget-rules")], "v2").status == 200
-    told = furnished.ask("GET", f"/api/instructions/{AGENT}").json["versions"]
+    told = furnished.request("GET", f"/api/instructions/{AGENT}").json["versions"]
     assert [(one["version"], one["units"]) for one in told] == [("v2", 2), ("v1", len(UNITS))]
     assert told[0]["superseded_at"] is None
     assert told[1]["superseded_at"] == told[0]["published_at"]
 
 
-def test_a_version_waits_until_all_that_it_needs_is_approved(at: Place) -> None:
+def test_version_is_pending_until_all_its_approvals_exist(at: InstructionService) -> None:
     approval = {"kind": "guarantee_load", "unit": "security-posture", "reason": "always"}
     entries = [entry(name, guarantee_load=name == "security-posture") for name in UNITS]
     at.furnish(entries, approvals=[approval])
     assert at.write("security-posture", "v2", "Never print keys.").json["status"] == "pending"
-    (line,) = at.ask("GET", f"/api/instructions/{AGENT}").json["pending"]
+    (line,) = at.request("GET", f"/api/instructions/{AGENT}").json["pending"]
     assert (line["unit"], line["version"], line["needs"]) == ("security-posture", "v2", ["guarantee_load"])
     assert line["content"] == "Never print keys."
-    assert at.ask("GET", "/api/instructions").json["agents"][0]["pending"] == 1
-    assert at.of_agent("POST", "/approvals", {**approval, "version": "v2"}).json["activated"]
-    assert at.ask("GET", f"/api/instructions/{AGENT}").json["pending"] == []
+    assert at.request("GET", "/api/instructions").json["agents"][0]["pending"] == 1
+    assert at.agent_request("POST", "/approvals", {**approval, "version": "v2"}).json["activated"]
+    assert at.request("GET", f"/api/instructions/{AGENT}").json["pending"] == []
 
 
-def test_what_nobody_known_has_signed_waits_for_a_signature(furnished: Place) -> None:
+def test_version_with_an_unknown_signer_is_pending_a_signature(furnished: InstructionService) -> None:
     assert furnished.write("code-review", "v2", "Other.", signature="AAAA").json["status"] == "quarantined"
-    (line,) = furnished.ask("GET", f"/api/instructions/{AGENT}").json["pending"]
+    (line,) = furnished.request("GET", f"/api/instructions/{AGENT}").json["pending"]
     assert (line["status"], line["needs"]) == ("quarantined", [])
 
 
-def test_what_is_explored_is_what_a_recall_loads_and_is_not_on_record(furnished: Place) -> None:
-    told = furnished.ask("GET", f"/api/instructions/{AGENT}/recall?intent=claim+a+ticket").json
+def test_explorer_shows_what_a_recall_loads_and_records_nothing(furnished: InstructionService) -> None:
+    told = furnished.request("GET", f"/api/instructions/{AGENT}/recall?intent=claim+a+ticket").json
     assert furnished.records() == []
     loaded = sorted((one for one in told["units"] if one["rank"]), key=lambda one: one["rank"])
     recalled = furnished.recall("claim a ticket", explain=True).json
@@ -82,14 +82,14 @@ def test_what_is_explored_is_what_a_recall_loads_and_is_not_on_record(furnished:
     assert below == {name for name, reason in left_out.items() if reason == "below_floor"} != set()
 
 
-def test_days_add_up_to_the_measures_of_the_whole(furnished: Place) -> None:
+def test_daily_metrics_add_up_to_the_totals(furnished: InstructionService) -> None:
     for used, missed in ((["code-review"], []), ([], ["budget-rules"]), (["code-review"], ["budget-rules"])):
         token = furnished.recall("review a pull request").json["audit_token"]
         closed = {"audit_token": token, "used_chunks": used, "missed_chunks": missed}
-        assert furnished.ask("POST", "/v1/instruction/audit", closed).status == 204
+        assert furnished.request("POST", "/v1/instruction/audit", closed).status == 204
         furnished.clock.advance(86_400)
-    told = furnished.ask("GET", f"/api/instructions/{AGENT}/days?days=5").json
-    whole = furnished.of_agent("GET", "/instruction-measures?days=5").json
+    told = furnished.request("GET", f"/api/instructions/{AGENT}/days?days=5").json
+    whole = furnished.agent_request("GET", "/instruction-measures?days=5").json
     assert told["total"] == whole
     assert len(told["days"]) == 5
     assert [(one["used"], one["missed"]) for one in told["days"]] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 0)]
@@ -98,46 +98,46 @@ def test_days_add_up_to_the_measures_of_the_whole(furnished: Place) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_only_admins_are_told(tmp_path: Path, path: str) -> None:
-    with place("sqlite", tmp_path) as at:
+def test_only_admins_see_instruction_pages(tmp_path: Path, path: str) -> None:
+    with serve_instructions("sqlite", tmp_path) as at:
         for key in (at.client.key("read"), at.agent_key):
-            answered = at.ask("GET", f"/api/instructions{path}", key=key)
+            answered = at.request("GET", f"/api/instructions{path}", key=key)
             assert (answered.status, answered.code) == (403, "instruction_scope_denied")
-        assert at.client.ask("GET", f"/api/instructions{path}").code == "key_required"
+        assert at.client.request("GET", f"/api/instructions{path}").code == "key_required"
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_instructions_need_a_key_even_before_there_is_one(tmp_path: Path, path: str) -> None:
+def test_instruction_pages_require_a_key_even_before_one_exists(tmp_path: Path, path: str) -> None:
     """A command or a program can have written them without a key; a sample is nobody's."""
-    with place("sqlite", tmp_path) as kept, serving_store(MemoryStore(), library=kept.library) as client:
-        assert client.ask("GET", "/api/visitor").status == 200, "other routes need none here"
-        refused = client.ask("GET", f"/api/instructions{path}")
+    with serve_instructions("sqlite", tmp_path) as kept, serve_store(MemoryStore(), library=kept.library) as client:
+        assert client.request("GET", "/api/visitor").status == 200, "other routes need none here"
+        refused = client.request("GET", f"/api/instructions{path}")
         assert (refused.status, refused.code) == (401, "key_required")
         client.service.has_sample_only = True
-        assert client.ask("GET", f"/api/instructions{path}").status in (200, 404)
+        assert client.request("GET", f"/api/instructions{path}").status in (200, 404)
 
 
-def test_what_cannot_be_told_is_refused_with_a_way_out(furnished: Place) -> None:
-    assert furnished.ask("GET", "/api/instructions/none").code == "agent_not_found"
-    assert furnished.ask("GET", f"/api/instructions/{AGENT}/recall?intent=+").code == "intent_required"
-    assert furnished.ask("PUT", "/v1/agents/bare", {}).status == 200
-    assert furnished.ask("GET", "/api/instructions/bare").json["units"] == []
-    assert furnished.ask("GET", "/api/instructions/bare/recall?intent=x").code == "manifest_not_found"
-    with serving_store(MemoryStore()) as client:
+def test_error_of_an_instruction_page_says_what_to_do(furnished: InstructionService) -> None:
+    assert furnished.request("GET", "/api/instructions/none").code == "agent_not_found"
+    assert furnished.request("GET", f"/api/instructions/{AGENT}/recall?intent=+").code == "intent_required"
+    assert furnished.request("PUT", "/v1/agents/bare", {}).status == 200
+    assert furnished.request("GET", "/api/instructions/bare").json["units"] == []
+    assert furnished.request("GET", "/api/instructions/bare/recall?intent=x").code == "manifest_not_found"
+    with serve_store(MemoryStore()) as client:
         assert client.get("/api/instructions") == {"enabled": False, "agents": [], "more": False}
-        assert client.ask("GET", "/api/instructions/a").code == "instructions_disabled"
+        assert client.request("GET", "/api/instructions/a").code == "instructions_disabled"
 
 
-def test_the_sample_is_written_once_and_has_something_of_everything(tmp_path: Path) -> None:
-    with place("sqlite", tmp_path, encoder=None) as at:
+def test_sample_is_written_once_and_covers_every_view(tmp_path: Path) -> None:
+    with serve_instructions("sqlite", tmp_path, encoder=None) as at:
         for _ in range(2):
             add_sample_instructions(at.library, clock=at.clock, new_id=CountingIds("sample"))
-        told = at.ask("GET", f"/api/instructions/{SAMPLE}").json
+        told = at.request("GET", f"/api/instructions/{SAMPLE}").json
         assert [one["version"] for one in told["versions"]] == ["v2", "v1"]
         assert told["versions"][0]["cosigned_by"] == ["sample:user/ann", "sample:user/ben"]
         assert [(one["unit"], one["needs"]) for one in told["pending"]] == [(GUARANTEED, ["guarantee_load"])]
         assert told["agent"]["failing"] == 1
         assert any(failure["found_instead"] for one in told["units"] for failure in one["failures"])
-        days = at.ask("GET", f"/api/instructions/{SAMPLE}/days").json
+        days = at.request("GET", f"/api/instructions/{SAMPLE}/days").json
         assert sum(one["recalls"] > 0 for one in days["days"]) >= 7
         assert sum(one["missed"] for one in days["days"]) > 0

@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from tests.support.instruction_places import AGENT, UNITS, Place
+from tests.support.instruction_service import AGENT, UNITS, InstructionService
 
 from holdfast.instructions.coverage.schedule import calibrate_due_agents
 from holdfast.instructions.models import AuditRecord
@@ -11,19 +11,19 @@ from holdfast.instructions.usage.shadow import ShadowReport, make_shadow_report
 from holdfast.runtime.instructions.client import InstructionClient
 
 
-def report_of(at: Place) -> ShadowReport:
+def report_of(at: InstructionService) -> ShadowReport:
     records, manifest = at.library.records, at.library.records.manifest(AGENT)
     assert manifest is not None
     return make_shadow_report(records.audits(AGENT, since=0), manifest)
 
 
-def turn(at: Place, intent: str, *used: str, **more: Any) -> None:
+def turn(at: InstructionService, intent: str, *used: str, **more: Any) -> None:
     token = at.recall(intent, shadow=True, **more).json["audit_token"]
     body = {"audit_token": token, "used_chunks": list(used)}
-    assert at.ask("POST", "/v1/instruction/audit", body, key=at.agent_key).status == 204
+    assert at.request("POST", "/v1/instruction/audit", body, key=at.agent_key).status == 204
 
 
-def test_a_turn_in_shadow_is_on_record_as_one_and_is_no_recall(furnished: Place) -> None:
+def test_shadow_turn_is_recorded_as_such_and_is_no_recall(furnished: InstructionService) -> None:
     for _ in range(10):
         turn(furnished, "claim a ticket", "checkout-procedure", max_chunks=1)
     turn(furnished, "approve a purchase", "code-review", max_chunks=1)
@@ -37,36 +37,36 @@ def test_a_turn_in_shadow_is_on_record_as_one_and_is_no_recall(furnished: Place)
     )
     assert furnished.records("recall") == []
     assert len(furnished.records("shadow")) == 11
-    assert furnished.of_agent("GET", "/instruction-measures").json["recalls"] == 0
+    assert furnished.agent_request("GET", "/instruction-measures").json["recalls"] == 0
 
 
-def test_rules_that_always_hold_count_as_eager(furnished: Place) -> None:
+def test_always_rules_count_as_eager_tokens(furnished: InstructionService) -> None:
     turn(furnished, "claim a ticket")
     before = report_of(furnished).eager_tokens
     rules = {"role": "CTO", "always_rules": ["Never push to the main branch."]}
-    assert furnished.of_agent("PUT", "", rules).status == 200
+    assert furnished.agent_request("PUT", "", rules).status == 200
     furnished.clock.advance(1)
     turn(furnished, "claim a ticket")
     assert furnished.records("shadow")[-1]["detail"]["eager_tokens"] > before
 
 
-def test_turns_of_an_older_manifest_are_not_judged(furnished: Place) -> None:
+def test_turns_of_an_older_manifest_are_not_judged(furnished: InstructionService) -> None:
     turn(furnished, "claim a ticket", "checkout-procedure")
     furnished.clock.advance(1)
     assert furnished.publish(version="v2").status == 200
     assert (report_of(furnished).manifest_version, report_of(furnished).turns) == ("v2", 0)
 
 
-def test_a_turn_in_shadow_can_be_asked_again_and_becomes_no_probe(furnished: Place) -> None:
+def test_shadow_turn_can_be_replayed_and_becomes_no_probe(furnished: InstructionService) -> None:
     for _ in range(5):
         turn(furnished, "claim a ticket", "checkout-procedure")
     (token, *_) = (one["audit_token"] for one in furnished.records("shadow"))
-    replayed = furnished.of_agent("POST", "/instruction-replay", {"audit_token": token})
+    replayed = furnished.agent_request("POST", "/instruction-replay", {"audit_token": token})
     assert replayed.json["same_order"], replayed.body
     assert calibrate_due_agents(furnished.library) == ()
 
 
-def test_a_client_records_the_turns_of_a_run(furnished: Place) -> None:
+def test_client_records_the_turns_of_a_run(furnished: InstructionService) -> None:
     client = InstructionClient(furnished.client.url, key=furnished.agent_key, agent=AGENT)
     given = client.recall("claim a ticket", max_chunks=1, heartbeat_id="run_7", shadow=True)
     client.submit_usage(given.audit_token, used=given.names)
@@ -78,26 +78,26 @@ def test_a_client_records_the_turns_of_a_run(furnished: Place) -> None:
     assert set(given.names) <= set(UNITS)
 
 
-def test_the_report_over_http_is_that_of_the_store(furnished: Place) -> None:
+def test_report_over_http_equals_that_of_the_store(furnished: InstructionService) -> None:
     for _ in range(2):
         turn(furnished, "claim a ticket", "checkout-procedure", max_chunks=1)
-    told = furnished.of_agent("GET", "/instruction-shadow").json
+    told = furnished.agent_request("GET", "/instruction-shadow").json
     assert told["passed"] is False
     assert msgspec.convert(told["report"], ShadowReport) == report_of(furnished)
     assert told["report"]["turns"] == 2
     furnished.clock.advance(3 * 86_400)
-    assert furnished.of_agent("GET", "/instruction-shadow?days=2").json["report"]["turns"] == 0
-    assert furnished.of_agent("GET", "/instruction-shadow?days=0").code == "invalid_body"
+    assert furnished.agent_request("GET", "/instruction-shadow?days=2").json["report"]["turns"] == 0
+    assert furnished.agent_request("GET", "/instruction-shadow?days=0").code == "invalid_body"
 
 
-def test_without_a_manifest_there_is_nothing_to_judge(at: Place) -> None:
-    assert at.of_agent("GET", "/instruction-shadow").code == "manifest_not_found"
-    assert at.of_agent("PUT", "", {"role": "CTO"}).status == 200
-    answered = at.of_agent("GET", "/instruction-shadow")
+def test_shadow_report_requires_a_manifest(at: InstructionService) -> None:
+    assert at.agent_request("GET", "/instruction-shadow").code == "manifest_not_found"
+    assert at.agent_request("PUT", "", {"role": "CTO"}).status == 200
+    answered = at.agent_request("GET", "/instruction-shadow")
     assert (answered.status, answered.code) == (404, "manifest_not_found")
 
 
-def test_a_damaged_record_is_told_without_a_framework_error(furnished: Place) -> None:
+def test_damaged_record_is_reported_without_a_framework_error(furnished: InstructionService) -> None:
     furnished.library.records.add_audit(
         AuditRecord(
             id="audevent_x",
@@ -112,5 +112,5 @@ def test_a_damaged_record_is_told_without_a_framework_error(furnished: Place) ->
             detail={"manifest_version": "v1"},
         )
     )
-    answered = furnished.of_agent("GET", "/instruction-shadow")
+    answered = furnished.agent_request("GET", "/instruction-shadow")
     assert (answered.status, answered.code) == (503, "store_unavailable")

@@ -3,7 +3,7 @@
 import hashlib
 
 import pytest
-from tests.support.instruction_places import AGENT, ANN, BEN, UNITS, Place, entry, uri
+from tests.support.instruction_service import AGENT, ANN, BEN, UNITS, InstructionService, entry, uri
 
 from holdfast.instructions.models import Approval
 from holdfast.instructions.units.signatures import DeploymentKey, approval_message, unit_message
@@ -12,11 +12,11 @@ BENS = DeploymentKey(b"b" * 32)
 SIGNER = "/v1/instruction/signer"
 
 
-def register(at: Place, key: str, signer: DeploymentKey = BENS) -> None:
-    assert at.ask("PUT", SIGNER, {"public_key": signer.public_key}, key=key).status == 200
+def register(at: InstructionService, key: str, signer: DeploymentKey = BENS) -> None:
+    assert at.request("PUT", SIGNER, {"public_key": signer.public_key}, key=key).status == 200
 
 
-def cosigned(at: Place) -> str:
+def cosigned(at: InstructionService) -> str:
     """What becomes of a manifest whose gate Ann skips, and Ben by his signature; `published`, or a code."""
     meant = Approval(id="", agent_id=AGENT, kind="skip_gate", version="v1", authored_by=BEN, authored_at=0)
     signature = BENS.sign(approval_message(meant))
@@ -34,12 +34,12 @@ def sign(name: str, version: str = "v1", *, signer: DeploymentKey = BENS, spelle
     return signer.sign(unit_message(spelled or uri(name, version), digest))
 
 
-def revoke(at: Place, key: str) -> None:
+def revoke(at: InstructionService, key: str) -> None:
     assert at.client.service.records.revoke_key(key.split("_")[1], at=at.clock())
 
 
 @pytest.mark.parametrize("fate", ["revoked", "expired", "kept", "revoked, and another holds"])
-def test_a_signing_key_counts_as_long_as_its_holder_is_an_admin(at: Place, fate: str) -> None:
+def test_signing_key_counts_while_its_holder_is_an_admin(at: InstructionService, fate: str) -> None:
     ben = at.client.key("admin", entity=BEN, expires_at=at.clock() + 60)
     revoke(at, at.ben)
     register(at, ben)
@@ -53,34 +53,34 @@ def test_a_signing_key_counts_as_long_as_its_holder_is_an_admin(at: Place, fate:
     assert cosigned(at) == ("published" if counts else "skip_gate_cosign_required")
     written = at.write("release-notes", signature=sign("release-notes"))
     assert written.json["status"] == ("active" if counts else "quarantined")
-    (line,) = at.ask("GET", SIGNER).json["signers"]
+    (line,) = at.request("GET", SIGNER).json["signers"]
     assert (line["entity"], line["public_key"], line["is_accepted"]) == (BEN, BENS.public_key, counts)
 
 
-def test_an_admin_withdraws_a_signing_key(at: Place) -> None:
+def test_admin_withdraws_a_signing_key(at: InstructionService) -> None:
     register(at, at.ben)
     assert at.write("release-notes", signature=sign("release-notes")).json["status"] == "active"
-    gone = at.ask("DELETE", f"{SIGNER}/{BENS.public_key}", key=at.ann)
+    gone = at.request("DELETE", f"{SIGNER}/{BENS.public_key}", key=at.ann)
     assert (gone.status, gone.body) == (204, b"")
-    assert at.ask("GET", SIGNER).json["signers"] == []
+    assert at.request("GET", SIGNER).json["signers"] == []
     assert cosigned(at) == "skip_gate_cosign_required"
     # What it has vouched for while it counted stays as it is.
     assert at.write("release-notes", signature=sign("release-notes")).json["status"] == "active"
-    again = at.ask("DELETE", f"{SIGNER}/{BENS.public_key}")
+    again = at.request("DELETE", f"{SIGNER}/{BENS.public_key}")
     assert (again.status, again.code) == (404, "signer_not_found")
 
 
-def test_a_key_is_withdrawn_for_all_who_registered_it_however_they_spelled_it(at: Place) -> None:
+def test_key_is_withdrawn_for_all_who_registered_it_in_any_encoding(at: InstructionService) -> None:
     register(at, at.ann)
-    assert at.ask("PUT", SIGNER, {"public_key": f"{BENS.public_key}="}, key=at.ben).json["entity"] == BEN
-    assert {one["entity"] for one in at.ask("GET", SIGNER).json["signers"]} == {ANN, BEN}
-    assert at.ask("DELETE", f"{SIGNER}/{BENS.public_key}").status == 204
-    assert at.ask("GET", SIGNER).json["signers"] == []
+    assert at.request("PUT", SIGNER, {"public_key": f"{BENS.public_key}="}, key=at.ben).json["entity"] == BEN
+    assert {one["entity"] for one in at.request("GET", SIGNER).json["signers"]} == {ANN, BEN}
+    assert at.request("DELETE", f"{SIGNER}/{BENS.public_key}").status == 204
+    assert at.request("GET", SIGNER).json["signers"] == []
 
 
 @pytest.mark.parametrize("given_again", [False, True])
-def test_what_was_quarantined_is_told_once_its_signer_is_known_and_it_is_written_again(
-    at: Place, given_again: bool
+def test_quarantined_version_is_served_once_its_signer_is_registered_and_it_is_rewritten(
+    at: InstructionService, given_again: bool
 ) -> None:
     at.furnish()
     at.clock.advance(60)
@@ -101,7 +101,7 @@ def test_what_was_quarantined_is_told_once_its_signer_is_known_and_it_is_written
     assert (new.signed_by, new.authored_by, new.source_trust) == (BEN, ANN, 0.9)
 
 
-def test_a_better_signature_takes_a_version_out_of_quarantine(at: Place) -> None:
+def test_trusted_signature_releases_a_version_from_quarantine(at: InstructionService) -> None:
     register(at, at.ann)
     assert at.write("code-review", signature="A" * 86).json["status"] == "quarantined"
     assert at.write("code-review", signature=sign("code-review")).json["status"] == "active"
@@ -110,7 +110,7 @@ def test_a_better_signature_takes_a_version_out_of_quarantine(at: Place) -> None
     assert (unit.signed_by, unit.source_trust) == (ANN, 1.0)
 
 
-def test_what_leaves_quarantine_waits_for_its_approval_as_a_new_version_would(at: Place) -> None:
+def test_version_released_from_quarantine_needs_approval_like_a_new_one(at: InstructionService) -> None:
     approval = {"kind": "guarantee_load", "unit": "code-review"}
     at.furnish([entry(name, guarantee_load=name == "code-review") for name in UNITS], approvals=[approval])
     text = UNITS["code-review"][2]
@@ -119,11 +119,11 @@ def test_what_leaves_quarantine_waits_for_its_approval_as_a_new_version_would(at
     register(at, at.ben)
     assert at.write("code-review", "v2", text).json["status"] == "pending"
     assert at.recall("anything").json["chunks"][-1]["version"] == "v1"
-    approved = at.of_agent("POST", "/approvals", {**approval, "version": "v2"})
+    approved = at.agent_request("POST", "/approvals", {**approval, "version": "v2"})
     assert approved.json["activated"] == [uri("code-review", "v2")]
 
 
-def test_what_was_overtaken_stays_in_quarantine(at: Place) -> None:
+def test_superseded_version_stays_in_quarantine(at: InstructionService) -> None:
     at.furnish()
     text = UNITS["code-review"][2]
     assert at.write("code-review", "v2", text, signature=sign("code-review", "v2")).status == 201

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from tests.support.instruction_places import AGENT, UNITS, Place, entry, uri
+from tests.support.instruction_service import AGENT, UNITS, InstructionService, entry, uri
 
 from holdfast.errors import StoreError
 from holdfast.instructions.usage.trace import (
@@ -24,20 +24,20 @@ USES_IT = [{"type": "text", "text": "I keep to the checkout-procedure unit."}]
 NAMES_ANOTHER = [{"type": "text", "text": f"I would need {uri('budget-rules')}."}]
 
 
-def tell(at: Place, token: object, *, key: str | None = None, **more: object) -> tuple[int, str | None]:
-    answered = at.ask("POST", "/v1/instruction/audit", {"audit_token": token, **more}, key=key or at.agent_key)
+def tell(at: InstructionService, token: object, *, key: str | None = None, **more: object) -> tuple[int, str | None]:
+    answered = at.request("POST", "/v1/instruction/audit", {"audit_token": token, **more}, key=key or at.agent_key)
     return answered.status, None if answered.status == 204 else answered.code
 
 
-def token_of(at: Place, intent: str = CLAIM, **more: Any) -> str:
+def token_of(at: InstructionService, intent: str = CLAIM, **more: Any) -> str:
     return str(at.recall(intent, max_chunks=1, **more).json["audit_token"])
 
 
-def record_of(at: Place, token: str) -> dict[str, Any]:
+def record_of(at: InstructionService, token: str) -> dict[str, Any]:
     return next(one for one in at.records() if one["audit_token"] == token)
 
 
-def test_a_trace_stands_beside_what_the_agent_says_and_neither_changes_the_other(furnished: Place) -> None:
+def test_trace_and_reported_usage_are_stored_side_by_side_unchanged(furnished: InstructionService) -> None:
     token = token_of(furnished)
     assert record_of(furnished, token)["detected"] is None
     assert tell(furnished, token, used_chunks=["x"], trace=USES_IT + NAMES_ANOTHER) == (204, None)
@@ -48,7 +48,9 @@ def test_a_trace_stands_beside_what_the_agent_says_and_neither_changes_the_other
     assert record["audit_closed"] == record["detected_at"] == "2027-01-15T08:00:00Z"
 
 
-def test_a_trace_alone_leaves_the_record_open_and_words_without_one_leave_it_untraced(furnished: Place) -> None:
+def test_trace_alone_leaves_the_record_open_and_usage_alone_leaves_it_untraced(
+    furnished: InstructionService,
+) -> None:
     first, second = token_of(furnished), token_of(furnished)
     assert tell(furnished, first, trace=USES_IT) == (204, None)
     assert record_of(furnished, first)["audit_closed"] is None
@@ -60,7 +62,7 @@ def test_a_trace_alone_leaves_the_record_open_and_words_without_one_leave_it_unt
     assert record_of(furnished, second)["detected_at"] is None
 
 
-def test_a_closed_record_takes_one_trace_and_the_first_holds(furnished: Place) -> None:
+def test_closed_record_accepts_one_trace_and_the_first_counts(furnished: InstructionService) -> None:
     token = token_of(furnished)
     tell(furnished, token, used_chunks=["x"])
     furnished.clock.advance(2 * DAY_SECONDS)
@@ -71,7 +73,7 @@ def test_a_closed_record_takes_one_trace_and_the_first_holds(furnished: Place) -
     assert record["detected_at"] == "2027-01-17T08:00:00Z"
 
 
-def test_a_trace_is_for_the_owner_of_a_record_that_is_young_or_closed(furnished: Place) -> None:
+def test_trace_is_accepted_from_the_owner_of_a_recent_or_closed_record(furnished: InstructionService) -> None:
     token, peer = token_of(furnished), furnished.client.key("agent:other")
     assert tell(furnished, token, key=peer, trace=USES_IT) == (400, "audit_token_invalid")
     assert tell(furnished, "audi_none", trace=USES_IT) == (400, "audit_token_invalid")
@@ -96,14 +98,16 @@ def test_a_trace_is_for_the_owner_of_a_record_that_is_young_or_closed(furnished:
         ([{"type": "tool_call", "tool": "x", "arguments": {"x": "y" * TRACE_BYTES_MAX}}], "trace_too_large"),
     ],
 )
-def test_a_trace_that_does_not_fit_changes_nothing(furnished: Place, trace: object, code: str) -> None:
+def test_invalid_trace_changes_nothing(furnished: InstructionService, trace: object, code: str) -> None:
     token = token_of(furnished)
     assert tell(furnished, token, used_chunks=["x"], trace=trace) == (400, code)
     record = record_of(furnished, token)
     assert (record["audit_closed"], record["detected_at"]) == (None, None)
 
 
-def test_what_was_done_before_the_recall_and_what_the_recall_answered_shows_nothing(furnished: Place) -> None:
+def test_steps_before_the_recall_and_its_own_result_are_no_evidence(
+    furnished: InstructionService,
+) -> None:
     token, text = token_of(furnished), UNITS["checkout-procedure"][2]
     said = {"type": "text", "text": "Per code-review/v1."}
     answer = {"type": "tool_result", "text": f"{text} {token}", "tool": "bash"}
@@ -114,7 +118,7 @@ def test_what_was_done_before_the_recall_and_what_the_recall_answered_shows_noth
     assert record["detected"][0]["evidence"] == [{"kind": "phrase", "step": 1, "line": 1}]
 
 
-def test_texts_are_those_of_then(furnished: Place) -> None:
+def test_trace_is_compared_with_the_texts_of_its_recall(furnished: InstructionService) -> None:
     token = token_of(furnished)
     furnished.clock.advance(60)
     furnished.write("checkout-procedure", "v2", "PLAN-7: something else entirely, on gardens.")
@@ -127,21 +131,23 @@ def test_texts_are_those_of_then(furnished: Place) -> None:
     assert kinds == ["rule"]
 
 
-def test_what_another_recall_of_the_run_has_loaded_was_not_missed(furnished: Place) -> None:
+def test_units_loaded_by_another_recall_of_the_run_are_not_missed(furnished: InstructionService) -> None:
     token = token_of(furnished, heartbeat_id="run_9")
     token_of(furnished, "approve a purchase", heartbeat_id="run_9")
     assert tell(furnished, token, trace=USES_IT + NAMES_ANOTHER) == (204, None)
     assert record_of(furnished, token)["detected_missed"] == []
 
 
-def test_in_shadow_every_unit_is_there_to_be_used(furnished: Place) -> None:
+def test_every_unit_can_be_used_in_shadow_mode(furnished: InstructionService) -> None:
     token = token_of(furnished, shadow=True)
     trace = [{"type": "text", "text": "Purchases above 500 dollars need an approval by finance."}]
     assert tell(furnished, token, trace=trace) == (204, None)
     assert record_of(furnished, token)["detected_missed"] == ["budget-rules"]
 
 
-def test_a_heartbeat_that_began_before_the_first_manifest_is_seen_by_the_one_it_asked(furnished: Place) -> None:
+def test_heartbeat_from_before_the_first_manifest_uses_the_one_it_recalled_from(
+    furnished: InstructionService,
+) -> None:
     token = token_of(furnished)
     records = furnished.library.records
     assert isinstance(records, InstructionStore)
@@ -162,15 +168,17 @@ def test_a_heartbeat_that_began_before_the_first_manifest_is_seen_by_the_one_it_
     assert kept.detected == ()
 
 
-def test_measures_are_told_by_both_and_an_untraced_recall_counts_in_one(furnished: Place) -> None:
+def test_metrics_cover_reported_and_detected_usage_and_untraced_recalls_count_once(
+    furnished: InstructionService,
+) -> None:
     tell(furnished, token_of(furnished), trace=USES_IT + NAMES_ANOTHER)
     tell(furnished, token_of(furnished), trace=[])
     tell(furnished, token_of(furnished), used_chunks=["checkout-procedure"])
     tell(furnished, token_of(furnished))
-    told = furnished.of_agent("GET", "/instruction-measures").json
+    told = furnished.agent_request("GET", "/instruction-measures").json
     assert (told["recalls"], told["closed"], told["miss_rate"], told["hit_at_k"]) == (4, 2, 0.0, 1.0)
     assert told["detected"] == {"traced": 2, "recall_at_k": 1.0, "hit_at_k": 1.0, "miss_rate": 0.5}
-    days = furnished.ask("GET", f"/api/instructions/{AGENT}/days").json
+    days = furnished.request("GET", f"/api/instructions/{AGENT}/days").json
     assert days["days"][-1]["detected"] == days["total"]["detected"] == told["detected"]
     assert days["days"][0]["detected"] == {"traced": 0, "recall_at_k": None, "hit_at_k": None, "miss_rate": None}
 
@@ -189,7 +197,7 @@ def test_measures_are_told_by_both_and_an_untraced_recall_counts_in_one(furnishe
         "intent = 'x'",
     ],
 )
-def test_no_store_lets_a_record_be_changed_twice(furnished: Place, change: str) -> None:
+def test_no_store_allows_changing_a_record_twice(furnished: InstructionService, change: str) -> None:
     token = token_of(furnished)
     tell(furnished, token, used_chunks=["x"], trace=USES_IT)
     assert_refused(furnished, token, change)
@@ -206,11 +214,11 @@ def test_no_store_lets_a_record_be_changed_twice(furnished: Place, change: str) 
         "intent = 'x'",
     ],
 )
-def test_no_store_lets_an_open_record_be_changed_by_half(furnished: Place, change: str) -> None:
+def test_no_store_allows_a_partial_change_of_an_open_record(furnished: InstructionService, change: str) -> None:
     assert_refused(furnished, token_of(furnished), change)
 
 
-def assert_refused(at: Place, token: str, change: str) -> None:
+def assert_refused(at: InstructionService, token: str, change: str) -> None:
     records = at.library.records
     assert isinstance(records, InstructionStore)
     before = records.audit(token)
@@ -220,7 +228,7 @@ def assert_refused(at: Place, token: str, change: str) -> None:
     assert records.audit(token) == before
 
 
-def test_a_heartbeat_of_the_client_shows_what_was_done_after_each_recall(furnished: Place) -> None:
+def test_client_heartbeat_submits_the_steps_after_each_recall(furnished: InstructionService) -> None:
     client = InstructionClient(furnished.client.url, key=furnished.agent_key, agent=AGENT)
     with client.heartbeat() as beat:
         beat.add_steps(AgentTextStep("Per the code-review unit."))
@@ -239,7 +247,7 @@ def test_a_heartbeat_of_the_client_shows_what_was_done_after_each_recall(furnish
     assert json.dumps(first["detected"][0]["evidence"]) == '[{"kind": "name", "step": 3, "line": null}]'
 
 
-def test_what_the_index_says_of_a_unit_anyway_is_no_sign_that_it_was_loaded(at: Place) -> None:
+def test_index_text_of_a_unit_is_no_evidence_that_it_was_loaded(at: InstructionService) -> None:
     text = UNITS["code-review"][2]
     at.furnish([{**entry("code-review"), "description": f"About this: {text}"}, entry("checkout-procedure")])
     trace = [{"type": "text", "text": text}]

@@ -1,10 +1,10 @@
 """The way of instructions over HTTP: written, published, told, recalled, put on record, covered."""
 
 import yaml
-from tests.support.instruction_places import AGENT, UNITS, Place, uri
+from tests.support.instruction_service import AGENT, UNITS, InstructionService, uri
 
 
-def test_a_unit_goes_all_the_way_from_its_author_to_the_agent_and_back(at: Place) -> None:
+def test_unit_is_written_published_recalled_and_audited(at: InstructionService) -> None:
     written = at.write("checkout-procedure")
     assert written.status == 201
     assert written.json["fact_uri"] == uri("checkout-procedure")
@@ -17,7 +17,7 @@ def test_a_unit_goes_all_the_way_from_its_author_to_the_agent_and_back(at: Place
     assert published.json["fact_uri"] == uri("manifest")
     assert {line["unit"]: line["passed"] for line in published.json["coverage_report"]} == dict.fromkeys(UNITS, True)
 
-    stub = at.of_agent("GET", "/boot-stub", key=at.agent_key)
+    stub = at.agent_request("GET", "/boot-stub", key=at.agent_key)
     assert stub.status == 200
     assert stub.headers["content-type"].startswith("text/markdown")
     assert stub.headers["x-stub-version"] == "1"
@@ -40,13 +40,13 @@ def test_a_unit_goes_all_the_way_from_its_author_to_the_agent_and_back(at: Place
     assert token.startswith("audi_")
 
     closing = {"audit_token": token, "used_chunks": ["checkout-procedure"], "missed_chunks": []}
-    closed = at.ask("POST", "/v1/instruction/audit", closing, key=at.agent_key)
+    closed = at.request("POST", "/v1/instruction/audit", closing, key=at.agent_key)
     assert (closed.status, closed.body) == (204, b"")
     (record,) = at.records("recall")
     assert record["id"].startswith("audevent_")
     assert record["used_chunks"] == ["checkout-procedure"]
 
-    coverage = at.of_agent("GET", "/instruction-manifest/coverage", key=at.agent_key)
+    coverage = at.agent_request("GET", "/instruction-manifest/coverage", key=at.agent_key)
     assert coverage.status == 200
     assert {unit["name"] for unit in coverage.json["units"]} == set(UNITS)
     assert all(15 <= unit["probe_count"] <= 20 for unit in coverage.json["units"])
