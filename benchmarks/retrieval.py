@@ -11,7 +11,7 @@ import json
 import os
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from holdfast.retrieval.index import SearchIndex, SearchResult, StageWeights
 from holdfast.retrieval.units import SearchUnit
 
 Result = TypeVar("Result")
+Indexes = Mapping[tuple[str, str | None], SearchIndex]
 HOW_CHOSEN = (
     "weights as specified, wordllama's vectors as published; the form of the fusion was chosen with all queries in "
     "view, before some were kept apart"
@@ -70,25 +71,29 @@ def run() -> Iterator[tuple[str, str]]:
     encoders = [WORDLLAMA] if default_encoder() else []
     if model := os.environ.get("HOLDFAST_MODEL"):
         encoders += [model, f"{COMBINED_PREFIX}{model}"]
-    yield from _hit_table(sets, encoders)
-    if WORDLLAMA in encoders:
-        abstention = next(one for one in sets if one.name == ABSTENTION_SET)
-        yield from _refusals(abstention, SearchIndex(abstention.units, meaning=create_semantic_stage()))
+    # Each index is built once, because a model of one's own takes minutes for some of them.
+    indexes = {(one.name, encoder): _index(one.units, encoder) for one in sets for encoder in (None, *encoders)}
+    yield from _hit_table(sets, encoders, indexes)
     for encoder in (None, *encoders):
-        yield _relevance_quantiles(encoder, sets)
+        abstention = next(one for one in sets if one.name == ABSTENTION_SET)
+        yield from _refusals(abstention, indexes[ABSTENTION_SET, encoder])
+        yield _relevance_quantiles(encoder, sets, indexes)
     for encoder in (None, *encoders):
         yield _speed(encoder, sets)
 
 
-def _hit_table(sets: Sequence[Set], encoders: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _index(units: Sequence[SearchUnit], encoder: str | None) -> SearchIndex:
+    return SearchIndex(units, meaning=create_semantic_stage(encoder) if encoder else None)
+
+
+def _hit_table(sets: Sequence[Set], encoders: Sequence[str], indexes: Indexes) -> Iterator[tuple[str, str]]:
     columns = ["words", *(f"{_label(encoder)} {kind}" for encoder in encoders for kind in ("alone", "fused"))]
     yield "set", f"units queries | {' | '.join(columns)} (hit@1 hit@3)"
     rows: list[list[tuple[float, float]]] = []
     for one in sets:
-        row = _hits(SearchIndex(one.units), one.held_out, WORDS)
+        row = _hits(indexes[one.name, None], one.held_out, WORDS)
         for encoder in encoders:
-            index = SearchIndex(one.units, meaning=create_semantic_stage(encoder))
-            row += _hits(index, one.held_out, MEANING, FUSED)
+            row += _hits(indexes[one.name, encoder], one.held_out, MEANING, FUSED)
         rows.append(row)
         yield one.name, f"{len(one.units)} {len(one.held_out)} | " + " | ".join(map(_pair, row))
     yield "mean", " | ".join(_pair(_mean([row[column] for row in rows])) for column in range(len(columns)))
@@ -108,13 +113,13 @@ def _refusals(one: Set, index: SearchIndex) -> Iterator[tuple[str, str]]:
     yield f"{name}: at the floor of {index.floor}", f"{refused:.3f} of those without an answer refused, {kept:.3f} kept"
 
 
-def _relevance_quantiles(encoder: str | None, sets: Sequence[Set]) -> tuple[str, str]:
+def _relevance_quantiles(encoder: str | None, sets: Sequence[Set], indexes: Indexes) -> tuple[str, str]:
     """The floor was chosen so that nearly every right answer passes, on all sets but the abstention set."""
     relevances: list[float] = []
     for one in sets:
         if one.name == ABSTENTION_SET:
             continue
-        index = SearchIndex(one.units, meaning=create_semantic_stage(encoder) if encoder else None)
+        index = indexes[one.name, encoder]
         for query in one.others[:FLOOR_QUERIES_MAX]:
             first = index.search(query.intent, floor=0, limit=3).hits
             relevances += [hit.relevance for hit in first if hit.id in query.relevant][:1]
@@ -129,7 +134,7 @@ def _speed(encoder: str | None, sets: Sequence[Set]) -> tuple[str, str]:
     ]
     units = heads[:: len(heads) // UNITS_TIMED][:UNITS_TIMED]
     queries = [query.intent for one in sets for query in one.held_out][::10]
-    index, build = _time(lambda: SearchIndex(units, meaning=create_semantic_stage(encoder) if encoder else None))
+    index, build = _time(lambda: _index(units, encoder))
     query_ms = sorted(_time(lambda: index.search(query))[1] for query in queries)  # noqa: B023
     _, change = _time(lambda: index.add([msgspec.structs.replace(units[0], description="Something else")]))
     p50, p99 = query_ms[len(query_ms) // 2], query_ms[int(len(query_ms) * 0.99)]
