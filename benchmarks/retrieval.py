@@ -72,10 +72,12 @@ def run() -> Iterator[tuple[str, str]]:
     if model := os.environ.get("HOLDFAST_MODEL"):
         encoders += [model, f"{COMBINED_PREFIX}{model}"]
     # Each index is built once, because a model of one's own takes minutes for some of them.
-    indexes = {(one.name, encoder): _index(one.units, encoder) for one in sets for encoder in (None, *encoders)}
+    indexes = {
+        (unit_set.name, encoder): _index(unit_set.units, encoder) for unit_set in sets for encoder in (None, *encoders)
+    }
     yield from _hit_table(sets, encoders, indexes)
     for encoder in (None, *encoders):
-        abstention = next(one for one in sets if one.name == ABSTENTION_SET)
+        abstention = next(unit_set for unit_set in sets if unit_set.name == ABSTENTION_SET)
         yield from _refusals(abstention, indexes[ABSTENTION_SET, encoder])
         yield _relevance_quantiles(encoder, sets, indexes)
     for encoder in (None, *encoders):
@@ -90,23 +92,23 @@ def _hit_table(sets: Sequence[Set], encoders: Sequence[str], indexes: Indexes) -
     columns = ["words", *(f"{_label(encoder)} {kind}" for encoder in encoders for kind in ("alone", "fused"))]
     yield "set", f"units queries | {' | '.join(columns)} (hit@1 hit@3)"
     rows: list[list[tuple[float, float]]] = []
-    for one in sets:
-        row = _hits(indexes[one.name, None], one.held_out, WORDS)
+    for unit_set in sets:
+        row = _hits(indexes[unit_set.name, None], unit_set.held_out, WORDS)
         for encoder in encoders:
-            row += _hits(indexes[one.name, encoder], one.held_out, MEANING, FUSED)
+            row += _hits(indexes[unit_set.name, encoder], unit_set.held_out, MEANING, FUSED)
         rows.append(row)
-        yield one.name, f"{len(one.units)} {len(one.held_out)} | " + " | ".join(map(_pair, row))
+        yield unit_set.name, f"{len(unit_set.units)} {len(unit_set.held_out)} | " + " | ".join(map(_pair, row))
     yield "mean", " | ".join(_pair(_mean([row[column] for row in rows])) for column in range(len(columns)))
 
 
-def _refusals(one: Set, index: SearchIndex) -> Iterator[tuple[str, str]]:
+def _refusals(unit_set: Set, index: SearchIndex) -> Iterator[tuple[str, str]]:
     """Whether queries without an answer are recognised by the relevance of the best unit."""
     right: list[float] = []
     wrong: list[float] = []
-    for query in one.queries:
+    for query in unit_set.queries:
         relevance = max(hit.relevance for hit in index.search(query.intent, floor=0).hits)
         (right if query.relevant else wrong).append(relevance)
-    name = f"{one.name} by {index.embedding_model_version}"
+    name = f"{unit_set.name} by {index.embedding_model_version}"
     yield f"{name}: AUROC of abstention", f"{_auroc(right, wrong):.3f}"
     refused = sum(relevance < index.floor for relevance in wrong) / len(wrong)
     kept = sum(relevance >= index.floor for relevance in right) / len(right)
@@ -116,11 +118,11 @@ def _refusals(one: Set, index: SearchIndex) -> Iterator[tuple[str, str]]:
 def _relevance_quantiles(encoder: str | None, sets: Sequence[Set], indexes: Indexes) -> tuple[str, str]:
     """The floor was chosen so that nearly every right answer passes, on all sets but the abstention set."""
     relevances: list[float] = []
-    for one in sets:
-        if one.name == ABSTENTION_SET:
+    for unit_set in sets:
+        if unit_set.name == ABSTENTION_SET:
             continue
-        index = indexes[one.name, encoder]
-        for query in one.others[:FLOOR_QUERIES_MAX]:
+        index = indexes[unit_set.name, encoder]
+        for query in unit_set.others[:FLOOR_QUERIES_MAX]:
             first = index.search(query.intent, floor=0, limit=3).hits
             relevances += [hit.relevance for hit in first if hit.id in query.relevant][:1]
     relevances.sort()
@@ -130,10 +132,12 @@ def _relevance_quantiles(encoder: str | None, sets: Sequence[Set], indexes: Inde
 
 def _speed(encoder: str | None, sets: Sequence[Set]) -> tuple[str, str]:
     heads = [
-        msgspec.structs.replace(unit, id=f"{one.name}/{unit.id}", content="") for one in sets for unit in one.units
+        msgspec.structs.replace(unit, id=f"{unit_set.name}/{unit.id}", content="")
+        for unit_set in sets
+        for unit in unit_set.units
     ]
     units = heads[:: len(heads) // UNITS_TIMED][:UNITS_TIMED]
-    queries = [query.intent for one in sets for query in one.held_out][::10]
+    queries = [query.intent for unit_set in sets for query in unit_set.held_out][::10]
     index, build = _time(lambda: _index(units, encoder))
     query_ms = sorted(_time(lambda: index.search(query))[1] for query in queries)  # noqa: B023
     _, change = _time(lambda: index.add([msgspec.structs.replace(units[0], description="Something else")]))

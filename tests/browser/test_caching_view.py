@@ -1,4 +1,4 @@
-"""The Caching view: what it tells is what the service tells, it counts down, and its buttons do what they say."""
+"""The Caching view: it shows what the API returns, counts down, and its buttons work."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title=
 
 
 class Own:
-    """A service of the test's own, with one session."""
+    """A service for one test, with one session."""
 
     def __init__(self, client: Client, store: MemoryStore) -> None:
         self.client = client
@@ -43,21 +43,21 @@ def own() -> Iterator[Own]:
 def test_providers_and_sessions_match_the_api(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("caching", heading="Caching")
-    told = sampled.get("/api/cache")
+    cache = sampled.get("/api/cache")
     shown = dict(zip(page.texts("[data-provider] h3"), page.texts("[data-provider] .figures"), strict=True))
     assert shown.keys() == {"Anthropic", "Gemini", "OpenAI"}
-    for one in told["providers"]:
-        text = page.text(f"[data-provider={one['provider']}] .figures")
-        assert f"in: {one['tokens_in']:,}" in text
-        assert f"cache: {one['tokens_cached']:,}" in text
-        assert f"hit: {round(100 * one['hit_share'])}%" in text
+    for provider in cache["providers"]:
+        text = page.text(f"[data-provider={provider['provider']}] .figures")
+        assert f"in: {provider['tokens_in']:,}" in text
+        assert f"cache: {provider['tokens_cached']:,}" in text
+        assert f"hit: {round(100 * provider['hit_share'])}%" in text
     assert "ttl: n/a" in shown["Gemini"]
     assert "Cached by Gemini; TTL: provider-managed." in page.text("[data-provider=gemini]")
-    for one in told["discussions"]:
-        row = page.text(f"[data-session='{one['discussion_id']}']")
-        assert one["name"] in row
-        assert f"{one['tokens_cached']:,}" in row
-        assert one["verdict"].replace("_", " ") in row
+    for discussion in cache["discussions"]:
+        row = page.text(f"[data-session='{discussion['discussion_id']}']")
+        assert discussion["name"] in row
+        assert f"{discussion['tokens_cached']:,}" in row
+        assert discussion["verdict"].replace("_", " ") in row
     meanings = page.run("return [...document.querySelectorAll('.figure, th')].map(e => e.title)")
     assert all(meanings)
 
@@ -117,8 +117,8 @@ def test_settings_match_the_api_and_are_saved(page: Page, own: Own) -> None:
     ]
 
     def saved(**expected: object) -> bool:
-        told = own.client.get("/api/cache/settings")
-        return {name: told[name] for name in expected} == expected
+        settings = own.client.get("/api/cache/settings")
+        return {name: settings[name] for name in expected} == expected
 
     page.click("#set-anthropic")
     page.until(lambda: saved(providers={"anthropic": False}))

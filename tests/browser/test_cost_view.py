@@ -1,4 +1,4 @@
-"""The Cost view, and those that lead on from it."""
+"""The Cost view and the views it links to."""
 
 from pathlib import Path
 
@@ -32,8 +32,8 @@ def test_totals_match_the_api(page: Page, sampled: Client) -> None:
 def test_prefix_changes_are_listed_worst_first_and_link_to_their_calls(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("cost")
-    told = [row["cause"].replace("_", " ") for row in sampled.get("/analytics/breaks")["data"]]
-    assert page.texts("section[aria-label='Breaks by cause, worst first'] .verdict") == told
+    breaks = [row["cause"].replace("_", " ") for row in sampled.get("/analytics/breaks")["data"]]
+    assert page.texts("section[aria-label='Breaks by cause, worst first'] .verdict") == breaks
     page.click("a[aria-label='3 calls: prefix_changed']")
     page.until(lambda: page.text("h1") == "prefix changed: volatile")
     assert len(page.all("tbody tr")) == 3
@@ -78,8 +78,8 @@ def test_sessions_are_sorted_as_requested(page: Page, sampled: Client) -> None:
     page.open("sessions", heading="Sessions")
     page.click("a[href='#/sessions?order=cost&skip=0']")
     page.until(lambda: page.text(".switch [aria-current]") == "most expensive first")
-    told = [row["name"] for row in sampled.get("/analytics/sessions?order=cost")["data"]]
-    assert page.texts("tbody td:first-child a") == told
+    sessions = [row["name"] for row in sampled.get("/analytics/sessions?order=cost")["data"]]
+    assert page.texts("tbody td:first-child a") == sessions
 
 
 def test_skill_library_is_listed_with_its_findings(page: Page, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The Instructions view: manifests, coverage, the recall explorer, recalls over time, and what waits for approval."""
+"""The Instructions view: manifests, coverage, the recall explorer, recalls over time, and pending approvals."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,17 +17,17 @@ HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[InstructionService]:
-    """A service of the test's own that keeps instructions; a version of a guaranteed unit waits."""
-    with serve_instructions("sqlite", tmp_path, encoder=None) as at:
+    """A service with instructions for one test; one version of a guaranteed unit is pending approval."""
+    with serve_instructions("sqlite", tmp_path, encoder=None) as service:
         approval = {"kind": "guarantee_load", "unit": "security-posture", "reason": "always"}
         entries = [entry(name, guarantee_load=name == "security-posture") for name in UNITS]
-        at.furnish(entries, approvals=[approval])
-        assert at.write("security-posture", "v2", HOSTILE).json["status"] == "pending"
-        yield at
+        service.publish_all(entries, approvals=[approval])
+        assert service.write("security-posture", "v2", HOSTILE).json["status"] == "pending"
+        yield service
 
 
-def signed_in(page: Page, at: InstructionService, view: str, *, key: str) -> None:
-    page.url, page.expecting = at.client.url, ("401",)
+def signed_in(page: Page, service: InstructionService, view: str, *, key: str) -> None:
+    page.url, page.expecting = service.client.url, ("401",)
     page.open(view, heading="Sign in")
     page.one("#key").send_keys(key, Keys.ENTER)
     page.until(lambda: page.text("h1") != "Sign in")
@@ -41,11 +41,11 @@ def test_agents_are_listed_and_link_to_their_manifest(page: Page, sampled: Clien
     assert (agent["role"] in row, agent["manifest_version"] in row) == (True, True)
     page.click(f"[data-agent='{SAMPLE}'] a")
     page.until(lambda: page.text("h1") == SAMPLE)
-    told = sampled.get(f"/api/instructions/{SAMPLE}")
+    agent_page = sampled.get(f"/api/instructions/{SAMPLE}")
     for name in ("units", "failing", "pending"):
-        assert page.text(f"[data-figure={name}]") == str(told["agent"][name])
+        assert page.text(f"[data-figure={name}]") == str(agent_page["agent"][name])
     manifests = page.texts("section[aria-label=Manifests] tbody td:first-child")
-    assert manifests == [one["version"] for one in told["versions"]]
+    assert manifests == [version["version"] for version in agent_page["versions"]]
     assert "skipped by sample:user/ann and sample:user/ben" in page.text("section[aria-label=Manifests]")
 
 
@@ -70,9 +70,9 @@ def test_intent_is_explored_stage_by_stage_and_stays_in_the_url(page: Page, samp
     page.one("#intent").send_keys("give the money back", Keys.ENTER)
     page.one("[data-scored=refunds]")
     assert "intent=give+the+money+back" in page.driver.current_url
-    told = sampled.get(f"/api/instructions/{SAMPLE}/recall?intent=give+the+money+back")["units"]
-    assert page.texts("[data-scored] [data-heading=Unit]") == [one["name"] for one in told]
-    best = told[0]
+    explored = sampled.get(f"/api/instructions/{SAMPLE}/recall?intent=give+the+money+back")["units"]
+    assert page.texts("[data-scored] [data-heading=Unit]") == [one["name"] for one in explored]
+    best = explored[0]
     row = page.text(f"[data-scored={best['name']}]")
     assert f"{best['score']:.3f}" in row
     for stage in best["stages"]:
@@ -89,12 +89,12 @@ def test_recalls_are_charted_by_day(page: Page, sampled: Client) -> None:
     page.open(f"instructions/{SAMPLE}", heading=SAMPLE)
     page.click(f"a[href='#/instructions/{SAMPLE}?days=7']")
     page.until(lambda: page.text(".switch [aria-current]") == "7 days")
-    told = sampled.get(f"/api/instructions/{SAMPLE}/days?days=7")
-    some = [one for one in reversed(told["days"]) if one["recalls"]]
+    days = sampled.get(f"/api/instructions/{SAMPLE}/days?days=7")
+    some = [day for day in reversed(days["days"]) if day["recalls"]]
     table = "section[aria-label='Recalls by day'] [data-heading='{}']"
     assert page.texts(table.format("Day")) == [one["day"] for one in some]
     assert page.texts(table.format("Missed")) == [str(one["missed"]) for one in some]
-    assert page.text("[data-figure='miss rate']") == f"{round(100 * told['total']['miss_rate'])}%"
+    assert page.text("[data-figure='miss rate']") == f"{round(100 * days['total']['miss_rate'])}%"
 
 
 def test_nothing_can_be_approved_without_a_key(page: Page, sampled: Client) -> None:
@@ -147,8 +147,8 @@ def test_view_without_instructions_explains_how_to_add_them(page: Page) -> None:
 
 def test_only_instruction_views_ask_for_a_key_while_no_key_exists(page: Page, tmp_path: Path) -> None:
     with (
-        serve_instructions("sqlite", tmp_path, encoder=None) as at,
-        serve_store(MemoryStore(), library=at.library) as client,
+        serve_instructions("sqlite", tmp_path, encoder=None) as service,
+        serve_store(MemoryStore(), library=service.library) as client,
     ):
         page.url, page.expecting = client.url, ("401",)
         page.open("instructions", heading="Sign in")

@@ -1,4 +1,4 @@
-"""The Knowledge view: items with their sources, what people say about them, the digest, what waits, the harvest."""
+"""The Knowledge view: items with their sources, edits by users, the digest, pending digests, the harvest."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ class Project:
 
     def item(self, text: str) -> dict[str, object]:
         items = self.client.get("/api/knowledge")["items"]
-        return next((one for one in items if one["text"] == text), {})
+        return next((item for item in items if item["text"] == text), {})
 
     def row(self, text: str) -> str:
         return f"[data-item='{self.item(text)['id']}']"
@@ -51,14 +51,14 @@ async def harvested(project: Project) -> Project:
 def test_items_with_sources_and_the_digest_match_the_api(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("knowledge", heading="Knowledge and skills")
-    told = sampled.get("/api/knowledge")
-    assert page.text("[data-figure=items]") == str(told["items_total"])
-    for one in told["items"]:
-        row = page.text(f"[data-item='{one['id']}']")
-        assert one["text"] in row
-        (source,) = one["sources"]
+    knowledge = sampled.get("/api/knowledge")
+    assert page.text("[data-figure=items]") == str(knowledge["items_total"])
+    for item in knowledge["items"]:
+        row = page.text(f"[data-item='{item['id']}']")
+        assert item["text"] in row
+        (source,) = item["sources"]
         assert f"message {source['number']}, {source['origin']}" in row
-        page.one(f"[data-item='{one['id']}'] a[href='#/session/{source['session_id']}']")
+        page.one(f"[data-item='{item['id']}'] a[href='#/session/{source['session_id']}']")
     assert page.text(".digest pre") == sampled.get("/api/knowledge/digest")["text"]
 
 

@@ -1,4 +1,4 @@
-"""The page as a whole: the sample, signing in, a lost line, keyboards, light and dark, and how quickly it is there."""
+"""The page as a whole: sample, sign-in, lost connection, keyboard, themes, and load time."""
 
 import re
 import subprocess
@@ -37,9 +37,9 @@ NAMED = (
 
 
 def address_of(view: str, sampled: Client) -> str:
-    """The part of its URL that says which view, and of what."""
-    told = sampled.get("/api/cache")["discussions"]
-    bad = next(one["discussion_id"] for one in told if "time is before" in one["name"])
+    """The fragment of a view's URL: the view and its subject."""
+    discussions = sampled.get("/api/cache")["discussions"]
+    bad = next(one["discussion_id"] for one in discussions if "time is before" in one["name"])
     addresses = {
         "session": f"session/{bad}?call=7",
         "breaks": "breaks?cause=prefix_changed",

@@ -1,4 +1,4 @@
-"""The Session view: prompt layers of all calls, one call in full, by mouse and keyboard, and fast for a thousand."""
+"""The Session view: prompt layers of all calls, one call in full, mouse and keyboard, and speed with 1,000 calls."""
 
 from decimal import Decimal
 
@@ -21,29 +21,29 @@ MODEL = "anthropic:claude-sonnet-5-5"
 
 @pytest.fixture
 def bad(page: Page, sampled: Client) -> str:
-    """The session whose prefix moves; its view is open."""
+    """The session whose prefix changes; its view is open."""
     page.url = sampled.url
-    told = sampled.get("/api/cache")["discussions"]
-    found = str(next(one["discussion_id"] for one in told if "time is before" in one["name"]))
+    discussions = sampled.get("/api/cache")["discussions"]
+    found = str(next(one["discussion_id"] for one in discussions if "time is before" in one["name"]))
     page.open(f"session/{found}")
     return found
 
 
 def test_every_call_is_drawn_and_described_as_in_the_api(page: Page, sampled: Client, bad: str) -> None:
-    told = sampled.get(f"/api/sessions/{bad}/calls")
-    assert page.text("h1") == told["name"]
-    for call in told["calls"]:
+    calls = sampled.get(f"/api/sessions/{bad}/calls")
+    assert page.text("h1") == calls["name"]
+    for call in calls["calls"]:
         row = page.text(f"[data-call='{call['number']}']")
         assert f"{call['read_tokens']:,}" in row
         assert f"{call['written_tokens']:,}" in row
         assert call["verdict"].replace("_", " ") in row
     bars = page.run("return document.querySelector('.outcome.written').getAttribute('d').split('M').length - 1")
-    assert bars == len(told["calls"])
+    assert bars == len(calls["calls"])
     assert page.run("return document.querySelector('.break').getAttribute('d').split('M').length - 1") == 3
-    marks = sum(len(call["breakpoints"]) for call in told["calls"])
+    marks = sum(len(call["breakpoints"]) for call in calls["calls"])
     assert page.run("return document.querySelector('.breakpoint').getAttribute('d').split('M').length - 1") == marks
     legend = page.texts(".legend li")
-    assert {layer["layer"] for layer in told["calls"][0]["layers"]} <= set(legend)
+    assert {layer["layer"] for layer in calls["calls"][0]["layers"]} <= set(legend)
 
 
 def test_click_on_a_bar_selects_its_call_and_stays_in_the_url(page: Page, bad: str) -> None:
@@ -132,6 +132,6 @@ def test_thousand_calls_need_few_elements_and_render_in_linear_time(page: Page) 
         page.open("session/long", heading="long")
         assert client.get("/api/sessions/long/calls?limit=1000")["calls_total"] == 1_000
         assert page.run("return document.querySelectorAll('.prompt-chart *').length") < 1_000
-        # What else the machine does slows both down; ten times the calls take ten times as long, not a hundred.
+        # Other load on the machine slows both down; ten times the calls take ten times as long, not a hundred.
         hundred_ms, thousand_ms = page.run(DRAWN_MS)
         assert thousand_ms < 40 * max(1.0, hundred_ms)

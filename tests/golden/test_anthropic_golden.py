@@ -1,4 +1,4 @@
-"""Whether what we say to Anthropic, and hear from it, is still byte for byte what was agreed on."""
+"""Requests to Anthropic and its replies are byte for byte those of the golden files."""
 
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def assistant(*content: Text | ToolUse | Thinking | RedactedThinking | Opaque) -
 
 
 def call(number: int, path: str) -> ToolUse:
-    # Spaces stay: what the model wrote is sent back as it wrote it.
+    # Spaces stay: what the model wrote is sent back unchanged.
     return ToolUse(f"toolu_{number}", "read_file", f'{{"path": "{path}"}}')
 
 
@@ -178,7 +178,7 @@ CASES = {
         ),
         reply=msgspec.structs.replace(DONE, stop_reason="stop_sequence", stop_sequence="END"),
     ),
-    "marks_of_both_lifetimes": Case(
+    "breakpoints_of_both_ttls": Case(
         Prompt((Segment("tools", Stability.FROZEN, "tools", tools=(READ_FILE, WEB_SEARCH)), ROLE, history(ASK))),
         Plan((Breakpoint(1, "1h"), Breakpoint(2, "1h"), Breakpoint(3, "5m"))),
     ),

@@ -1,4 +1,4 @@
-"""The facts of the released catalog, one by one: a change here is a change of what users are told."""
+"""The facts of the released catalog, one by one: a change here changes what users see."""
 
 import datetime
 from decimal import Decimal

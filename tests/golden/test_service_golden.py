@@ -1,4 +1,4 @@
-"""The OpenAPI document of the service, as it was agreed on: a change that clients would notice is seen here."""
+"""The OpenAPI document of the service matches its golden file: a change that clients would notice shows here."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whole sessions with every provider: each byte that goes out, and each that comes back, as agreed on."""
+"""Whole sessions with every provider: each byte sent and received matches the golden files."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ MODELS = {
 
 
 class Recorder:
-    """The simulator, with everything that passes by written down."""
+    """The simulator, recording every request and reply."""
 
     def __init__(self, script: str) -> None:
         self._provider = SimulatedProvider(clock=ManualClock(), script=script)

@@ -1,4 +1,4 @@
-"""Token counts of fixed texts: a new release of the tokenizer must not change what users are told."""
+"""Token counts of fixed texts: a new release of the tokenizer must not change reported counts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which caller may see the instructions of which agent: the rules alone, without HTTP and without a store."""
+"""Which caller may see the instructions of which agent: the rules, without HTTP and without a store."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ NEAR: tuple[Callable[[str], str], ...] = (
     lambda name: f" {name} ",
     str.swapcase,
 )
-"""Names that are a given one, contain it, or are contained in it."""
+"""Names that equal a given one, contain it, or are part of it."""
 
 CHECKS = {"owner": check_owner_access, "recall": check_recall_access, "any agent": check_instruction_access}
 

@@ -1,4 +1,4 @@
-"""Whatever two versions of a manifest have measured: every unit is told once, and the way back is the way there."""
+"""Comparing the coverage of any two manifest versions lists every unit once and is symmetric."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,10 +75,10 @@ def test_every_later_failure_existed_before_or_is_reported(
     failed_before = {one.coverage.unit: set(one.failures) for one in earlier}
     failures = {one.coverage.unit: set(one.failures) for one in later}
     for change in compare_coverage(earlier, later):
-        told = {one.query for one in (*change.newly_missed, *change.failing)}
+        reported = {one.query for one in (*change.newly_missed, *change.failing)}
         still = failures.get(change.unit, set()) & failed_before.get(change.unit, set())
-        assert told.isdisjoint(still)
-        assert told | still == failures.get(change.unit, set())
+        assert reported.isdisjoint(still)
+        assert reported | still == failures.get(change.unit, set())
 
 
 def test_changed_queries_are_distinguished_from_new_ones() -> None:

@@ -1,4 +1,4 @@
-"""What a migration keeps, whatever the text is."""
+"""Properties of a migration that hold for any text."""
 
 import re
 
@@ -55,7 +55,7 @@ def test_fences_tables_and_nested_lists_stay_unsplit(
 @given(documents())
 def test_front_matter_stays_unsplit(document: tuple[tuple[str, ...], ...]) -> None:
     front = ("---", "description: How we test", "globs: *.ts", "---")
-    assert any(is_unsplit(front, one) for one in proposed_texts(proposed(text_of((front, *document)))))
+    assert any(is_unsplit(front, text) for text in proposed_texts(proposed(text_of((front, *document)))))
 
 
 @settings(max_examples=3 * settings().max_examples)
@@ -75,8 +75,10 @@ def test_any_text_is_split_without_losing_or_repeating_a_line(text: str) -> None
 def test_spans_match_the_lines_of_their_section(text: str) -> None:
     lines = text.split("\n")
     for section in split_sections(SourceFile("a.md", text)):
-        told = [line for span in section.spans for line in lines[span.first_line - 1 : span.last_line]]
-        assert [line for line in told if line.strip()] == [line for line in section.text.split("\n") if line.strip()]
+        span_lines = [line for span in section.spans for line in lines[span.first_line - 1 : span.last_line]]
+        assert [line for line in span_lines if line.strip()] == [
+            line for line in section.text.split("\n") if line.strip()
+        ]
 
 
 @given(documents().map(text_of))

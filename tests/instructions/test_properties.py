@@ -1,4 +1,4 @@
-"""What holds for every recall, address and version, whatever the manifest."""
+"""Properties of recalls, URIs and versions that hold for any manifest."""
 
 from typing import Literal
 
@@ -44,19 +44,19 @@ questions = st.builds(
 def test_ranked_units_respect_budget_and_count(shelf: InstructionSet, question: RecallQuery) -> None:
     recalled = shelf.recall(question)
     assert shelf.index is shelf.index, "an index is made once"
-    guaranteed = [one for one in recalled.chunks if one.kind == "guaranteed"]
-    others = [one for one in recalled.chunks if one.kind != "guaranteed"]
+    guaranteed = [chunk for chunk in recalled.chunks if chunk.kind == "guaranteed"]
+    others = [chunk for chunk in recalled.chunks if chunk.kind != "guaranteed"]
     left = question.token_budget - sum(one.content.tokens for one in guaranteed)
-    assert not others or sum(one.content.tokens for one in others) <= left
+    assert not others or sum(other.content.tokens for other in others) <= left
     assert len(others) <= question.max_chunks
-    assert recalled.total_tokens == sum(one.content.tokens for one in recalled.chunks)
+    assert recalled.total_tokens == sum(chunk.content.tokens for chunk in recalled.chunks)
     dropped = any(one.reason == "over_budget" for one in recalled.dropped) or bool(recalled.dropped_hints)
     assert recalled.truncated == (dropped or recalled.total_tokens > question.token_budget)
 
 
 @given(shelves(), questions)
 def test_every_guaranteed_unit_is_returned_once_in_its_position(shelf: InstructionSet, question: RecallQuery) -> None:
-    names = [one.name for one in shelf.recall(question).chunks]
+    names = [chunk.name for chunk in shelf.recall(question).chunks]
     assert len(set(names)) == len(names)
     there = [entry for entry in shelf.manifest.body if entry.guarantee_load and entry.name in shelf.contents]
     first = [entry.name for entry in there if entry.force_position]
@@ -68,10 +68,10 @@ def test_every_guaranteed_unit_is_returned_once_in_its_position(shelf: Instructi
 @given(shelves(), questions)
 def test_every_hint_and_every_unit_is_accounted_for(shelf: InstructionSet, question: RecallQuery) -> None:
     recalled = shelf.recall(question)
-    told = {one.name for one in recalled.chunks}
-    assert set(question.manifest_hint) <= told | {*recalled.missed_hints, *recalled.dropped_hints}
-    assert told | {one.name for one in recalled.dropped} | set(recalled.unavailable) == set(NAMES)
-    assert not told & {one.name for one in recalled.dropped}
+    names = {chunk.name for chunk in recalled.chunks}
+    assert set(question.manifest_hint) <= names | {*recalled.missed_hints, *recalled.dropped_hints}
+    assert names | {one.name for one in recalled.dropped} | set(recalled.unavailable) == set(NAMES)
+    assert not names & {one.name for one in recalled.dropped}
     assert recalled == shelf.recall(question)
 
 

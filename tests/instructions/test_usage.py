@@ -1,4 +1,4 @@
-"""`holdfast instructions usage` with a trace: what is printed, what is kept, and what cannot be read."""
+"""`holdfast instructions usage` with a trace: output, storage, and unreadable input."""
 
 import gzip
 import json
@@ -91,8 +91,8 @@ def test_trace_is_stored_once_and_counted_in_the_metrics(shop: LibraryProject) -
     assert "checkout-procedure  1       not yet   used: address (step 1)" in ended.stdout
     assert "1 recall in 1 step, 1 recorded\n" in ended.stdout
     other = steps(shop, said("Nothing."))
-    (told,) = json.loads(shop.run("usage", token, "--trace", other, "--keep", "--json").stdout)
-    assert (told["detected_used"], told["reported_used"], told["is_stored"]) == (["checkout-procedure"], None, True)
+    (usage,) = json.loads(shop.run("usage", token, "--trace", other, "--keep", "--json").stdout)
+    assert (usage["detected_used"], usage["reported_used"], usage["is_stored"]) == (["checkout-procedure"], None, True)
     shown = shop.run("metrics").stdout
     assert "detected in the traces of 1:\n  recall@3: 1.00\n  hit@3: 1.00\n  miss rate: 0.00\n" in shown
     assert "\nrecall@3: unknown\n" in shown
@@ -101,15 +101,15 @@ def test_trace_is_stored_once_and_counted_in_the_metrics(shop: LibraryProject) -
 def test_usage_and_a_trace_can_be_submitted_together(shop: LibraryProject) -> None:
     token = recall(shop)
     ended = shop.run("usage", token, "--used", "x", "--trace", steps(shop, said("Hm.")), "--json")
-    (told,) = json.loads(ended.stdout)
-    assert (told["reported_used"], told["detected_used"], told["is_stored"]) == (["x"], [], False)
+    (usage,) = json.loads(ended.stdout)
+    assert (usage["reported_used"], usage["detected_used"], usage["is_stored"]) == (["x"], [], False)
 
 
 def test_each_recall_is_judged_by_the_steps_after_it(shop: LibraryProject) -> None:
     first, second = recall(shop), recall(shop, "review a pull request")
     lines = (answer("audi_none"), answer(first), said("checkout-procedure/v1"), answer(second), said("code-review/v1"))
-    told = json.loads(shop.run("usage", "--trace", steps(shop, *lines), "--json").stdout)
-    assert [(one["audit_token"], one["detected_used"]) for one in told] == [
+    usage = json.loads(shop.run("usage", "--trace", steps(shop, *lines), "--json").stdout)
+    assert [(one["audit_token"], one["detected_used"]) for one in usage] == [
         (first, ["checkout-procedure"]),
         (second, ["code-review"]),
     ]
@@ -127,8 +127,8 @@ def test_stored_session_is_a_trace(shop: LibraryProject) -> None:
     )
     with SqliteStore(shop.path / "kept.db") as store:
         store.append([event(f"e{number}", MessageAppended(one)) for number, one in enumerate(messages)]).result(10)
-    (told,) = json.loads(shop.run("usage", "--session", "s", "--json").stdout)
-    assert told["detected_used"] == ["checkout-procedure"]
+    (usage,) = json.loads(shop.run("usage", "--session", "s", "--json").stdout)
+    assert usage["detected_used"] == ["checkout-procedure"]
     assert "this store has no messages of session 'none'" in str(shop.run("usage", "--session", "none").exception)
 
 
@@ -146,8 +146,8 @@ def test_recorded_conversations_and_transcripts_are_traces(shop: LibraryProject)
     packed = Path(f"{recorded}.gz")
     packed.write_bytes(gzip.compress(Path(recorded).read_bytes()))
     for path in (recorded, str(packed)):
-        (told,) = json.loads(shop.run("usage", "--trace", path, "--json").stdout)
-        assert told["detected_used"] == ["checkout-procedure"]
+        (usage,) = json.loads(shop.run("usage", "--trace", path, "--json").stdout)
+        assert usage["detected_used"] == ["checkout-procedure"]
     calls = {"model": "claude-x", "usage": {"input_tokens": 1, "output_tokens": 1}}
     lines = [
         {
@@ -159,8 +159,8 @@ def test_recorded_conversations_and_transcripts_are_traces(shop: LibraryProject)
         }
         for number, one in enumerate(talk)
     ]
-    (told,) = json.loads(shop.run("usage", "--trace", steps(shop, *lines), "--json").stdout)
-    assert told["detected_used"] == ["checkout-procedure"]
+    (usage,) = json.loads(shop.run("usage", "--trace", steps(shop, *lines), "--json").stdout)
+    assert usage["detected_used"] == ["checkout-procedure"]
 
 
 @pytest.mark.parametrize(
@@ -269,8 +269,8 @@ def done(number: int) -> TurnCompleted:
 
 
 def test_each_turn_is_submitted_once_for_its_own_session() -> None:
-    told: list[tuple[str, Trace]] = []
-    traces = TurnTraceSubmitter(lambda token, trace: told.append((token, trace)))
+    submitted: list[tuple[str, Trace]] = []
+    traces = TurnTraceSubmitter(lambda token, trace: submitted.append((token, trace)))
     recalled = (
         make_assistant_message(ToolUse("c", "recall_instruction", "{}")),
         make_user_message(ToolResult("c", (TextBlock("audi_1"),))),
@@ -281,7 +281,7 @@ def test_each_turn_is_submitted_once_for_its_own_session() -> None:
         traces.on_event(event(f"e{number}", payload))
     traces.on_event(event("e8", MessageAppended(make_assistant_message("b"))))
     traces.on_event(event("e9", done(0)))
-    assert told == [("audi_1", (ObservationStep("audi_1", "recall_instruction"), AgentTextStep("a")))]
+    assert submitted == [("audi_1", (ObservationStep("audi_1", "recall_instruction"), AgentTextStep("a")))]
 
 
 def test_step_collector_follows_the_first_session_it_receives() -> None:

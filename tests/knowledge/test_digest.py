@@ -1,4 +1,4 @@
-"""What of all that is known is told: shares, the cap, and how little changes when something is added."""
+"""Which items are in the digest: section shares, the cap, and how little changes when an item is added."""
 
 import time
 from itertools import pairwise
@@ -59,9 +59,9 @@ def test_full_section_drops_its_older_half_at_once_and_then_only_grows() -> None
 
 def test_digest_change_states_first_byte_and_item_count() -> None:
     before, after = build_digest(items("facts", 3)).text, build_digest(items("facts", 5)).text
-    told = compare_digests(before, after)
-    assert (told.first_byte, told.items) == (len(before), 2)
-    assert told.bytes_changed == len(after) - len(before)
+    change = compare_digests(before, after)
+    assert (change.first_byte, change.items) == (len(before), 2)
+    assert change.bytes_changed == len(after) - len(before)
     assert compare_digests(after, after).bytes_changed == 0
 
 
@@ -76,14 +76,14 @@ def test_ten_thousand_items_are_read_and_digested_quickly(tmp_path: Path) -> Non
         made = build_digest(list_page_items(read_pages(place)))
         times.append(time.process_time() - began)
     assert made.items + made.left_out == 10_000
-    # A tenth of a second is what is promised; a machine that does three other things may take longer.
+    # The promise is a tenth of a second; a busy machine may take longer.
     assert min(times) < 0.3
 
 
 @pytest.mark.parametrize("size", range(1, 40, 3))
 def test_note_on_omitted_items_fits_in_the_cap(size: int) -> None:
     fullest = max(
-        (build_digest([one for kind in KINDS for one in items(kind, number, size=size)]) for number in range(8, 80)),
+        (build_digest([item for kind in KINDS for item in items(kind, number, size=size)]) for number in range(8, 80)),
         key=lambda made: len(made.text.encode()),
     )
     assert fullest.left_out

@@ -1,4 +1,4 @@
-"""The pages of knowledge: what is found, what people do to it, what is kept back, and what survives a bad ledger."""
+"""The pages of knowledge: extracted items, edits by users, items held back, and recovery from a bad ledger."""
 
 import hashlib
 import os
@@ -40,7 +40,7 @@ def place(tmp_path: Path) -> KnowledgeFolder:
 
 
 def texts(place: KnowledgeFolder, category: Category) -> list[str]:
-    return [one.text for one in list_knowledge_items(place) if one.category == category]
+    return [item.text for item in list_knowledge_items(place) if item.category == category]
 
 
 def digest_of(place: KnowledgeFolder) -> str:
@@ -57,10 +57,10 @@ def page(place: KnowledgeFolder, name: str) -> str:
 
 def said(session: EndedSession) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for one in extract_items(
+    for item in extract_items(
         session.read_entries(), session=session.session, day=session.day, workspace="/project"
     ).items:
-        found.setdefault(one.category, []).append(one.text)
+        found.setdefault(item.category, []).append(item.text)
     return found
 
 
@@ -106,7 +106,7 @@ def test_paraphrases_become_one_item_with_both_sources(place: KnowledgeFolder) -
     apply_harvest(place, [text_session("s2", RULE.lower().rstrip("."), "Ok.", day="2026-11-05")])
     (item,) = list_knowledge_items(place)
     assert item.text == RULE
-    assert [one.session for one in item.sources] == ["s1", "s2"]
+    assert [source.session for source in item.sources] == ["s1", "s2"]
     assert (item.first_seen, item.last_seen) == ("2026-11-01", "2026-11-05")
 
 
@@ -131,9 +131,9 @@ def test_edit_saved_during_a_harvest_is_preserved(place: KnowledgeFolder, monkey
 
     monkeypatch.setattr("os.fsync", saved_meanwhile)
     apply_harvest(place, [text_session("s2", f"{RULE} Never push on a Friday to release/2.x.", "Ok.")])
-    first, second, third = (one for one in list_knowledge_items(place) if one.category == "decisions")
+    first, second, third = (item for item in list_knowledge_items(place) if item.category == "decisions")
     assert (first.text, second.text) == ("Push where you like.", "And be quick.")
-    assert [one.session for one in first.sources] == ["s1", "s2"]
+    assert [source.session for source in first.sources] == ["s1", "s2"]
     assert third.text == "Never push on a Friday to release/2.x."
     assert sorted(os.listdir(place.path)) == [".lock", "decisions.md", "digest.md", "ledger.jsonl"]
 
@@ -159,7 +159,7 @@ def test_oversized_page_is_not_truncated(place: KnowledgeFolder, monkeypatch: py
 def test_changing_an_item_leaves_every_other_line_unchanged(place: KnowledgeFolder) -> None:
     own = b"\xef\xbb\xbf# Ours\r\n- One.\r\n\xff\n- Two.\r\n- Three.\r- Four."
     place.replace("facts.md", own)
-    two, three = (one for one in list_knowledge_items(place) if one.text in ("Two.", "Three."))
+    two, three = (item for item in list_knowledge_items(place) if item.text in ("Two.", "Three."))
     replace_item(place, msgspec.structs.replace(two, text="2"))
     assert place.read("facts.md") == own.replace(b"- Two.", f"- 2 <!-- k {two.id} -->".encode())
     remove_item(place, two.id)
@@ -345,7 +345,7 @@ def test_notes_follow_a_renamed_file(tmp_path: Path) -> None:
     apply_harvest(
         place, [tool_session("s2", "Mend the start.", again), tool_session("s3", "Add an end.", again)], project=project
     )
-    assert {(one.scope, one.text) for one in list_knowledge_items(place)} == {
+    assert {(item.scope, item.text) for item in list_knowledge_items(place)} == {
         ("src/main.py", "Changed for: Mend the start."),
         ("src/main.py", "Changed for: Add an end."),
     }
@@ -361,7 +361,7 @@ def test_notes_of_a_deleted_file_stay(tmp_path: Path) -> None:
     (tmp_path / "src" / "app.py").unlink()
     (tmp_path / "src" / "other.py").write_text("y = 2\n")
     apply_harvest(place, [text_session("s2", RULE, "Ok.")], project=project)
-    assert [one.scope for one in list_knowledge_items(place) if one.category == "files"] == ["src/app.py"]
+    assert [item.scope for item in list_knowledge_items(place) if item.category == "files"] == ["src/app.py"]
 
 
 def test_file_changed_before_a_rename_is_matched_by_its_earlier_content(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_file_changed_before_a_rename_is_matched_by_its_earlier_content(tmp_path
     del held["src/app.py"]
     held["lib/app.py"] = file_hash(b"one")
     apply_harvest(place, [text_session("s3", FACT, "Ok.")], project=project)
-    assert [one.scope for one in list_knowledge_items(place) if one.category == "files"] == ["lib/app.py"]
+    assert [item.scope for item in list_knowledge_items(place) if item.category == "files"] == ["lib/app.py"]
 
 
 @pytest.mark.parametrize("path", ["a b.py", "x-->y.py", "ünï/cödé.py", "a%20b", "<b>.md", "a--b.py"])
@@ -382,7 +382,7 @@ def test_notes_on_files_with_unusual_names_are_found_again(place: KnowledgeFolde
     arguments = msgspec.json.encode({"path": path, "content": "x"}).decode()
     for number in range(2):
         apply_harvest(place, [tool_session(f"s{number}", f"Ask {number}.", ("write_file", arguments, "ok"))])
-    assert [one.scope for one in list_knowledge_items(place)] == [path, path]
+    assert [item.scope for item in list_knowledge_items(place)] == [path, path]
     assert len(place.list_names("files")) == 1
 
 
@@ -454,6 +454,6 @@ def test_two_files_with_equal_content_do_not_both_move_to_one_path(tmp_path: Pat
     held.clear()
     held["lib/app.py"] = file_hash(b"same")
     apply_harvest(place, [text_session("s2", RULE, "Ok.")], project=project)
-    scopes = sorted(one.scope for one in list_knowledge_items(place) if one.category == "files")
+    scopes = sorted(item.scope for item in list_knowledge_items(place) if item.category == "files")
     assert scopes.count("lib/app.py") == 1
     assert len(scopes) == 2

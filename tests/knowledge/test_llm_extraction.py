@@ -1,4 +1,4 @@
-"""A model that is asked what a session holds: what of its answer counts, and that nothing is paid for twice."""
+"""Extraction of items by an LLM: which parts of its reply count, and that nothing is paid for twice."""
 
 import json
 from decimal import Decimal
@@ -42,7 +42,7 @@ SAID = (
 
 
 class Asked:
-    """A model with these answers, which costs a cent each time."""
+    """An LLM with these replies, each of which costs a cent."""
 
     def __init__(self, *answers: object) -> None:
         self._answers = list(answers)
@@ -62,7 +62,7 @@ def place(tmp_path: Path) -> KnowledgeFolder:
 
 
 def found(place: KnowledgeFolder) -> set[tuple[str, str, str]]:
-    return {(one.category, one.scope, one.text) for one in list_knowledge_items(place)}
+    return {(item.category, item.scope, item.text) for item in list_knowledge_items(place)}
 
 
 def test_items_of_the_llm_are_stored_with_those_of_rules(place: KnowledgeFolder) -> None:
@@ -168,7 +168,7 @@ async def test_dry_run_estimates_tokens_and_cost_of_the_llm(tmp_path: Path) -> N
     await store_session(log, workspace, "Simulated.", simulated=True)
     log.close()
     words = ["knowledge", "harvest", "--workspace", str(workspace), "--db", db]
-    told = CliRunner().invoke(command, [*words, "--ask", "anthropic:claude-sonnet-5-5"], catch_exceptions=False)
-    assert "1 session to harvest" in told.stdout
-    assert "anthropic:claude-sonnet-5-5 would read about " in told.stdout
+    completed = CliRunner().invoke(command, [*words, "--ask", "anthropic:claude-sonnet-5-5"], catch_exceptions=False)
+    assert "1 session to harvest" in completed.stdout
+    assert "anthropic:claude-sonnet-5-5 would read about " in completed.stdout
     assert "2 sessions to harvest" in CliRunner().invoke(command, [*words, "--simulated"]).stdout

@@ -1,4 +1,4 @@
-"""What holds of knowledge whatever was said: crashes lose nothing, edits win, the digest is bounded and stays put."""
+"""Properties of knowledge for any conversation: crashes lose nothing, edits win, the digest is bounded and stable."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -95,11 +95,17 @@ def folder() -> Iterator[KnowledgeFolder]:
 
 
 def meaning(place: KnowledgeFolder) -> dict[str, object]:
-    """Every file but the ledger as it is, and of the ledger what it says."""
+    """Every file except the ledger as bytes, and the ledger decoded."""
     journal = read_ledger(place)
     assert not journal.pending
     assert not journal.corrupt
-    said = sorted({(one.kind, one.source, one.session, one.ids) for one in journal.records if one.kind == "harvested"})
+    said = sorted(
+        {
+            (record.kind, record.source, record.session, record.ids)
+            for record in journal.records
+            if record.kind == "harvested"
+        }
+    )
     return {**contents(place, leave_out=(LEDGER_FILE, QUARANTINE_FILE)), "ledger": said}
 
 
@@ -190,7 +196,7 @@ def test_edits_during_a_harvest_are_preserved(
             found |= {(name, line) for name, lines in disk.edits.items() for line in lines}
         for name, line in found:
             assert line in (place.read(name) or b"")
-        assert {one.id for one in list_knowledge_items(calm)} <= {one.id for one in list_knowledge_items(place)}
+        assert {item.id for item in list_knowledge_items(calm)} <= {item.id for item in list_knowledge_items(place)}
 
 
 @given(sessions(), st.data())
@@ -220,13 +226,13 @@ def test_edits_removals_and_closings_by_users_survive_any_harvest(
         else:
             assert after[chosen.id].text == "As I say."
             assert after[chosen.id].exclusion_reason in ("", "done")
-            again = any(one.session.startswith("again-") for one in after[chosen.id].sources)
-            # Who goes on has answered the question before.
+            again = any(source.session.startswith("again-") for source in after[chosen.id].sources)
+            # A user who continues has answered the open question.
             assert again or chosen.category == "questions"
 
 
 def said_again(one: EndedSession) -> EndedSession:
-    """Another session in which the same was said, and a word more."""
+    """Another session with the same messages and one more."""
     more = HistoryEntry("user", (Text("Thanks."),), number=900)
     return EndedSession(f"again-{one.session}", 99, "2026-12-01", lambda: [*one.read_entries(), more], one.workspace)
 
@@ -301,22 +307,22 @@ ODD_TEXTS = (
 )
 def test_fast_and_general_line_parser_agree(dash: str, text: str, name: str, days: str, source: str) -> None:
     usual = f"{dash}{text} <!-- k {name} {days} {source} -->"
-    # Another space within the comment means nothing, and is never written by us.
+    # An extra space within the comment has no meaning and is never written by us.
     unusual = f"{dash}{text} <!-- k {name} {days}  {source} -->"
     assert parse_page("tasks", usual).items == parse_page("tasks", unusual).items
 
 
 @given(texts)
 def test_no_item_text_leaves_its_line_or_opens_a_tag(text: str) -> None:
-    told = sanitize_item_text(text)
-    assert sanitize_item_text(told)[: TEXT_CHARACTERS_MAX // 2] == told[: TEXT_CHARACTERS_MAX // 2]
-    assert len(told.splitlines()) <= 1
-    assert "<!--" not in told
-    assert "-->" not in told
-    assert "</" not in told
-    assert told.isprintable() or any(not one.isprintable() and ord(one) > 0xA0 for one in told)
+    clean = sanitize_item_text(text)
+    assert sanitize_item_text(clean)[: TEXT_CHARACTERS_MAX // 2] == clean[: TEXT_CHARACTERS_MAX // 2]
+    assert len(clean.splitlines()) <= 1
+    assert "<!--" not in clean
+    assert "-->" not in clean
+    assert "</" not in clean
+    assert clean.isprintable() or any(not one.isprintable() and ord(one) > 0xA0 for one in clean)
     page = merge_page_items(
-        parse_page("facts", ""), [Item("0" * 12, "facts", told or "x", sources=(ItemSource("S", 1, "user"),))]
+        parse_page("facts", ""), [Item("0" * 12, "facts", clean or "x", sources=(ItemSource("S", 1, "user"),))]
     )
     assert len(page.items) == 1
 
@@ -347,7 +353,7 @@ def test_digest_is_bounded_and_additions_keep_what_comes_before_them(some: list[
 
 @st.composite
 def long_items(draw: st.DrawFn) -> Item:
-    """So long that some fill a section, each unlike all others, and free to be told."""
+    """Items long enough that some fill a section, all different, and none held back."""
     category: Category = draw(st.sampled_from(("playbooks", "facts", "tasks")))
     text = f"{draw(st.uuids(version=4))} " + "word " * draw(st.integers(1, 40))
     return Item(make_item_id(category, text), category, text.strip(), sources=(ItemSource("S", 1, "user"),))
@@ -355,8 +361,8 @@ def long_items(draw: st.DrawFn) -> Item:
 
 def sections_of(text: str) -> dict[str, list[str]]:
     """The lines of each section, by its heading."""
-    told, *parts = text.split("\n## ")
-    assert told in ("", DIGEST_PREAMBLE.removesuffix("\n"), DIGEST_PREAMBLE)
+    title, *parts = text.split("\n## ")
+    assert title in ("", DIGEST_PREAMBLE.removesuffix("\n"), DIGEST_PREAMBLE)
     return {part.split("\n")[0]: [line for line in part.split("\n") if line.startswith("- ")] for part in parts}
 
 
@@ -381,15 +387,15 @@ def test_additions_come_after_the_section_content_unless_it_is_full(some: list[I
             kept = [line for line in old if line in new]
             assert kept == old[len(old) - len(kept) :]
             assert len("".join(kept)) <= len("".join(old)) * 3 / 4
-        # Behind the first section that changed, everything moves.
+        # After the first section that changed, everything moves.
         return
 
 
 @given(st.lists(items(), max_size=40))
 def test_digest_contains_nothing_held_back(some: list[Item]) -> None:
-    told = set(build_digest(some).text.split("\n"))
+    lines = set(build_digest(some).text.split("\n"))
     free = {one.text for one in some if not one.exclusion_reason}
-    assert not {f"- {one.text}" for one in some if one.exclusion_reason and one.text not in free} & told
+    assert not {f"- {one.text}" for one in some if one.exclusion_reason and one.text not in free} & lines
 
 
 def test_empty_pages_parse_to_nothing() -> None:

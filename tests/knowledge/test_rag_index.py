@@ -1,4 +1,4 @@
-"""The index of a project's files: what is read, what is left out, and what is found with its place."""
+"""The index of a project's files: which files are read or excluded, and which chunks are found."""
 
 import os
 import subprocess
@@ -95,7 +95,7 @@ def test_ignored_hidden_and_foreign_files_are_excluded(project: Path, tmp_path: 
     update_rag_index(rag_folder(project), project)
     files = read_rag_index(rag_folder(project))
     assert files is not None
-    assert [one.path for one in files] == ["a.txt", "keep/y.log"]
+    assert [file.path for file in files] == ["a.txt", "keep/y.log"]
 
 
 def test_chunk_with_a_possible_secret_is_not_indexed_or_returned(project: Path) -> None:
@@ -124,9 +124,9 @@ def test_result_stays_within_its_cap_and_sources_stay_unchanged(project: Path) -
     update_rag_index(rag_folder(project), project)
     files = read_rag_index(rag_folder(project))
     assert files is not None
-    told = render_chunks(RagIndex(files).query(project, "harbour", limit=9))
-    assert told.count("## f") == 1
-    assert len(told.encode()) <= 6_000
+    rendered = render_chunks(RagIndex(files).query(project, "harbour", limit=9))
+    assert rendered.count("## f") == 1
+    assert len(rendered.encode()) <= 6_000
     assert render_chunks(()) == ""
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -197,11 +197,11 @@ def test_definition_ends_with_its_nesting_depth() -> None:
 
 def test_slices_and_their_sum_are_capped_and_missing_ones_reported(project: Path) -> None:
     write(project, long_dot_txt="x" * (SLICE_BYTES_MAX * 2), a_dot_txt="one\ntwo\nthree\n")
-    told = render_preset(
+    rendered = render_preset(
         project, "all", [FileSlice("a.txt", lines="2-9"), FileSlice("gone.txt"), FileSlice("../secret")]
     )
-    assert "## a.txt lines 2-3 of 3" in told
-    assert told.count("(cannot be read)") == 2
+    assert "## a.txt lines 2-3 of 3" in rendered
+    assert rendered.count("(cannot be read)") == 2
     assert "(there is no definition of 'f')" in render_preset(project, "all", [FileSlice("a.txt", symbol="f")])
     many = render_preset(project, "all", [FileSlice("long.txt")] * 5)
     assert "(cut here)" in many

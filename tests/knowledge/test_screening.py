@@ -1,4 +1,4 @@
-"""A secret that was planted somewhere in a session reaches no knowledge file, no digest, no log line and no export."""
+"""A secret planted anywhere in a session reaches no knowledge file, digest, log line or export."""
 
 import json
 from pathlib import Path
@@ -21,11 +21,11 @@ from holdfast.stores.sqlite.store import SqliteStore
 
 PLACES = ("asked", "answered", "argument", "output", "name", "task", "found", "noted", "path", "written")
 PLANTED = {place: f"ghp_{place}{'aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0eF3hJ6k'}"[:40] for place in PLACES}
-"""Another one for each place, so that what leaks says from where."""
+"""A different secret for each place, so that a leak shows where it came from."""
 
 
 def said_in_tools(folder: Path) -> list[str | list[dict[str, object]]]:
-    """The model's part: it names secrets, runs with them, writes files that are called so, and sums up."""
+    """The model's replies: they contain secrets in text, tool arguments, file names and the summary."""
     return [
         [
             {"type": "text", "text": f"We decided to use {PLANTED['answered']} instead of Redis."},
@@ -101,11 +101,11 @@ async def test_planted_secret_reaches_no_stored_shown_or_exported_text(
     outcome = apply_harvest(place, sessions, project=project_lookup(folder), ask=reply)
     assert outcome.sessions == 1
     assert outcome.secrets >= 4
-    assert FACT in {one.text for one in list_knowledge_items(place)}
+    assert FACT in {item.text for item in list_knowledge_items(place)}
     kept = contents(place)
     assert {name for name in kept if leaked(name, kept[name].decode())} == set()
 
-    # What a person writes into a page is theirs, and stays there; it goes nowhere else.
+    # What a user writes into a page stays in that page and goes nowhere else.
     place.replace("facts.md", (place.read("facts.md") or b"") + f"- The key is {PLANTED['written']}.\n".encode())
     run("knowledge", "digest", "--rebuild", "--workspace", str(folder))
     run("knowledge", "harvest", *where, "--simulated", "--apply")

@@ -76,17 +76,17 @@ def test_idle_times_belong_to_the_workspace_and_cache_behaviour_to_model_and_rou
 
 def test_a_session_that_switched_models_counts_once_for_idle_times_and_once_per_model() -> None:
     one = CacheMemory(
-        calls=3, idle_times=IdleTimesByCause(person=count_idle_times([900.0])), upgrade_belief=belief_after([True])
+        calls=3, idle_times=IdleTimesByCause(user=count_idle_times([900.0])), upgrade_belief=belief_after([True])
     )
     two = CacheMemory(
         calls=5,
-        idle_times=IdleTimesByCause(person=count_idle_times([900.0, 40.0])),
+        idle_times=IdleTimesByCause(user=count_idle_times([900.0, 40.0])),
         upgrade_belief=belief_after([False]),
     )
     events = [event("s", one), event("s", two, LearningScope("anthropic:y", HERE.route, "w"))]
     learned = combine_learned(events, HERE)
     assert (learned.sessions, learned.calls) == (1, 5)
-    assert learned.idle_times.person == count_idle_times([900.0, 40.0, math.inf])
+    assert learned.idle_times.user == count_idle_times([900.0, 40.0, math.inf])
     assert learned.upgrade_belief == one.upgrade_belief
 
 
@@ -96,7 +96,7 @@ def test_nonsensical_records_do_no_harm(counts: list[float], log_odds: float, on
     learned = combine_learned([Event("id", 0.0, "s", "system", strange)], HERE)
     assert 0 < learned.upgrade_belief.probability < 1
     assert learned.idle_times.all.probability(0, 300) >= 0
-    assert learned.idle_times.person == IdleTimes().add(math.inf)
+    assert learned.idle_times.user == IdleTimes().add(math.inf)
 
 
 def test_other_events_are_ignored() -> None:

@@ -92,7 +92,7 @@ def test_breakpoints_are_few_valid_and_never_on_volatile_blocks(
         at += idle_seconds
         request_buffer.extend(new)
         moment = PlanningMoment(
-            request_buffer, SONNET.cache, PRICE, at, idle_seconds if number else None, "person" if number else "start"
+            request_buffer, SONNET.cache, PRICE, at, idle_seconds if number else None, "user" if number else "start"
         )
         breakpoints = policy.choose_breakpoints(moment)
         assert len(breakpoints) <= SONNET.cache.breakpoints_max
@@ -110,7 +110,7 @@ def test_breakpoints_are_few_valid_and_never_on_volatile_blocks(
         policy.record_usage(
             moment, Usage(cache_read=read_tokens, cache_write_5m=request_buffer.tokens_total - read_tokens)
         )
-        ping = policy.next_ping(moment, 0, "person")
+        ping = policy.next_ping(moment, 0, "user")
         assert ping is None or ping.after_seconds in (285, 3585)
 
 

@@ -81,7 +81,7 @@ async def test_a_tool_loop_with_volatile_text_is_recorded_as_it_was_sent(agent: 
         await session.send("and now?")
     assert_replays_what_was_sent(harness)
     recording = build_transcript(harness.events).recording
-    assert [call.waited_for for call in recording.calls] == ["start", "tool", "person"]
+    assert [call.waited_for for call in recording.calls] == ["start", "tool", "user"]
     assert [call.kept_entries for call in recording.calls] == [None, None, None]
     assert recording.calls[2].at - recording.calls[1].at == 400
     assert recording.system == "Be kind."

@@ -214,15 +214,15 @@ def test_commands_skills_and_plans_are_settings_switches_at_their_start_and_end(
     recording = recording_of_turns(
         ("start", plan),
         ("tool", "done"),
-        ("person", "and now?"),
-        ("person", command),
+        ("user", "and now?"),
+        ("user", command),
         ("tool", "seen"),
-        ("person", command),
-        ("person", "thanks"),
-        ("person", "more"),
+        ("user", command),
+        ("user", "thanks"),
+        ("user", "more"),
         ("tool", skill),
         ("tool", "seen"),
-        ("person", f"do not {COMMAND_PREFIX}"),
+        ("user", f"do not {COMMAND_PREFIX}"),
     )
     assert find_settings_switches(recording) == (
         *(None, None, "a plan ended"),
@@ -285,7 +285,7 @@ def test_compactions_and_model_switches_are_predicted_and_no_hit_is_expected_aft
 def test_a_command_is_predicted_to_miss_and_an_edit_is_not() -> None:
     recording = with_usage(make_recording(10), WRITTEN, Usage(cache_read=100, cache_write_5m=4_000))
     command_entries = (HistoryEntry("user", (Text(f"{COMMAND_PREFIX}review"),)),)
-    fit = measure_model_fit(changed(recording, 1, added=command_entries, waited_for="person"), UPGRADE)
+    fit = measure_model_fit(changed(recording, 1, added=command_entries, waited_for="user"), UPGRADE)
     assert fit is not None
     assert (fit.misses["prefix changed"], fit.misses_predicted["prefix changed"]) == (1, 1)
     assert fit.hits_expected == fit.hits_missed == {"settings switches": 1, "elsewhere": 0}
@@ -326,14 +326,14 @@ def test_the_report_separates_predicted_explained_and_lost_misses() -> None:
     assert "  compacted" not in lines
 
 
-def recording_with_losses(*, person_lost: int, tool_lost: int, idle_seconds: float = 60) -> Recording:
+def recording_with_losses(*, user_lost: int, tool_lost: int, idle_seconds: float = 60) -> Recording:
     """A hundred rounds of a message and a tool result; so many of each lose what the previous call cached."""
     calls = [call(sent=9_000, waited_for="start")]
     for number in range(100):
-        for waited_for, lost in (("person", person_lost), ("tool", tool_lost)):
+        for waited_for, lost in (("user", user_lost), ("tool", tool_lost)):
             sent = (calls[-1].usage or Usage()).tokens_sent
             read = PREFIX_TOKENS if number < lost else sent
-            says = "So?" if waited_for == "person" else "the result"
+            says = "So?" if waited_for == "user" else "the result"
             calls.append(
                 msgspec.structs.replace(
                     call(calls[-1].at + idle_seconds, read=read, sent=sent + 100, says=says), waited_for=waited_for
@@ -343,7 +343,7 @@ def recording_with_losses(*, person_lost: int, tool_lost: int, idle_seconds: flo
 
 
 def test_losses_far_more_frequent_after_a_user_than_after_a_tool_are_likely_the_clients() -> None:
-    fit = measure_model_fit(recording_with_losses(person_lost=10, tool_lost=0), UPGRADE)
+    fit = measure_model_fit(recording_with_losses(user_lost=10, tool_lost=0), UPGRADE)
     assert fit is not None
     assert fit.loss_counts == LossCounts(100, 10, 100, 0)
     assert (fit.misses["lost"], fit.explained_alone_count, fit.explained_count) == (10, 0, 10)
@@ -356,14 +356,14 @@ def test_losses_far_more_frequent_after_a_user_than_after_a_tool_are_likely_the_
 
 
 @pytest.mark.parametrize(
-    ("person_lost", "tool_lost", "is_likely_client"),
+    ("user_lost", "tool_lost", "is_likely_client"),
     [(10, 0, True), (5, 0, True), (4, 0, False), (10, 1, True), (9, 1, False), (10, 10, False), (0, 0, False)],
 )
 def test_losses_that_the_provider_may_have_caused_are_not_attributed_to_the_client(
-    person_lost: int, tool_lost: int, is_likely_client: bool
+    user_lost: int, tool_lost: int, is_likely_client: bool
 ) -> None:
     assert (
-        count_losses(recording_with_losses(person_lost=person_lost, tool_lost=tool_lost), MODEL.cache).is_likely_client
+        count_losses(recording_with_losses(user_lost=user_lost, tool_lost=tool_lost), MODEL.cache).is_likely_client
         is is_likely_client
     )
 
@@ -376,15 +376,13 @@ def test_three_losses_are_the_minimum_evidence_and_expired_entries_do_not_count(
         False,
         0.0,
     )
-    assert (
-        count_losses(recording_with_losses(person_lost=10, tool_lost=0, idle_seconds=300), MODEL.cache) == LossCounts()
-    )
+    assert count_losses(recording_with_losses(user_lost=10, tool_lost=0, idle_seconds=300), MODEL.cache) == LossCounts()
     assert count_losses(make_recording(10), MODEL.cache) == LossCounts()
 
 
 def test_settings_switches_and_explained_misses_are_not_counted_as_losses() -> None:
-    settings_switch = call(10, read=PREFIX_TOKENS, sent=9_500, says=f"{COMMAND_PREFIX}review", waited_for="person")
-    shorter = call(10, read=PREFIX_TOKENS, sent=8_500, waited_for="person")
+    settings_switch = call(10, read=PREFIX_TOKENS, sent=9_500, says=f"{COMMAND_PREFIX}review", waited_for="user")
+    shorter = call(10, read=PREFIX_TOKENS, sent=8_500, waited_for="user")
     for second in (settings_switch, shorter):
         assert count_losses(Recording("one", "", (), (call(sent=9_000), second)), MODEL.cache) == LossCounts()
 

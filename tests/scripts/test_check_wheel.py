@@ -1,4 +1,4 @@
-"""The name of the distribution in everything that names it; the wheel itself is built in CI."""
+"""Every text that names the distribution uses the right name; the wheel itself is built in CI."""
 
 import re
 import runpy

@@ -1,4 +1,4 @@
-"""What the mutation tool says of a small project, some of whose functions are well tested and some are not."""
+"""The mutation tool on a small project, some of whose functions are well tested and some not."""
 
 import importlib
 import json
@@ -141,7 +141,7 @@ def test_requested_number_of_functions_is_drawn(tmp_path: Path) -> None:
 
 
 def changes(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every line that a mutant of a function with this line would have in its place."""
+    """Every replacement of this line by a mutant of a function that contains it."""
     monkeypatch.syspath_prepend(TOOL.parent)
     mutants = importlib.import_module("mutants")
     text = f"async def f(a, b):\n    a = 0\n    {line}\n    done\n"

@@ -1,4 +1,4 @@
-"""The scripts that spend a few cents to see whether a cache holds, played against the simulator on a real port."""
+"""The scripts that spend a few cents to check a provider's cache, run against the simulator on a real port."""
 
 import os
 import subprocess
@@ -32,9 +32,9 @@ def play(script: str, *words: str, **environment: str) -> tuple[int, str]:
 
 
 def test_padded_prompt_is_read_from_the_cache_on_the_second_turn_for_under_five_cents(url: str) -> None:
-    status, told = play("smoke_cache.py", "--base-url", url)
-    assert status == 0, told
-    first, second, verdict = told.splitlines()
+    status, output = play("smoke_cache.py", "--base-url", url)
+    assert status == 0, output
+    first, second, verdict = output.splitlines()
     assert first.startswith("anthropic:claude-haiku-4-5: turn 1: ")
     assert int(second.split(" read")[0].split()[-1]) > 4_000
     assert verdict.startswith("anthropic:claude-haiku-4-5: the cache held; $0.0")
@@ -42,38 +42,38 @@ def test_padded_prompt_is_read_from_the_cache_on_the_second_turn_for_under_five_
 
 
 def test_every_provider_reads_from_its_cache(url: str) -> None:
-    status, told = play("smoke_live.py", "all", "--base-url", url)
-    assert status == 0, told
-    held = [line.partition(":")[0] for line in told.splitlines() if "the cache held; $" in line]
+    status, output = play("smoke_live.py", "all", "--base-url", url)
+    assert status == 0, output
+    held = [line.partition(":")[0] for line in output.splitlines() if "the cache held; $" in line]
     assert tuple(held) == PROVIDERS
 
 
 def test_single_provider_can_be_tried(url: str) -> None:
-    status, told = play("smoke_live.py", "gemini", "--base-url", url)
+    status, output = play("smoke_live.py", "gemini", "--base-url", url)
     assert status == 0
-    assert {line.partition(":")[0] for line in told.splitlines()} == {"gemini"}
+    assert {line.partition(":")[0] for line in output.splitlines()} == {"gemini"}
 
 
 def test_missing_key_names_the_variable_and_sends_nothing() -> None:
-    status, told = play("smoke_cache.py")
+    status, output = play("smoke_cache.py")
     assert status == 2
-    assert "no key for anthropic: set ANTHROPIC_API_KEY" in told
-    status, told = play("smoke_live.py", "all")
+    assert "no key for anthropic: set ANTHROPIC_API_KEY" in output
+    status, output = play("smoke_live.py", "all")
     assert status == 2
     for variable in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY"):
-        assert f"set {variable}" in told
+        assert f"set {variable}" in output
 
 
 def test_key_is_sent_only_to_its_provider(url: str) -> None:
-    status, told = play("smoke_cache.py", "--base-url", url, ANTHROPIC_API_KEY="sk-secret\nwith a break")
-    assert status == 0, told
+    status, output = play("smoke_cache.py", "--base-url", url, ANTHROPIC_API_KEY="sk-secret\nwith a break")
+    assert status == 0, output
 
 
 def test_provider_that_fails_or_does_not_cache_is_a_failure() -> None:
     with SimulatorServer(parse_script('{"fault": "401"}\n{"fault": "401"}\n{"content": "no"}')) as simulated:
-        status, told = play("smoke_cache.py", "--base-url", simulated.url)
+        status, output = play("smoke_cache.py", "--base-url", simulated.url)
     assert status == 1
-    assert len(told.splitlines()) == 1
+    assert len(output.splitlines()) == 1
 
 
 def test_command_without_cache_reads_is_a_failure(tmp_path: Path) -> None:
@@ -85,6 +85,6 @@ def test_command_without_cache_reads_is_a_failure(tmp_path: Path) -> None:
     config = tmp_path / "home"
     config.mkdir()
     (config / "config.toml").write_text(f'claude_code_command = "{sys.executable} {program}"\n')
-    status, told = play("smoke_live.py", "claude-code", "--base-url", "http://127.0.0.1:1", HOLDFAST_HOME=str(config))
+    status, output = play("smoke_live.py", "claude-code", "--base-url", "http://127.0.0.1:1", HOLDFAST_HOME=str(config))
     assert status == 1
-    assert "the second turn read nothing from the cache" in told
+    assert "the second turn read nothing from the cache" in output

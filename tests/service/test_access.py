@@ -1,4 +1,4 @@
-"""Who may use which route: generated from the route table, so that a new route is covered at once."""
+"""Which roles may use which route: generated from the route table, so a new route is covered at once."""
 
 from collections.abc import Iterator
 from typing import get_args
@@ -71,7 +71,7 @@ class Roles:
 
 @pytest.fixture(scope="module")
 def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roles]:
-    """With instructions: routes that are switched off respond 404 to everyroute."""
+    """With instructions: routes that are switched off respond 404 to everyone."""
     clock, folder = ManualClock(), tmp_path_factory.mktemp("served")
     with open_store_of_kind("sqlite", folder) as store:
         library = library_of(store, clock, folder / "root")
@@ -91,15 +91,15 @@ def path_of(route: Route) -> str:
 def test_route_is_open_to_the_roles_of_its_rule_and_to_no_other(roles: Roles, route: Route) -> None:
     body: object = {} if route.method == "PUT" else None
     for role in ROLES:
-        answered = roles.client.request(route.method, path_of(route), body, key=roles.keys[role])
+        response = roles.client.request(route.method, path_of(route), body, key=roles.keys[role])
         if role in MAY[route.rule]:
-            assert answered.status in (200, 400, 404, 409), role
+            assert response.status in (200, 400, 404, 409), role
         elif role in ("read", "gateway", "agent"):
-            assert (answered.status, answered.code) == (403, route.denied_code), role
+            assert (response.status, response.code) == (403, route.denied_code), role
         else:
             expected = "key_required" if role == "no key" else "invalid_key"
-            assert (answered.status, answered.code) == (401, expected), role
-            assert answered.headers["www-authenticate"] == "Bearer"
+            assert (response.status, response.code) == (401, expected), role
+            assert response.headers["www-authenticate"] == "Bearer"
 
 
 def test_every_route_has_a_rule_and_only_harmless_routes_are_open() -> None:

@@ -1,4 +1,4 @@
-"""The cache of each session over HTTP: what is told of it, and what is set for it."""
+"""The cache of each session over HTTP: its state and its controls."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ KEYS_OF_THE_SEED = {
 
 
 class Play:
-    """A service and the sessions beside it, which share a store and a clock."""
+    """A service and sessions that share a store and a clock."""
 
     def __init__(self, client: Client, store: MemoryStore, clock: ManualClock) -> None:
         self.client = client
@@ -88,8 +88,8 @@ async def test_cache_expiry_slides_with_each_use_and_ends(play: Play) -> None:
 async def test_no_expiry_is_reported_where_the_provider_decides(play: Play) -> None:
     async with play.session("openai:gpt-5.4") as session:
         await session.send("One.")
-        told = play.client.get(f"/api/cache/{session.id}")
-    assert (told["provider"], told["cached"], told["expires_at"]) == ("openai", True, None)
+        cache = play.client.get(f"/api/cache/{session.id}")
+    assert (cache["provider"], cache["cached"], cache["expires_at"]) == ("openai", True, None)
     (stats,) = play.client.get("/api/cache")["providers"]
     assert stats["ttl_seconds"] is None
 
@@ -99,9 +99,9 @@ async def test_explicit_cache_is_reported_with_its_own_expiry(play: Play) -> Non
         for _ in range(3):
             await session.send("Again.")
             play.clock.advance(600)
-        told = play.client.get(f"/api/cache/{session.id}")
-        assert told["cached"]
-        assert told["expires_at"] == "2026-09-21T15:33:20Z"
+        cache = play.client.get(f"/api/cache/{session.id}")
+        assert cache["cached"]
+        assert cache["expires_at"] == "2026-09-21T15:33:20Z"
         changed = play.client.request("POST", f"/api/cache/{session.id}/invalidate").json
         assert changed["changed"] == ["prefix_nonce", "explicit_cache"]
     # A session that is closed deletes its cache.
@@ -130,8 +130,8 @@ async def test_disable_and_enable_apply_to_one_session_from_its_next_call(play: 
     async with play.session() as session, play.session() as other:
         await session.send("One.")
         await other.send("One.")
-        told = play.client.request("POST", f"/api/cache/{session.id}/disable")
-        assert (told.status, told.json["caching_enabled"]) == (200, False)
+        response = play.client.request("POST", f"/api/cache/{session.id}/disable")
+        assert (response.status, response.json["caching_enabled"]) == (200, False)
         assert play.client.get(f"/api/cache/{other.id}")["caching_enabled"]
         await session.send("Two.")
         assert b"cache_control" not in play.provider.requests[-1].body
@@ -158,14 +158,14 @@ async def test_invalidate_reports_what_it_changes_and_the_next_call_applies_it(
     async with play.session(model) as session:
         await session.send("One.")
         play.clock.advance(60)
-        answered = play.client.request("POST", f"/api/cache/{session.id}/invalidate").json
-        assert (answered["changed"], answered["generation"]) == (changed, 1)
-        assert answered["invalidated_at"] == "2026-09-21T14:14:20Z"
-        assert answered["effect"]
+        response = play.client.request("POST", f"/api/cache/{session.id}/invalidate").json
+        assert (response["changed"], response["generation"]) == (changed, 1)
+        assert response["invalidated_at"] == "2026-09-21T14:14:20Z"
+        assert response["effect"]
         await session.send("Two.")
-        told = play.client.get(f"/api/cache/{session.id}")
-        assert told["last_invalidated_at"] == "2026-09-21T14:14:20Z"
-        before, after = (one.body for one in play.provider.requests if one.model)
+        cache = play.client.get(f"/api/cache/{session.id}")
+        assert cache["last_invalidated_at"] == "2026-09-21T14:14:20Z"
+        before, after = (request.body for request in play.provider.requests if request.model)
         assert (b"[cache generation 1" in after) == ("prefix_nonce" in changed)
         assert (f'"{session.id}.1"'.encode() in after) == ("cache_key" in changed)
         assert b"cache generation" not in before
@@ -223,8 +223,8 @@ async def test_model_removed_from_the_catalog_is_still_reported() -> None:
     with serve_store(store, clock=clock, models=models) as client:
         async with Play(client, store, clock).session() as session:
             await session.send("One.")
-        told = client.get(f"/api/cache/{session.id}")
-        assert (told["model"], told["cached"]) == ("anthropic:claude-sonnet-5-5", False)
+        cache = client.get(f"/api/cache/{session.id}")
+        assert (cache["model"], cache["cached"]) == ("anthropic:claude-sonnet-5-5", False)
         assert client.request("POST", f"/api/cache/{session.id}/invalidate").json["changed"] == []
 
 
@@ -239,11 +239,11 @@ def test_controls_a_session_cannot_apply_are_refused(opened: GatewayForwarded | 
     )
     with serve_store(store) as client:
         assert client.get("/api/cache/s")["controllable"] == controllable
-        answered = {
+        response = {
             what: client.request("POST", f"/api/cache/s/{what}") for what in ("invalidate", "disable", "enable")
         }
     switched = 409 if opened else 200
-    assert [one.status for one in answered.values()] == [409, switched, switched]
-    assert answered["invalidate"].code == "not_controllable"
+    assert [one.status for one in response.values()] == [409, switched, switched]
+    assert response["invalidate"].code == "not_controllable"
     assert store.records.controls("s").session.generation == 0
     assert (store.records.session_controls() == {}) == (opened is not None)

@@ -1,4 +1,4 @@
-"""How the page is sent, and how a browser carries a key: without a browser."""
+"""Page files and the sign-in cookie, tested without a browser."""
 
 import re
 from collections.abc import Iterator
@@ -35,22 +35,22 @@ def cookie_of(set_cookie: str) -> str:
 
 
 def test_page_loads_nothing_from_other_origins(client: Client) -> None:
-    answered = client.request("GET", "/")
-    assert (answered.status, answered.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    policy = dict(rule.strip().partition(" ")[::2] for rule in answered.headers["content-security-policy"].split(";"))
+    response = client.request("GET", "/")
+    assert (response.status, response.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = dict(rule.strip().partition(" ")[::2] for rule in response.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'"
     assert {policy[name] for name in ("script-src", "style-src", "connect-src", "img-src")} == {"'self'"}
     assert (policy["frame-ancestors"], policy["base-uri"], policy["form-action"]) == ("'none'", "'none'", "'none'")
     assert policy["require-trusted-types-for"] == "'script'"
-    assert answered.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["x-content-type-options"] == "nosniff"
 
 
 def test_every_file_is_sent_with_its_content_type_and_cached_by_etag() -> None:
     with serve_store(MemoryStore()) as client:
         for name, file in load_page_files().items():
-            answered = client.request("GET", f"/dashboard/{name}")
-            assert (answered.body, answered.headers["content-type"]) == (file.body, file.content_type)
-            again = client.request("GET", f"/dashboard/{name}", headers={"if-none-match": answered.headers["etag"]})
+            response = client.request("GET", f"/dashboard/{name}")
+            assert (response.body, response.headers["content-type"]) == (file.body, file.content_type)
+            again = client.request("GET", f"/dashboard/{name}", headers={"if-none-match": response.headers["etag"]})
             assert (again.status, again.body) == (304, b"")
 
 
@@ -75,7 +75,7 @@ def test_no_script_inserts_markup_or_names_another_origin() -> None:
 
 
 def luminance(colour: str) -> float:
-    """As the accessibility guidelines define it, of `#rrggbb`."""
+    """Relative luminance of `#rrggbb` as defined by WCAG."""
     parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -107,9 +107,9 @@ def test_key_is_stored_in_an_http_only_same_site_cookie() -> None:
         key = client.key("admin")
         signed = client.request("POST", "/api/sign_in", key=key)
         assert signed.json == {"scope": "admin", "signed_in": True, "sample": "off"}
-        told = signed.headers["set-cookie"]
-        assert told == f"holdfast_key={key}; Path=/; HttpOnly; SameSite=Strict"
-        kept = {"cookie": cookie_of(told)}
+        set_cookie = signed.headers["set-cookie"]
+        assert set_cookie == f"holdfast_key={key}; Path=/; HttpOnly; SameSite=Strict"
+        kept = {"cookie": cookie_of(set_cookie)}
         assert client.get("/api/visitor", headers=kept)["scope"] == "admin"
         assert client.request("PUT", "/api/cache/settings", {"ttl": "5m"}, headers=kept).status == 200
         assert client.request("GET", "/api/cache").code == "key_required"

@@ -1,4 +1,4 @@
-"""Knowledge over HTTP: what is known, changed by people, harvested on request, and what waits for a session."""
+"""Knowledge over HTTP: items, edits by users, harvests on request, and digests pending adoption by a session."""
 
 import re
 from collections.abc import Iterator
@@ -38,8 +38,8 @@ def client(workspace: Path, store: MemoryStore) -> Iterator[Client]:
 
 
 def listed(client: Client, query: str = "") -> dict[str, str]:
-    """Id by text."""
-    return {one["text"]: one["id"] for one in client.get(f"/api/knowledge{query}")["items"]}
+    """Harvest and return item ids by text."""
+    return {item["text"]: item["id"] for item in client.get(f"/api/knowledge{query}")["items"]}
 
 
 async def harvested(client: Client, store: MemoryStore, workspace: Path) -> dict[str, str]:
@@ -53,9 +53,9 @@ async def test_harvest_is_only_previewed_unless_apply_is_requested(
 ) -> None:
     session_id = await store_session(store, workspace, f"{FACT} {RULE}")
     for body in (None, {}, {"apply": False}):
-        told = client.request("POST", "/api/knowledge/harvest", body).json
-        assert (told["applied"], told["new_items"], told["digest_change"]) == (False, 4, None)
-        assert [one["session_id"] for one in told["sessions"]] == [session_id]
+        harvest = client.request("POST", "/api/knowledge/harvest", body).json
+        assert (harvest["applied"], harvest["new_items"], harvest["digest_change"]) == (False, 4, None)
+        assert [session["session_id"] for session in harvest["sessions"]] == [session_id]
     assert not (workspace / ".holdfast").exists()
     done = client.request("POST", "/api/knowledge/harvest", {"apply": True}).json
     assert (done["applied"], done["new_items"]) == (True, 4)
@@ -71,17 +71,17 @@ async def test_simulated_sessions_are_harvested_only_by_a_simulated_service(
     await store_session(store, workspace, FACT, simulated=True)
     assert client.request("POST", "/api/knowledge/harvest", {}).json["sessions"] == []
     client.service.simulated = True
-    (told,) = client.request("POST", "/api/knowledge/harvest", {}).json["sessions"]
-    assert told["session_id"] == store.sessions()[0].id
+    (harvest,) = client.request("POST", "/api/knowledge/harvest", {}).json["sessions"]
+    assert harvest["session_id"] == store.sessions()[0].id
 
 
 async def test_items_are_listed_by_category_and_page(client: Client, store: MemoryStore, workspace: Path) -> None:
     ids = await harvested(client, store, workspace)
     assert {FACT, RULE, DECISION} <= ids.keys()
     assert listed(client, "?category=facts").keys() == {FACT}
-    told = client.get("/api/knowledge?category=decisions&limit=1&skip=1")
-    assert (len(told["items"]), told["items_total"], told["enabled"]) == (1, 2, True)
-    assert {(one["category"], one["items"]) for one in told["categories"]} == {
+    knowledge = client.get("/api/knowledge?category=decisions&limit=1&skip=1")
+    assert (len(knowledge["items"]), knowledge["items_total"], knowledge["enabled"]) == (1, 2, True)
+    assert {(category["category"], category["items"]) for category in knowledge["categories"]} == {
         ("facts", 1),
         ("decisions", 2),
         ("questions", 1),
@@ -92,18 +92,18 @@ async def test_items_are_listed_by_category_and_page(client: Client, store: Memo
 async def test_item_lists_its_sources(client: Client, store: MemoryStore, workspace: Path) -> None:
     ids = await harvested(client, store, workspace)
     (row,) = store.sessions()
-    told = client.get(f"/api/knowledge/items/{ids[FACT]}")
-    (source,) = told["sources"]
+    item = client.get(f"/api/knowledge/items/{ids[FACT]}")
+    (source,) = item["sources"]
     assert (source["session_id"], source["origin"]) == (row.id, "user")
-    assert (told["scope"], told["exclusion_reason"], told["edited"]) == ("project", "", False)
+    assert (item["scope"], item["exclusion_reason"], item["edited"]) == ("project", "", False)
 
 
 async def test_changed_item_keeps_its_id_and_is_in_the_digest_at_once(
     client: Client, store: MemoryStore, workspace: Path
 ) -> None:
     ids = await harvested(client, store, workspace)
-    told = client.request("PUT", f"/api/knowledge/items/{ids[FACT]}", {"text": "It is\n port 6000 <b>now</b>."}).json
-    assert (told["id"], told["text"], told["edited"]) == (ids[FACT], "It is port 6000 &lt;b>now&lt;/b>.", True)
+    item = client.request("PUT", f"/api/knowledge/items/{ids[FACT]}", {"text": "It is\n port 6000 <b>now</b>."}).json
+    assert (item["id"], item["text"], item["edited"]) == (ids[FACT], "It is port 6000 &lt;b>now&lt;/b>.", True)
     digest = client.get("/api/knowledge/digest")["text"]
     assert "- It is port 6000 &lt;b>now" in digest
     assert FACT not in digest
@@ -136,9 +136,9 @@ async def test_text_that_must_not_be_stored_is_refused(
 ) -> None:
     ids = await harvested(client, store, workspace)
     before = (workspace / ".holdfast" / "knowledge" / "facts.md").read_bytes()
-    answered = client.request("PUT", f"/api/knowledge/items/{ids[FACT]}", body)
-    assert (answered.status, answered.code) == (status, code)
-    assert b"hunter2" not in answered.body
+    response = client.request("PUT", f"/api/knowledge/items/{ids[FACT]}", body)
+    assert (response.status, response.code) == (status, code)
+    assert b"hunter2" not in response.body
     assert (workspace / ".holdfast" / "knowledge" / "facts.md").read_bytes() == before
 
 
@@ -157,8 +157,8 @@ async def test_running_session_has_a_digest_pending_and_a_new_session_has_not(
 ) -> None:
     before = await store_session(store, workspace, FACT)
     client.request("POST", "/api/knowledge/harvest", {"apply": True})
-    told = client.get(f"/api/knowledge/digest?session_id={before}")
-    assert (told["pending"], told["pending_items"]) == ("newer digest pending (3 items)", 3)
+    digest = client.get(f"/api/knowledge/digest?session_id={before}")
+    assert (digest["pending"], digest["pending_items"]) == ("newer digest pending (3 items)", 3)
     after = await store_session(store, workspace, "Hello.")
     assert client.get(f"/api/knowledge/digest?session_id={after}")["pending"] == ""
     assert client.request("GET", "/api/knowledge/digest?session_id=none-such").code == "session_not_found"
@@ -176,8 +176,8 @@ async def test_page_edited_by_a_user_has_a_digest_pending_until_it_is_rebuilt(
 
 def test_folder_without_knowledge_has_no_items(client: Client) -> None:
     assert client.get("/api/knowledge")["items_total"] == 0
-    told = client.get("/api/knowledge/digest")
-    assert (told["exists"], told["text"], told["pending"]) == (False, "", "")
+    digest = client.get("/api/knowledge/digest")
+    assert (digest["exists"], digest["text"], digest["pending"]) == (False, "", "")
     for method in ("GET", "DELETE"):
         assert client.request(method, f"/api/knowledge/items/{AN_ID}").code == "item_not_found"
     assert client.request("PUT", f"/api/knowledge/items/{AN_ID}", {"done": True}).code == "item_not_found"
@@ -194,8 +194,8 @@ async def test_nothing_is_changed_while_another_run_holds_the_lock(
     await store_session(store, workspace, FACT)
     folder = knowledge_folder(workspace)
     with folder.lock():
-        answered = client.request("POST", "/api/knowledge/harvest", {"apply": True})
-    assert (answered.status, answered.code) == (409, "knowledge_in_use")
+        response = client.request("POST", "/api/knowledge/harvest", {"apply": True})
+    assert (response.status, response.code) == (409, "knowledge_in_use")
     assert folder.read(DIGEST_FILE) is None
 
 
@@ -207,11 +207,11 @@ async def test_adoption_cost_is_the_rewrite_from_the_digest_on(
     assert client.get("/api/knowledge/pending")["sessions"] == []
     ids = listed(client)
     assert client.request("DELETE", f"/api/knowledge/items/{ids[RULE]}").status == 200
-    told = client.get("/api/knowledge/pending")
-    (waiting,) = told["sessions"]
-    assert (waiting["session_id"], waiting["pending_items"], told["digest_change"]) == (session_id, 1, None)
+    pending = client.get("/api/knowledge/pending")
+    (waiting,) = pending["sessions"]
+    assert (waiting["session_id"], waiting["pending_items"], pending["digest_change"]) == (session_id, 1, None)
     layers = client.get(f"/api/sessions/{session_id}/calls")["calls"][-1]["layers"]
-    names = [one["layer"] for one in layers]
+    names = [layer["layer"] for layer in layers]
     behind = layers[names.index("knowledge") :]
     assert waiting["tokens"] == sum(one["tokens"] for one in behind) > 0
     assert 0 < waiting["extra_usd"] < 1
@@ -237,9 +237,9 @@ async def test_running_session_is_asked_to_adopt_the_newer_digest(
         await session.send("z")
         await session.send("and on")
         assert client.get("/api/knowledge/pending")["sessions"] == []
-    told = [RULE.encode() in request.body for request in provider.requests]
-    # It is asked for in the middle of the third turn, and that turn is not to lose what was thought in it.
-    assert told == [True, True, True, True, False]
+    has_rule = [RULE.encode() in request.body for request in provider.requests]
+    # Requested during the third turn; adoption waits, because that turn must not lose its thinking blocks.
+    assert has_rule == [True, True, True, True, False]
     bodies = [re.sub(rb',"cache_control":\{[^}]*\}', b"", request.body) for request in provider.requests]
     assert len({body.partition(b'"tools":')[2].partition(b"# Knowledge")[0] for body in bodies}) == 1
 
@@ -257,8 +257,8 @@ async def test_pending_digest_is_previewed_before_it_is_adopted(
     await harvested(client, store, workspace)
     page = workspace / ".holdfast" / "knowledge" / "facts.md"
     page.write_text(page.read_text() + "- The broker is in Rotterdam.\n")
-    told = client.get("/api/knowledge/pending")
-    assert "- The broker is in Rotterdam.\n" in told["next_text"]
-    assert (told["digest_change"]["items"], told["digest_change"]["first_byte"] > 0) == (1, True)
+    pending = client.get("/api/knowledge/pending")
+    assert "- The broker is in Rotterdam.\n" in pending["next_text"]
+    assert (pending["digest_change"]["items"], pending["digest_change"]["first_byte"] > 0) == (1, True)
     client.service.workspace = None
     assert client.request("GET", "/api/knowledge/pending").code == "no_workspace"

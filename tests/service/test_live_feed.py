@@ -1,4 +1,4 @@
-"""The live feed: every event in order, to several listeners, from whichever process; slow ones harm nobody."""
+"""The live feed: every event in order, to several listeners, from any process; slow listeners delay no other."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ class Frame:
 
 
 async def frames(response: aiohttp.ClientResponse, count: int) -> list[Frame]:
-    """The next events of a feed; comments are passed over."""
+    """The next events of a feed; comments are skipped."""
     found: list[Frame] = []
     async with asyncio.timeout(SECONDS_MAX):
         while len(found) < count:
@@ -78,8 +78,8 @@ async def test_every_listener_receives_every_event_in_order(tmp_path: Path) -> N
     assert [(frame.id, frame.event, frame.data) for frame in first] == [
         (frame.id, frame.event, frame.data) for frame in second
     ]
-    told = next(frame.data for frame in first if frame.event == "llm.call_completed")
-    assert told["payload"]["usage"]["cache_write_5m"] > 0
+    completed = next(frame.data for frame in first if frame.event == "llm.call_completed")
+    assert completed["payload"]["usage"]["cache_write_5m"] > 0
     marked = next(frame.data for frame in first if frame.event == "request.prepared")
     assert marked["payload"]["breakpoints"]
     assert all("canary" not in json.dumps(frame.data) for frame in first)
@@ -87,7 +87,7 @@ async def test_every_listener_receives_every_event_in_order(tmp_path: Path) -> N
 
 
 def _until_listening(hub: EventHub, count: int) -> None:
-    """Return once so many wait for what comes."""
+    """Return once so many listeners wait."""
     while hub.listener_count < count or hub._task is None:
         pass
 
@@ -123,7 +123,7 @@ async def test_listener_resumes_after_a_service_restart(
             ):
                 first = await frames(response, 2)
     with open_store(address) as store:
-        # While nobody served.
+        # While no service was running.
         store.append([message_event(9)]).result(10)
     with open_store(address) as store, serve_store(store) as client:
         headers = {"last-event-id": str(first[-1].id)}
@@ -152,14 +152,14 @@ async def test_listener_can_follow_a_single_session() -> None:
 @pytest.mark.parametrize("last", ["x", "-1", "1" * 30, "١"])
 def test_last_event_id_that_is_not_a_number_is_refused(last: str) -> None:
     with serve_store(MemoryStore()) as client:
-        answered = client.request(
+        response = client.request(
             "GET", "/api/cache/stream", headers={"last-event-id": last.encode().decode("latin-1")}
         )
-    assert (answered.status, answered.code) == (400, "invalid_last_event_id")
+    assert (response.status, response.code) == (400, "invalid_last_event_id")
 
 
 class SteadyFeed:
-    """A store with as many events as it is told to have, some of whose places are missing."""
+    """A store with a given number of events; positions in `missing` have none."""
 
     def __init__(self, newest: int = 0, missing: Sequence[int] = ()) -> None:
         self.newest = newest
@@ -187,7 +187,7 @@ async def test_slow_listener_delays_no_other_and_misses_nothing_within_the_limit
     assert places(await heard(slow, 1)) == [1]
     feed.newest = 300
     assert places(await heard(fast, 300)) == list(range(1, 301))
-    # The ring has forgotten most of it; the store has not.
+    # The ring buffer has dropped most of them; the store has not.
     assert places(await heard(slow, 299)) == list(range(2, 301))
     assert len(hub._ring) <= 10
     await hub.close()
@@ -247,7 +247,7 @@ async def test_feed_waits_for_a_position_that_may_still_be_filled() -> None:
 
 
 async def looked(feed: SteadyFeed, times: int) -> None:
-    """Return once the store was looked at so often more."""
+    """Return once the store was polled so many more times."""
     until = feed.looks + times
     async with asyncio.timeout(SECONDS_MAX):
         while feed.looks < until:  # noqa: ASYNC110 - the feed is asked in another thread

@@ -1,4 +1,4 @@
-"""What the service says to requests that are not as they should be: one shape, and no page of a framework."""
+"""Responses to invalid requests: one error shape, and no framework error page."""
 
 import json
 import socket
@@ -35,8 +35,8 @@ def test_service_without_its_store_is_alive_but_not_ready() -> None:
     with serve_store(store) as client:
         store.close()
         assert client.request("GET", "/healthz").status == 200
-        answered = client.request("GET", "/readyz")
-        assert (answered.status, answered.code) == (503, "store_unavailable")
+        response = client.request("GET", "/readyz")
+        assert (response.status, response.code) == (503, "store_unavailable")
         assert client.request("GET", "/analytics/cost").code == "store_unavailable"
 
 
@@ -74,15 +74,15 @@ def test_service_without_its_store_is_alive_but_not_ready() -> None:
 def test_invalid_request_is_refused_with_its_error_code(
     client: Client, method: str, path: str, status: int, code: str
 ) -> None:
-    answered = client.request(method, path)
-    assert (answered.status, answered.code) == (status, code)
+    response = client.request(method, path)
+    assert (response.status, response.code) == (status, code)
 
 
 def test_error_lists_the_allowed_values_of_an_enumeration(client: Client) -> None:
-    told = client.request("GET", "/analytics/sessions?order=name").json["error"]
-    assert told["message"] == "order must be one of cost, recency"
-    told = client.request("PUT", "/api/cache/settings", {"ttl": "2m"}).json["error"]
-    assert told["message"] == "ttl must be one of auto, 5m, 1h"
+    error = client.request("GET", "/analytics/sessions?order=name").json["error"]
+    assert error["message"] == "order must be one of cost, recency"
+    error = client.request("PUT", "/api/cache/settings", {"ttl": "2m"}).json["error"]
+    assert error["message"] == "ttl must be one of auto, 5m, 1h"
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_error_lists_the_allowed_values_of_an_enumeration(client: Client) -> Non
     ],
 )
 def test_invalid_body_is_refused_with_its_error_code(client: Client, body: bytes, status: int, code: str) -> None:
-    answered = client.request("PUT", "/api/cache/settings", body, headers={"content-type": "application/json"})
-    assert (answered.status, answered.code) == (status, code)
+    response = client.request("PUT", "/api/cache/settings", body, headers={"content-type": "application/json"})
+    assert (response.status, response.code) == (status, code)
 
 
 def test_every_provider_can_be_turned_off(client: Client) -> None:
@@ -116,13 +116,13 @@ def test_every_provider_can_be_turned_off(client: Client) -> None:
 
 def test_body_without_content_length_is_limited_too(client: Client) -> None:
     chunked = iter([b" " * 400_000] * 3)
-    answered = client.request("PUT", "/api/cache/settings", chunked, headers={"content-type": "application/json"})
-    assert answered.code == "body_too_large"
+    response = client.request("PUT", "/api/cache/settings", chunked, headers={"content-type": "application/json"})
+    assert response.code == "body_too_large"
 
 
 def test_body_that_is_not_json_is_refused(client: Client) -> None:
-    answered = client.request("PUT", "/api/cache/settings", b'{"ttl": "5m"}', headers={"content-type": "text/plain"})
-    assert (answered.status, answered.code) == (415, "unsupported_media_type")
+    response = client.request("PUT", "/api/cache/settings", b'{"ttl": "5m"}', headers={"content-type": "text/plain"})
+    assert (response.status, response.code) == (415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8787", "[::1]:8787", "192.0.2.7", "HOLDFAST.example:443"])
@@ -132,8 +132,8 @@ def test_allowed_host_name_or_ip_address_is_served(client: Client, host: str) ->
 
 @pytest.mark.parametrize("host", ["evil.example", "", "127.0.0.1.evil.example", "a@127.0.0.1", "127.0.0.1:x", "a/b"])
 def test_unknown_host_name_is_refused_against_dns_rebinding(client: Client, host: str) -> None:
-    answered = client.request("GET", "/healthz", headers={"host": host})
-    assert (answered.status, answered.code) == (421, "unknown_host")
+    response = client.request("GET", "/healthz", headers={"host": host})
+    assert (response.status, response.code) == (421, "unknown_host")
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1", "", "ftp://127.0.0.1:9"])
@@ -160,10 +160,10 @@ def test_internal_error_has_our_error_shape_and_quotes_nothing(caplog: pytest.Lo
 
     failing = json_route("GET", "/fails", fail, rule="open")
     with serve_store(MemoryStore(), routes=(*ROUTES, failing)) as client:
-        answered = client.request("GET", "/fails")
-    assert (answered.status, answered.code) == (500, "internal_error")
+        response = client.request("GET", "/fails")
+    assert (response.status, response.code) == (500, "internal_error")
     assert "ZeroDivisionError" in caplog.text
-    assert "canary" not in caplog.text + answered.body.decode()
+    assert "canary" not in caplog.text + response.body.decode()
 
 
 @pytest.mark.parametrize(
@@ -196,25 +196,25 @@ def _received(line: socket.socket) -> bytes:
 
 def test_large_body_after_a_short_header_block_is_no_long_header_block(client: Client) -> None:
     body = b'{"ttl": "auto"}' + b" " * 900_000
-    answered = client.request("PUT", "/api/cache/settings", body, headers={"content-type": "application/json"})
-    assert answered.status == 200
+    response = client.request("PUT", "/api/cache/settings", body, headers={"content-type": "application/json"})
+    assert response.status == 200
 
 
 def test_concurrent_requests_are_limited() -> None:
     with serve_store(MemoryStore(), requests_max=1) as client:
         with urllib.request.urlopen(f"{client.url}/api/cache/stream", timeout=10) as feed:
             assert feed.readline() == b": listening\n"
-            answered = client.request("GET", "/healthz")
-            assert (answered.status, answered.code) == (503, "too_busy")
+            response = client.request("GET", "/healthz")
+            assert (response.status, response.code) == (503, "too_busy")
         while client.request("GET", "/healthz").status != 200:
             pass
 
 
 def test_no_response_is_cacheable_on_the_way(client: Client) -> None:
-    answered = client.request("GET", "/api/cache")
-    assert answered.headers["cache-control"] == "no-store"
-    assert answered.headers["x-content-type-options"] == "nosniff"
-    assert "server" not in answered.headers
+    response = client.request("GET", "/api/cache")
+    assert response.headers["cache-control"] == "no-store"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "server" not in response.headers
 
 
 def test_metrics_are_readable_by_prometheus(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""What a collector of OpenTelemetry receives, over a real socket: both spellings, whole totals, and no conversation."""
+"""OpenTelemetry export over a real socket: both attribute names, full totals, and no conversation text."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def read(path: str) -> str:
 
 
 class Collector:
-    """Takes what is posted to it, and answers as it is told to."""
+    """Records what is posted to it and responds with a given status."""
 
     def __init__(self, status: int = 200) -> None:
         self.status = status
@@ -65,7 +65,7 @@ class Collector:
         return found
 
     def sums(self) -> dict[str, int]:
-        """What each counter has counted."""
+        """The sum of each counter."""
         found: dict[str, int] = {}
         for path, body in self.bodies:
             if path == "/v1/metrics":
@@ -77,7 +77,7 @@ class Collector:
 
 
 def attributes(span: dict[str, Any]) -> dict[str, Any]:
-    return {one["key"]: next(iter(one["value"].values())) for one in span["attributes"]}
+    return {attribute["key"]: next(iter(attribute["value"].values())) for attribute in span["attributes"]}
 
 
 @asynccontextmanager
@@ -96,7 +96,7 @@ async def collecting(collector: Collector) -> AsyncIterator[str]:
 
 
 async def exported(collector: Collector, *, content: bool = False, script: str = SCRIPT) -> tuple[Session, EventHub]:
-    """A session of two turns, told to a collector from its first event to its last."""
+    """A session of two turns, exported to a collector from its first event to its last."""
     store, clock = MemoryStore(), ManualClock(1_790_000_000.0)
     hub = EventHub(store.records, clock, poll_seconds=0.0)
     async with collecting(collector) as url:
@@ -134,17 +134,17 @@ async def test_spans_have_full_totals_and_both_attribute_names_of_cache_writes()
     session, _ = await exported(collector)
     calls = [span for span in collector.spans if span["name"] == "chat claude-sonnet-5-5"]
     assert len(calls) == 3
-    told = [attributes(span) for span in calls]
+    spans = [attributes(span) for span in calls]
     names = "gen_ai.usage.cache_creation.input_tokens", "gen_ai.usage.cache_write.input_tokens"
-    for one in told:
+    for one in spans:
         assert one["gen_ai.operation.name"] == "chat"
         assert one["gen_ai.provider.name"] == "anthropic"
         assert one["gen_ai.conversation.id"] == session.id
         assert one[names[0]] == one[names[1]]
         cached = int(one[names[0]]) + int(one["gen_ai.usage.cache_read.input_tokens"])
         assert int(one["gen_ai.usage.input_tokens"]) >= cached > 4_000
-    assert sum(int(one["gen_ai.usage.input_tokens"]) for one in told) == session.usage.tokens_sent
-    assert sum(int(one["gen_ai.usage.cache_read.input_tokens"]) for one in told) == session.usage.cache_read
+    assert sum(int(one["gen_ai.usage.input_tokens"]) for one in spans) == session.usage.tokens_sent
+    assert sum(int(one["gen_ai.usage.cache_read.input_tokens"]) for one in spans) == session.usage.cache_read
     assert all(span["kind"] == 3 and span["status"] == {} for span in calls)
     assert calls[0]["startTimeUnixNano"] == "1790000000000000000"
 
@@ -186,16 +186,16 @@ async def test_no_conversation_text_is_exported_by_default() -> None:
 async def test_requested_conversation_text_is_exported_without_credentials() -> None:
     collector = Collector()
     await exported(collector, content=True)
-    told = [attributes(span) for span in collector.spans if span["name"].startswith("chat")]
-    first = told[0]
+    spans = [attributes(span) for span in collector.spans if span["name"].startswith("chat")]
+    first = spans[0]
     assert json.loads(first["gen_ai.input.messages"])[-1] == {
         "role": "user",
         "parts": [{"type": "text", "content": "Look at canary."}],
     }
     (reply,) = json.loads(first["gen_ai.output.messages"])
     assert reply == {"role": "assistant", "parts": [{"type": "text", "content": "I look, [redacted]."}]}
-    assert "Look at canary." not in told[1]["gen_ai.input.messages"]
-    assert len(told) == 3
+    assert "Look at canary." not in spans[1]["gen_ai.input.messages"]
+    assert len(spans) == 3
 
 
 async def test_failed_calls_and_tools_have_error_status() -> None:

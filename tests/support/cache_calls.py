@@ -1,4 +1,4 @@
-"""How tests write a call to a cache: blocks with their tokens, by name, and marks by name."""
+"""Short ways to write a call to a cache model: named blocks with their tokens, and breakpoints."""
 
 from collections.abc import Sequence
 
@@ -82,6 +82,6 @@ def call(
 
 
 def cost_units(usage: Usage) -> float:
-    """What the prompt costs, in units of one uncached token."""
+    """The cost of the prompt in units of one uncached token."""
     written = 1.25 * usage.cache_write_5m + 2.0 * usage.cache_write_1h
     return round(usage.input + 0.1 * usage.cache_read + written, 6)

@@ -1,4 +1,4 @@
-"""A line to a PostgreSQL server that goes dead when a test says so."""
+"""A proxy to a PostgreSQL server whose connections a test can cut."""
 
 import socket
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ Cut = Literal["before", "after", "hanging"]
 
 
 class CuttableProxy:
-    """Carries bytes both ways. `cut` ends the connection that sends the next COMMIT, once.
+    """Forwards bytes both ways. `cut` ends the connection that sends the next COMMIT, once.
 
-    `before`: the server never gets it. `after`: the server has answered, and nobody hears of it. `hanging`: the server
-    never gets it, and does not know that nobody is there any more. A line that is `dead` takes no new connections.
+    `before`: the server never gets it. `after`: the server has committed, but its response is lost. `hanging`: the
+    server never gets it and does not notice that the client is gone. A proxy that is `dead` accepts no connections.
     """
 
     def __init__(self, url: str) -> None:
@@ -57,7 +57,7 @@ class CuttableProxy:
                     cut, self.cut = self.cut, None
                     shut_down(near)
                     if cut == "after":
-                        # The other thread reads the answer, which has nowhere to go, and ends the rest.
+                        # The other thread reads the response, cannot deliver it, and closes both sockets.
                         far.sendall(sent)
                     elif cut == "before":
                         shut_down(far)

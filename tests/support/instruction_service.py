@@ -1,4 +1,4 @@
-"""A service that keeps instructions, on a real port over a real store, and what tests say to it."""
+"""A service with instructions, on a real port over a real store, and the requests that tests send to it."""
 
 import base64
 import hashlib
@@ -75,7 +75,7 @@ def entry(name: str, /, **more: object) -> dict[str, object]:
 
 
 class InstructionService:
-    """The keys: Ann and Ben are admins with entities."""
+    """A service with keys: Ann and Ben are admins with entities."""
 
     def __init__(self, client: Client, clock: ManualClock, library: InstructionContext, root: Path) -> None:
         self.client = client
@@ -89,7 +89,7 @@ class InstructionService:
         self.agent_key = client.key(f"agent:{AGENT}")
 
     def lose(self, table: str) -> None:
-        """From now on whatever needs this table fails, as it does where a database is broken."""
+        """Drop a table, so that everything that needs it fails like in a broken database."""
         assert isinstance(self.library.records, InstructionStore)
         self.library.records._changes.run_statement(f"DROP TABLE {self.library.records._tables.schema}{table}", ())
 
@@ -110,8 +110,8 @@ class InstructionService:
         body = {"version": version, "entries": listed, **more}
         return self.agent_request("PUT", "/instruction-manifest", body, key=key)
 
-    def furnish(self, entries: Sequence[object] | None = None, **more: Any) -> None:
-        """All units and a manifest."""
+    def publish_all(self, entries: Sequence[object] | None = None, **more: Any) -> None:
+        """Write all units and publish a manifest."""
         for name in UNITS:
             assert self.write(name).status == 201
         published = self.publish(entries, **more)
@@ -121,9 +121,9 @@ class InstructionService:
         return self.agent_request("POST", "/recall-instruction", {"intent": intent, **more}, key=key or self.agent_key)
 
     def recalled(self, intent: str, **more: Any) -> list[str]:
-        answered = self.recall(intent, **more)
-        assert answered.status == 200, answered.body
-        return [chunk["name"] for chunk in answered.json["chunks"]]
+        response = self.recall(intent, **more)
+        assert response.status == 200, response.body
+        return [chunk["name"] for chunk in response.json["chunks"]]
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.agent_request("GET", "/instruction-audit?days=3000").json["records"]
@@ -131,7 +131,7 @@ class InstructionService:
 
     def wake(self, reason: str = "issue_assigned", *, secret: str = SECRET, **claims: object) -> str:
         now = self.clock()
-        told = {
+        payload = {
             "iss": "control-plane",
             "aud": "holdfast",
             "sub": AGENT,
@@ -142,7 +142,7 @@ class InstructionService:
             "jti": f"jti-{reason}",
             **claims,
         }
-        return jwt(told, secret)
+        return jwt(payload, secret)
 
     def heartbeat(self, token: str, *, key: str | None = None, **more: object) -> ServiceResponse:
         return self.agent_request("POST", "/heartbeat", {"wake_token": token, **more}, key=key or self.agent_key)
@@ -173,7 +173,7 @@ def library_of(
     store: EventLog, clock: ManualClock, root: Path, *, ids: str = "id", **settings: Any
 ) -> InstructionContext:
     assert isinstance(store, SupportsInstructions)
-    told = {
+    fields = {
         "wake": WakeIssuer("control-plane", "holdfast", secret=SECRET, public_key=DEPLOYMENT_KEY.public_key),
         "root": root,
         "encoder": "wordllama",
@@ -181,7 +181,7 @@ def library_of(
     }
     return InstructionContext(
         store.instructions,
-        InstructionSettings(**told),
+        InstructionSettings(**fields),
         key=DEPLOYMENT_KEY,
         clock=clock,
         new_id=CountingIds(ids),

@@ -1,4 +1,4 @@
-"""Conversations that grow: a simulated model that reads one long file a turn, and sessions with it."""
+"""Growing conversations: a simulated model that reads one long file per turn, and sessions with it."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def read_file(path: str) -> str:
 
 
 def read_one_file_a_turn(messages: Sequence[Message]) -> ScriptedReply:
-    """One call for a file that is named by how long the conversation is, then a word about it."""
+    """One call that reads a file named after the length of the conversation, then a short reply."""
     results = sum(block_kind(block) == "tool_result" for block in messages[-1].content)
     if results:
         return ScriptedReply((Text("It is as expected; next is the one behind it."),))

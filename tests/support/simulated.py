@@ -1,4 +1,4 @@
-"""How tests speak to the simulator without a socket: JSON in, status and JSON out."""
+"""Requests to the simulator without a socket: JSON in, status and JSON out."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -75,7 +75,7 @@ def usage(provider: SimulatedProvider, body: Wire, **options: Any) -> Wire:
 
 
 def buckets(reported: Wire) -> tuple[int, int, int, int]:
-    """Plain, read, written for five minutes, written for an hour."""
+    """Tokens uncached, read, written for five minutes, written for an hour."""
     created = reported["cache_creation"]
     assert reported["cache_creation_input_tokens"] == sum(created.values())
     return (

@@ -1,4 +1,4 @@
-"""How tests speak to the simulator as to Gemini: JSON in, status and JSON out."""
+"""Requests to the simulator in Gemini's format: JSON in, status and JSON out."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -76,7 +76,7 @@ def text(reply: Wire) -> str:
 
 
 def counts(reply: Wire) -> tuple[int, int]:
-    """All tokens of the prompt, and those of them that were cached."""
+    """All tokens of the prompt, and the cached ones among them."""
     usage = reply["usageMetadata"]
     return usage["promptTokenCount"], usage.get("cachedContentTokenCount", 0)
 

@@ -1,4 +1,4 @@
-"""How tests speak to the simulator as to OpenAI: one conversation, in the words of either interface."""
+"""Requests to the simulator in OpenAI's format: one conversation, as Chat Completions or Responses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,7 +43,7 @@ class Chat:
         return {"role": "tool", "tool_call_id": id, "content": words}
 
     def reply_messages(self, reply: Wire) -> Sequence[Wire]:
-        """What the next request says the model said."""
+        """The messages of the reply as the next request contains them."""
         return [reply["choices"][0]["message"]]
 
     def text(self, reply: Wire) -> str | None:
@@ -51,10 +51,10 @@ class Chat:
         return said
 
     def buckets(self, reply: Wire) -> tuple[int, int, int]:
-        """Neither read nor written, read, written."""
+        """Tokens neither read nor written, read, written."""
         usage = reply["usage"]
-        told = usage["prompt_tokens_details"]
-        return _split(usage["prompt_tokens"], told["cached_tokens"], told.get("cache_write_tokens", 0))
+        details = usage["prompt_tokens_details"]
+        return _split(usage["prompt_tokens"], details["cached_tokens"], details.get("cache_write_tokens", 0))
 
 
 class Responses(Chat):
@@ -93,8 +93,8 @@ class Responses(Chat):
 
     def buckets(self, reply: Wire) -> tuple[int, int, int]:
         usage = reply["usage"]
-        told = usage["input_tokens_details"]
-        return _split(usage["input_tokens"], told["cached_tokens"], told.get("cache_write_tokens", 0))
+        details = usage["input_tokens_details"]
+        return _split(usage["input_tokens"], details["cached_tokens"], details.get("cache_write_tokens", 0))
 
 
 def _split(total: int, read: int, written: int) -> tuple[int, int, int]:

@@ -144,7 +144,7 @@ replies = st.builds(
 
 @st.composite
 def plans(draw: st.DrawFn, markable: Sequence[int], ttls: Sequence[Ttl]) -> Plan:
-    """Up to four marks on different pieces."""
+    """Up to four breakpoints on different blocks."""
     if not markable or not ttls:
         return Plan()
     marked = draw(st.sets(st.sampled_from(markable), max_size=4))
@@ -168,6 +168,6 @@ def system_of(prompt: Prompt) -> tuple[Text, ...]:
 
 
 def messages_of(prompt: Prompt) -> list[tuple[Role, tuple[Block, ...]]]:
-    """What the wire makes of passages: neighbours of one role are one message."""
+    """Messages on the wire: neighbouring entries of one role are one message."""
     groups = groupby(prompt.entries, key=lambda passage: passage.role)
     return [(role, tuple(block for passage in group for block in passage.content)) for role, group in groups]

@@ -1,4 +1,4 @@
-"""Whether the checks of the tree see what is out of order, and nothing else."""
+"""The checks of the tree find every offender and nothing else."""
 
 import subprocess
 import time
@@ -459,7 +459,7 @@ def test_offending_block_is_named_by_its_line(root: Path) -> None:
 
 
 def has_ended(pid: int, *, within_seconds: float) -> bool:
-    """A process that was killed goes when the system gets round to it, and stays as a zombie where nobody reaps."""
+    """Whether a killed process ended in time; one that no parent reaps stays as a zombie."""
     state = Path(f"/proc/{pid}/stat")
     deadline = time.monotonic() + within_seconds
     while time.monotonic() < deadline:

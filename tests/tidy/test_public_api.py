@@ -1,4 +1,4 @@
-"""Whether the package offers its users what was agreed on."""
+"""The public API matches its snapshot."""
 
 from pathlib import Path
 

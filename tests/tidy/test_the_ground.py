@@ -1,4 +1,4 @@
-"""Whether tests stand on level ground: an empty home, nobody's keys, goldens that must be agreed on."""
+"""The environment of every test: an empty home, no user's keys, checked goldens, empty databases."""
 
 import os
 import subprocess

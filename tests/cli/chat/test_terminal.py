@@ -136,7 +136,7 @@ def test_a_resumed_chat_has_its_history_with_the_same_bytes(tmp_path: Path, even
     assert fold_events(events, row.id).turn_count == 2
 
 
-@pytest.mark.parametrize("closed", [True, False], ids=["closed", "told to end"])
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "terminated"])
 def test_end_of_input_during_a_turn_loses_nothing(tmp_path: Path, events_db: Path, closed: bool) -> None:
     with chat(tmp_path) as terminal:
         terminal.expect("\n> ")

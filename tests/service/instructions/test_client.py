@@ -1,4 +1,4 @@
-"""The client in Python, against a service on a real port."""
+"""The Python client against a service on a real port."""
 
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -10,27 +10,27 @@ from holdfast import InstructionClient, StoreError, UserError
 from holdfast.runtime.instructions.client import ServiceError
 
 
-def client_of(at: InstructionService, *, key: str | None = None) -> InstructionClient:
-    return InstructionClient(at.client.url, key=key or at.agent_key, agent=AGENT)
+def client_of(service: InstructionService, *, key: str | None = None) -> InstructionClient:
+    return InstructionClient(service.client.url, key=key or service.agent_key, agent=AGENT)
 
 
-def test_client_gets_the_instructions_of_the_service(furnished: InstructionService) -> None:
-    client = client_of(furnished)
-    assert client.stub() == furnished.agent_request("GET", "/boot-stub").body.decode()
+def test_client_gets_the_instructions_of_the_service(published_service: InstructionService) -> None:
+    client = client_of(published_service)
+    assert client.stub() == published_service.agent_request("GET", "/boot-stub").body.decode()
     assert [unit.name for unit in client.manifest().entries] == list(UNITS)
     recalled = client.recall("review a pull request", max_chunks=1, manifest_hint=["nothing"])
     assert recalled.chunks[0].content == UNITS["code-review"][2]
     assert recalled.missed_hints == ("nothing",)
 
 
-def test_heartbeat_has_its_preloads_and_submits_usage_at_the_end(at: InstructionService) -> None:
-    at.furnish([entry("code-review", required_by_task_types=["issue_assigned"]), entry("checkout-procedure")])
-    with client_of(at).heartbeat(at.wake()) as beat:
+def test_heartbeat_has_its_preloads_and_submits_usage_at_the_end(service: InstructionService) -> None:
+    service.publish_all([entry("code-review", required_by_task_types=["issue_assigned"]), entry("checkout-procedure")])
+    with client_of(service).heartbeat(service.wake()) as beat:
         assert [one.name for one in beat.preloads] == ["code-review"]
         beat.recall("claim a ticket")
         beat.report_used("code-review", "checkout-procedure")
         beat.report_missed("budget-rules")
-    preload, recall = at.records("preload")[0], at.records("recall")[0]
+    preload, recall = service.records("preload")[0], service.records("recall")[0]
     assert preload["used_chunks"] == ["code-review"]
     assert recall["heartbeat_id"] == preload["heartbeat_id"]
     assert (recall["used_chunks"], recall["missed_chunks"]) == (
@@ -39,15 +39,15 @@ def test_heartbeat_has_its_preloads_and_submits_usage_at_the_end(at: Instruction
     )
 
 
-def test_successful_run_does_not_fail_when_its_record_cannot_be_closed(furnished: InstructionService) -> None:
-    with client_of(furnished).heartbeat() as beat:
+def test_successful_run_does_not_fail_when_its_record_cannot_be_closed(published_service: InstructionService) -> None:
+    with client_of(published_service).heartbeat() as beat:
         beat.recall("claim a ticket")
-        furnished.clock.advance(2 * 86_400)
-    assert furnished.records("recall")[0]["audit_closed"] is None
+        published_service.clock.advance(2 * 86_400)
+    assert published_service.records("recall")[0]["audit_closed"] is None
 
 
-def test_client_error_has_the_code_of_the_service(furnished: InstructionService) -> None:
-    stranger = client_of(furnished, key=furnished.client.key("agent:other"))
+def test_client_error_has_the_code_of_the_service(published_service: InstructionService) -> None:
+    stranger = client_of(published_service, key=published_service.client.key("agent:other"))
     with pytest.raises(ServiceError) as refused:
         stranger.recall("claim a ticket")
     assert (refused.value.code, refused.value.status) == ("instruction_scope_denied", 403)

@@ -1,4 +1,4 @@
-"""`holdfast instructions hook` that asks a service: stub, preloads by signed token, and a key that nobody sees."""
+"""`holdfast instructions hook` with a service: stub, preloads by signed token, and a key that is never shown."""
 
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,51 +40,51 @@ def says_nothing(ended: Result) -> str:
 
 
 def test_hook_prints_stub_units_and_recall_address_of_the_service(
-    furnished: InstructionService, tmp_path: Path
+    published_service: InstructionService, tmp_path: Path
 ) -> None:
-    url, key = furnished.client.url, furnished.agent_key
-    told = context(start(url, key=key, home=tmp_path))
+    url, key = published_service.client.url, published_service.agent_key
+    context_text = context(start(url, key=key, home=tmp_path))
     stub = InstructionClient(url, key=key, agent=AGENT).stub()
-    assert told.startswith(stub.partition("\n---\n\n")[2])
+    assert context_text.startswith(stub.partition("\n---\n\n")[2])
     for name, (description, intents, _) in UNITS.items():
-        assert f"- {name}: {description} | when: {'; '.join(intents)}\n" in told
-    assert f"`{url}/v1/agents/{AGENT}/recall-instruction`" in told
-    assert key not in told
-    assert start(url, "--plain", key=key, home=tmp_path).stdout == told
+        assert f"- {name}: {description} | when: {'; '.join(intents)}\n" in context_text
+    assert f"`{url}/v1/agents/{AGENT}/recall-instruction`" in context_text
+    assert key not in context_text
+    assert start(url, "--plain", key=key, home=tmp_path).stdout == context_text
 
 
-def test_service_preloads_once_per_signed_token(at: InstructionService, tmp_path: Path) -> None:
-    at.furnish([entry("code-review", required_by_task_types=[REASON]), entry("checkout-procedure")])
-    alone = context(start(at.client.url, key=at.agent_key, home=tmp_path))
-    words = ("--wake-token", at.wake(REASON))
-    told = context(start(at.client.url, *words, key=at.agent_key, home=tmp_path))
-    assert told == f"{alone}\n{TITLE}\n\n### code-review\n\n{UNITS['code-review'][2]}\n"
-    assert [one["loaded_chunks"] for one in at.records("preload")] == [["code-review"]]
-    assert context(start(at.client.url, *words, key=at.agent_key, source="compact", home=tmp_path)) == alone
-    forged = ("--wake-token", at.wake(REASON, secret="made up by somebody who is not asked"))
-    said = says_nothing(start(at.client.url, *forged, key=at.agent_key, home=tmp_path))
+def test_service_preloads_once_per_signed_token(service: InstructionService, tmp_path: Path) -> None:
+    service.publish_all([entry("code-review", required_by_task_types=[REASON]), entry("checkout-procedure")])
+    alone = context(start(service.client.url, key=service.agent_key, home=tmp_path))
+    words = ("--wake-token", service.wake(REASON))
+    context_text = context(start(service.client.url, *words, key=service.agent_key, home=tmp_path))
+    assert context_text == f"{alone}\n{TITLE}\n\n### code-review\n\n{UNITS['code-review'][2]}\n"
+    assert [record["loaded_chunks"] for record in service.records("preload")] == [["code-review"]]
+    assert context(start(service.client.url, *words, key=service.agent_key, source="compact", home=tmp_path)) == alone
+    forged = ("--wake-token", service.wake(REASON, secret="made up by somebody who is not asked"))
+    said = says_nothing(start(service.client.url, *forged, key=service.agent_key, home=tmp_path))
     assert forged[1] not in said
 
 
-def test_missing_guaranteed_unit_fails_the_hook_without_output(at: InstructionService, tmp_path: Path) -> None:
-    at.write("code-review")
+def test_missing_guaranteed_unit_fails_the_hook_without_output(service: InstructionService, tmp_path: Path) -> None:
+    service.write("code-review")
     listed = [
         entry("code-review", required_by_task_types=[REASON]),
         entry("gone", guarantee_load=True, required_by_task_types=[REASON]),
     ]
-    assert at.publish(listed, approvals=[{"kind": "guarantee_load", "unit": "gone"}]).status == 200
-    ended = start(at.client.url, "--wake-token", at.wake(REASON), key=at.agent_key, home=tmp_path)
+    assert service.publish(listed, approvals=[{"kind": "guarantee_load", "unit": "gone"}]).status == 200
+    ended = start(service.client.url, "--wake-token", service.wake(REASON), key=service.agent_key, home=tmp_path)
     assert "'gone' is unavailable" in says_nothing(ended)
-    strict = ("--strict", "--wake-token", at.wake(REASON, jti="two"))
-    assert isinstance(start(at.client.url, *strict, key=at.agent_key, home=tmp_path).exception, UserError)
-    # A session that begins again is no reason to be content with less.
-    again = ("--wake-token", at.wake(REASON, jti="three"))
-    says_nothing(start(at.client.url, *again, key=at.agent_key, source="compact", home=tmp_path))
+    strict = ("--strict", "--wake-token", service.wake(REASON, jti="two"))
+    assert isinstance(start(service.client.url, *strict, key=service.agent_key, home=tmp_path).exception, UserError)
+    # A restarted session gets the same.
+    again = ("--wake-token", service.wake(REASON, jti="three"))
+    says_nothing(start(service.client.url, *again, key=service.agent_key, source="compact", home=tmp_path))
 
 
-def test_key_of_another_agent_gets_nothing(furnished: InstructionService, tmp_path: Path) -> None:
-    stranger = furnished.client.key("agent:other")
-    assert stranger not in says_nothing(start(furnished.client.url, key=stranger, home=tmp_path))
+def test_key_of_another_agent_gets_nothing(published_service: InstructionService, tmp_path: Path) -> None:
+    stranger = published_service.client.key("agent:other")
+    assert stranger not in says_nothing(start(published_service.client.url, key=stranger, home=tmp_path))
 
 
 @pytest.mark.parametrize("key", [None, ""])
