@@ -101,14 +101,14 @@ def _hit_table(sets: Sequence[Set], encoders: Sequence[str], indexes: Indexes) -
     yield "mean", " | ".join(_pair(_mean([row[column] for row in rows])) for column in range(len(columns)))
 
 
-def _refusals(unit_set: Set, index: SearchIndex) -> Iterator[tuple[str, str]]:
+def _refusals(one: Set, index: SearchIndex) -> Iterator[tuple[str, str]]:
     """Whether queries without an answer are recognised by the relevance of the best unit."""
     right: list[float] = []
     wrong: list[float] = []
-    for query in unit_set.queries:
+    for query in one.queries:
         relevance = max(hit.relevance for hit in index.search(query.intent, floor=0).hits)
         (right if query.relevant else wrong).append(relevance)
-    name = f"{unit_set.name} by {index.embedding_model_version}"
+    name = f"{one.name} by {index.embedding_model_version}"
     yield f"{name}: AUROC of abstention", f"{_auroc(right, wrong):.3f}"
     refused = sum(relevance < index.floor for relevance in wrong) / len(wrong)
     kept = sum(relevance >= index.floor for relevance in right) / len(right)
