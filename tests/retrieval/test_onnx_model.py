@@ -249,13 +249,16 @@ DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_unsupported_model_is_rejected_with_the_reason(defect: str, tmp_path: Path) -> None:
+def test_unsupported_model_is_rejected_with_the_reason(
+    defect: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     change, reason = DEFECTS[defect]
     folder = write_model(tmp_path / "model")
     change(folder)
     with pytest.raises(UserError, match=f"model is not a supported model: {reason}") as rejection:
         OnnxEncoder(folder)
     assert "\n" not in str(rejection.value)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", [MODEL, TOKENS])
