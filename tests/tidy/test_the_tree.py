@@ -94,6 +94,10 @@ def test_decisions_are_numbered_and_say_what_would_change_them() -> None:
     assert not (offenders := documents.disordered_decisions(ROOT)), join_lines(offenders)
 
 
+def test_every_dependency_is_explained() -> None:
+    assert not (offenders := documents.unexplained_dependencies(ROOT)), join_lines(offenders)
+
+
 def test_changelog_has_a_section_for_this_version() -> None:
     assert not (offenders := documents.stale_changelog(ROOT)), join_lines(offenders)
 

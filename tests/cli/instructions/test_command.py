@@ -33,7 +33,7 @@ def test_instructions_are_off_until_the_home_file_turns_them_on(tmp_path: Path) 
         ('[instructions]\nwake_public_key = "short"\n', "Ed25519"),
         (
             '[instructions]\nencoder = "other"\n',
-            "unknown encoder 'other'; use one of wordllama, paired, minilm, joined",
+            "unknown encoder 'other'; use wordllama, none, the folder of an ONNX model",
         ),
         ("[instructions\n", "cannot be read"),
     ],

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.custom_models import write_model
 from tests.support.instruction_service import UNITS
 from tests.support.library_projects import LibraryProject
+from tests.support.onnx_models import write_model
 
 from holdfast.errors import UserError
 from holdfast.instructions.access import InstructionCaller
@@ -189,12 +189,12 @@ def test_an_encoder_that_cannot_run_is_never_called_in_use(tmp_path: Path) -> No
     shop = LibraryProject(tmp_path)
     shop.library.close()
     model = write_model(tmp_path / "model")
-    (model / "config.json").write_text("{")
+    (model / "modules.json").write_text("[")
     configure(shop, str(model))
     for words in (("encoder",), ("encoder", "--accept")):
         result = shop.run(*words)
         assert isinstance(result.exception, UserError)
-        assert "is not a supported model: config.json: Input data was truncated" in str(result.exception)
+        assert "is not a supported model: modules.json: Input data was truncated" in str(result.exception)
 
 
 def test_another_encoder_can_be_accepted_if_the_previous_one_is_gone(shop: LibraryProject) -> None:

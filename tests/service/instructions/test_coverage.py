@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.support.custom_models import write_model
 from tests.support.instruction_service import (
     AGENT,
     UNITS,
@@ -14,14 +13,16 @@ from tests.support.instruction_service import (
     open_store_of_kind,
     serve_instructions,
 )
+from tests.support.onnx_models import write_model
 from tests.support.served_service import serve_store
 
 from holdfast.clock import ManualClock
 from holdfast.errors import UserError
 from holdfast.instructions.coverage.schedule import DAY_MS, activate_encoder, run_due_coverage
 from holdfast.instructions.models import CoverageRun, UnitCoverage
-from holdfast.retrieval.encoders import custom_model, wordllama
-from holdfast.retrieval.encoders.registry import REVISIONS, make_certified_name
+from holdfast.retrieval.encoders import onnx_model, wordllama
+from holdfast.retrieval.encoders.model_folder import fingerprint
+from holdfast.retrieval.encoders.registry import make_certified_name
 
 COVERAGE = "/instruction-manifest/coverage"
 DAY_SECONDS = 86_400
@@ -180,7 +181,8 @@ def test_new_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path) -> 
         service.clock.advance(60)
         library = library_of(store, service.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == ()
-        assert library.records.encoder() == library.instruction_sets.encoder == "wordllama"
+        assert library.instruction_sets.encoder == "wordllama"
+        assert library.records.encoder() == make_certified_name("wordllama")
         run = library.records.coverage(AGENT)
         assert run is not None
         assert run.kind == "recert"
@@ -207,61 +209,57 @@ def test_encoder_that_fails_a_manifest_is_not_used(tmp_path: Path) -> None:
 
 def test_custom_model_is_certified_by_its_content(tmp_path: Path) -> None:
     model = write_model(tmp_path / "mine")
-    encoder = f"paired+{model}"
-    with serve_instructions("sqlite", tmp_path, encoder=encoder) as service:
+    with serve_instructions("sqlite", tmp_path, encoder=str(model)) as service:
         assert activate_encoder(service.library) == ()
         service.publish_all()
         result = service.recall("claim a ticket before work", key=service.agent_key).json
-        assert f"+mine@{custom_model.fingerprint(model)}" in result["embedding_model_version"]
-        assert (
-            service.library.records.encoder()
-            == f"paired.{REVISIONS['paired']}+{model}@{custom_model.fingerprint(model)}"
-        )
-        assert service.library.records.encoder() == make_certified_name(encoder)
+        assert result["embedding_model_version"] == f"mine@{fingerprint(model)}"
+        assert service.library.records.encoder() == f"{model}@{fingerprint(model)}" == make_certified_name(str(model))
     write_model(model, seed=1.0)
-    custom_model.fingerprint.cache_clear()
-    custom_model.load_custom_encoders.cache_clear()
+    fingerprint.cache_clear()
+    onnx_model.load_onnx_encoders.cache_clear()
     with open_store_of_kind("sqlite", tmp_path) as store:
-        library = library_of(store, service.clock, tmp_path / "root", ids="later", encoder=encoder)
+        library = library_of(store, service.clock, tmp_path / "root", ids="later", encoder=str(model))
         assert activate_encoder(library) == ()
         run = library.records.coverage(AGENT)
         assert run is not None
         assert run.kind == "recert"
-        assert run.model_id.endswith(f"+mine@{custom_model.fingerprint(model)}")
-        assert library.records.encoder() == make_certified_name(encoder)
+        assert run.model_id == f"mine@{fingerprint(model)}"
+        assert library.records.encoder() == make_certified_name(str(model))
 
 
 def test_encoder_with_changed_output_is_measured_before_use(tmp_path: Path) -> None:
     """Like a release with a new encoder revision: the name in the configuration stays the same."""
-    with serve_instructions("sqlite", tmp_path, encoder="paired") as service:
+    with serve_instructions("sqlite", tmp_path) as service:
         activate_encoder(service.library)
         service.publish_all()
-        service.library.records.set_encoder("paired")
+        service.library.records.set_encoder("wordllama@0")
     with open_store_of_kind("sqlite", tmp_path) as store:
         service.clock.advance(60)
-        later = library_of(store, service.clock, tmp_path / "root", ids="later", encoder="paired")
+        later = library_of(store, service.clock, tmp_path / "root", ids="later")
         assert activate_encoder(later) == ()
         run = later.records.coverage(AGENT)
         assert run is not None
-        assert (run.kind, later.records.encoder()) == ("recert", f"paired.{REVISIONS['paired']}")
+        assert (run.kind, later.records.encoder()) == ("recert", make_certified_name("wordllama"))
 
 
 def test_failure_with_a_new_encoder_revision_warns_and_blocks_nothing(tmp_path: Path) -> None:
     """The output of the old revision cannot be computed any more."""
-    with serve_instructions("sqlite", tmp_path, encoder="paired") as service:
+    with serve_instructions("sqlite", tmp_path) as service:
         activate_encoder(service.library)
         publish_ambiguous(service)
-        service.library.records.set_encoder("paired")
+        service.library.records.set_encoder("wordllama@0")
     with open_store_of_kind("sqlite", tmp_path) as store:
-        other = library_of(store, service.clock, tmp_path / "root", ids="other", encoder="wordllama")
+        other = library_of(store, service.clock, tmp_path / "root", ids="other", encoder=None)
         assert activate_encoder(other) == (AGENT,)
-        assert (other.instruction_sets.encoder, other.records.encoder()) == ("paired", "paired")
+        assert (other.instruction_sets.encoder, other.records.encoder()) == ("wordllama", "wordllama@0")
         warnings: list[str] = []
-        later = library_of(store, service.clock, tmp_path / "root", ids="later", encoder="paired")
+        later = library_of(store, service.clock, tmp_path / "root", ids="later")
         later.warn = warnings.append
         assert activate_encoder(later) == ()
-        assert (later.instruction_sets.encoder, later.records.encoder()) == ("paired", f"paired.{REVISIONS['paired']}")
-        assert "the encoder paired, whose results changed in this release" in warnings[0]
+        assert later.instruction_sets.encoder == "wordllama"
+        assert later.records.encoder() == make_certified_name("wordllama")
+        assert "the encoder wordllama, whose results changed in this release" in warnings[0]
         assert f"manifests fail with it, such as that of {AGENT}" in warnings[1]
         run = later.records.coverage(AGENT)
         assert run is not None

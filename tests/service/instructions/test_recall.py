@@ -346,7 +346,7 @@ def test_encoder_failure_is_a_retryable_503(
         raise error
 
     with monkeypatch.context() as broken:
-        broken.setattr(wordllama, "stage", stage)
+        broken.setattr(wordllama, "create_stage", stage)
         service.library.instruction_sets.clear()
         scope = {"scope": f"instruction:local/{AGENT}", "intent": CLAIM}
         entries = [entry(name) for name in UNITS]

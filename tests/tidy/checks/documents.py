@@ -141,6 +141,38 @@ def disordered_decisions(root: Path) -> list[str]:
     return offenders
 
 
+def unexplained_dependencies(root: Path) -> list[str]:
+    """Packages that docs/dependencies.md leaves out: required by pyproject.toml, or pinned; and rows for no package."""
+    page = text_of(root, "docs/dependencies.md")
+    direct = {canonical_name(name) for name in re.findall(r"(?m)^\| `([\w.-]+)` \|", page)}
+    transitive = {canonical_name(name) for name in re.findall(r"[|,] ([\w.-]+) \([^)]*, [\d,]+\)", page)}
+    pins = text_of(root, "constraints.txt").split()
+    pinned = {canonical_name(pin.partition("==")[0]) for pin in pins}
+    required = required_packages(root)
+    return [
+        *(f"{name} has no row in docs/dependencies.md" for name in sorted(required - direct)),
+        *(f"docs/dependencies.md: nothing requires {name}" for name in sorted(direct - required - pinned)),
+        *(f"{name} is pinned, but not in docs/dependencies.md" for name in sorted(pinned - direct - transitive)),
+        *(f"docs/dependencies.md: {name} is not pinned" for name in sorted(transitive - pinned)),
+        *(f"docs/dependencies.md: {name} is listed twice" for name in sorted(transitive & direct)),
+    ]
+
+
+def required_packages(root: Path) -> set[str]:
+    project = pyproject(root)
+    lists = [
+        project["build-system"]["requires"],
+        project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"].values(),
+    ]
+    names = (re.match(r"[\w.-]+", requirement) for requirements in lists for requirement in requirements)
+    return {canonical_name(name[0]) for name in names if name}
+
+
+def canonical_name(package: str) -> str:
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
 def stale_changelog(root: Path) -> list[str]:
     newest = re.search(r"(?m)^## (.+)$", text_of(root, "CHANGELOG.md"))
     if not newest:
