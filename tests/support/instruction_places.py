@@ -91,7 +91,7 @@ class Place:
     def lose(self, table: str) -> None:
         """From now on whatever needs this table fails, as it does where a database is broken."""
         assert isinstance(self.library.records, InstructionStore)
-        self.library.records._changes.run_statement(f"DROP TABLE {self.library.records._tables.schema}{table}", ())
+        self.library.records._changes.run_statement(f"DROP TABLE holdfast.{table}", ())
 
     def ask(self, method: str, path: str, body: object = None, *, key: str | None = None) -> Answered:
         return self.client.ask(method, path, body, key=key or self.ann)

@@ -28,7 +28,7 @@ def test_tables_of_the_contract_keep_their_names_and_columns(furnished: Place, t
     records = furnished.library.records
     assert isinstance(records, InstructionStore)
     listed = ", ".join(columns.split())
-    assert len(list(records._fetch(f"SELECT {listed} FROM {records._tables.schema}{table}", ()))) == 1
+    assert len(list(records._fetch(f"SELECT {listed} FROM holdfast.{table}", ()))) == 1
 
 
 def test_a_guaranteed_unit_is_judged_by_its_rank_and_not_by_being_always_there(at: Place) -> None:
@@ -113,7 +113,7 @@ def test_a_unit_without_intents_is_probed_by_its_description(at: Place) -> None:
 def test_coverage_that_was_not_measured_yet_is_not_found(furnished: Place) -> None:
     records = furnished.library.records
     assert isinstance(records, InstructionStore)
-    records._changes.run_statement(f"DELETE FROM {records._tables.coverage.name}", ())
+    records._changes.run_statement("DELETE FROM holdfast.instruction_coverage", ())
     answered = furnished.of_agent("GET", "/instruction-manifest/coverage", key=furnished.agent_key)
     assert (answered.status, answered.code) == (404, "coverage_not_found")
 

@@ -17,8 +17,18 @@ from holdfast.errors import StoreError
 from holdfast.stores.event_log import READ_BATCH_EVENTS
 from holdfast.stores.postgres.server import explain_postgres_error
 from holdfast.stores.postgres.store import PostgresStore
-from holdfast.stores.postgres.writer import ADD_TO_SESSION, COMMIT_ATTEMPTS_MAX, COPY_EVENTS, POSTGRES_LOG_QUERIES
-from holdfast.stores.sql.events import encode_events, tally_sessions
+from holdfast.stores.postgres.writer import COMMIT_ATTEMPTS_MAX, COPY_EVENTS
+from holdfast.stores.sql.dialect import POSTGRES
+from holdfast.stores.sql.events import (
+    ADD_TO_SESSION,
+    EVENT_POSITION,
+    EVENTS_PAGE,
+    LEARNED_EVENTS,
+    SESSION_EXISTS,
+    SESSIONS_NEWEST_FIRST,
+    encode_events,
+    tally_sessions,
+)
 
 
 def failure(done: Future[None]) -> str:
@@ -31,7 +41,7 @@ def failure(done: Future[None]) -> str:
 def take(other: psycopg.Connection[tuple[object, ...]], number: int, session: str) -> None:
     """What a store does to put one event on the log, up to the commit."""
     told = [said(number, session)]
-    other.execute(ADD_TO_SESSION, (*astuple(tally_sessions(told)[0]), len(told)))
+    other.execute(POSTGRES.translate(ADD_TO_SESSION), (*astuple(tally_sessions(told)[0]), len(told)))
     with other.cursor() as cursor, cursor.copy(COPY_EVENTS) as copy:
         copy.write_row(astuple(encode_events(told)[0]))
 
@@ -157,15 +167,24 @@ def test_what_a_server_would_acknowledge_too_soon_is_on_its_disk_first(emptied_p
         assert list(store.read("s")) == [said(0)]
 
 
-@pytest.mark.parametrize(("raised", "code"), [("EXCEPTION", "P0001"), ("unique_violation", "23505")])
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        ("EXCEPTION", "cannot be used (PostgreSQL error P0001): check the server's log"),
+        (
+            "unique_violation",
+            "refused a change because of a constraint (PostgreSQL error 23505): check for a duplicate",
+        ),
+    ],
+)
 def test_a_database_that_refuses_a_row_for_reasons_of_its_own_fails_the_append(
-    emptied_postgres: str, raised: str, code: str
+    emptied_postgres: str, raised: str, line: str
 ) -> None:
     with PostgresStore(emptied_postgres) as store:
         what = "EXCEPTION 'a secret'" if raised == "EXCEPTION" else f"{raised} USING MESSAGE = 'a secret'"
         add_trigger(emptied_postgres, f"RAISE {what};")
         refusal = failure(store.append([said(0)]))
-        assert refusal.endswith(f"cannot be used (PostgreSQL error {code}): check the server's log")
+        assert refusal.endswith(line)
         assert store.sessions() == ()
 
 
@@ -208,19 +227,10 @@ def test_a_long_session_is_read_a_batch_at_a_time(emptied_postgres: str) -> None
         assert list(reading) == talk(READ_BATCH_EVENTS - 1, start=READ_BATCH_EVENTS + 1)
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        POSTGRES_LOG_QUERIES.events_page,
-        POSTGRES_LOG_QUERIES.event_position,
-        POSTGRES_LOG_QUERIES.session,
-        POSTGRES_LOG_QUERIES.sessions,
-        POSTGRES_LOG_QUERIES.learned_events,
-    ],
-)
+@pytest.mark.parametrize("query", [EVENTS_PAGE, EVENT_POSITION, SESSION_EXISTS, SESSIONS_NEWEST_FIRST, LEARNED_EVENTS])
 def test_no_read_looks_at_more_rows_than_it_gives(emptied_postgres: str, query: str) -> None:
     with PostgresStore(emptied_postgres):
-        asked = query.replace("%s", "'1'")
+        asked = POSTGRES.translate(query).replace("%s", "'1'")
         steps = run(emptied_postgres, "SET enable_seqscan = off", "SET enable_sort = off", f"EXPLAIN {asked}")
     plan = " / ".join(str(step) for (step,) in steps)
     assert "Index" in plan

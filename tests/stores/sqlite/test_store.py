@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from threading import Barrier, Thread, Timer, active_count
 from threading import Event as Signal
@@ -17,12 +18,21 @@ from tests.support.log_examples import event, said, talk
 
 from holdfast.errors import StoreError
 from holdfast.events.payloads.session import MessageAppended
-from holdfast.stores.event_log import IDLE_MAX, READ_BATCH_EVENTS
+from holdfast.stores.event_log import READ_BATCH_EVENTS
 from holdfast.stores.migrate import load_migrations
-from holdfast.stores.sql.events import encode_events, tally_sessions
-from holdfast.stores.sqlite.file import open_reader, open_writer, prepare_file
-from holdfast.stores.sqlite.store import SqliteReader, SqliteStore
-from holdfast.stores.sqlite.writer import SQLITE_LOG_QUERIES, SqliteWriter
+from holdfast.stores.sql.connection import IDLE_MAX, ConnectionPool, SqlReader
+from holdfast.stores.sql.dialect import SQLITE
+from holdfast.stores.sql.events import (
+    EVENT_POSITION,
+    EVENTS_PAGE,
+    SESSION_EXISTS,
+    SESSIONS_NEWEST_FIRST,
+    encode_events,
+    tally_sessions,
+)
+from holdfast.stores.sqlite.file import SqliteEngine, identify_file, open_reader, open_writer, prepare_file
+from holdfast.stores.sqlite.store import SqliteStore
+from holdfast.stores.sqlite.writer import SqliteWriter
 from holdfast.stores.write.queue import AppendJob, WriterThread
 from holdfast.types.blocks import make_user_message
 
@@ -78,7 +88,7 @@ def test_a_full_disk_fails_the_append_and_keeps_what_was_there(path: Path) -> No
     # SQLite reports the end of this allowance exactly as it does the end of a disk.
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages + 8}")
-    writes = SqliteWriter(connection, path, {})
+    writes = SqliteWriter(connection, engine_of(path), {})
     writer = WriterThread(writes.commit, writes.close)
     answers: list[Future[None]] = []
     for number in range(3):
@@ -147,7 +157,7 @@ def test_a_database_that_refuses_a_row_for_reasons_of_its_own_fails_the_append(p
             "CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'a secret'); END",
         )
         assert failure(store.append([said(0)])) == (
-            f"{path} cannot be used (SQLite error 19): restore it from a backup"
+            f"{path} refused a change because of a constraint of its tables: check for a duplicate"
         )
         assert store.sessions() == ()
 
@@ -255,12 +265,7 @@ def test_a_long_session_is_read_a_batch_at_a_time(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    [
-        SQLITE_LOG_QUERIES.events_page,
-        SQLITE_LOG_QUERIES.event_position,
-        SQLITE_LOG_QUERIES.session,
-        SQLITE_LOG_QUERIES.sessions,
-    ],
+    [SQLITE.translate(query) for query in (EVENTS_PAGE, EVENT_POSITION, SESSION_EXISTS, SESSIONS_NEWEST_FIRST)],
 )
 def test_no_read_looks_at_more_rows_than_it_gives(path: Path, query: str) -> None:
     with SqliteStore(path) as store:
@@ -371,7 +376,7 @@ def test_connections_are_shared_by_readers_and_few_stay_open(path: Path) -> None
             made[-1].create_function("meet", 0, lambda: all_there.wait(10))
             return made[-1]
 
-        reads = SqliteReader(connect, path)
+        reads = SqlReader(engine_of(path), ConnectionPool(connect))
         for _ in range(3):
             assert reads.fetch("SELECT 1", ()) == [(1,)]
         assert len(made) == 1
@@ -387,6 +392,10 @@ def test_connections_are_shared_by_readers_and_few_stay_open(path: Path) -> None
         assert not any(map(is_open, made))
         assert reads.fetch("SELECT 1", ()) == [(1,)]
         assert not any(map(is_open, made))
+
+
+def engine_of(path: Path) -> SqliteEngine:
+    return SqliteEngine(str(path), partial(identify_file, path))
 
 
 def is_open(connection: sqlite3.Connection) -> bool:

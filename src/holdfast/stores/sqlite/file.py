@@ -5,11 +5,13 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.errors import StoreError, UserError
 from holdfast.stores.migrate import Migration, migrate_sqlite, read_sqlite_version
+from holdfast.stores.sql.connection import SqlConnection
+from holdfast.stores.sql.dialect import SQLITE
 
 APPLICATION_ID = 0x484F4C44  # "HOLD" in ASCII; marks the file as ours.
 BUSY_SECONDS_MAX = 10.0  # How long to wait for a lock of another process before giving up.
@@ -43,7 +45,19 @@ def _check_usable(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def file_missing_error(path: Path) -> StoreError:
+FileIdentity = tuple[int, int] | None
+
+
+def identify_file(path: Path) -> FileIdentity:
+    """Device and inode of the file at the path; raises StoreError if there is none."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise file_missing_error(path) from error
+    return status.st_dev, status.st_ino
+
+
+def file_missing_error(path: Path | str) -> StoreError:
     return StoreError(f"{path} was moved or deleted while it was in use: put it back, then open the store again")
 
 
@@ -114,7 +128,7 @@ def _use_wal(connection: sqlite3.Connection, busy_seconds_max: float) -> None:
     connection.execute(f"PRAGMA busy_timeout = {int(busy_seconds_max * 1000)}")
 
 
-def explain_sqlite_error(error: sqlite3.Error, path: Path) -> StoreError:
+def explain_sqlite_error(error: Exception, path: Path | str) -> StoreError:
     """One line that says what to do. SQLite's own message is left out: it can quote a row."""
     match _result_code(error):
         case sqlite3.SQLITE_FULL:
@@ -127,6 +141,14 @@ def explain_sqlite_error(error: sqlite3.Error, path: Path) -> StoreError:
             return StoreError(f"{path} is locked by another program: close that program, then open the store again")
         case sqlite3.SQLITE_NOTADB:
             return StoreError(f"{path} is not a database: use another file, or a path that does not exist yet")
+        case sqlite3.SQLITE_CONSTRAINT:
+            return StoreError(f"{path} refused a change because of a constraint of its tables: check for a duplicate")
+        case sqlite3.SQLITE_ERROR if "no such" in str(error):
+            return StoreError(f"{path} is missing tables that Holdfast created there: restore it from a backup")
+        case sqlite3.SQLITE_ERROR | sqlite3.SQLITE_MISMATCH | sqlite3.SQLITE_RANGE | sqlite3.SQLITE_MISUSE:
+            return _programming_error(path, type(error).__name__)
+        case None if isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
+            return _programming_error(path, type(error).__name__)
         case sqlite3.SQLITE_CORRUPT | None:
             return StoreError(f"{path} is damaged: restore it from a backup, or move it away to start a new one")
         case sqlite3.SQLITE_IOERR:
@@ -135,7 +157,11 @@ def explain_sqlite_error(error: sqlite3.Error, path: Path) -> StoreError:
             return StoreError(f"{path} cannot be used (SQLite error {code}): restore it from a backup")
 
 
-def _result_code(error: sqlite3.Error) -> int | None:
+def _programming_error(path: Path | str, reason: str) -> StoreError:
+    return StoreError(f"{path} cannot run a statement of Holdfast ({reason}): report this as a bug in holdfast")
+
+
+def _result_code(error: Exception) -> int | None:
     """SQLite's primary result code; None for errors raised by Python's sqlite3 module itself."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
@@ -151,9 +177,35 @@ def _explain_system(error: OSError, path: Path) -> StoreError:
             return StoreError(f"{path} cannot be opened ({error.strerror}): use another file")
 
 
-def _no_permission(path: Path) -> StoreError:
+def _no_permission(path: Path | str) -> StoreError:
     return StoreError(f"no permission to write {path}: check who owns the file and its folder, or use another file")
 
 
-def _disk_full(path: Path) -> StoreError:
+def _disk_full(path: Path | str) -> StoreError:
     return StoreError(f"no space left to write {path}: free some on its disk, then open the store again")
+
+
+class SqliteEngine:
+    """The engine of the database `name`; `identify` says which file is there now, because it may be replaced."""
+
+    dialect = SQLITE
+    error: type[Exception] = sqlite3.Error
+    violation: type[Exception] = sqlite3.IntegrityError
+
+    def __init__(self, name: str, identify: Callable[[], FileIdentity]) -> None:
+        self.name = name
+        self._identify = identify
+        self._identity = identify()
+
+    def is_lost(self, connection: SqlConnection) -> bool:
+        return False
+
+    def is_current(self, connection: SqlConnection) -> bool:
+        return self._identify() == self._identity
+
+    def begin(self, connection: SqlConnection, *, synced: bool) -> None:
+        connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+        connection.execute("BEGIN IMMEDIATE")
+
+    def explain(self, error: Exception) -> StoreError:
+        return explain_sqlite_error(error, self.name)
