@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.instruction_places import opened_store
 from tests.support.knowledge_folders import DECISION, FACT, RULE, folder_of, talked
 from tests.support.log_examples import event
 from tests.support.played_sessions import new_session, played, uses
@@ -13,7 +14,7 @@ from tests.support.served_service import Client, serving_store
 from holdfast.clock import ManualClock, new_ulid
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.knowledge.folder import DIGEST_FILE
-from holdfast.stores.memory import MemoryStore
+from holdfast.stores.event_log import DatabaseEventLog
 
 AN_ID = "0123456789ab"
 
@@ -25,13 +26,14 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DatabaseEventLog]:
+    with opened_store(request.param, tmp_path) as kept:
+        yield kept
 
 
 @pytest.fixture
-def client(workspace: Path, store: MemoryStore) -> Iterator[Client]:
+def client(workspace: Path, store: DatabaseEventLog) -> Iterator[Client]:
     with serving_store(store, clock=ManualClock()) as served:
         served.service.workspace = workspace
         yield served
@@ -42,14 +44,14 @@ def listed(client: Client, query: str = "") -> dict[str, str]:
     return {one["text"]: one["id"] for one in client.get(f"/api/knowledge{query}")["items"]}
 
 
-async def harvested(client: Client, store: MemoryStore, workspace: Path) -> dict[str, str]:
+async def harvested(client: Client, store: DatabaseEventLog, workspace: Path) -> dict[str, str]:
     await talked(store, workspace, f"{FACT} {RULE}")
     assert client.ask("POST", "/api/knowledge/harvest", {"apply": True}).status == 200
     return listed(client)
 
 
 async def test_a_harvest_is_only_shown_unless_it_is_told_to_apply(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     session_id = await talked(store, workspace, f"{FACT} {RULE}")
     for body in (None, {}, {"apply": False}):
@@ -66,7 +68,7 @@ async def test_a_harvest_is_only_shown_unless_it_is_told_to_apply(
 
 
 async def test_what_was_said_to_a_simulated_model_is_harvested_only_where_all_is_simulated(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     await talked(store, workspace, FACT, simulated=True)
     assert client.ask("POST", "/api/knowledge/harvest", {}).json["sessions"] == []
@@ -75,7 +77,7 @@ async def test_what_was_said_to_a_simulated_model_is_harvested_only_where_all_is
     assert told["session_id"] == store.sessions()[0].id
 
 
-async def test_items_are_listed_by_category_and_page(client: Client, store: MemoryStore, workspace: Path) -> None:
+async def test_items_are_listed_by_category_and_page(client: Client, store: DatabaseEventLog, workspace: Path) -> None:
     ids = await harvested(client, store, workspace)
     assert {FACT, RULE, DECISION} <= ids.keys()
     assert listed(client, "?category=facts").keys() == {FACT}
@@ -89,7 +91,7 @@ async def test_items_are_listed_by_category_and_page(client: Client, store: Memo
     assert client.ask("GET", "/api/knowledge?category=gossip").code == "invalid_category"
 
 
-async def test_an_item_says_where_it_came_from(client: Client, store: MemoryStore, workspace: Path) -> None:
+async def test_an_item_says_where_it_came_from(client: Client, store: DatabaseEventLog, workspace: Path) -> None:
     ids = await harvested(client, store, workspace)
     (row,) = store.sessions()
     told = client.get(f"/api/knowledge/items/{ids[FACT]}")
@@ -99,7 +101,7 @@ async def test_an_item_says_where_it_came_from(client: Client, store: MemoryStor
 
 
 async def test_a_changed_item_keeps_its_id_and_is_in_the_digest_at_once(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     ids = await harvested(client, store, workspace)
     told = client.ask("PUT", f"/api/knowledge/items/{ids[FACT]}", {"text": "It is\n port 6000 <b>now</b>."}).json
@@ -111,7 +113,7 @@ async def test_a_changed_item_keeps_its_id_and_is_in_the_digest_at_once(
     assert RULE not in client.get("/api/knowledge/digest")["text"]
 
 
-async def test_a_task_is_marked_as_done_and_approved(client: Client, store: MemoryStore, workspace: Path) -> None:
+async def test_a_task_is_marked_as_done_and_approved(client: Client, store: DatabaseEventLog, workspace: Path) -> None:
     await harvested(client, store, workspace)
     (workspace / ".holdfast" / "knowledge" / "tasks.md").write_text("- [ ] Write the release notes.\n")
     task = listed(client)["Write the release notes."]
@@ -132,7 +134,7 @@ async def test_a_task_is_marked_as_done_and_approved(client: Client, store: Memo
     ],
 )
 async def test_what_must_not_be_kept_is_refused(
-    client: Client, store: MemoryStore, workspace: Path, body: dict[str, str], status: int, code: str
+    client: Client, store: DatabaseEventLog, workspace: Path, body: dict[str, str], status: int, code: str
 ) -> None:
     ids = await harvested(client, store, workspace)
     before = (workspace / ".holdfast" / "knowledge" / "facts.md").read_bytes()
@@ -142,7 +144,7 @@ async def test_what_must_not_be_kept_is_refused(
     assert (workspace / ".holdfast" / "knowledge" / "facts.md").read_bytes() == before
 
 
-async def test_a_removed_item_does_not_come_back(client: Client, store: MemoryStore, workspace: Path) -> None:
+async def test_a_removed_item_does_not_come_back(client: Client, store: DatabaseEventLog, workspace: Path) -> None:
     ids = await harvested(client, store, workspace)
     assert client.ask("DELETE", f"/api/knowledge/items/{ids[FACT]}").json == {"removed": ids[FACT]}
     assert client.ask("GET", f"/api/knowledge/items/{ids[FACT]}").code == "item_not_found"
@@ -153,7 +155,7 @@ async def test_a_removed_item_does_not_come_back(client: Client, store: MemorySt
 
 
 async def test_a_session_has_a_newer_digest_pending_and_a_new_one_has_not(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     before = await talked(store, workspace, FACT)
     client.ask("POST", "/api/knowledge/harvest", {"apply": True})
@@ -165,7 +167,7 @@ async def test_a_session_has_a_newer_digest_pending_and_a_new_one_has_not(
 
 
 async def test_a_page_that_a_person_changed_has_a_digest_pending_until_it_is_made_anew(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     await harvested(client, store, workspace)
     assert client.get("/api/knowledge/digest")["pending"] == ""
@@ -183,13 +185,13 @@ def test_a_folder_without_knowledge_has_none(client: Client) -> None:
     assert client.ask("PUT", f"/api/knowledge/items/{AN_ID}", {"done": True}).code == "item_not_found"
 
 
-def test_a_service_outside_of_a_project_says_so(store: MemoryStore) -> None:
+def test_a_service_outside_of_a_project_says_so(store: DatabaseEventLog) -> None:
     with serving_store(store) as client:
         assert client.ask("GET", "/api/knowledge").code == "no_workspace"
 
 
 async def test_while_another_run_is_at_it_nothing_is_changed(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     await talked(store, workspace, FACT)
     folder = folder_of(workspace)
@@ -200,7 +202,7 @@ async def test_while_another_run_is_at_it_nothing_is_changed(
 
 
 async def test_adopting_costs_what_is_written_anew_from_the_digest_on(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     await harvested(client, store, workspace)
     session_id = await talked(store, workspace, "Hello.", knowledge=True)
@@ -218,7 +220,7 @@ async def test_adopting_costs_what_is_written_anew_from_the_digest_on(
 
 
 async def test_a_running_session_is_told_to_take_the_newer_digest(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     await harvested(client, store, workspace)
     reads = [uses("look")]
@@ -244,7 +246,7 @@ async def test_a_running_session_is_told_to_take_the_newer_digest(
     assert len({body.partition(b'"tools":')[2].partition(b"# Knowledge")[0] for body in bodies}) == 1
 
 
-def test_nobody_is_told_to_take_a_digest_who_is_not_there_or_cannot(client: Client, store: MemoryStore) -> None:
+def test_nobody_is_told_to_take_a_digest_who_is_not_there_or_cannot(client: Client, store: DatabaseEventLog) -> None:
     assert client.ask("POST", "/api/knowledge/pending/none-such/adopt").code == "session_not_found"
     store.append([event("e1", SessionStarted("anthropic:claude-sonnet-5-5"), session="wrapped")]).result(10)
     assert client.ask("POST", "/api/knowledge/pending/wrapped/adopt").code == "not_controllable"
@@ -252,7 +254,7 @@ def test_nobody_is_told_to_take_a_digest_who_is_not_there_or_cannot(client: Clie
 
 
 async def test_what_the_pages_would_make_is_told_before_it_is_adopted(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     await harvested(client, store, workspace)
     page = workspace / ".holdfast" / "knowledge" / "facts.md"

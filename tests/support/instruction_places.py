@@ -5,7 +5,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from holdfast.instructions.recall.wake_token import WakeIssuer
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.store import SupportsInstructions
 from holdfast.instructions.units.signatures import DeploymentKey
+from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.instructions.store import InstructionStore
-from holdfast.stores.open import Store
 from holdfast.stores.postgres.store import PostgresStore
 from holdfast.stores.sqlite.store import SqliteStore
 
@@ -159,13 +159,12 @@ def b64(raw: bytes) -> str:
 
 
 @contextmanager
-def opened_store(kind: str, folder: Path) -> Iterator[Store]:
+def opened_store(kind: str, folder: Path) -> Iterator[DatabaseEventLog]:
     if kind == "postgres":
         with used_database() as url, PostgresStore(url) as kept:
             yield kept
         return
-    made: AbstractContextManager[Store] = SqliteStore(folder / "log.db")
-    with made as kept:
+    with SqliteStore(folder / "log.db") as kept:
         yield kept
 
 

@@ -1,40 +1,12 @@
 """A service that keeps instructions, on each store that can keep them."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.support.instruction_places import Place, place
 
-HERE = Path(__file__).parent
 STORES = ("sqlite", "postgres")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "every_store: every case is run on PostgreSQL too, and not only the first")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each case on SQLite, and the first of each test on PostgreSQL too; `HOLDFAST_EVERY_CASE=1` has all on both.
-
-    A test marked `every_store` has all on both at all times.
-    """
-    if os.environ.get("HOLDFAST_EVERY_CASE"):
-        return
-    seen: set[str] = set()
-    left_out: dict[pytest.Item, None] = {}
-    for item in items:
-        name, _, case = item.nodeid.partition("[")
-        if item.get_closest_marker("every_store") is not None:
-            continue
-        if HERE in item.path.parents and case.startswith("postgres-"):
-            if name in seen:
-                left_out[item] = None
-            seen.add(name)
-    if left_out:
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(params=STORES)

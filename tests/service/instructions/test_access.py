@@ -178,7 +178,6 @@ def test_a_key_without_instructions_is_refused_before_its_scope_is_read(roles: R
         assert roles.ask(role, "POST", "/v1/recall", {"scope": scope, "intent": "x"}) == DENIED
 
 
-@pytest.mark.every_store
 def test_names_are_compared_whole_in_each_store(at: Place) -> None:
     at.furnish()
     settings = {"role": "CTO", "shortname": "cto", "supervisors": ["boss"]}
@@ -197,7 +196,6 @@ def test_names_are_compared_whole_in_each_store(at: Place) -> None:
             assert recall.code == "instruction_scope_denied", name
 
 
-@pytest.mark.every_store
 @pytest.mark.parametrize("declared", ["boss-uuid", "chief"])
 @pytest.mark.parametrize("holder", ["chief", "boss-uuid"])
 def test_each_store_finds_a_supervisor_by_id_and_by_shortname(at: Place, declared: str, holder: str) -> None:

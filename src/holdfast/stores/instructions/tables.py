@@ -69,7 +69,11 @@ class InstructionTable(Generic[Row]):
                     values[field.name] = msgspec.json.decode(str(values[field.name]), type=field.type)
             return msgspec.convert(values, self._row, strict=False)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise StoreError(f"{self.name} was written by a newer Holdfast, or is damaged") from error
+            table = self.name.removeprefix("holdfast.")
+            raise StoreError(
+                f"table {table} was written by a newer Holdfast, or is damaged: upgrade holdfast, or restore the "
+                "database from a backup"
+            ) from error
 
 
 AGENTS = InstructionTable("instruction_agents", Agent, "supervisors", "always_rules")

@@ -189,7 +189,8 @@ class SqlChanges:
             self._engine.begin(connection, synced=synced)
             for step in steps:
                 cells = dialect.encode_cells(step.cells)
-                changed = connection.execute(dialect.translate(step.statement), cells).rowcount
+                # Drivers count -1 rows for a statement that changes no rows.
+                changed = max(0, connection.execute(dialect.translate(step.statement), cells).rowcount)
                 if changed < step.rows_min:
                     raise _TooFewRowsError
             connection.execute("COMMIT")
