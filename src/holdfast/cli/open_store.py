@@ -73,12 +73,9 @@ def load_configured_models() -> "Models":
 @contextmanager
 def open_store_with_records(db: str | None) -> "Iterator[tuple[Store, StoreRecords]]":
     """Open the store and its records (keys and other data outside the event log); creates a missing file."""
-    from holdfast.events.records import HasRecords
     from holdfast.runtime.config import load_config
     from holdfast.stores.open import open_store
 
     address = db or load_config(os.environ, workspace=Path.cwd()).db_path
     with contextlib.closing(open_store(address, models=load_configured_models())) as log:
-        if not isinstance(log, HasRecords):
-            raise UserError("this store supports only an event log: use a SQLite file or PostgreSQL")
         yield log, log.records

@@ -30,7 +30,7 @@ from holdfast.stores.sql.events import (
     tally_sessions,
 )
 from holdfast.stores.sql.records import ChangeRunner, DatabaseRecords, RecordQueries
-from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, WriterThread
+from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, WriteJob
 
 READ_BATCH_EVENTS = 128  # Bounds what a reader of a long session holds in memory.
 SESSIONS_AT_ONCE = 500  # Ids per page of pending sessions; the next page starts after the last id.
@@ -43,6 +43,17 @@ class Reader(Protocol):
         """All rows of a query; none if a parameter is text that no database can store."""
 
     def close(self) -> None: ...
+
+
+class JobWriter(Protocol):
+    def submit(self, job: WriteJob, /) -> None:
+        """Takes a job and settles its future, at the latest when the writer is closed."""
+
+    def is_current_thread(self) -> bool:
+        """Whether this is the writer's own thread, which must not wait for itself."""
+
+    def close(self, refusal: StoreError, /) -> None:
+        """Writes what is queued; every later job is rejected with `refusal`."""
 
 
 class EngineQueries(msgspec.Struct, frozen=True):
@@ -77,6 +88,8 @@ class DatabaseEventLog:
     a gap; what is on it can still be read.
     """
 
+    survives_fork = False  # A database file or server must not be used over a parent's connections.
+
     def __init__(
         self,
         name: str,
@@ -84,7 +97,7 @@ class DatabaseEventLog:
         reads: Reader,
         changes: ChangeRunner,
         *,
-        writer: WriterThread,
+        writer: JobWriter,
         event_bytes_max: int,
     ) -> None:
         self._name = name
@@ -234,13 +247,13 @@ class DatabaseEventLog:
         self._release()
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid and not self.survives_fork:
             raise StoreError(f"the store {self._name} was opened before this process was forked: open it again here")
         if not self._release.alive:
             raise StoreError(str(self._closed))
 
 
-def _release(pid: int, resources: tuple[WriterThread, Reader, ChangeRunner], closed: StoreError) -> None:
+def _release(pid: int, resources: tuple[JobWriter, Reader, ChangeRunner], closed: StoreError) -> None:
     if os.getpid() != pid:
         return  # A forked process has no writer thread and must not close its parent's connections.
     writer, reads, changes = resources

@@ -9,7 +9,7 @@ from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite.store import SqliteStore
 
-Store = MemoryStore | DatabaseEventLog
+Store = DatabaseEventLog
 
 # A single letter is a Windows drive, not a scheme.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")

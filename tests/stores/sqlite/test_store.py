@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from threading import Barrier, Thread, Timer, active_count
 from threading import Event as Signal
@@ -17,10 +18,10 @@ from tests.support.log_examples import event, said, talk
 
 from holdfast.errors import StoreError
 from holdfast.events.payloads.session import MessageAppended
-from holdfast.stores.event_log import IDLE_MAX, READ_BATCH_EVENTS
+from holdfast.stores.event_log import IDLE_MAX, READ_BATCH_EVENTS, ConnectionPool
 from holdfast.stores.migrate import load_migrations
 from holdfast.stores.sql.events import encode_events, tally_sessions
-from holdfast.stores.sqlite.file import open_reader, open_writer, prepare_file
+from holdfast.stores.sqlite.file import identify_file, open_reader, open_writer, prepare_file
 from holdfast.stores.sqlite.store import SqliteReader, SqliteStore
 from holdfast.stores.sqlite.writer import SQLITE_LOG_QUERIES, SqliteWriter
 from holdfast.stores.write.queue import AppendJob, WriterThread
@@ -78,7 +79,7 @@ def test_a_full_disk_fails_the_append_and_keeps_what_was_there(path: Path) -> No
     # SQLite reports the end of this allowance exactly as it does the end of a disk.
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages + 8}")
-    writes = SqliteWriter(connection, path, {})
+    writes = SqliteWriter(connection, str(path), {}, partial(identify_file, path))
     writer = WriterThread(writes.commit, writes.close)
     answers: list[Future[None]] = []
     for number in range(3):
@@ -371,7 +372,7 @@ def test_connections_are_shared_by_readers_and_few_stay_open(path: Path) -> None
             made[-1].create_function("meet", 0, lambda: all_there.wait(10))
             return made[-1]
 
-        reads = SqliteReader(connect, path)
+        reads = SqliteReader(ConnectionPool(connect), str(path))
         for _ in range(3):
             assert reads.fetch("SELECT 1", ()) == [(1,)]
         assert len(made) == 1

@@ -265,10 +265,10 @@ def import_events(file: IO[bytes], db: str | None) -> None:
 
 @contextmanager
 def _open_database(db: str | None) -> "Iterator[DatabaseEventLog]":
-    from holdfast.stores.event_log import DatabaseEventLog
+    from holdfast.stores.memory import MemoryStore
 
     with open_configured_store(db) as log:
-        if not isinstance(log, DatabaseEventLog):
+        if isinstance(log, MemoryStore):
             raise UserError("there is no store yet; `holdfast demo --keep` creates one, --db names another")
         yield log
 

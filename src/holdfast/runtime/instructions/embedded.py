@@ -54,7 +54,6 @@ from holdfast.instructions.recall.heartbeat import load_boot_stub, start_heartbe
 from holdfast.instructions.recall.index_text import EntryCost, measure_entry_cost, render_index
 from holdfast.instructions.recall.ranking import InstructionSet, RecallQuery
 from holdfast.instructions.settings import InstructionSettings
-from holdfast.instructions.store import SupportsInstructions
 from holdfast.instructions.units.signatures import load_deployment_key
 from holdfast.instructions.usage.record import UsageComparison, analyse_trace, record_trace_usage
 from holdfast.instructions.usage.shadow import ShadowReport, make_shadow_report
@@ -70,6 +69,7 @@ from holdfast.retrieval.encoders.registry import create_semantic_stage, default_
 from holdfast.runtime.instructions.heartbeat import HeartbeatRun, Preload, WakeStart
 from holdfast.runtime.instructions.session_tools import TurnTraceSubmitter, instruction_tools, shadow_instructions
 from holdfast.runtime.options import SessionInstructions
+from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
 
 
@@ -113,7 +113,7 @@ class Library:
     ) -> None:
         self._store = open_store(path)
         try:
-            if not isinstance(self._store, SupportsInstructions):
+            if isinstance(self._store, MemoryStore):
                 raise UserError("instructions need a SQLite file or a PostgreSQL URL as their store")
             # A database URL has no folder: key and files then go into the working folder.
             base_path = Path("instructions") if "://" in os.fspath(path) else Path(path)

@@ -43,7 +43,19 @@ def _check_usable(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def file_missing_error(path: Path) -> StoreError:
+FileIdentity = tuple[int, int] | None
+
+
+def identify_file(path: Path) -> FileIdentity:
+    """Device and inode of the file at the path; raises StoreError if there is none."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise file_missing_error(path) from error
+    return status.st_dev, status.st_ino
+
+
+def file_missing_error(path: Path | str) -> StoreError:
     return StoreError(f"{path} was moved or deleted while it was in use: put it back, then open the store again")
 
 
@@ -114,7 +126,7 @@ def _use_wal(connection: sqlite3.Connection, busy_seconds_max: float) -> None:
     connection.execute(f"PRAGMA busy_timeout = {int(busy_seconds_max * 1000)}")
 
 
-def explain_sqlite_error(error: sqlite3.Error, path: Path) -> StoreError:
+def explain_sqlite_error(error: sqlite3.Error, path: Path | str) -> StoreError:
     """One line that says what to do. SQLite's own message is left out: it can quote a row."""
     match _result_code(error):
         case sqlite3.SQLITE_FULL:
@@ -151,9 +163,9 @@ def _explain_system(error: OSError, path: Path) -> StoreError:
             return StoreError(f"{path} cannot be opened ({error.strerror}): use another file")
 
 
-def _no_permission(path: Path) -> StoreError:
+def _no_permission(path: Path | str) -> StoreError:
     return StoreError(f"no permission to write {path}: check who owns the file and its folder, or use another file")
 
 
-def _disk_full(path: Path) -> StoreError:
+def _disk_full(path: Path | str) -> StoreError:
     return StoreError(f"no space left to write {path}: free some on its disk, then open the store again")

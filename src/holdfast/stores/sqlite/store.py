@@ -6,9 +6,9 @@ Reads use pooled connections, so that no reader waits for the writer; changes be
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import UserError
@@ -17,13 +17,15 @@ from holdfast.stores.migrate import load_migrations
 from holdfast.stores.sql.events import EVENT_BYTES_MAX, Cell, is_storable_text
 from holdfast.stores.sqlite.file import (
     BUSY_SECONDS_MAX,
+    FileIdentity,
     explain_sqlite_error,
+    identify_file,
     open_change_connection,
     open_reader,
     open_writer,
     prepare_file,
 )
-from holdfast.stores.sqlite.writer import SQLITE_QUERIES, SqliteWriter, file_identity
+from holdfast.stores.sqlite.writer import SQLITE_QUERIES, SqliteWriter
 from holdfast.stores.write.queue import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, SqlStep, TooFewRowsError, WriterThread
 
 
@@ -49,33 +51,54 @@ class SqliteStore(DatabaseEventLog):
         prepare_file(self.path)
         connection = open_writer(self.path, load_migrations("sqlite"), busy_seconds_max=busy_seconds_max)
         catalog = shipped_models() if models is None else models
-        writes = SqliteWriter(connection, self.path, catalog)
-        reads = SqliteReader(partial(open_reader, self.path, busy_seconds_max=busy_seconds_max), self.path)
+        name, identify = str(self.path), partial(identify_file, self.path)
+        writes = SqliteWriter(connection, name, catalog, identify)
+        read_pool = ConnectionPool(partial(open_reader, self.path, busy_seconds_max=busy_seconds_max))
+        change_pool = ConnectionPool(partial(open_change_connection, self.path, busy_seconds_max=busy_seconds_max))
         writer = WriterThread(
             writes.commit, writes.close, group_jobs_max=group_jobs_max, queue_bytes_max=queue_bytes_max
         )
-        changes = SqliteChangeRunner(
-            partial(open_change_connection, self.path, busy_seconds_max=busy_seconds_max), self.path
+        super().__init__(
+            name,
+            SQLITE_QUERIES,
+            SqliteReader(read_pool, name),
+            SqliteChangeRunner(change_pool, name, identify),
+            writer=writer,
+            event_bytes_max=event_bytes_max,
         )
-        super().__init__(str(self.path), SQLITE_QUERIES, reads, changes, writer=writer, event_bytes_max=event_bytes_max)
+
+
+class Connections(Protocol):
+    """Lends connections to threads."""
+
+    def borrow(self) -> sqlite3.Connection: ...
+
+    def release(self, connection: sqlite3.Connection, /) -> None: ...
+
+    def close_idle(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class SqliteChangeRunner:
-    def __init__(self, connect: Callable[[], sqlite3.Connection], path: Path) -> None:
-        self._connect = connect
-        self._path = path
-        self._identity = file_identity(path)
-        self._pool = ConnectionPool(connect)
+    def __init__(self, pool: Connections, name: str, identify: Callable[[], FileIdentity]) -> None:
+        self._pool = pool
+        self._name = name
+        self._identify = identify
+        self._identity = identify()
 
     def run_statement(self, statement: str, parameters: Sequence[Cell]) -> int:
         if not all(is_storable_text(value) for value in parameters if isinstance(value, str)):
             return 0
         try:
-            with closing(self._connect()) as connection:
+            connection = self._borrow_current()
+            try:
                 connection.execute("PRAGMA synchronous = FULL")
                 return connection.execute(statement, parameters).rowcount
+            finally:
+                self._pool.release(connection)
         except sqlite3.Error as error:
-            raise explain_sqlite_error(error, self._path) from error
+            raise explain_sqlite_error(error, self._name) from error
 
     def run_steps(self, steps: Sequence[SqlStep], *, synced: bool = True) -> bool:
         if not all(is_storable_text(cell) for step in steps for cell in step.cells if isinstance(cell, str)):
@@ -94,12 +117,12 @@ class SqliteChangeRunner:
         except (sqlite3.IntegrityError, TooFewRowsError):
             return False
         except sqlite3.Error as error:
-            raise explain_sqlite_error(error, self._path) from error
+            raise explain_sqlite_error(error, self._name) from error
         return True
 
     def _borrow_current(self) -> sqlite3.Connection:
         """A connection to the file that is at the path now; it may have been replaced."""
-        identity = file_identity(self._path)
+        identity = self._identify()
         if identity != self._identity:
             self._pool.close_idle()
             self._identity = identity
@@ -110,9 +133,9 @@ class SqliteChangeRunner:
 
 
 class SqliteReader:
-    def __init__(self, connect: Callable[[], sqlite3.Connection], path: Path) -> None:
-        self._pool = ConnectionPool(connect)
-        self._path = path
+    def __init__(self, pool: Connections, name: str) -> None:
+        self._pool = pool
+        self._name = name
 
     def fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
         if not all(is_storable_text(value) for value in parameters if isinstance(value, str)):
@@ -124,7 +147,7 @@ class SqliteReader:
             finally:
                 self._pool.release(connection)
         except sqlite3.Error as error:
-            raise explain_sqlite_error(error, self._path) from error
+            raise explain_sqlite_error(error, self._name) from error
         return rows
 
     def close(self) -> None:

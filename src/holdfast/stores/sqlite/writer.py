@@ -1,11 +1,10 @@
 """Commits a group of jobs as one transaction of a SQLite file."""
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import chain
-from pathlib import Path
 
 from msgspec.structs import astuple
 
@@ -16,7 +15,7 @@ from holdfast.stores.sql.analytics_queries import RollUpSql
 from holdfast.stores.sql.events import EVENT_COLUMNS, Cell, LogQueries, build_session_upsert, merge_tallies
 from holdfast.stores.sql.records import RecordQueries
 from holdfast.stores.sql.rollups import RollUpWriter
-from holdfast.stores.sqlite.file import explain_sqlite_error, file_missing_error
+from holdfast.stores.sqlite.file import FileIdentity, explain_sqlite_error, file_missing_error
 from holdfast.stores.write.batch import JobBatch
 from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, SettleJob, WriteJob
 
@@ -38,12 +37,15 @@ _VALUES = " VALUES ("
 
 
 class SqliteWriter:
-    """Owns the one connection that writes."""
+    """Owns the one connection that writes to the database `name`; `identify` says which file is there now."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, models: Models) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, name: str, models: Models, identify: Callable[[], FileIdentity]
+    ) -> None:
         self._connection = connection
-        self._path = path
-        self._identity = file_identity(path)
+        self._name = name
+        self._identify = identify
+        self._identity = identify()
         self._rollups = RollUpWriter(models, TABLE_QUERIES)
         self._port = _SqlitePort(connection)
         self._batch = JobBatch(
@@ -57,7 +59,7 @@ class SqliteWriter:
         try:
             self._check_ledger_version()
         except sqlite3.Error as error:
-            raise explain_sqlite_error(error, path) from error
+            raise explain_sqlite_error(error, name) from error
 
     def _check_ledger_version(self) -> None:
         if not self._rollups.is_current(self._port):
@@ -68,8 +70,8 @@ class SqliteWriter:
 
     def commit(self, group: Sequence[WriteJob]) -> list[SettleJob]:
         # SQLite would keep writing to the open file even if it was moved or deleted.
-        if file_identity(self._path) != self._identity:
-            raise file_missing_error(self._path)
+        if self._identify() != self._identity:
+            raise file_missing_error(self._name)
         appends = [job for job in group if isinstance(job, AppendJob)]
         try:
             if len(appends) == len(group):
@@ -78,7 +80,7 @@ class SqliteWriter:
                     return self._commit_appends(appends)
             return self._commit_jobs(group)
         except sqlite3.Error as error:
-            raise explain_sqlite_error(error, self._path) from error
+            raise explain_sqlite_error(error, self._name) from error
 
     def _commit_appends(self, appends: Sequence[AppendJob]) -> list[SettleJob]:
         with self._transaction():
@@ -142,12 +144,3 @@ def _repeat_values(query: str, rows: int) -> str:
     before_values, _, values = query.partition(_VALUES)
     row, _, rest = values.partition(")")
     return f"{before_values}{_VALUES}{'), ('.join([row] * rows)}){rest}"
-
-
-def file_identity(path: Path) -> tuple[int, int]:
-    """Device and inode of the file at the path; raises StoreError if there is none."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise file_missing_error(path) from error
-    return status.st_dev, status.st_ino

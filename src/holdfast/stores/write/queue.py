@@ -99,7 +99,7 @@ class WriterThread:
                 self._queued_bytes += size
                 self._work.notify()
         if refusal is not None:
-            _reject(job, refusal)
+            reject_job(job, refusal)
 
     def _accepts(self, size: int) -> bool:
         fits = not self._queue or self._queued_bytes + size <= self._queue_bytes_max
@@ -149,7 +149,7 @@ class WriterThread:
             self._queued_bytes = 0
             self._room.notify_all()
         for job in failed:
-            _reject(job, error)
+            reject_job(job, error)
 
 
 def estimate_job_bytes(job: WriteJob) -> int:
@@ -158,7 +158,7 @@ def estimate_job_bytes(job: WriteJob) -> int:
     return _JOB_BYTES + sum([_JOB_BYTES + len(row.payload) for row in rows])
 
 
-def _reject(job: WriteJob, error: StoreError) -> None:
+def reject_job(job: WriteJob, error: StoreError) -> None:
     # Each future gets its own exception: one instance raised in two threads would mix their tracebacks.
     refusal = StoreError(str(error))
     refusal.__cause__ = error.__cause__
