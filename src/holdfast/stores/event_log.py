@@ -88,6 +88,7 @@ class DatabaseEventLog:
     a gap; what is on it can still be read.
     """
 
+    notice: str | None = None  # What a person who opens the store should know.
     survives_fork = False  # A database file or server must not be used over a parent's connections.
 
     def __init__(

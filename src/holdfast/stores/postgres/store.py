@@ -9,6 +9,8 @@ from functools import partial
 import psycopg
 
 from holdfast.catalog.lookup import Models, shipped_models
+from holdfast.errors import StoreError
+from holdfast.ledger.postings import LEDGER_VERSION
 from holdfast.stores.event_log import ConnectionPool, DatabaseEventLog
 from holdfast.stores.migrate import load_migrations
 from holdfast.stores.postgres.server import (
@@ -25,7 +27,14 @@ from holdfast.stores.postgres.server import (
 )
 from holdfast.stores.postgres.writer import POSTGRES_QUERIES, RECONNECT_SECONDS_MAX, PostgresWriter
 from holdfast.stores.sql.events import EVENT_BYTES_MAX, Cell, is_storable_text
-from holdfast.stores.write.queue import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, SqlStep, TooFewRowsError, WriterThread
+from holdfast.stores.write.queue import (
+    GROUP_JOBS_MAX,
+    QUEUE_BYTES_MAX,
+    RefusingWriter,
+    SqlStep,
+    TooFewRowsError,
+    WriterThread,
+)
 
 
 class PostgresStore(DatabaseEventLog):
@@ -46,11 +55,23 @@ class PostgresStore(DatabaseEventLog):
         queue_bytes_max: int = QUEUE_BYTES_MAX,
         event_bytes_max: int = EVENT_BYTES_MAX,
         models: Models | None = None,
+        read_only: bool = False,
     ) -> None:
         address = parse_address(url)
-        limits = ConnectionLimits(lock_seconds_max=lock_seconds_max, statement_seconds_max=statement_seconds_max)
+        limits = ConnectionLimits(
+            lock_seconds_max=lock_seconds_max, statement_seconds_max=statement_seconds_max, read_only=read_only
+        )
         connection = open_postgres_database(address, load_migrations("postgres"), limits)
         reconnect = partial(connect_postgres, address, limits)
+        reads = PostgresReader(reconnect, address.name)
+        self._read_only = read_only
+        if read_only:
+            connection.close()
+            refusing = RefusingWriter(address.name)
+            super().__init__(
+                address.name, POSTGRES_QUERIES, reads, refusing, writer=refusing, event_bytes_max=event_bytes_max
+            )
+            return
         catalog = shipped_models() if models is None else models
         writes = PostgresWriter(
             connection, reconnect, address.name, models=catalog, reconnect_seconds_max=reconnect_seconds_max
@@ -58,9 +79,16 @@ class PostgresStore(DatabaseEventLog):
         writer = WriterThread(
             writes.commit, writes.close, group_jobs_max=group_jobs_max, queue_bytes_max=queue_bytes_max
         )
-        reads = PostgresReader(reconnect, address.name)
         changes = PostgresChangeRunner(reconnect, address.name)
         super().__init__(address.name, POSTGRES_QUERIES, reads, changes, writer=writer, event_bytes_max=event_bytes_max)
+
+    def roll_up_pending(self) -> None:
+        if not self._read_only:
+            super().roll_up_pending()
+        elif self._fetch(self._table_queries.any_pending_session, ()) or self._fetch(
+            self._table_queries.version, ()
+        ) != [(LEDGER_VERSION,)]:
+            raise StoreError(f"the roll-up tables of {self._name} are not complete: run `holdfast db migrate` on it")
 
 
 class PostgresChangeRunner:

@@ -17,6 +17,7 @@ from holdfast.stores.migrate import load_migrations
 from holdfast.stores.sql.events import EVENT_BYTES_MAX, Cell, is_storable_text
 from holdfast.stores.sqlite.file import (
     BUSY_SECONDS_MAX,
+    READ_ERRORS,
     FileIdentity,
     explain_sqlite_error,
     identify_file,
@@ -146,7 +147,7 @@ class SqliteReader:
                 rows: list[tuple[object, ...]] = connection.execute(query, parameters).fetchall()
             finally:
                 self._pool.release(connection)
-        except sqlite3.Error as error:
+        except READ_ERRORS as error:
             raise explain_sqlite_error(error, self._name) from error
         return rows
 

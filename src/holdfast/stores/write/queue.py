@@ -165,6 +165,28 @@ def reject_job(job: WriteJob, error: StoreError) -> None:
     job.done.set_exception(refusal)
 
 
+class RefusingWriter:
+    """In the place of everything that writes to a store that is open for reading only."""
+
+    def __init__(self, name: str) -> None:
+        self._message = f"the store {name} is open for reading only: open it for writing to change it"
+
+    def submit(self, job: WriteJob) -> None:
+        reject_job(job, StoreError(self._message))
+
+    def is_current_thread(self) -> bool:
+        return False
+
+    def run_statement(self, statement: str, parameters: Sequence[Cell]) -> int:
+        raise StoreError(self._message)
+
+    def run_steps(self, steps: Sequence["SqlStep"], *, synced: bool = True) -> bool:
+        raise StoreError(self._message)
+
+    def close(self, refusal: StoreError | None = None) -> None:
+        """Has nothing to close."""
+
+
 class SqlStep(msgspec.Struct, frozen=True):
     """One statement, and the minimum number of rows it must change for the transaction to succeed."""
 
