@@ -20,6 +20,7 @@ from holdfast.stores.instructions.tables import InstructionTables
 from holdfast.stores.sql.analytics import SqlAnalyticsQueries, SqlRollUpSource
 from holdfast.stores.sql.analytics_queries import RollUpSql
 from holdfast.stores.sql.events import (
+    EVENT_BYTES_MAX,
     Cell,
     LogQueries,
     as_int,
@@ -89,7 +90,7 @@ class DatabaseEventLog:
     """
 
     notice: str | None = None  # What a person who opens the store should know.
-    survives_fork = False  # A database file or server must not be used over a parent's connections.
+    _survives_fork = False  # A database file or server must not be used over a parent's connections.
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class DatabaseEventLog:
         changes: ChangeRunner,
         *,
         writer: JobWriter,
-        event_bytes_max: int,
+        event_bytes_max: int = EVENT_BYTES_MAX,
     ) -> None:
         self._name = name
         self._sql = sql
@@ -248,7 +249,7 @@ class DatabaseEventLog:
         self._release()
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid and not self.survives_fork:
+        if os.getpid() != self._pid and not self._survives_fork:
             raise StoreError(f"the store {self._name} was opened before this process was forked: open it again here")
         if not self._release.alive:
             raise StoreError(str(self._closed))

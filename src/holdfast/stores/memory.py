@@ -22,7 +22,7 @@ _NAME = "in memory"
 class MemoryStore(DatabaseEventLog):
     """Accepts and rejects the same events as a store on disk; an append is stored when the call returns."""
 
-    survives_fork = True
+    _survives_fork = True
 
     def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX, models: Models | None = None) -> None:
         pool = SharedConnection()

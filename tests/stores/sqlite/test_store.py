@@ -21,9 +21,9 @@ from holdfast.events.payloads.session import MessageAppended
 from holdfast.stores.event_log import IDLE_MAX, READ_BATCH_EVENTS, ConnectionPool
 from holdfast.stores.migrate import load_migrations
 from holdfast.stores.sql.events import encode_events, tally_sessions
-from holdfast.stores.sqlite.file import identify_file, open_reader, open_writer, prepare_file
+from holdfast.stores.sqlite.file import open_reader, open_writer, prepare_file
 from holdfast.stores.sqlite.store import SqliteReader, SqliteStore
-from holdfast.stores.sqlite.writer import SQLITE_LOG_QUERIES, SqliteWriter
+from holdfast.stores.sqlite.writer import SQLITE_LOG_QUERIES, SqliteWriter, identify_file
 from holdfast.stores.write.queue import AppendJob, WriterThread
 from holdfast.types.blocks import make_user_message
 

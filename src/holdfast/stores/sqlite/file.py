@@ -56,18 +56,6 @@ def _invalid_name_error(path: Path, error: ValueError) -> UserError:
     return UserError(f"{str(path)!a} is not a valid file name ({error}): use another one")
 
 
-FileIdentity = tuple[int, int] | None
-
-
-def identify_file(path: Path) -> FileIdentity:
-    """Device and inode of the file at the path; raises StoreError if there is none."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise file_missing_error(path) from error
-    return status.st_dev, status.st_ino
-
-
 def file_missing_error(path: Path | str) -> StoreError:
     return StoreError(f"{path} was moved or deleted while it was in use: put it back, then open the store again")
 

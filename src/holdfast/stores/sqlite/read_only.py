@@ -47,7 +47,7 @@ class ReadOnlySqliteStore(DatabaseEventLog):
         self._file = _FileReader(self.path, shipped_models() if models is None else models)
         self.notice = self._file.notice
         refusing = RefusingWriter(str(self.path))
-        super().__init__(str(self.path), SQLITE_QUERIES, self._file, refusing, writer=refusing, event_bytes_max=0)
+        super().__init__(str(self.path), SQLITE_QUERIES, self._file, refusing, writer=refusing)
 
     def roll_up_pending(self) -> None:
         self._check_usable()

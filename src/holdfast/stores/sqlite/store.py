@@ -18,15 +18,13 @@ from holdfast.stores.sql.events import EVENT_BYTES_MAX, Cell, is_storable_text
 from holdfast.stores.sqlite.file import (
     BUSY_SECONDS_MAX,
     READ_ERRORS,
-    FileIdentity,
     explain_sqlite_error,
-    identify_file,
     open_change_connection,
     open_reader,
     open_writer,
     prepare_file,
 )
-from holdfast.stores.sqlite.writer import SQLITE_QUERIES, SqliteWriter
+from holdfast.stores.sqlite.writer import SQLITE_QUERIES, FileIdentity, SqliteWriter, identify_file
 from holdfast.stores.write.queue import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, SqlStep, TooFewRowsError, WriterThread
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import chain
+from pathlib import Path
 
 from msgspec.structs import astuple
 
@@ -15,7 +16,7 @@ from holdfast.stores.sql.analytics_queries import RollUpSql
 from holdfast.stores.sql.events import EVENT_COLUMNS, Cell, LogQueries, build_session_upsert, merge_tallies
 from holdfast.stores.sql.records import RecordQueries
 from holdfast.stores.sql.rollups import RollUpWriter
-from holdfast.stores.sqlite.file import FileIdentity, explain_sqlite_error, file_missing_error
+from holdfast.stores.sqlite.file import explain_sqlite_error, file_missing_error
 from holdfast.stores.write.batch import JobBatch
 from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, SettleJob, WriteJob
 
@@ -34,6 +35,7 @@ SQLITE_QUERIES = EngineQueries(
 INSERT_EVENT = f"INSERT INTO events ({', '.join(EVENT_COLUMNS)}) VALUES ({', '.join('?' * len(EVENT_COLUMNS))})"
 ADD_TO_SESSION = build_session_upsert("?", least="min", greatest="max")
 _VALUES = " VALUES ("
+FileIdentity = tuple[int, int] | None
 
 
 class SqliteWriter:
@@ -144,3 +146,12 @@ def _repeat_values(query: str, rows: int) -> str:
     before_values, _, values = query.partition(_VALUES)
     row, _, rest = values.partition(")")
     return f"{before_values}{_VALUES}{'), ('.join([row] * rows)}){rest}"
+
+
+def identify_file(path: Path) -> FileIdentity:
+    """Device and inode of the file at the path; raises StoreError if there is none."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise file_missing_error(path) from error
+    return status.st_dev, status.st_ino
