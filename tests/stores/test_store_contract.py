@@ -27,7 +27,7 @@ from holdfast.types.blocks import make_user_message
 
 
 class OpenStore(Protocol):
-    def __call__(self, *, event_bytes_max: int = ...) -> MemoryStore | DatabaseEventLog: ...
+    def __call__(self, *, event_bytes_max: int = ...) -> DatabaseEventLog: ...
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def open_one(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenSto
 
 
 @pytest.fixture
-def store(open_one: OpenStore) -> Iterator[MemoryStore | DatabaseEventLog]:
+def store(open_one: OpenStore) -> Iterator[DatabaseEventLog]:
     with open_one() as store:
         yield store
 
@@ -311,7 +311,7 @@ def test_a_deleted_session_may_begin_anew(store: EventLog) -> None:
     assert store.sessions() == (SessionRow("s", None, "", 1_800_000_000.0, 1_800_000_001.0, 2),)
 
 
-def test_a_store_has_tables_that_say_what_its_calls_cost(store: MemoryStore | DatabaseEventLog) -> None:
+def test_a_store_has_tables_that_say_what_its_calls_cost(store: DatabaseEventLog) -> None:
     store.append(calls_made(40)).result(10)
     store.append(calls_made(8, "t")).result(10)
     tables = store.cost_queries()
@@ -321,7 +321,7 @@ def test_a_store_has_tables_that_say_what_its_calls_cost(store: MemoryStore | Da
     assert (tables.totals().calls, [one.id for one in tables.session_amounts()]) == (2, ["t"])
 
 
-def test_what_is_old_is_pruned_but_for_the_kinds_that_stay(store: MemoryStore | DatabaseEventLog) -> None:
+def test_what_is_old_is_pruned_but_for_the_kinds_that_stay(store: DatabaseEventLog) -> None:
     store.append([*talk(3), *calls_made(4, "t")]).result(10)
     newest = 1_800_000_003.0
     assert store.prune("t", ["llm.call_completed"], before=newest) == 0

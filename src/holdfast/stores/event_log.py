@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 
@@ -17,8 +17,9 @@ from holdfast.ledger.postings import affects_ledger
 from holdfast.stores.instructions.store import InstructionStore
 from holdfast.stores.sql.analytics import SqlAnalyticsQueries, SqlRollUpSource
 from holdfast.stores.sql.analytics_queries import ANY_PENDING_SESSION, PENDING_SESSIONS, select_rows
-from holdfast.stores.sql.connection import Engine, SqlChanges, SqlReader
+from holdfast.stores.sql.connection import ChangeRunner, Engine, Reader
 from holdfast.stores.sql.events import (
+    EVENT_BYTES_MAX,
     EVENT_POSITION,
     EVENTS_PAGE,
     LEARNED_EVENTS,
@@ -35,11 +36,22 @@ from holdfast.stores.sql.events import (
     tally_sessions,
 )
 from holdfast.stores.sql.records import DatabaseRecords
-from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, WriterThread
+from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, WriteJob
 
 READ_BATCH_EVENTS = 128  # Bounds what a reader of a long session holds in memory.
 SESSIONS_AT_ONCE = 500  # Ids per page of pending sessions; the next page starts after the last id.
 _ROWS_MAX = 2**62  # No limit: more rows than any table has, and within every engine's integers.
+
+
+class JobWriter(Protocol):
+    def submit(self, job: WriteJob, /) -> None:
+        """Takes a job and settles its future, at the latest when the writer is closed."""
+
+    def is_current_thread(self) -> bool:
+        """Whether this is the writer's own thread, which must not wait for itself."""
+
+    def close(self, refusal: StoreError, /) -> None:
+        """Writes what is queued; every later job is rejected with `refusal`."""
 
 
 class StoreFacts(msgspec.Struct, frozen=True, array_like=True):
@@ -63,14 +75,17 @@ class DatabaseEventLog:
     a gap; what is on it can still be read.
     """
 
+    notice: str | None = None  # What a person who opens the store should know.
+    _survives_fork = False  # A database file or server must not be used over a parent's connections.
+
     def __init__(
         self,
         engine: Engine,
-        reads: SqlReader,
-        changes: SqlChanges,
+        reads: Reader,
+        changes: ChangeRunner,
         *,
-        writer: WriterThread,
-        event_bytes_max: int,
+        writer: JobWriter,
+        event_bytes_max: int = EVENT_BYTES_MAX,
     ) -> None:
         self._name = engine.name
         self._dialect = engine.dialect
@@ -217,13 +232,13 @@ class DatabaseEventLog:
         self._release()
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid and not self._survives_fork:
             raise StoreError(f"the store {self._name} was opened before this process was forked: open it again here")
         if not self._release.alive:
             raise StoreError(str(self._closed))
 
 
-def _release(pid: int, resources: tuple[WriterThread, SqlReader, SqlChanges], closed: StoreError) -> None:
+def _release(pid: int, resources: tuple[JobWriter, Reader, ChangeRunner], closed: StoreError) -> None:
     if os.getpid() != pid:
         return  # A forked process has no writer thread and must not close its parent's connections.
     writer, reads, changes = resources

@@ -39,14 +39,14 @@ from holdfast.stores.instructions.tables import (
     unit_path,
 )
 from holdfast.stores.instructions.transfer import OwnerTransfer
-from holdfast.stores.sql.connection import SqlChanges
+from holdfast.stores.sql.connection import ChangeRunner
 from holdfast.stores.sql.events import FetchRows
 from holdfast.stores.sql.records import SET_SETTING, SETTING
 from holdfast.stores.write.queue import GroupCommit, SqlStep
 
 
 class InstructionStore(OwnerTransfer):
-    def __init__(self, fetch: FetchRows, changes: SqlChanges) -> None:
+    def __init__(self, fetch: FetchRows, changes: ChangeRunner) -> None:
         super().__init__(fetch, changes)
         self._group_commit = GroupCommit(partial(changes.run_steps, synced=False))
 

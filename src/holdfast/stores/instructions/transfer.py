@@ -24,7 +24,7 @@ from holdfast.stores.instructions.tables import (
     require_none,
     take_lock,
 )
-from holdfast.stores.sql.connection import SqlChanges
+from holdfast.stores.sql.connection import ChangeRunner
 from holdfast.stores.sql.events import Cell, FetchRows
 
 PAGE_RECORDS = 500  # Audit records are many: bounds what an export holds in memory.
@@ -57,7 +57,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class OwnerTransfer:
-    def __init__(self, fetch: FetchRows, changes: SqlChanges) -> None:
+    def __init__(self, fetch: FetchRows, changes: ChangeRunner) -> None:
         self._fetch = fetch
         self._changes = changes
 

@@ -32,10 +32,11 @@ _REASON_CHARACTERS_MAX = 200  # Of a server's message: an error is one line.
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The maximum time for a lock and for a statement."""
+    """The maximum time for a lock and for a statement, and whether the server refuses every change."""
 
     lock_seconds_max: float = LOCK_SECONDS_MAX
     statement_seconds_max: float = STATEMENT_SECONDS_MAX
+    read_only: bool = False
 
 
 class PostgresAddress(msgspec.Struct, frozen=True):
@@ -63,6 +64,8 @@ def connect_postgres(address: PostgresAddress, limits: ConnectionLimits) -> Post
             "SELECT set_config('lock_timeout', %s, false), set_config('statement_timeout', %s, false)",
             (_milliseconds(limits.lock_seconds_max), _milliseconds(limits.statement_seconds_max)),
         )
+        if limits.read_only:
+            connection.execute("SET default_transaction_read_only = on")
     except BaseException:
         connection.close()
         raise
@@ -83,7 +86,10 @@ def open_postgres_database(
         raise explain_unreachable(error, address) from error
     try:
         _check_server(connection, address.name)
-        migrate_postgres(connection, migrations, address.name)
+        if limits.read_only:
+            _check_migrated(connection, len(migrations), address.name)
+        else:
+            migrate_postgres(connection, migrations, address.name)
     except psycopg.Error as error:
         connection.close()
         raise explain_postgres_error(error, address.name) from error
@@ -119,6 +125,16 @@ def migrate_postgres(connection: PostgresConnection, migrations: Sequence[Migrat
                 connection.execute(
                     "INSERT INTO holdfast.versions (version, name) VALUES (%s, %s)", (migration.version, migration.name)
                 )
+
+
+def _check_migrated(connection: PostgresConnection, version: int, name: str) -> None:
+    stored = _check_version(connection, version, name)
+    if stored == 0:
+        raise StoreError(f"{name} holds no store: check the address")
+    if stored < version:
+        raise StoreError(
+            f"{name} has schema version {stored}, this Holdfast reads {version}: run `holdfast db migrate` on it"
+        )
 
 
 def _check_version(connection: PostgresConnection, version_max: int, name: str) -> int:
@@ -227,7 +243,7 @@ class PostgresServer:
     """The engine of one database."""
 
     dialect = POSTGRES
-    error: type[Exception] = psycopg.Error
+    errors: tuple[type[Exception], ...] = (psycopg.Error,)
     violation: type[Exception] = psycopg.IntegrityError
 
     def __init__(self, address: PostgresAddress, limits: ConnectionLimits) -> None:

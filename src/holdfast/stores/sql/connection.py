@@ -29,11 +29,11 @@ class SqlConnection(Protocol):
 
 
 class Engine(Protocol):
-    """What the shared code must know of an engine; `error` and `violation` are exceptions of its driver."""
+    """What the shared code must know of an engine; `errors` and `violation` are exceptions of its driver."""
 
     name: str
     dialect: SqlDialect
-    error: type[Exception]
+    errors: tuple[type[Exception], ...]
     violation: type[Exception]
 
     def is_lost(self, connection: SqlConnection) -> bool:
@@ -47,6 +47,27 @@ class Engine(Protocol):
 
     def explain(self, error: Exception) -> StoreError:
         """One line about an error of the driver; what the driver says is left out, because it can quote a row."""
+
+
+class Reader(Protocol):
+    def fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
+        """All rows of a query; none if a parameter is text that no database can store."""
+
+    def close(self) -> None: ...
+
+
+class ChangeRunner(Protocol):
+    def run_statement(self, statement: str, parameters: Sequence[Cell]) -> int:
+        """Runs one statement, durable once this returns, and returns the number of rows it changed."""
+
+    def run_steps(self, steps: Sequence[SqlStep], *, synced: bool = True) -> bool:
+        """Runs all steps in one transaction; returns False, with nothing changed, if one of them fails.
+
+        A step fails if it changes too few rows or violates a constraint. Without `synced` the change survives a crash
+        of the process, but not a power failure.
+        """
+
+    def close(self) -> None: ...
 
 
 class Connections(Protocol):
@@ -109,7 +130,6 @@ class SqlReader:
         self._pool = pool
 
     def fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
-        """All rows of a query; none if a parameter is text that no database can store."""
         if not _are_storable(parameters):
             return []
         dialect = self._engine.dialect
@@ -118,7 +138,7 @@ class SqlReader:
             rows = self._query(statement, cells)
             if rows is None:
                 rows = self._query(statement, cells, is_last=True) or []
-        except self._engine.error as error:
+        except self._engine.errors as error:
             raise self._engine.explain(error) from error
         return dialect.decode_rows(rows)
 
@@ -129,7 +149,7 @@ class SqlReader:
         connection = self._pool.borrow()
         try:
             rows = connection.execute(statement, cells).fetchall()
-        except self._engine.error:
+        except self._engine.errors:
             if not self._engine.is_lost(connection):
                 self._pool.release(connection)
                 raise
@@ -153,27 +173,21 @@ class SqlChanges:
         self._pool = pool
 
     def run_statement(self, statement: str, parameters: Sequence[Cell]) -> int:
-        """Runs one statement, durable once this returns, and returns the number of rows it changed."""
         if not _are_storable(parameters):
             return 0
         try:
             return self._run([SqlStep(statement, tuple(parameters))], synced=True)
-        except self._engine.error as error:
+        except self._engine.errors as error:
             raise self._engine.explain(error) from error
 
     def run_steps(self, steps: Sequence[SqlStep], *, synced: bool = True) -> bool:
-        """Runs all steps in one transaction; returns False, with nothing changed, if one of them fails.
-
-        A step fails if it changes too few rows or violates a constraint. Without `synced` the change survives a crash
-        of the process, but not a power failure.
-        """
         if not all(_are_storable(step.cells) for step in steps):
             return False
         try:
             self._run(steps, synced=synced)
         except (self._engine.violation, _TooFewRowsError):
             return False
-        except self._engine.error as error:
+        except self._engine.errors as error:
             raise self._engine.explain(error) from error
         return True
 
@@ -198,7 +212,7 @@ class SqlChanges:
             if self._engine.is_lost(connection):
                 self._pool.discard(connection)
             else:
-                with suppress(self._engine.error):
+                with suppress(*self._engine.errors):
                     connection.execute("ROLLBACK")
                 self._pool.release(connection)
             raise

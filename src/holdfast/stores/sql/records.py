@@ -10,7 +10,7 @@ from holdfast.errors import StoreError
 from holdfast.events.cache_controls import CacheControls, CacheSettings, SessionControl
 from holdfast.events.log import Event
 from holdfast.events.records import KeyRow, PositionedEvent
-from holdfast.stores.sql.connection import SqlChanges
+from holdfast.stores.sql.connection import ChangeRunner
 from holdfast.stores.sql.dialect import repeat_params
 from holdfast.stores.sql.events import EVENT_COLUMNS, FetchRows, as_int, decode_event_row
 
@@ -52,7 +52,7 @@ _CACHE = "cache"  # The name of the cache settings.
 class DatabaseRecords:
     """Changes are rare and made by people: each uses a connection of its own and waits until it is durable."""
 
-    def __init__(self, fetch: FetchRows, changes: SqlChanges) -> None:
+    def __init__(self, fetch: FetchRows, changes: ChangeRunner) -> None:
         self._fetch = fetch
         self._changes = changes
 

@@ -100,7 +100,7 @@ class GroupWriter(ABC):
             self._rollups.write(self)
             self._commit(settles)
         except BaseException:
-            with suppress(self._engine.error):
+            with suppress(*self._engine.errors):
                 self._connection.execute("ROLLBACK")
             raise
         self._rollups.commit()
@@ -178,5 +178,5 @@ class GroupWriter(ABC):
         return partial(job.done.set_result, None)
 
     def close(self) -> None:
-        with suppress(self._engine.error):
+        with suppress(*self._engine.errors):
             self._connection.close()

@@ -126,9 +126,7 @@ class WriterThread:
             except StoreError as error:
                 self._fail(group, error)
             except Exception as error:  # noqa: BLE001 - the waiting caller must learn of any failure
-                failure = StoreError(f"the store failed with {type(error).__name__}: open it again")
-                failure.__cause__ = error
-                self._fail(group, failure)
+                self._fail(group, wrap_unexpected(error))
             else:
                 for settle in settles:
                     settle()
@@ -160,6 +158,13 @@ def estimate_job_bytes(job: WriteJob) -> int:
     return _JOB_BYTES + sum([_JOB_BYTES + len(row.payload) for row in rows])
 
 
+def wrap_unexpected(error: Exception) -> StoreError:
+    """What a caller who waits learns of an error that is not the database's."""
+    failure = StoreError(f"the store failed with {type(error).__name__}: open it again")
+    failure.__cause__ = error
+    return failure
+
+
 def reject_job(job: WriteJob, error: StoreError) -> None:
     job.done.set_exception(_copy_error(error))
 
@@ -169,6 +174,28 @@ def _copy_error(error: StoreError) -> StoreError:
     copy = StoreError(str(error))
     copy.__cause__ = error.__cause__
     return copy
+
+
+class RefusingWriter:
+    """In the place of everything that writes to a store that is open for reading only."""
+
+    def __init__(self, name: str) -> None:
+        self._message = f"the store {name} is open for reading only: open it for writing to change it"
+
+    def submit(self, job: WriteJob) -> None:
+        reject_job(job, StoreError(self._message))
+
+    def is_current_thread(self) -> bool:
+        return False
+
+    def run_statement(self, statement: str, parameters: Sequence[Cell]) -> int:
+        raise StoreError(self._message)
+
+    def run_steps(self, steps: Sequence["SqlStep"], *, synced: bool = True) -> bool:
+        raise StoreError(self._message)
+
+    def close(self, refusal: StoreError | None = None) -> None:
+        """Has nothing to close."""
 
 
 class SqlStep(msgspec.Struct, frozen=True):
