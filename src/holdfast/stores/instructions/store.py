@@ -18,26 +18,7 @@ from holdfast.instructions.models import (
     Signer,
     UnitVersion,
 )
-from holdfast.stores.instructions.tables import (
-    AGENTS,
-    APPROVALS,
-    AUDIT,
-    COVERAGE,
-    LISTS_UNIT,
-    MANIFESTS,
-    PROBES,
-    SIGNERS,
-    STUBS,
-    UNITS,
-    activate_unit,
-    bump_revision,
-    check_unchanged,
-    forget_stubs,
-    register_agent,
-    replace_active,
-    take_lock,
-    unit_path,
-)
+from holdfast.stores.instructions import tables
 from holdfast.stores.instructions.transfer import OwnerTransfer
 from holdfast.stores.sql.connection import ChangeRunner
 from holdfast.stores.sql.events import FetchRows
@@ -51,29 +32,26 @@ class InstructionStore(OwnerTransfer):
         self._group_commit = GroupCommit(partial(changes.run_steps, synced=False))
 
     def agent(self, name: str) -> Agent | None:
-        matches = self._rows(AGENTS, "WHERE id = ? OR shortname = ?", name, name)
+        matches = self._rows(tables.AGENTS, "WHERE id = ? OR shortname = ?", name, name)
         return next((agent for agent in matches if agent.id == name), matches[0] if matches else None)
 
     def agents(self) -> tuple[Agent, ...]:
-        return self._rows(AGENTS, "ORDER BY id")
+        return self._rows(tables.AGENTS, "ORDER BY id")
 
     def put_agent(self, agent: Agent) -> bool:
-        table = AGENTS
+        table = tables.AGENTS
         # Ids and shortnames share one namespace: no agent may be named like another one's id.
         taken = "WHERE id <> ? AND (id = ? OR shortname = ? OR shortname = ?)"
         if self._rows(table, taken, agent.id, agent.shortname or "", agent.shortname, agent.id):
             return False
-        changed = ", ".join(
-            f"{name} = excluded.{name}" for name in table.columns if name not in ("id", "created_at", "revision")
-        )
-        upsert = table.insert_step(agent, f" ON CONFLICT (id) DO UPDATE SET {changed}")
-        return self._changes.run_steps([upsert, bump_revision(agent.id), forget_stubs(agent.id)])
+        upsert = table.upsert_step(agent, ("id",), kept=("created_at", "revision"))
+        return self._changes.run_steps([upsert, tables.bump_revision(agent.id), tables.forget_stubs(agent.id)])
 
     def unit(self, uri: str) -> UnitVersion | None:
-        return self._first(UNITS, "WHERE uri = ?", uri)
+        return self._first(tables.UNITS, "WHERE uri = ?", uri)
 
     def list_unit_versions(self, owner: str, name: str) -> tuple[UnitVersion, ...]:
-        return self._rows(UNITS, "WHERE agent_id = ? AND name = ? ORDER BY created_at, uri", owner, name)
+        return self._rows(tables.UNITS, "WHERE agent_id = ? AND name = ? ORDER BY created_at, uri", owner, name)
 
     def units_at(self, owners: Sequence[str], at: int | None) -> tuple[UnitVersion, ...]:
         if not owners:
@@ -83,55 +61,55 @@ class InstructionStore(OwnerTransfer):
             in_force = "created_at <= ? AND (valid_until IS NULL OR valid_until > ?)"
         placeholders = ", ".join("?" * len(owners))
         where = f"WHERE agent_id IN ({placeholders}) AND status = 'active' AND {in_force} ORDER BY uri"
-        return self._rows(UNITS, where, *owners, *times)
+        return self._rows(tables.UNITS, where, *owners, *times)
 
     def add_unit(
         self, unit: UnitVersion, registers: Agent | None, *, over: str | None, judged: Sequence[str] = ()
     ) -> bool:
-        steps = [register_agent(registers)] if registers else []
+        steps = [tables.register_agent(registers)] if registers else []
         if unit.status == "active":
-            steps += check_unchanged(unit, over, judged)
-        steps.append(UNITS.insert_step(unit))
+            steps += tables.check_unchanged(unit, over, judged)
+        steps.append(tables.UNITS.insert_step(unit))
         if unit.status == "active":
-            steps += replace_active(unit, unit.created_at)
+            steps += tables.replace_active(unit, unit.created_at)
         return self._changes.run_steps(steps)
 
     def release_unit(self, unit: UnitVersion, *, over: str | None, judged: Sequence[str] = ()) -> bool:
         columns = ("status", "created_at", "source_trust", "derived_from", "signature", "signed_by")
         release = SqlStep(
-            f"UPDATE {UNITS.name} SET {', '.join(f'{name} = ?' for name in columns)} "
+            f"UPDATE {tables.UNITS.name} SET {', '.join(f'{name} = ?' for name in columns)} "
             "WHERE uri = ? AND status = 'quarantined'",
             (*(getattr(unit, name) for name in columns), unit.uri),
             rows_min=1,
         )
         if unit.status != "active":
             return self._changes.run_steps([release])
-        checks = check_unchanged(unit, over, judged)
-        return self._changes.run_steps([*checks, release, *replace_active(unit, unit.created_at)])
+        checks = tables.check_unchanged(unit, over, judged)
+        return self._changes.run_steps([*checks, release, *tables.replace_active(unit, unit.created_at)])
 
     def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int, judged: Sequence[str]) -> bool:
-        return self._changes.run_steps(activate_unit(unit, over, judged, at=at))
+        return self._changes.run_steps(tables.activate_unit(unit, over, judged, at=at))
 
     def manifest(self, agent_id: str) -> Manifest | None:
-        return self._first(MANIFESTS, "WHERE agent_id = ? AND superseded_at IS NULL", agent_id)
+        return self._first(tables.MANIFESTS, "WHERE agent_id = ? AND superseded_at IS NULL", agent_id)
 
     def manifest_at(self, agent_id: str, at: int) -> Manifest | None:
         in_force = "created_at <= ? AND (superseded_at IS NULL OR superseded_at > ?)"
         newest = f"WHERE agent_id = ? AND {in_force} ORDER BY created_at DESC LIMIT 1"
-        return self._first(MANIFESTS, newest, agent_id, at, at)
+        return self._first(tables.MANIFESTS, newest, agent_id, at, at)
 
     def find_manifest_version(self, agent_id: str, version: str) -> Manifest | None:
-        return self._first(MANIFESTS, "WHERE agent_id = ? AND version = ?", agent_id, version)
+        return self._first(tables.MANIFESTS, "WHERE agent_id = ? AND version = ?", agent_id, version)
 
     def manifests_listing(self, owner: str, name: str) -> tuple[Manifest, ...]:
-        where = f"WHERE superseded_at IS NULL AND {LISTS_UNIT} ORDER BY agent_id"
-        return self._rows(MANIFESTS, where, unit_path(owner, name))
+        where = f"WHERE superseded_at IS NULL AND {tables.LISTS_UNIT} ORDER BY agent_id"
+        return self._rows(tables.MANIFESTS, where, tables.unit_path(owner, name))
 
     def manifest_versions(self, agent_id: str) -> tuple[str, ...]:
-        return self._ids(f"SELECT version FROM {MANIFESTS.name} WHERE agent_id = ?", agent_id)
+        return self._ids(f"SELECT version FROM {tables.MANIFESTS.name} WHERE agent_id = ?", agent_id)
 
     def guaranteed_count(self) -> int:
-        current = self._rows(MANIFESTS, "WHERE superseded_at IS NULL")
+        current = self._rows(tables.MANIFESTS, "WHERE superseded_at IS NULL")
         return sum(entry.guarantee_load for manifest in current for entry in manifest.body)
 
     def publish(
@@ -146,93 +124,91 @@ class InstructionStore(OwnerTransfer):
         activates: Sequence[tuple[UnitVersion, str | None, Sequence[str]]] = (),
         holds: Sequence[str] = (),
     ) -> bool:
-        steps = [register_agent(registers)] if registers else []
+        steps = [tables.register_agent(registers)] if registers else []
         # Taking the lock row first means that concurrent changes queue here and cannot deadlock later.
-        steps += [take_lock()] if activates or holds else []
+        steps += [tables.take_lock()] if activates or holds else []
         if over is not None:
-            supersede = f"UPDATE {MANIFESTS.name} SET superseded_at = ? WHERE id = ? AND superseded_at IS NULL"
+            supersede = f"UPDATE {tables.MANIFESTS.name} SET superseded_at = ? WHERE id = ? AND superseded_at IS NULL"
             steps.append(SqlStep(supersede, (manifest.created_at, over), rows_min=1))
-        steps.append(MANIFESTS.insert_step(manifest))
+        steps.append(tables.MANIFESTS.insert_step(manifest))
         for uri in holds:
             is_active = "uri = ? AND status = 'active' AND valid_until IS NULL"
-            confirm = f"UPDATE {UNITS.name} SET status = 'active' WHERE {is_active}"
+            confirm = f"UPDATE {tables.UNITS.name} SET status = 'active' WHERE {is_active}"
             steps.append(SqlStep(confirm, (uri,), rows_min=1))
         for unit, replaced, judged in activates:
-            steps += activate_unit(unit, replaced, (*judged, manifest.id), at=manifest.created_at)
-        steps.append(COVERAGE.insert_step(run))
-        steps += [*map(APPROVALS.insert_step, approvals), *map(AUDIT.insert_step, events)]
-        steps += [bump_revision(manifest.agent_id), forget_stubs(manifest.agent_id)]
+            steps += tables.activate_unit(unit, replaced, (*judged, manifest.id), at=manifest.created_at)
+        steps.append(tables.COVERAGE.insert_step(run))
+        steps += [*map(tables.APPROVALS.insert_step, approvals), *map(tables.AUDIT.insert_step, events)]
+        steps += [tables.bump_revision(manifest.agent_id), tables.forget_stubs(manifest.agent_id)]
         return self._changes.run_steps(steps)
 
     def stub(self, agent_id: str, profile: str) -> BootStub | None:
-        return self._first(STUBS, "WHERE agent_id = ? AND adapter_profile = ?", agent_id, profile)
+        return self._first(tables.STUBS, "WHERE agent_id = ? AND adapter_profile = ?", agent_id, profile)
 
     def save_stub(self, stub: BootStub) -> None:
-        table = STUBS
-        changed = ", ".join(f"{name} = excluded.{name}" for name in table.columns)
-        upsert = f" ON CONFLICT (agent_id, adapter_profile) DO UPDATE SET {changed}"
-        self._run(table.insert_step(stub, f"{upsert} WHERE {table.name}.cache_key <> excluded.cache_key"))
+        is_other = f" WHERE {tables.STUBS.name}.cache_key <> excluded.cache_key"
+        self._run(tables.STUBS.upsert_step(stub, ("agent_id", "adapter_profile"), where=is_other))
 
     def add_audit(self, record: AuditRecord) -> None:
-        if not self._group_commit.commit_step(AUDIT.insert_step(record)):
+        if not self._group_commit.commit_step(tables.AUDIT.insert_step(record)):
             raise StoreError("the audit record contains text that no database can store")
 
     def audit(self, token: str) -> AuditRecord | None:
-        return self._first(AUDIT, "WHERE audit_token = ?", token)
+        return self._first(tables.AUDIT, "WHERE audit_token = ?", token)
 
     def close_audit(self, token: str, *, used: Sequence[str], missed: Sequence[str], at: int) -> bool:
         values = "used_chunks = ?, missed_chunks = ?, audit_closed = ?"
-        update = f"UPDATE {AUDIT.name} SET {values} WHERE audit_token = ? AND audit_closed IS NULL"
+        update = f"UPDATE {tables.AUDIT.name} SET {values} WHERE audit_token = ? AND audit_closed IS NULL"
         cells = (msgspec.json.encode(used).decode(), msgspec.json.encode(missed).decode(), at, token)
         return self._changes.run_steps([SqlStep(update, cells, rows_min=1)])
 
     def save_detected_usage(self, token: str, detected: Sequence[DetectedUnit], *, at: int) -> bool:
         values = "detected = ?, detected_at = ?"
-        update = f"UPDATE {AUDIT.name} SET {values} WHERE audit_token = ? AND detected_at IS NULL"
+        update = f"UPDATE {tables.AUDIT.name} SET {values} WHERE audit_token = ? AND detected_at IS NULL"
         cells = (msgspec.json.encode(detected).decode(), at, token)
         return self._changes.run_steps([SqlStep(update, cells, rows_min=1)])
 
     def audits(self, agent_id: str, *, since: int) -> tuple[AuditRecord, ...]:
         where = "WHERE agent_id = ? AND created_at >= ? ORDER BY created_at, id"
-        return self._rows(AUDIT, where, agent_id, since)
+        return self._rows(tables.AUDIT, where, agent_id, since)
 
     def list_run_audits(self, agent_id: str, heartbeat_id: str) -> tuple[AuditRecord, ...]:
         where = "WHERE agent_id = ? AND heartbeat_id = ? ORDER BY created_at, id"
-        return self._rows(AUDIT, where, agent_id, heartbeat_id)
+        return self._rows(tables.AUDIT, where, agent_id, heartbeat_id)
 
     def heartbeat(self, agent_id: str, heartbeat_id: str) -> AuditRecord | None:
         preloads = "WHERE agent_id = ? AND heartbeat_id = ? AND event_type = 'preload'"
-        return self._first(AUDIT, f"{preloads} ORDER BY created_at DESC LIMIT 1", agent_id, heartbeat_id)
+        return self._first(tables.AUDIT, f"{preloads} ORDER BY created_at DESC LIMIT 1", agent_id, heartbeat_id)
 
     def add_approval(self, approval: Approval, *, registers: Agent) -> None:
-        self._run_all([register_agent(registers), APPROVALS.insert_step(approval)])
+        self._run_all([tables.register_agent(registers), tables.APPROVALS.insert_step(approval)])
 
     def approvals(self, agent_id: str) -> tuple[Approval, ...]:
-        return self._rows(APPROVALS, "WHERE agent_id = ? ORDER BY id", agent_id)
+        return self._rows(tables.APPROVALS, "WHERE agent_id = ? ORDER BY id", agent_id)
 
     def coverage(self, agent_id: str) -> CoverageRun | None:
-        current = f"(SELECT version FROM {MANIFESTS.name} WHERE agent_id = ? AND superseded_at IS NULL)"
+        current = f"(SELECT version FROM {tables.MANIFESTS.name} WHERE agent_id = ? AND superseded_at IS NULL)"
         newest = f"WHERE agent_id = ? AND manifest_version = {current} ORDER BY finished_at DESC, id DESC LIMIT 1"
-        return self._first(COVERAGE, newest, agent_id, agent_id)
+        return self._first(tables.COVERAGE, newest, agent_id, agent_id)
 
     def add_coverage(self, run: CoverageRun) -> None:
-        self._run_all([COVERAGE.insert_step(run), bump_revision(run.agent_id)])
+        self._run_all([tables.COVERAGE.insert_step(run), tables.bump_revision(run.agent_id)])
 
     def probes(self, agent_id: str) -> tuple[Probe, ...]:
-        return self._rows(PROBES, "WHERE agent_id = ? ORDER BY probe_id", agent_id)
+        return self._rows(tables.PROBES, "WHERE agent_id = ? ORDER BY probe_id", agent_id)
 
     def put_probe(self, probe: Probe) -> None:
-        self._run(self._upsert_probe(probe))
+        self._run(_upsert_probe(probe))
 
     def save_sampled_probes(self, probes: Sequence[Probe], *, lease: str, until: int, at: int) -> bool:
-        return self._changes.run_steps([*self._lease(lease, until, at), *map(self._upsert_probe, probes)])
+        return self._changes.run_steps([*self._lease(lease, until, at), *map(_upsert_probe, probes)])
 
     def agents_to_sample(self, lease_prefix: str, *, since: int, at: int) -> tuple[str, ...]:
         return self._ids(
-            f"SELECT m.agent_id FROM {MANIFESTS.name} m WHERE m.superseded_at IS NULL "
+            f"SELECT m.agent_id FROM {tables.MANIFESTS.name} m WHERE m.superseded_at IS NULL "
             f"AND NOT EXISTS (SELECT 1 FROM holdfast.instruction_wakes w "
             "WHERE w.jti = ? || m.agent_id AND w.expires_at >= ?) "
-            f"AND EXISTS (SELECT 1 FROM {AUDIT.name} a WHERE a.agent_id = m.agent_id "
+            f"AND EXISTS (SELECT 1 FROM {tables.AUDIT.name} a WHERE a.agent_id = m.agent_id "
             "AND a.created_at >= ? AND a.audit_closed IS NOT NULL AND a.event_type = 'recall') ORDER BY m.agent_id",
             _lease_name(lease_prefix),
             at,
@@ -241,13 +217,13 @@ class InstructionStore(OwnerTransfer):
 
     def agents_to_measure(self, *, finished_before: int, recert_before: int) -> tuple[str, ...]:
         of_manifest = "c.agent_id = m.agent_id AND c.manifest_version = m.version"
-        run = f"SELECT 1 FROM {COVERAGE.name} c WHERE {of_manifest}"
+        run = f"SELECT 1 FROM {tables.COVERAGE.name} c WHERE {of_manifest}"
         later_run = (
             "d.agent_id = c.agent_id AND d.manifest_version = c.manifest_version AND d.finished_at > c.finished_at"
         )
-        certified = f"SELECT 1 FROM {COVERAGE.name} d WHERE {later_run} AND d.recert_due IS NULL"
+        certified = f"SELECT 1 FROM {tables.COVERAGE.name} d WHERE {later_run} AND d.recert_due IS NULL"
         return self._ids(
-            f"SELECT m.agent_id FROM {MANIFESTS.name} m WHERE m.superseded_at IS NULL "
+            f"SELECT m.agent_id FROM {tables.MANIFESTS.name} m WHERE m.superseded_at IS NULL "
             f"AND (NOT EXISTS ({run} AND c.finished_at > ? AND c.stale = 0) "
             f"OR EXISTS ({run} AND c.recert_due <= ? AND NOT EXISTS ({certified}))) ORDER BY m.agent_id",
             finished_before,
@@ -255,7 +231,7 @@ class InstructionStore(OwnerTransfer):
         )
 
     def signers(self, *, at: int | None) -> tuple[Signer, ...]:
-        table, order = SIGNERS, "ORDER BY entity, public_key"
+        table, order = tables.SIGNERS, "ORDER BY entity, public_key"
         if at is None:
             return self._rows(table, order)
         usable = "k.scope = 'admin' AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ?)"
@@ -263,10 +239,10 @@ class InstructionStore(OwnerTransfer):
         return self._rows(table, f"WHERE EXISTS ({keys}) {order}", at / 1000)
 
     def add_signer(self, signer: Signer) -> None:
-        self._run(SIGNERS.insert_step(signer, " ON CONFLICT (entity, public_key) DO NOTHING"))
+        self._run(tables.SIGNERS.insert_step(signer, " ON CONFLICT (entity, public_key) DO NOTHING"))
 
     def remove_signers(self, signers: Sequence[Signer]) -> None:
-        delete = f"DELETE FROM {SIGNERS.name} WHERE entity = ? AND public_key = ?"
+        delete = f"DELETE FROM {tables.SIGNERS.name} WHERE entity = ? AND public_key = ?"
         self._run_all([SqlStep(delete, (signer.entity, signer.public_key)) for signer in signers])
 
     def consume_wake_token(self, jti: str, *, expires_at: int, at: int) -> bool:
@@ -297,10 +273,6 @@ class InstructionStore(OwnerTransfer):
     def _set(self, name: str, value: str) -> None:
         self._changes.run_statement(SET_SETTING, (name, value))
 
-    def _upsert_probe(self, probe: Probe) -> SqlStep:
-        changed = ", ".join(f"{name} = excluded.{name}" for name in ("intent", "required_units", "k"))
-        return PROBES.insert_step(probe, f" ON CONFLICT (agent_id, probe_id) DO UPDATE SET {changed}")
-
     def _lease(self, name: str, until: int, at: int) -> list[SqlStep]:
         # A lease is stored like a used wake token: a name that is taken until it expires.
         return self._wake(_lease_name(name), until, at)
@@ -319,6 +291,10 @@ class InstructionStore(OwnerTransfer):
         """These steps conflict with nothing, so a refusal is an error."""
         if not self._changes.run_steps(steps):
             raise StoreError("the database refused the change")
+
+
+def _upsert_probe(probe: Probe) -> SqlStep:
+    return tables.PROBES.upsert_step(probe, ("agent_id", "probe_id"))
 
 
 def _lease_name(name: str) -> str:

@@ -52,6 +52,11 @@ class InstructionTable(Generic[Row]):
     def insert_step(self, row: Row, on_conflict: str = "") -> SqlStep:
         return SqlStep(self.insert + on_conflict, self.encode_row(row))
 
+    def upsert_step(self, row: Row, keys: Sequence[str], *, kept: Sequence[str] = (), where: str = "") -> SqlStep:
+        """Replaces the row with the same keys, except its `kept` columns."""
+        changed = ", ".join(f"{name} = excluded.{name}" for name in self.columns if name not in (*keys, *kept))
+        return self.insert_step(row, f" ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {changed}{where}")
+
     def _cell(self, name: str, value: object) -> Cell:
         if name in self._nested:
             return msgspec.json.encode(value).decode()

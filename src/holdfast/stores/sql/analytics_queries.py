@@ -157,13 +157,17 @@ def sum_rows(
 
     Parameters, once for each table: since and until for each span, maximum of `simulated`, and the session ids.
     """
-    where = f"{_time_condition(spans)} AND simulated <= ?{_in_sessions(sessions)}"
+    where = f"{_time_condition(spans)} AND simulated <= ?{_in_sessions(sessions)}{_CONDITIONS.get(table.name, '')}"
+    return _build_sum_query(keys, sums or table.sums, _unite_rows(table, ", ".join(table.keys), where))
+
+
+def _unite_rows(table: RollUp, columns: str, where: str) -> str:
+    """The rows that a roll-up sums over, from all tables."""
     selects = []
     for table_name, expressions in ROLLUP_SOURCES[table.name]:
-        columns = ", ".join(f"{expression} AS {sum}" for sum, expression in expressions.items())
-        conditions = where + _CONDITIONS.get(table.name, "")
-        selects.append(f"SELECT {', '.join(table.keys)}, {columns} FROM holdfast.{table_name} WHERE {conditions}")
-    return _build_sum_query(keys, sums or table.sums, f"({' UNION ALL '.join(selects)}) AS part")
+        sums = ", ".join(f"{expression} AS {sum}" for sum, expression in expressions.items())
+        selects.append(f"SELECT {columns}, {sums} FROM holdfast.{table_name} WHERE {where}")
+    return f"({' UNION ALL '.join(selects)}) AS part"
 
 
 def _time_condition(count: int) -> str:
@@ -195,12 +199,19 @@ def select_session_page(order: SessionOrder, *, spans: int) -> str:
 
 def select_worst_verdicts(sessions: int) -> str:
     """Parameters: since, until, maximum of `simulated`, the session ids."""
-    ranked = "row_number() OVER (PARTITION BY session_id ORDER BY lost DESC, number) AS place"
-    where = f"lost > 0 AND at >= ? AND at < ? AND simulated <= ? AND session_id IN ({repeat_params(sessions)})"
-    return (
-        f"SELECT session_id, kind FROM (SELECT session_id, kind, {ranked} FROM holdfast.calls WHERE {where}) "
-        f"AS ranked WHERE place = 1"
-    )
+    where = f"lost > 0 AND at >= ? AND at < ? AND simulated <= ?{_in_sessions(sessions)}"
+    return _select_first_call("kind", "lost DESC, number", where)
+
+
+def select_last_models(sessions: int) -> str:
+    return _select_first_call("model", "number DESC, event_id DESC", f"session_id IN ({repeat_params(sessions)})")
+
+
+def _select_first_call(column: str, order: str, where: str) -> str:
+    """A column of the call of each session that comes first."""
+    ranked = f"row_number() OVER (PARTITION BY session_id ORDER BY {order}) AS place"
+    calls = f"SELECT session_id, {column}, {ranked} FROM holdfast.calls WHERE {where}"
+    return f"SELECT session_id, {column} FROM ({calls}) AS ranked WHERE place = 1"
 
 
 def _build_sum_query(keys: tuple[str, ...], sums: Sequence[str], source: str) -> str:
@@ -214,13 +225,8 @@ def group_rows(group_by: GroupBy, filter_: GroupFilter, *, spans: int) -> str:
 
     Parameters, for each table: the spans and the maximum of `simulated`; then those of the filter.
     """
-    sums = Sums.__struct_fields__
-    selects = []
-    for table, expressions in ROLLUP_SOURCES[DAYS.name]:
-        columns = ", ".join(f"{expressions[sum]} AS {sum}" for sum in sums)
-        where = f"{_time_condition(spans)} AND simulated <= ?"
-        selects.append(f"SELECT {_ROW_COLUMNS}, {columns} FROM holdfast.{table} WHERE {where}")
-    return _build_group_query(group_by, filter_, f"({' UNION ALL '.join(selects)}) AS part")
+    where = f"{_time_condition(spans)} AND simulated <= ?"
+    return _build_group_query(group_by, filter_, _unite_rows(DAYS, _ROW_COLUMNS, where))
 
 
 def group_session_days(group_by: GroupBy, filter_: GroupFilter) -> str:
@@ -285,15 +291,6 @@ def select_session_costs(order: str, *, simulated: bool) -> str:
     return (
         f"SELECT {columns}, CAST(coalesce(({spent}), 0) AS bigint) AS spent "
         f"FROM holdfast.sessions AS s{where} ORDER BY {by} LIMIT ? OFFSET ?"
-    )
-
-
-def select_last_models(sessions: int) -> str:
-    ranked = "row_number() OVER (PARTITION BY session_id ORDER BY number DESC, event_id DESC) AS place"
-    of_sessions = f"session_id IN ({repeat_params(sessions)})"
-    return (
-        f"SELECT session_id, model FROM (SELECT session_id, model, {ranked} FROM holdfast.calls "
-        f"WHERE {of_sessions}) AS ranked WHERE place = 1"
     )
 
 

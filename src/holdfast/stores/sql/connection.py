@@ -78,7 +78,7 @@ class Connections(Protocol):
     def release(self, connection: SqlConnection, /) -> None: ...
 
     def discard(self, connection: SqlConnection, /) -> None:
-        """Closes a connection that is of no use any more, and those that were idle: they are not either."""
+        """Takes back a connection that is of no use any more; then those that are idle are not either."""
 
     def close(self) -> None: ...
 
@@ -135,17 +135,12 @@ class SqlReader:
         dialect = self._engine.dialect
         statement, cells = dialect.translate(query), dialect.encode_cells(parameters)
         try:
-            rows = self._query(statement, cells)
-            if rows is None:
-                rows = self._query(statement, cells, is_last=True) or []
+            rows = self._query(statement, cells, retries=1)
         except self._engine.errors as error:
             raise self._engine.explain(error) from error
         return dialect.decode_rows(rows)
 
-    def _query(
-        self, statement: str, cells: Sequence[object], *, is_last: bool = False
-    ) -> list[tuple[object, ...]] | None:
-        """None if the connection was lost before the rows arrived; the last time that is an error."""
+    def _query(self, statement: str, cells: Sequence[object], *, retries: int) -> list[tuple[object, ...]]:
         connection = self._pool.borrow()
         try:
             rows = connection.execute(statement, cells).fetchall()
@@ -155,9 +150,9 @@ class SqlReader:
                 raise
             # A restarted server has closed all pooled connections.
             self._pool.discard(connection)
-            if is_last:
+            if not retries:
                 raise
-            return None
+            return self._query(statement, cells, retries=retries - 1)
         self._pool.release(connection)
         return rows
 

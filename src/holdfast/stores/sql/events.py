@@ -228,12 +228,6 @@ SESSION_EXISTS = "SELECT 1 FROM holdfast.sessions WHERE id = ?"
 SESSIONS_NEWEST_FIRST = f"SELECT {_SESSION_LIST} FROM holdfast.sessions ORDER BY last_event_at DESC, id DESC LIMIT ?"
 # The partial index is used only if the type is a literal.
 LEARNED_EVENTS = f"SELECT {_EVENT_LIST} FROM holdfast.events WHERE type = 'cache.learned' ORDER BY seq DESC LIMIT ?"
-EVENT_EXISTS = "SELECT 1 FROM holdfast.events WHERE id = ?"
-CONTINUATION_EXISTS = "SELECT 1 FROM holdfast.events WHERE session_id = ? AND parent_event_id = ?"
-ANY_EVENT = "SELECT 1 FROM holdfast.events WHERE session_id = ? LIMIT 1"
-DELETE_EVENTS = "DELETE FROM holdfast.events WHERE session_id = ?"
-DELETE_SESSION = "DELETE FROM holdfast.sessions WHERE id = ?"
-IS_OLD = "SELECT 1 FROM holdfast.sessions WHERE id = ? AND last_event_at < ?"
 TOTALS = """
 SELECT count(*), CAST(coalesce(sum(event_count), 0) AS bigint), min(started_at), max(last_event_at),
     (SELECT count(*) FROM holdfast.calls),
@@ -260,11 +254,6 @@ ON CONFLICT (id) DO UPDATE SET
     parent_session_id = coalesce(excluded.parent_session_id, kept.parent_session_id),
     entered_events = kept.entered_events + excluded.entered_events
 """
-
-
-def build_prune_query(retained_types: int) -> str:
-    """Parameters: the session, the types that are retained."""
-    return f"DELETE FROM holdfast.events WHERE session_id = ? AND type NOT IN ({repeat_params(retained_types)})"
 
 
 def build_prunable_query(retained_types: int) -> str:

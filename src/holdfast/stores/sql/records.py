@@ -15,17 +15,10 @@ from holdfast.stores.sql.dialect import repeat_params
 from holdfast.stores.sql.events import EVENT_COLUMNS, FetchRows, as_int, decode_event_row
 
 KEY_COLUMNS = KeyRow.__struct_fields__
-
-
-_KEY_LIST = ", ".join(KEY_COLUMNS)
+_SELECT_KEYS = f"SELECT {', '.join(KEY_COLUMNS)} FROM holdfast.api_keys"
 _CONTROL_LIST = "caching_enabled, generation, invalidated_at, adoptions"
 _INSERT_CONTROL = f"INSERT INTO holdfast.cache_controls AS kept (session_id, {_CONTROL_LIST})"
 _ON_CONFLICT = "ON CONFLICT (session_id) DO UPDATE SET"
-ADD_KEY = f"INSERT INTO holdfast.api_keys ({_KEY_LIST}) VALUES ({repeat_params(len(KEY_COLUMNS))})"
-KEY = f"SELECT {_KEY_LIST} FROM holdfast.api_keys WHERE id = ?"
-KEYS = f"SELECT {_KEY_LIST} FROM holdfast.api_keys ORDER BY created_at, id"
-ANY_KEY = "SELECT 1 FROM holdfast.api_keys LIMIT 1"
-REVOKE_KEY = "UPDATE holdfast.api_keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
 SETTING = "SELECT value FROM holdfast.settings WHERE name = ?"
 SET_SETTING = (
     "INSERT INTO holdfast.settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
@@ -34,7 +27,6 @@ SET_SETTING = (
 CONTROLS = (
     f"SELECT ({SETTING}), {_CONTROL_LIST} FROM (SELECT 1) AS one LEFT JOIN holdfast.cache_controls ON session_id = ?"
 )
-SESSION_CONTROLS = f"SELECT session_id, {_CONTROL_LIST} FROM holdfast.cache_controls"
 SET_CACHING_ENABLED = (
     f"{_INSERT_CONTROL} VALUES (?, ?, 0, NULL, 0) {_ON_CONFLICT} caching_enabled = excluded.caching_enabled"
 )
@@ -43,33 +35,33 @@ INVALIDATE = (
     f"{_ON_CONFLICT} generation = kept.generation + 1, invalidated_at = excluded.invalidated_at"
 )
 REQUEST_REFRESH = f"{_INSERT_CONTROL} VALUES (?, 1, 0, NULL, 1) {_ON_CONFLICT} adoptions = kept.adoptions + 1"
-DELETE_CONTROLS = "DELETE FROM holdfast.cache_controls WHERE session_id = ?"
-NEWEST_POSITION = "SELECT coalesce(max(seq), 0) FROM holdfast.events"
 EVENTS_AFTER = f"SELECT seq, {', '.join(EVENT_COLUMNS)} FROM holdfast.events WHERE seq > ? ORDER BY seq LIMIT ?"
 _CACHE = "cache"  # The name of the cache settings.
 
 
 class DatabaseRecords:
-    """Changes are rare and made by people: each uses a connection of its own and waits until it is durable."""
+    """Changes are rare and made by people: each waits until it is durable."""
 
     def __init__(self, fetch: FetchRows, changes: ChangeRunner) -> None:
         self._fetch = fetch
         self._changes = changes
 
     def add_key(self, row: KeyRow) -> None:
-        self._changes.run_statement(ADD_KEY, astuple(row))
+        columns, params = ", ".join(KEY_COLUMNS), repeat_params(len(KEY_COLUMNS))
+        self._changes.run_statement(f"INSERT INTO holdfast.api_keys ({columns}) VALUES ({params})", astuple(row))
 
     def key(self, key_id: str) -> KeyRow | None:
-        return next(map(_decode_key, self._fetch(KEY, (key_id,))), None)
+        return next(map(_decode_key, self._fetch(f"{_SELECT_KEYS} WHERE id = ?", (key_id,))), None)
 
     def all_keys(self) -> tuple[KeyRow, ...]:
-        return tuple(map(_decode_key, self._fetch(KEYS, ())))
+        return tuple(map(_decode_key, self._fetch(f"{_SELECT_KEYS} ORDER BY created_at, id", ())))
 
     def has_keys(self) -> bool:
-        return bool(self._fetch(ANY_KEY, ()))
+        return bool(self._fetch("SELECT 1 FROM holdfast.api_keys LIMIT 1", ()))
 
     def revoke_key(self, key_id: str, *, at: float) -> bool:
-        return self._changes.run_statement(REVOKE_KEY, (at, key_id)) > 0
+        revoke = "UPDATE holdfast.api_keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
+        return self._changes.run_statement(revoke, (at, key_id)) > 0
 
     def controls(self, session_id: str) -> CacheControls:
         for settings, *columns in self._fetch(CONTROLS, (_CACHE, session_id)):
@@ -81,7 +73,8 @@ class DatabaseRecords:
         return await asyncio.to_thread(self.controls, session_id)
 
     def session_controls(self) -> dict[str, SessionControl]:
-        return {str(session): _decode_control(columns) for session, *columns in self._fetch(SESSION_CONTROLS, ())}
+        rows = self._fetch(f"SELECT session_id, {_CONTROL_LIST} FROM holdfast.cache_controls", ())
+        return {str(session): _decode_control(columns) for session, *columns in rows}
 
     def settings(self) -> CacheSettings:
         return next((_decode_settings(value) for (value,) in self._fetch(SETTING, (_CACHE,))), CacheSettings())
@@ -103,10 +96,10 @@ class DatabaseRecords:
 
     def delete_controls(self, session_id: str) -> None:
         """Deletes the controls of a session."""
-        self._changes.run_statement(DELETE_CONTROLS, (session_id,))
+        self._changes.run_statement("DELETE FROM holdfast.cache_controls WHERE session_id = ?", (session_id,))
 
     def newest_position(self) -> int:
-        ((seq,),) = self._fetch(NEWEST_POSITION, ())
+        ((seq,),) = self._fetch("SELECT coalesce(max(seq), 0) FROM holdfast.events", ())
         return as_int(seq)
 
     def events_after(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:

@@ -11,24 +11,20 @@ from msgspec.structs import astuple
 from holdfast.catalog.lookup import Models
 from holdfast.errors import StoreError
 from holdfast.stores.sql.connection import Cursor, Engine, SqlConnection
+from holdfast.stores.sql.dialect import repeat_params
 from holdfast.stores.sql.events import (
     ADD_TO_SESSION,
-    ANY_EVENT,
-    CONTINUATION_EXISTS,
-    DELETE_EVENTS,
-    DELETE_SESSION,
-    EVENT_EXISTS,
-    IS_OLD,
     RECOUNT,
     Cell,
     EventRow,
-    build_prune_query,
     continued_elsewhere_error,
     duplicate_event_error,
     merge_tallies,
 )
 from holdfast.stores.sql.rollups import RollUpWriter
 from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, SettleJob, WriteJob
+
+_DELETE_SESSION = "DELETE FROM holdfast.sessions WHERE id = ?"
 
 
 class GroupWriter(ABC):
@@ -145,30 +141,33 @@ class GroupWriter(ABC):
     def _find_refusal(self, job: AppendJob) -> StoreError | None:
         """Why the events of this append conflict with those on the log; None if they do not."""
         for row in job.rows:
-            if self.fetch(EVENT_EXISTS, (row.id,)):
+            if self.fetch("SELECT 1 FROM holdfast.events WHERE id = ?", (row.id,)):
                 return duplicate_event_error(row.id)
-            if self.fetch(CONTINUATION_EXISTS, (row.session_id, row.parent_event_id)):
+            continuation = "SELECT 1 FROM holdfast.events WHERE session_id = ? AND parent_event_id = ?"
+            if self.fetch(continuation, (row.session_id, row.parent_event_id)):
                 return continued_elsewhere_error(row.session_id)
         return None
 
     def _delete(self, job: DeleteJob) -> SettleJob:
         self._rollups.remove_session(self, job.session_id)
-        deleted = self._execute(DELETE_EVENTS, (job.session_id,)).rowcount
-        self._execute(DELETE_SESSION, (job.session_id,))
+        deleted = self._execute("DELETE FROM holdfast.events WHERE session_id = ?", (job.session_id,)).rowcount
+        self._execute(_DELETE_SESSION, (job.session_id,))
         return partial(job.done.set_result, deleted)
 
     def _prune(self, job: PruneJob) -> SettleJob:
         # The session may have continued since it was selected for pruning.
-        if not self.fetch(IS_OLD, (job.session_id, job.before)):
+        old_session = "SELECT 1 FROM holdfast.sessions WHERE id = ? AND last_event_at < ?"
+        if not self.fetch(old_session, (job.session_id, job.before)):
             return partial(job.done.set_result, 0)
         self._rollups.remove_session(self, job.session_id)
-        statement = build_prune_query(len(job.retained_types))
-        deleted = self._execute(statement, (job.session_id, *job.retained_types)).rowcount
-        if self.fetch(ANY_EVENT, (job.session_id,)):
+        is_other = f"type NOT IN ({repeat_params(len(job.retained_types))})"
+        prune = f"DELETE FROM holdfast.events WHERE session_id = ? AND {is_other}"
+        deleted = self._execute(prune, (job.session_id, *job.retained_types)).rowcount
+        if self.fetch("SELECT 1 FROM holdfast.events WHERE session_id = ? LIMIT 1", (job.session_id,)):
             self._execute(RECOUNT, (job.session_id,))
             self._rollups.catch_up(self, (job.session_id,))
         else:
-            self._execute(DELETE_SESSION, (job.session_id,))
+            self._execute(_DELETE_SESSION, (job.session_id,))
         return partial(job.done.set_result, deleted)
 
     def _roll_up(self, job: RollUpJob) -> SettleJob:
