@@ -13,6 +13,7 @@ from tests.support.postgres_server import run, server_url
 
 from holdfast.errors import StoreError
 from holdfast.events.records import KeyRow
+from holdfast.instructions.models import AuditRecord
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.postgres.store import PostgresStore
 
@@ -71,9 +72,19 @@ def test_an_append_that_failed_says_why_to_all_who_wait(store: DatabaseEventLog)
 
 
 def test_a_recall_record_that_failed_keeps_its_cause(store: DatabaseEventLog) -> None:
-    store._changes.run_statement("DROP TABLE holdfast.instruction_wakes", ())
+    store._changes.run_statement("DROP TABLE holdfast.instruction_audit", ())
+    record = AuditRecord(
+        id="r",
+        agent_id="a",
+        heartbeat_id="h",
+        session_start=1,
+        intent="i",
+        loaded_chunks=(),
+        audit_token="t",
+        created_at=1,
+    )
     with pytest.raises(StoreError, match="is missing tables") as refusal:
-        store.instructions.take_lease("a", until=2, at=1)
+        store.instructions.add_audit(record)
     check_cause(refusal.value)
 
 

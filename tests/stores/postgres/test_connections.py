@@ -37,6 +37,14 @@ def test_a_server_that_hangs_up_is_called_again_by_who_reads_and_by_who_writes(e
         assert list(store.read("s")) == talk(2)
 
 
+def test_a_change_beside_the_log_reconnects_too(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as store:
+        assert store.instructions.take_lease("a", until=2, at=1)
+        run(emptied_postgres, HANG_UP)
+        assert store.instructions.take_lease("b", until=2, at=1)
+        assert not store.instructions.take_lease("a", until=2, at=1)
+
+
 def test_a_reader_is_not_given_one_dead_connection_after_the_other(emptied_postgres: str) -> None:
     server = PostgresServer(parse_address(emptied_postgres), ConnectionLimits())
     reads = SqlReader(server, ConnectionPool(server.connect))

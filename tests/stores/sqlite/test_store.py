@@ -394,6 +394,18 @@ def test_connections_are_shared_by_readers_and_few_stay_open(path: Path) -> None
         assert not any(map(is_open, made))
 
 
+def test_a_change_beside_the_log_goes_to_the_file_that_is_at_the_path_now(path: Path, tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "other.db").close()
+    with SqliteStore(path) as store:
+        assert store.instructions.take_lease("a", until=2, at=1)
+        for beside in ("-wal", "-shm"):
+            os.unlink(f"{path}{beside}")
+        os.replace(tmp_path / "other.db", path)
+        assert store.instructions.take_lease("b", until=2, at=1)
+    with closing(sqlite3.connect(path)) as now:
+        assert now.execute("SELECT jti FROM instruction_wakes").fetchall() == [("lease:b",)]
+
+
 def engine_of(path: Path) -> SqliteEngine:
     return SqliteEngine(str(path), partial(identify_file, path))
 
