@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.instruction_places import opened_store
+from tests.support.instruction_service import open_store_of_kind
 
 from holdfast.ledger.analytics.queries import GroupFilter
 from holdfast.ledger.postings import ROLLUPS
@@ -75,8 +75,8 @@ def built_queries() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DatabaseEventLog]:
-    with opened_store(request.param, tmp_path) as kept:
-        yield kept
+    with open_store_of_kind(request.param, tmp_path) as store:
+        yield store
 
 
 def test_both_engines_can_plan_every_query(store: DatabaseEventLog) -> None:

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-from tests.support.instruction_places import opened_store
-from tests.support.log_examples import said, talk
+from tests.support.event_examples import message_event, message_events
+from tests.support.instruction_service import open_store_of_kind
 from tests.support.postgres_server import run, server_url
 
 from holdfast.errors import StoreError
@@ -22,8 +22,8 @@ BUG = "cannot run a statement of Holdfast ("
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DatabaseEventLog]:
-    with opened_store(request.param, tmp_path) as kept:
-        yield kept
+    with open_store_of_kind(request.param, tmp_path) as store:
+        yield store
 
 
 def check_cause(error: BaseException) -> None:
@@ -49,8 +49,8 @@ def test_a_statement_that_is_wrong_is_no_lost_connection(
         check_cause(refusal.value)
         assert line in str(refusal.value)
         assert "secret" not in str(refusal.value)
-    store.append(talk(2)).result(10)
-    assert list(store.read("s")) == talk(2)
+    store.append(message_events(2)).result(10)
+    assert list(store.read("s")) == message_events(2)
 
 
 def test_a_constraint_is_named_as_the_reason(store: DatabaseEventLog) -> None:
@@ -65,7 +65,7 @@ def test_a_constraint_is_named_as_the_reason(store: DatabaseEventLog) -> None:
 def test_an_append_that_failed_says_why_to_all_who_wait(store: DatabaseEventLog) -> None:
     store._changes.run_statement("DROP TABLE holdfast.events", ())
     for _ in range(2):
-        error = store.append([said(0)]).exception(timeout=10)
+        error = store.append([message_event(0)]).exception(timeout=10)
         assert isinstance(error, StoreError)
         assert "is missing tables" in str(error)
         check_cause(error)
@@ -90,11 +90,11 @@ def test_a_recall_record_that_failed_keeps_its_cause(store: DatabaseEventLog) ->
 
 def test_a_server_that_is_read_only_is_named_so(postgres: str) -> None:
     with PostgresStore(postgres) as store:
-        store.append(talk(1)).result(10)
+        store.append(message_events(1)).result(10)
     name = run(postgres, "SELECT current_database()")[0][0]
     run(postgres, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
     with PostgresStore(postgres) as store:
-        assert list(store.read("s")) == talk(1)
+        assert list(store.read("s")) == message_events(1)
         with pytest.raises(StoreError, match="is read-only: use the address of the primary server") as refusal:
             store.records.invalidate("s", at=1.0)
         check_cause(refusal.value)

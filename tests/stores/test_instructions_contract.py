@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.support.instruction_places import opened_store
+from tests.support.instruction_service import open_store_of_kind
 
 from holdfast.events.records import KeyRow
 from holdfast.instructions.models import (
@@ -34,8 +34,8 @@ SHARED = "shared"
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DatabaseEventLog]:
-    with opened_store(request.param, tmp_path) as kept:
-        yield kept
+    with open_store_of_kind(request.param, tmp_path) as store:
+        yield store
 
 
 @pytest.fixture

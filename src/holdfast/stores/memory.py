@@ -13,8 +13,7 @@ from holdfast.stores.migrate import load_migrations, migrate_sqlite
 from holdfast.stores.sql.connection import SqlChanges, SqlConnection, SqlReader
 from holdfast.stores.sql.events import EVENT_BYTES_MAX
 from holdfast.stores.sql.records import DatabaseRecords
-from holdfast.stores.sqlite.file import SqliteEngine
-from holdfast.stores.sqlite.writer import SqliteWriter
+from holdfast.stores.sqlite.writer import SqliteEngine, SqliteWriter
 from holdfast.stores.write.queue import SettleJob, WriteJob, reject_job, wrap_unexpected
 
 _ENGINE = SqliteEngine("in memory", lambda: None)  # Memory has no file that could be replaced.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.support.postgres_server import used_database
+from tests.support.postgres_server import reused_database
 
 from holdfast.cli.main import command
 from holdfast.clock import ManualClock
@@ -46,7 +46,7 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield str(tmp_path / "agent.db")
         return
-    with used_database() as url:
+    with reused_database() as url:
         yield url
 
 

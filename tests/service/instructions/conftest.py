@@ -1,23 +1,23 @@
-"""A service that keeps instructions, on each store that can keep them."""
+"""A service with instructions, on each store that supports them."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.instruction_places import Place, place
+from tests.support.instruction_service import InstructionService, serve_instructions
 
 STORES = ("sqlite", "postgres")
 
 
 @pytest.fixture(params=STORES)
-def at(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    with place(request.param, tmp_path) as made:
+def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InstructionService]:
+    with serve_instructions(request.param, tmp_path) as made:
         yield made
 
 
 @pytest.fixture(params=STORES)
-def furnished(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """With all units and a manifest."""
-    with place(request.param, tmp_path) as made:
-        made.furnish()
+def published_service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InstructionService]:
+    """A service with all units written and a manifest published."""
+    with serve_instructions(request.param, tmp_path) as made:
+        made.publish_all()
         yield made

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 # Queries differ by the number of parameters in a list: this many are kept, and others are translated again.
 _TRANSLATIONS_MAX = 1_000
+Row = tuple[object, ...]
 _QUOTED = r"'(?:[^']|'')*'"
 
 # PostgreSQL text cannot contain NUL: NUL and the escape character \x01 become two characters each.
@@ -22,8 +23,6 @@ class SqlDialect:
     `has_nul` says whether its text can contain the character NUL; if not, it is escaped.
     """
 
-    translate: Callable[[str], str]
-
     def __init__(
         self, name: str, words: Mapping[str, str], *, version_query: str, size_query: str, has_nul: bool
     ) -> None:
@@ -31,21 +30,24 @@ class SqlDialect:
         self.version_query = version_query
         self.size_query = size_query
         self._words = dict(words)
-        self._has_nul = has_nul
         # A word is replaced as a whole: `trunc` is not a part of `truncated`.
         alternatives = "|".join(rf"(?<!\w){re.escape(word)}" + r"(?!\w)" * word[-1].isalnum() for word in words)
         self._pattern = re.compile(f"{_QUOTED}|{alternatives}")
         # Kept on the instance: a translated query costs one look-up.
-        self.translate = lru_cache(_TRANSLATIONS_MAX)(self._translate)
+        self.translate: Callable[[str], str] = lru_cache(_TRANSLATIONS_MAX)(self._translate)
+        self.encode_cells: Callable[[Sequence[object]], Sequence[object]] = tuple if has_nul else _escape_cells
+        self.decode_rows: Callable[[list[Row]], list[Row]] = list if has_nul else _unescape_rows
 
     def _translate(self, query: str) -> str:
         return self._pattern.sub(lambda match: self._words.get(match[0], match[0]), query)
 
-    def encode_cells(self, cells: Sequence[object]) -> Sequence[object]:
-        return cells if self._has_nul else [escape_nul(cell) for cell in cells]
 
-    def decode_rows(self, rows: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
-        return rows if self._has_nul else [tuple(map(unescape_nul, row)) for row in rows]
+def _escape_cells(cells: Sequence[object]) -> Sequence[object]:
+    return [escape_nul(cell) for cell in cells]
+
+
+def _unescape_rows(rows: list[Row]) -> list[Row]:
+    return [tuple(map(unescape_nul, row)) for row in rows]
 
 
 def escape_nul(cell: object) -> object:

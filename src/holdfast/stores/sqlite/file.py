@@ -5,18 +5,15 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.errors import StoreError, UserError
 from holdfast.stores.migrate import Migration, migrate_sqlite, read_sqlite_version
-from holdfast.stores.sql.connection import SqlConnection
-from holdfast.stores.sql.dialect import SQLITE
 
 APPLICATION_ID = 0x484F4C44  # "HOLD" in ASCII; marks the file as ours.
 BUSY_SECONDS_MAX = 10.0  # How long to wait for a lock of another process before giving up.
 _PAUSE_SECONDS = 0.02  # Between two attempts: switching to WAL takes a few milliseconds.
-FileIdentity = tuple[int, int] | None
 
 
 def prepare_file(path: Path) -> None:
@@ -57,15 +54,6 @@ def check_file_kind(path: Path, access: int) -> None:
 
 def _invalid_name_error(path: Path, error: ValueError) -> UserError:
     return UserError(f"{str(path)!a} is not a valid file name ({error}): use another one")
-
-
-def identify_file(path: Path) -> FileIdentity:
-    """Device and inode of the file at the path; raises StoreError if there is none."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise file_missing_error(path) from error
-    return status.st_dev, status.st_ino
 
 
 def file_missing_error(path: Path | str) -> StoreError:
@@ -206,29 +194,3 @@ def _no_permission(path: Path | str, what: str) -> StoreError:
 
 def _disk_full(path: Path | str) -> StoreError:
     return StoreError(f"no space left to write {path}: free some on its disk, then open the store again")
-
-
-class SqliteEngine:
-    """The engine of the database `name`; `identify` says which file is there now, because it may be replaced."""
-
-    dialect = SQLITE
-    errors: tuple[type[Exception], ...] = READ_ERRORS
-    violation: type[Exception] = sqlite3.IntegrityError
-
-    def __init__(self, name: str, identify: Callable[[], FileIdentity]) -> None:
-        self.name = name
-        self._identify = identify
-        self._identity = identify()
-
-    def is_lost(self, connection: SqlConnection) -> bool:
-        return False
-
-    def is_current(self, connection: SqlConnection) -> bool:
-        return self._identify() == self._identity
-
-    def begin(self, connection: SqlConnection, *, synced: bool) -> None:
-        connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
-        connection.execute("BEGIN IMMEDIATE")
-
-    def explain(self, error: Exception) -> StoreError:
-        return explain_sqlite_error(error, self.name)

@@ -28,13 +28,12 @@ from holdfast.stores.sql.events import Cell, is_storable_text
 from holdfast.stores.sqlite.file import (
     BUSY_SECONDS_MAX,
     READ_ERRORS,
-    SqliteEngine,
     check_file_kind,
     check_ours,
     connect_sqlite,
     explain_sqlite_error,
 )
-from holdfast.stores.sqlite.writer import SqliteWriter
+from holdfast.stores.sqlite.writer import SqliteEngine, SqliteWriter
 from holdfast.stores.write.queue import RefusingWriter, RollUpJob
 
 _ATTEMPTS_MAX = 5

@@ -15,14 +15,12 @@ from holdfast.stores.sql.connection import ConnectionPool, SqlChanges, SqlReader
 from holdfast.stores.sql.events import EVENT_BYTES_MAX
 from holdfast.stores.sqlite.file import (
     BUSY_SECONDS_MAX,
-    SqliteEngine,
-    identify_file,
     open_change_connection,
     open_reader,
     open_writer,
     prepare_file,
 )
-from holdfast.stores.sqlite.writer import SqliteWriter
+from holdfast.stores.sqlite.writer import SqliteEngine, SqliteWriter, identify_file
 from holdfast.stores.write.queue import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, WriterThread
 
 

@@ -1,22 +1,62 @@
-"""Commits a group of jobs as one transaction of a SQLite file."""
+"""The SQLite engine, and how it commits a group of jobs as one transaction of a file."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import chain
+from pathlib import Path
 
 from msgspec.structs import astuple
 
 from holdfast.catalog.lookup import Models
+from holdfast.errors import StoreError
+from holdfast.stores.sql.connection import SqlConnection
+from holdfast.stores.sql.dialect import SQLITE
 from holdfast.stores.sql.events import INSERT_EVENT, Cell, EventRow
-from holdfast.stores.sqlite.file import SqliteEngine, file_missing_error
+from holdfast.stores.sqlite.file import READ_ERRORS, explain_sqlite_error, file_missing_error
 from holdfast.stores.write.group_writer import GroupWriter
 from holdfast.stores.write.queue import DeleteJob, PruneJob, SettleJob, WriteJob
 
 # The default limit per statement of SQLite before 3.32, so every version accepts it.
 PARAMETERS_MAX = 999
 _VALUES = "VALUES ("
+FileIdentity = tuple[int, int] | None
+
+
+def identify_file(path: Path) -> FileIdentity:
+    """Device and inode of the file at the path; raises StoreError if there is none."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise file_missing_error(path) from error
+    return status.st_dev, status.st_ino
+
+
+class SqliteEngine:
+    """The engine of the database `name`; `identify` says which file is there now, because it may be replaced."""
+
+    dialect = SQLITE
+    errors: tuple[type[Exception], ...] = READ_ERRORS
+    violation: type[Exception] = sqlite3.IntegrityError
+
+    def __init__(self, name: str, identify: Callable[[], FileIdentity]) -> None:
+        self.name = name
+        self._identify = identify
+        self._identity = identify()
+
+    def is_lost(self, connection: SqlConnection) -> bool:
+        return False
+
+    def is_current(self, connection: SqlConnection) -> bool:
+        return self._identify() == self._identity
+
+    def begin(self, connection: SqlConnection, *, synced: bool) -> None:
+        connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+        connection.execute("BEGIN IMMEDIATE")
+
+    def explain(self, error: Exception) -> StoreError:
+        return explain_sqlite_error(error, self.name)
 
 
 class SqliteWriter(GroupWriter):
