@@ -24,6 +24,7 @@ from holdfast.stores.sql.events import (
     Cell,
     LogQueries,
     as_int,
+    damaged_sessions_error,
     decode_event_row,
     decode_session_row,
     encode_events,
@@ -199,7 +200,10 @@ class DatabaseEventLog:
         ((version,),) = self._fetch(self._sql.version, ())
         ((size_bytes,),) = self._fetch(self._sql.size_bytes, ())
         (totals,) = self._fetch(self._queries.totals, ())
-        return msgspec.convert((self._name, version, size_bytes, *totals), StoreFacts)
+        try:
+            return msgspec.convert((self._name, version, size_bytes, *totals), StoreFacts)
+        except msgspec.ValidationError as error:
+            raise damaged_sessions_error() from error
 
     def cost_queries(self) -> CostQueries:
         """Sessions that are missing from the tables are processed first."""
