@@ -282,7 +282,7 @@ def change_text(raw: bytearray) -> None:
 
 def change_names(raw: bytearray) -> None:
     """SQLite quotes the name in its message, which Python cannot decode."""
-    raw[:] = raw.replace(b"CREATE TABLE events", b"CREATE TABLE ev\xff(ts")
+    raw[:] = raw.replace(b"tableevents", b"table\xffvents").replace(b"CREATE TABLE events", b"CREATE TABLX events")
 
 
 def replace_all(raw: bytearray) -> None:
