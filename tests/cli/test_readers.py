@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
-from tests.support.commands import enter
+from tests.support.commands import run_in_process
 
 from holdfast import Session, SimulatedProvider
 from holdfast.cli.main import command
@@ -96,7 +96,7 @@ class Place(msgspec.Struct, frozen=True):
         names = {"db": self.db, "session": self.session, "token": self.token, "folder": self.home / "units"}
         words = reader.format(**names).split()
         database = () if words[0] == "audit" else ("--db", str(self.db))
-        return enter(*words, *database, cwd=self.home, HOLDFAST_HOME=str(self.home))
+        return run_in_process(*words, *database, cwd=self.home, HOLDFAST_HOME=str(self.home))
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +111,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Place:
         "keys create --scope admin",
     ):
         database = () if "migrate" in words else ("--db", str(place.db))
-        assert enter(*words.split(), *database, cwd=home, HOLDFAST_HOME=str(home)).returncode == 0
-    recalled = enter(
+        assert run_in_process(*words.split(), *database, cwd=home, HOLDFAST_HOME=str(home)).returncode == 0
+    recalled = run_in_process(
         *("instructions", "recall", "prepare a release", "--json", "--db", str(place.db)),
         cwd=home,
         HOLDFAST_HOME=str(home),
@@ -203,9 +203,9 @@ def nobody(path: Path) -> Iterator[None]:
 def another_process(path: Path) -> Iterator[None]:
     """It writes an event and keeps the store open."""
     code = (
-        "import sys; from tests.support.log_examples import said\n"
+        "import sys; from tests.support.event_examples import message_event\n"
         "from holdfast.stores.sqlite.store import SqliteStore\n"
-        "store = SqliteStore(sys.argv[1]); store.append([said(1)]).result(10); print('open', flush=True); input()"
+        "store = SqliteStore(sys.argv[1]); store.append([message_event(1)]).result(10); print('open', flush=True); input()"
     )
     words = [sys.executable, "-c", code, str(path)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

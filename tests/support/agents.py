@@ -1,4 +1,4 @@
-"""Agents for tests: sessions on a memory store that speak to replayed replies, watched by the prefix net."""
+"""Agents for tests: sessions on a memory store with replayed replies, and the prefix check of their requests."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -35,8 +35,8 @@ class Pause(msgspec.Struct, frozen=True):
 Step = Reply | ProviderError | Pause
 
 
-class ReplayWire:
-    """The network, replayed: one step per request, in a provider's own bytes, and every body that was sent."""
+class ReplayTransport:
+    """A transport that replays one step per request in a provider's own bytes and records every body sent."""
 
     def __init__(self, steps: Sequence[Step], adapter: Adapter | None = None) -> None:
         self._steps = list(steps)
@@ -71,23 +71,23 @@ SMALL = Usage(input=10, output=5)
 
 
 def says(*content: Block | str, usage: Usage = SMALL) -> Reply:
-    """A reply; it asks for tools when there is a call in it."""
+    """A reply; its stop reason is `tool_use` if it contains a tool call."""
     blocks = tuple(Text(part) if isinstance(part, str) else part for part in content)
     calls = any(isinstance(block, ToolUse) for block in blocks)
     return Reply(blocks, "tool_use" if calls else "end_turn", usage, model="claude-sonnet-5-5", id="msg_1")
 
 
 class Agent:
-    """A session with all its parts at hand."""
+    """A session with its clock, store and transport."""
 
     def __init__(self, steps: Sequence[Step], options: Options) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore()
-        self.wire = ReplayWire(steps)
+        self.transport = ReplayTransport(steps)
         given: Options = {
             "model": "anthropic:claude-sonnet-5-5",
             "store": self.store,
-            "transport": self.wire,
+            "transport": self.transport,
             "clock": self.clock,
             "new_id": CountingIds(),
         }
@@ -105,7 +105,7 @@ class Agent:
 
     @property
     def bodies(self) -> list[Any]:
-        return [msgspec.json.decode(body) for body in self.wire.bodies]
+        return [msgspec.json.decode(body) for body in self.transport.bodies]
 
 
 MakeAgent = Callable[..., Agent]
@@ -115,21 +115,21 @@ def make_agent(*steps: Step, **options: Unpack[Options]) -> Agent:
     return Agent(steps, options)
 
 
-def moved_prefixes(events: Sequence[Event]) -> list[str]:
-    """Every request that did not extend the one before, by layer and byte."""
+def changed_prefixes(events: Sequence[Event]) -> list[str]:
+    """Every request that did not extend the previous one, by layer and byte."""
     found: list[str] = []
-    length = answered = 0
+    length = response = 0
     for event in events:
         if isinstance(event.payload, LlmCallCompleted):
-            answered = length
+            response = length
         if isinstance(event.payload, MessagesWithdrawn | ViewRepair):
-            # The provider took nothing of what was refused.
-            length = answered
+            # The provider cached nothing of a refused request.
+            length = response
         if isinstance(event.payload, ContextCompacted):
-            # What stands behind the cut was given up on purpose.
-            length, answered = event.payload.unchanged_blocks, min(answered, event.payload.unchanged_blocks)
+            # A compaction replaces everything after the cut on purpose.
+            length, response = event.payload.unchanged_blocks, min(response, event.payload.unchanged_blocks)
         if isinstance(event.payload, ModelSwitched):
-            # Another model has another cache: there is no prefix that could move.
+            # Another model has another cache: there is no prefix to keep.
             length = 0
         if not isinstance(event.payload, RequestPrepared):
             continue
@@ -137,6 +137,6 @@ def moved_prefixes(events: Sequence[Event]) -> list[str]:
         if prepared.shared_blocks < length:
             moved = prepared.digests[0] if prepared.digests else None
             where = f"layer {moved.layer!r} at byte {moved.start}" if moved else "the end"
-            found.append(f"the prefix moved: {where} (block {prepared.shared_blocks} of {length})")
+            found.append(f"the prefix changed: {where} (block {prepared.shared_blocks} of {length})")
         length = prepared.shared_blocks + len(prepared.digests)
     return found

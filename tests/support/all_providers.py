@@ -1,4 +1,4 @@
-"""One model of each provider, somebody at the other end of its wire, and what differs between two prompts."""
+"""One model of each provider, a transport that answers it, and the difference between two requests."""
 
 from collections.abc import AsyncGenerator
 
@@ -25,20 +25,20 @@ MODELS = (
 )
 
 
-class Asked(msgspec.Struct, frozen=True):
+class SentRequest(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class AnsweringCommand:
-    """In the place of a command: it prints the same each time, and keeps what it was asked."""
+class ScriptedCommand:
+    """Replaces a command-line provider: it prints the same reply each time and records the requests."""
 
     def __init__(self) -> None:
-        self.requests: list[Asked] = []
+        self.requests: list[SentRequest] = []
 
     async def send(
         self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
     ) -> AsyncGenerator[bytes, None]:
-        self.requests.append(Asked(body))
+        self.requests.append(SentRequest(body))
         for chunk in claude_code.encode_stream(Reply((Text("Yes."),), "end_turn", Usage(input=1, output=1), id="s")):
             yield chunk
 
@@ -46,16 +46,16 @@ class AnsweringCommand:
         pass
 
 
-def answering(model: str) -> SimulatedProvider | AnsweringCommand:
-    """Somebody who says yes to whatever this model is asked."""
+def answering_provider(model: str) -> SimulatedProvider | ScriptedCommand:
+    """A transport that replies "Yes." to every request of this model."""
     if get_provider(model.partition(":")[0]).is_command:
-        return AnsweringCommand()
+        return ScriptedCommand()
     return SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n' * 9)
 
 
-def only_added(before: bytes, after: bytes) -> bytes:
-    """What stands in the second and not in the first, which is otherwise the same to the byte."""
+def inserted_bytes(before: bytes, after: bytes) -> bytes:
+    """The bytes that the second request has in addition to the first; everything else must be equal."""
     front = common_prefix_length(before, after)
     back = common_prefix_length(before[front:][::-1], after[front:][::-1])
-    assert front + back == len(before), "something else changed, too"
+    assert front + back == len(before), "something else changed too"
     return after[front : len(after) - back]

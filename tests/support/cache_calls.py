@@ -1,4 +1,4 @@
-"""How tests write a call to a cache: blocks with their tokens, by name, and marks by name."""
+"""Short ways to write a call to a cache model: named blocks with their tokens, and breakpoints."""
 
 from collections.abc import Sequence
 
@@ -64,7 +64,7 @@ def breakpoint_rules(*, floor: int = 1_024, first: int = 2, latest: int = 50, lo
     )
 
 
-def part(name: str, tokens: int, place: PromptSection = "messages", kind: BlockKind = "plain") -> ChainBlock:
+def chain_block(name: str, tokens: int, place: PromptSection = "messages", kind: BlockKind = "plain") -> ChainBlock:
     return ChainBlock(place, name.encode(), tokens, kind)
 
 
@@ -81,7 +81,7 @@ def call(
     return CacheCall(scope, chain_prefixes(seeds, parts), placed, at)
 
 
-def units(usage: Usage) -> float:
-    """What the prompt costs, in units of one uncached token."""
+def cost_units(usage: Usage) -> float:
+    """The cost of the prompt in units of one uncached token."""
     written = 1.25 * usage.cache_write_5m + 2.0 * usage.cache_write_1h
     return round(usage.input + 0.1 * usage.cache_read + written, 6)

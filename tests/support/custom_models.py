@@ -1,4 +1,4 @@
-"""Small models as sentence-transformers writes them: real in form, with numbers by a formula."""
+"""Small models in the format of sentence-transformers, with weights from a formula."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _ATTENTION = {"mpnet": ("attn.q", "attn.k", "attn.v", "attn.o", "LayerNorm")}
 _ATTENTION_OF_BERT = ("self.query", "self.key", "self.value", "output.dense", "output.LayerNorm")
 
 
-def shapes(kind: str) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(kind: str) -> dict[str, tuple[int, ...]]:
     sizes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (len(VOCABULARY), HIDDEN),
         "embeddings.position_embeddings.weight": (PLACES, HIDDEN),
@@ -44,14 +44,14 @@ def shapes(kind: str) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def numbers(kind: str, *, seed: float = 0.0) -> dict[str, Vectors]:
-    """Without chance, so that another program can be asked what it makes of the same."""
+def make_tensors(kind: str, *, seed: float = 0.0) -> dict[str, Vectors]:
+    """Deterministic weights, so that another program can compute the same vectors for comparison."""
     made = {}
-    for at, (name, size) in enumerate(sorted(shapes(kind).items())):
+    for at, (name, size) in enumerate(sorted(tensor_shapes(kind).items())):
         waves = np.sin(np.arange(np.prod(size), dtype=np.float64) ** 2 * 0.37 + at + seed).reshape(size)
         if len(size) == 1:
             waves = waves / 10 + name.endswith("LayerNorm.weight")
-        # Texts are to differ by their words.
+        # Larger word embeddings, so that texts differ by their words.
         made[name] = (waves * (3 if "word" in name else 0.4 if len(size) > 1 else 1)).astype(np.float32)
     return made
 
@@ -72,7 +72,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Vectors]) -> None:
 def write_model(
     folder: Path, kind: str = "mpnet", *, first: bool = False, seed: float = 0.0, config: Mapping[str, object] = {}
 ) -> Path:
-    """`first`: the first token stands for a text, and not the mean of all."""
+    """`first`: pool by the first token instead of the mean of all."""
     (folder / POOLING).mkdir(parents=True, exist_ok=True)
     shape = {
         "model_type": kind,
@@ -86,17 +86,17 @@ def write_model(
         "pad_token_id": 0,
     }
     (folder / CONFIG).write_text(json.dumps({**shape, **config}))
-    write_tensors(folder / WEIGHTS, numbers(kind, seed=seed))
+    write_tensors(folder / WEIGHTS, make_tensors(kind, seed=seed))
     pooling = {"pooling_mode_cls_token": first, "pooling_mode_mean_tokens": not first}
     (folder / POOLING / CONFIG).write_text(json.dumps(pooling))
     places = {"Transformer": "", "Pooling": POOLING, "Normalize": "2_Normalize"}
     modules = [{"type": f"sentence_transformers.models.{name}", "path": path} for name, path in places.items()]
     (folder / MODULES).write_text(json.dumps(modules))
-    tokenizer().save(str(folder / TOKENS))
+    make_tokenizer().save(str(folder / TOKENS))
     return folder
 
 
-def tokenizer() -> Tokenizer:
+def make_tokenizer() -> Tokenizer:
     made = Tokenizer(WordPiece({piece: at for at, piece in enumerate(VOCABULARY)}, unk_token="[UNK]"))
     made.normalizer = Lowercase()
     made.pre_tokenizer = BertPreTokenizer()

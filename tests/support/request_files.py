@@ -1,4 +1,4 @@
-"""Requests as people have them on disk, one for each provider and long enough to be cached."""
+"""Request files, one for each provider and long enough to be cached."""
 
 import copy
 import json
@@ -48,8 +48,8 @@ GEMINI: dict[str, Any] = {
 GEMINI_MODEL = "gemini:gemini-3.8-flash"
 
 
-def changed(body: dict[str, Any], *path: str | int, to: object) -> dict[str, Any]:
-    """The body with one value replaced, or added; the given one stays as it is."""
+def with_value(body: dict[str, Any], *path: str | int, to: object) -> dict[str, Any]:
+    """A copy of the body with one value replaced or added."""
     made = copy.deepcopy(body)
     inner: Any = made
     for step in path[:-1]:
@@ -58,7 +58,7 @@ def changed(body: dict[str, Any], *path: str | int, to: object) -> dict[str, Any
     return made
 
 
-def plant(folder: Path, name: str, body: object) -> str:
+def write_request(folder: Path, name: str, body: object) -> str:
     path = folder / name
     path.write_text(json.dumps(body))
     return str(path)

@@ -1,4 +1,4 @@
-"""Providers on a real port for clients that block: the simulator, and one that says what it is told to say."""
+"""Providers on a real port for blocking clients: the simulator, and one with scripted responses."""
 
 import json
 import urllib.request
@@ -8,7 +8,7 @@ from typing import Any
 
 import anthropic
 from aiohttp import web
-from tests.support.loopback import Answer, Server, serving
+from tests.support.loopback import RequestHandler, Server, serving
 
 from holdfast.providers.adapter import Adapter
 from holdfast.simulator.provider import SimulatedProvider
@@ -19,13 +19,13 @@ from holdfast.types.reply import Reply
 TIMEOUT_SECONDS = 5.0
 
 
-class Simulated:
-    """A simulator in a thread of its own."""
+class SimulatorServer:
+    """A simulator in its own thread."""
 
     def __init__(self, script: Script) -> None:
         self._serving = serve_provider(SimulatedProvider(script=script))
 
-    def __enter__(self) -> "Simulated":
+    def __enter__(self) -> "SimulatorServer":
         self.url = self._serving.__enter__()
         return self
 
@@ -37,7 +37,7 @@ class Simulated:
         return anthropic.Anthropic(**{**given, **options})
 
     def bodies(self) -> list[dict[str, Any]]:
-        """What was posted, oldest first."""
+        """The posted bodies, oldest first."""
         with urllib.request.urlopen(f"{self.url}/_sim/requests", timeout=TIMEOUT_SECONDS) as response:
             listed = json.load(response)["requests"]
         return [json.loads(request["body"]) for request in listed if request["method"] == "POST"]
@@ -49,8 +49,8 @@ class Simulated:
 
 
 @contextmanager
-def answering(*answers: Answer) -> Iterator[Server]:
-    """A provider in a thread of its own that gives one answer after the other, the last one again and again."""
+def serve_handlers(*answers: RequestHandler) -> Iterator[Server]:
+    """A provider in its own thread that uses one handler per request, and the last one for all later requests."""
     with LoopThread() as thread:
         server = serving(*answers)
         try:
@@ -68,8 +68,8 @@ async def _left(server: Any) -> None:
     await server.__aexit__(None, None, None)
 
 
-def replying(adapter: Adapter, reply: Reply) -> Answer:
-    """The reply as the provider gives it: whole, or as a stream if that is asked for."""
+def reply_handler(adapter: Adapter, reply: Reply) -> RequestHandler:
+    """The reply in the provider's format: as a whole, or as a stream if requested."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
@@ -86,6 +86,6 @@ def replying(adapter: Adapter, reply: Reply) -> Answer:
 
 
 def _is_wanted(chunk: bytes, body: dict[str, Any]) -> bool:
-    """A chat says what it took only to those who ask."""
+    """Chat completions report usage in a stream only on request."""
     asked = (body.get("stream_options") or {}).get("include_usage")
     return bool(asked) or b'"chat.completion.chunk"' not in chunk or b'"choices":[]' not in chunk

@@ -1,4 +1,4 @@
-"""The gateway on a real port in front of any upstream, and an upstream that says exactly what a test says."""
+"""The gateway on a real port in front of any upstream, and an upstream that sends exactly the given bytes."""
 
 import asyncio
 import socket
@@ -42,7 +42,7 @@ class ServedGateway:
         self.service = service
         self.observer = observer
         self.store = store
-        self.look: Callable[[], int] = lambda: 0
+        self.send_due_pings: Callable[[], int] = lambda: 0
         self.tasks: Callable[[], int] = lambda: 0
 
     @property
@@ -52,8 +52,8 @@ class ServedGateway:
         assert parts.port
         return parts.hostname, parts.port
 
-    def recorded(self) -> tuple[str, ...]:
-        """The ids of all sessions, newest first, once everything that went through is written."""
+    def recorded_sessions(self) -> tuple[str, ...]:
+        """The ids of all sessions, newest first, once all forwarded requests are recorded."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while self._under_way():
             assert time.monotonic() < deadline
@@ -62,7 +62,7 @@ class ServedGateway:
 
 
 @contextmanager
-def serving_gateway(
+def serve_gateway(
     upstream_url: str,
     *,
     store: MemoryStore | None = None,
@@ -117,7 +117,7 @@ def serving_gateway(
             )
             running_gateway.tasks = lambda: thread.run(_tasks())
             if keep_alive is not None:
-                running_gateway.look = lambda: thread.run(keep_alive.send_due_pings())
+                running_gateway.send_due_pings = lambda: thread.run(keep_alive.send_due_pings())
             yield running_gateway
         finally:
             thread.run(stopped())
@@ -129,9 +129,9 @@ async def _tasks() -> int:
 
 
 class RawUpstream:
-    """Reads one request a connection to its last byte, then sends what it was told, and closes.
+    """Reads one complete request per connection, then sends `parts` and closes.
 
-    A part of what it sends can be an event, which it waits for.
+    A part can be an event, for which it waits.
     """
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class RawUpstream:
                     connection.sendall(part)
 
     def _waited(self, connection: socket.socket, event: threading.Event) -> bool:
-        """Whether the event came; the other end may leave before."""
+        """Whether the event was set before the other end disconnected."""
         connection.settimeout(0.02)
         for _ in range(500):
             if event.is_set():

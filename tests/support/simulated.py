@@ -1,4 +1,4 @@
-"""How tests speak to the simulator without a socket: JSON in, status and JSON out."""
+"""Requests to the simulator without a socket: JSON in, status and JSON out."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +12,8 @@ from holdfast.simulator.script import parse_script
 
 SONNET = "claude-sonnet-5-5"
 LONG = "The quick brown fox jumps over the lazy dog. " * 80
-MARK = {"type": "ephemeral"}
-HOUR_MARK = {"type": "ephemeral", "ttl": "1h"}
+CACHE_CONTROL = {"type": "ephemeral"}
+CACHE_CONTROL_1H = {"type": "ephemeral", "ttl": "1h"}
 
 Wire = dict[str, Any]  # The wire holds any JSON.
 
@@ -75,7 +75,7 @@ def usage(provider: SimulatedProvider, body: Wire, **options: Any) -> Wire:
 
 
 def buckets(reported: Wire) -> tuple[int, int, int, int]:
-    """Plain, read, written for five minutes, written for an hour."""
+    """Tokens uncached, read, written for five minutes, written for an hour."""
     created = reported["cache_creation"]
     assert reported["cache_creation_input_tokens"] == sum(created.values())
     return (
@@ -86,7 +86,7 @@ def buckets(reported: Wire) -> tuple[int, int, int, int]:
     )
 
 
-def counted(provider: SimulatedProvider, body: Wire) -> int:
+def count_tokens(provider: SimulatedProvider, body: Wire) -> int:
     asked = {name: value for name, value in body.items() if name not in ("max_tokens", "stream")}
     status, reply = post(provider, asked, path="/v1/messages/count_tokens")
     assert status == 200, reply

@@ -1,4 +1,4 @@
-"""A program in a terminal of its own, driven as a person would: read until something stands there, then type."""
+"""A program in its own terminal, operated like a user would: wait for a text, then type."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """`holdfast` in a pseudo-terminal of 80 columns; `seen` is all that it has shown, as it came."""
+    """`holdfast` in a pseudo-terminal of 80 columns; `seen` is its raw output."""
 
     def __init__(self, *words: str, folder: Path, environ: Mapping[str, str]) -> None:
         self._screen, inside = pty.openpty()
@@ -60,22 +60,22 @@ class Terminal:
         self.type(line + "\r")
 
     def expect(self, text: str) -> str:
-        """What is shown up to the next place where the text stands, without colours; fails if it never comes."""
+        """The output up to the next occurrence of the text, without colours; fails if it never comes."""
         deadline = time.monotonic() + SECONDS_MAX
         while (at := self._plain().find(text, self._read_upto)) < 0:
-            assert self._read(deadline), f"{text!r} did not come behind {self._plain()[self._read_upto :]!r}"
+            assert self._read(deadline), f"{text!r} did not come after {self._plain()[self._read_upto :]!r}"
         start, self._read_upto = self._read_upto, at + len(text)
         return self._plain()[start : self._read_upto]
 
     def end(self) -> int:
-        """The status with which the program ends by itself; what it shows until then is seen."""
+        """Wait for the program to end by itself and return its status; its output is in `seen`."""
         deadline = time.monotonic() + SECONDS_MAX
         while self._read(deadline):
             pass
         return self._process.wait(timeout=max(0.0, deadline - time.monotonic()))
 
     def hang_up(self) -> int:
-        """Close the terminal, and wait for the end of who sat in it."""
+        """Close the terminal and wait for the program to end."""
         os.close(self._screen)
         self._screen = -1
         return self._process.wait(timeout=SECONDS_MAX)
@@ -90,7 +90,7 @@ class Terminal:
         return _ESCAPE.sub("", self.seen).replace("\r", "")
 
     def _read(self, deadline: float) -> bool:
-        """Whether there is more to come in time."""
+        """Whether more output came in time."""
         if not select.select([self._screen], [], [], max(0.0, deadline - time.monotonic()))[0]:
             return False
         try:

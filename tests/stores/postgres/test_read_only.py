@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from tests.support.log_examples import calls_made, talk
+from tests.support.event_examples import call_events, message_events
 from tests.support.postgres_server import new_database
 
 from holdfast.errors import StoreError
@@ -24,7 +24,7 @@ def url() -> Iterator[str]:
 @pytest.fixture
 def filled_url(url: str) -> str:
     with open_store(url) as store:
-        store.append([*talk(3), *calls_made(40, "t")]).result(10)
+        store.append([*message_events(3), *call_events(40, "t")]).result(10)
     return url
 
 
@@ -49,7 +49,7 @@ def test_the_server_refuses_a_change_even_if_a_query_makes_one(filled_url: str) 
             store._fetch("DELETE FROM holdfast.events RETURNING seq", ())
         with pytest.raises(StoreError, match="open for reading only"):
             store.delete("s")
-        assert "open for reading only" in str(store.append(talk(1, "u")).exception(10))
+        assert "open for reading only" in str(store.append(message_events(1, "u")).exception(10))
         assert len(list(store.read("s"))) == 3
 
 

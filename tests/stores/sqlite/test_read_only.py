@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.log_examples import calls_made, opened, said, talk
+from tests.support.event_examples import call_events, message_event, message_events, session_started_event
 
 from holdfast.errors import StoreError, UserError
 from holdfast.stores.event_log import DatabaseEventLog
@@ -25,10 +25,10 @@ CURRENT = len(load_migrations("sqlite"))
 # Appends one event, says so, and waits to be told to end or to be killed.
 WRITER = """
 import sys
-from tests.support.log_examples import said
+from tests.support.event_examples import message_event
 from holdfast.stores.sqlite.store import SqliteStore
 store = SqliteStore(sys.argv[1])
-store.append([said(90, "late")]).result(10)
+store.append([message_event(90, "late")]).result(10)
 print("written", flush=True)
 sys.stdin.readline()
 store.close()
@@ -136,8 +136,8 @@ STATES: tuple[Callable[[Path], None], ...] = (
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("template") / "log.db"
     with SqliteStore(path) as store:
-        store.append([opened(name="first"), *talk(300)]).result(10)
-        store.append(calls_made(40, "t")).result(10)
+        store.append([session_started_event(name="first"), *message_events(300)]).result(10)
+        store.append(call_events(40, "t")).result(10)
     return path
 
 
@@ -169,7 +169,7 @@ def test_a_reader_follows_a_process_that_writes_and_changes_none_of_its_files(pa
     with writer_process(path):
         before = snapshot(path.parent)
         with open_store(path, read_only=True) as store:
-            assert list(store.read("late")) == [said(90, "late")]
+            assert list(store.read("late")) == [message_event(90, "late")]
             assert store.cost_queries().totals().calls == 10
         assert snapshot(path.parent) == before
 
@@ -178,7 +178,7 @@ def test_a_reader_notices_a_process_that_begins_to_write(path: Path) -> None:
     with open_store(path, read_only=True) as store:
         assert list(store.read("late")) == []
         with writer_process(path):
-            assert list(store.read("late")) == [said(90, "late")]
+            assert list(store.read("late")) == [message_event(90, "late")]
 
 
 def test_a_reader_notices_a_process_that_wrote_and_ended(path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_reader_notices_a_process_that_wrote_and_ended(path: Path) -> None:
         with writer_process(path):
             pass
         assert not Path(f"{path}-wal").exists()
-        assert list(store.read("late")) == [said(90, "late")]
+        assert list(store.read("late")) == [message_event(90, "late")]
 
 
 @pytest.mark.parametrize("version", range(1, CURRENT))
@@ -232,7 +232,7 @@ def test_an_empty_file_holds_no_store(tmp_path: Path) -> None:
 def test_a_reader_refuses_every_change(path: Path) -> None:
     with open_store(path, read_only=True) as store:
         refusal = f"the store {path} is open for reading only: open it for writing to change it"
-        assert str(store.append(talk(1, "u")).exception(10)) == refusal
+        assert str(store.append(message_events(1, "u")).exception(10)) == refusal
         changes: tuple[Callable[[], object], ...] = (
             lambda: store.delete("s"),
             lambda: store.prune("s", ("",), before=1e300),

@@ -1,4 +1,4 @@
-"""What OpenAI's Responses API can spell."""
+"""The values that OpenAI's Responses format can encode."""
 
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ usages = st.builds(
     cache_write_other=values.counts,
     output=values.counts,
 )
-said = (
+reply_blocks = (
     st.builds(Text, values.texts)
     | values.tool_uses
     | sealed_thinkings
@@ -41,19 +41,19 @@ def _reply(
     names: tuple[str, str],
     diagnosis: CacheDiagnosis | None,
 ) -> Reply:
-    """A reply that ended well says so by what it holds."""
+    """The stop reason of a complete reply follows from its content."""
     natural: StopReason = "tool_use" if any(isinstance(block, ToolUse) for block in content) else "end_turn"
     return Reply(tuple(content), stop_reason or natural, usage, *names, diagnosis=diagnosis)
 
 
 replies = st.builds(
     _reply,
-    st.lists(said, max_size=4),
+    st.lists(reply_blocks, max_size=4),
     usages,
     st.sampled_from([None, None, "max_tokens", "refusal"]),
     st.tuples(values.names, values.ids),
-    st.none() | values.diagnoses.filter(lambda one: one.outcome != "pending"),
+    st.none() | values.diagnoses.filter(lambda diagnosis: diagnosis.outcome != "pending"),
 )
-parameters = values.parameters.map(lambda given: replace(given, stop_sequences=(), betas=()))
+parameters = values.parameters.map(lambda parameters_of_any: replace(parameters_of_any, stop_sequences=(), betas=()))
 
 VALUES = WireValues(parameters, replies, ("30m", "12h"))

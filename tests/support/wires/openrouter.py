@@ -1,4 +1,4 @@
-"""What OpenRouter can spell."""
+"""The values that OpenRouter's format can encode."""
 
 import msgspec
 from hypothesis import strategies as st
@@ -12,16 +12,16 @@ from holdfast.types.reply import Reply
 from holdfast.types.usage import Usage
 
 summaries = st.builds(
-    lambda said: Opaque(
+    lambda text: Opaque(
         "reasoning_details.reasoning.summary",
-        encode_json({"type": "reasoning.summary", "summary": said, "format": "openai-responses-v1", "index": 7}),
+        encode_json({"type": "reasoning.summary", "summary": text, "format": "openai-responses-v1", "index": 7}),
     ),
     values.texts,
 )
 
 
 def of_anthropic(reply: Reply) -> Reply:
-    """What is written to that provider's cache is kept for five minutes."""
+    """Cache writes of that provider have a TTL of five minutes."""
     usage = Usage(reply.usage.input, reply.usage.cache_read, reply.usage.cache_write_other, output=reply.usage.output)
     return msgspec.structs.replace(reply, usage=usage, model=f"anthropic/{reply.model}")
 
