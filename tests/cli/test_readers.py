@@ -205,7 +205,8 @@ def another_process(path: Path) -> Iterator[None]:
     code = (
         "import sys; from tests.support.event_examples import message_event\n"
         "from holdfast.stores.sqlite.store import SqliteStore\n"
-        "store = SqliteStore(sys.argv[1]); store.append([message_event(1)]).result(10); print('open', flush=True); input()"
+        "store = SqliteStore(sys.argv[1]); store.append([message_event(1)]).result(10)\n"
+        "print('open', flush=True); sys.stdin.read()"
     )
     words = [sys.executable, "-c", code, str(path)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -30,7 +30,7 @@ from holdfast.stores.sqlite.store import SqliteStore
 store = SqliteStore(sys.argv[1])
 store.append([message_event(90, "late")]).result(10)
 print("written", flush=True)
-sys.stdin.readline()
+sys.stdin.read()
 store.close()
 """
 
