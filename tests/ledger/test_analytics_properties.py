@@ -138,14 +138,10 @@ def check_operations(history: list[Operation], *stores: DatabaseEventLog) -> Non
             assert list(one.read(session)) == list(memory.read(session))
         assert one.sessions() == memory.sessions()
         assert list(find_differences(one, shipped_models())) == []
-        assert (
-            query_costs(one.cost_queries())
-            == query_costs(memory.cost_queries())
-            == query_costs(build_event_cost_queries(one, shipped_models()))
-        )
+        folded_costs = build_event_cost_queries(one, shipped_models())
+        assert query_costs(one.cost_queries()) == query_costs(folded_costs)
         folded = EventAnalyticsQueries(one, shipped_models())
-        for store in (one, memory):
-            assert list(query_analytics(store.analytics_queries())) == list(query_analytics(folded))
+        assert list(query_analytics(one.analytics_queries())) == list(query_analytics(folded))
 
 
 def apply_operation(store: DatabaseEventLog, operation: str, target: list[Event] | str, numbered: list[Event]) -> None:

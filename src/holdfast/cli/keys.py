@@ -121,4 +121,7 @@ def _key_cells(row: "KeyRow") -> tuple[str, str, str, str, str]:
 
 
 def _day(at: float | None) -> str:
-    return "" if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    try:
+        return "" if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, OSError, ValueError):
+        return f"second {at:g}"

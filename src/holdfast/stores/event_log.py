@@ -29,6 +29,7 @@ from holdfast.stores.sql.events import (
     Cell,
     as_int,
     build_prunable_query,
+    damaged_sessions_error,
     decode_event_row,
     decode_session_row,
     encode_events,
@@ -182,7 +183,10 @@ class DatabaseEventLog:
         ((version,),) = self._fetch(self._dialect.version_query, ())
         ((size_bytes,),) = self._fetch(self._dialect.size_query, ())
         (totals,) = self._fetch(TOTALS, ())
-        return msgspec.convert((self._name, version, size_bytes, *totals), StoreFacts)
+        try:
+            return msgspec.convert((self._name, version, size_bytes, *totals), StoreFacts)
+        except msgspec.ValidationError as error:
+            raise damaged_sessions_error() from error
 
     def cost_queries(self) -> CostQueries:
         """Sessions that are missing from the tables are processed first."""

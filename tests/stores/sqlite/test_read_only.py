@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.support.event_examples import call_events, message_event, message_events, session_started_event
 
-from holdfast.errors import HoldfastError, StoreError, UserError
+from holdfast.errors import StoreError, UserError
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.migrate import load_migrations, migrate_sqlite
 from holdfast.stores.open import open_store
@@ -30,7 +30,7 @@ from holdfast.stores.sqlite.store import SqliteStore
 store = SqliteStore(sys.argv[1])
 store.append([message_event(90, "late")]).result(10)
 print("written", flush=True)
-sys.stdin.readline()
+sys.stdin.read()
 store.close()
 """
 
@@ -280,18 +280,10 @@ def _exit_as_reader(shared: Path) -> None:
         os._exit(status)
 
 
-def damage(path: Path, offset: int, raw: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(raw)
-
-
 def test_a_name_that_is_not_unicode_is_damage(path: Path) -> None:
     """SQLite quotes it in its message, which Python then cannot decode."""
-    raw = path.read_bytes()
-    damage(path, raw.index(b"CREATE TABLE events"), b"CREATE TABLE \xff\xfe\xff(")
-    with (
-        pytest.raises(HoldfastError, match="is damaged: restore it from a backup"),
-        open_store(path, read_only=True) as store,
-    ):
-        store.sessions()
+    raw = path.read_bytes().replace(b"tableevents", b"table\xffvents")
+    path.write_bytes(raw.replace(b"CREATE TABLE events", b"CREATE TABLX events"))
+    for read_only in (True, False):
+        with pytest.raises(StoreError, match="is damaged: restore it from a backup"):
+            open_store(path, read_only=read_only)

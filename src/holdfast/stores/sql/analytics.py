@@ -1,5 +1,6 @@
 """Cost and analytics queries on a database: from roll-ups where possible, else from rows, never from the log."""
 
+import datetime
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -55,6 +56,8 @@ class SqlRollUpSource:
             rows = self._fetch(query, _row_parameters(table, scope, ((scope.since, scope.until),), scope.session_id))
         else:
             rows = self._read_days(table, keys, scope)
+        if not all(_is_roll_up_key(name, cell) for row in rows for name, cell in zip(keys, row, strict=False)):
+            raise _damaged_tables_error()
         return [(row[: len(keys)], row[len(keys) :]) for row in rows]  # type: ignore[misc] # the columns are those of the query
 
     def _read_days(
@@ -98,6 +101,25 @@ class SqlRollUpSource:
         query = queries.select_worst_verdicts(len(session_ids))
         rows = self._fetch(query, (scope.since, scope.until, int(scope.simulated), *session_ids))
         return {str(session_id): VERDICT_KINDS[kind] for session_id, kind in rows}
+
+
+def _is_roll_up_key(name: str, cell: object) -> bool:
+    match name:
+        case "latency_bits":
+            return isinstance(cell, int)
+        case "kind":
+            return cell in VERDICT_KINDS
+        case "day":
+            with suppress(TypeError, ValueError):
+                datetime.date.fromisoformat(cell)  # type: ignore[arg-type] # another type raises TypeError
+                return True
+            return False
+        case _:
+            return isinstance(cell, str)
+
+
+def _damaged_tables_error() -> StoreError:
+    return StoreError("the roll-up tables are damaged: `holdfast db rebuild` rebuilds them from the log")
 
 
 class DayWindow(msgspec.Struct, frozen=True):
@@ -302,7 +324,8 @@ def _build_broken_call(columns: Sequence[object]) -> CacheBreakCall:
     try:
         decoded = _decode_verdict(str(verdict))
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise StoreError("the table of calls is damaged: `holdfast db rebuild` rebuilds it from the log") from error
-    assert isinstance(at, float)
+        raise _damaged_tables_error() from error
+    if not isinstance(at, float):
+        raise _damaged_tables_error()
     name = None if name is None else str(name)
     return CacheBreakCall(str(session_id), name, as_int(number), at, str(model), decoded)

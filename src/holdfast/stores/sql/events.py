@@ -207,8 +207,9 @@ def _last_present(texts: Iterable[str | None]) -> str | None:
 
 
 def as_int(cell: object) -> int:
-    """A cell that the schema or the query makes an integer."""
-    assert isinstance(cell, int)
+    """A cell that the schema or the query makes an integer, unless the file is damaged."""
+    if not isinstance(cell, int):
+        raise StoreError("a number in the database is damaged: restore it from a backup")
     return cell
 
 
@@ -217,7 +218,11 @@ def decode_session_row(columns: Sequence[object]) -> SessionRow:
     try:
         return msgspec.convert(dict(zip(SessionRow.__struct_fields__, columns, strict=True)), SessionRow)
     except (msgspec.ValidationError, ValueError) as error:
-        raise StoreError("the list of sessions is damaged: restore the database from a backup") from error
+        raise damaged_sessions_error() from error
+
+
+def damaged_sessions_error() -> StoreError:
+    return StoreError("the list of sessions is damaged: restore the database from a backup")
 
 
 _EVENT_LIST = ", ".join(EVENT_COLUMNS)

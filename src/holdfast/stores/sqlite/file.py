@@ -13,6 +13,8 @@ from holdfast.stores.migrate import Migration, migrate_sqlite, read_sqlite_versi
 
 APPLICATION_ID = 0x484F4C44  # "HOLD" in ASCII; marks the file as ours.
 BUSY_SECONDS_MAX = 10.0  # How long to wait for a lock of another process before giving up.
+# Python raises the second one if SQLite's own message quotes a damaged name.
+READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 _PAUSE_SECONDS = 0.02  # Between two attempts: switching to WAL takes a few milliseconds.
 
 
@@ -74,7 +76,7 @@ def open_writer(path: Path, migrations: Sequence[Migration], *, busy_seconds_max
         except BaseException:
             connection.close()
             raise
-    except sqlite3.Error as error:
+    except READ_ERRORS as error:
         raise explain_sqlite_error(error, path) from error
     return connection
 
@@ -133,10 +135,6 @@ def _use_wal(connection: sqlite3.Connection, busy_seconds_max: float) -> None:
                 raise
             time.sleep(_PAUSE_SECONDS)
     connection.execute(f"PRAGMA busy_timeout = {int(busy_seconds_max * 1000)}")
-
-
-# Python raises the second one if SQLite's own message quotes a damaged name.
-READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 
 def explain_sqlite_error(error: Exception, path: Path | str) -> StoreError:
