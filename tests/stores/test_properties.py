@@ -18,8 +18,8 @@ from holdfast.events.log import Event, EventLog, SessionRow
 from holdfast.events.payloads.session import SessionStarted, TurnCancelled
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.stores.memory import MemoryStore
-from holdfast.stores.postgres.server import escape_nul, unescape_nul
 from holdfast.stores.postgres.store import PostgresStore
+from holdfast.stores.sql.dialect import escape_nul, unescape_nul
 from holdfast.stores.sql.events import tally_sessions
 from holdfast.stores.sqlite.store import SqliteStore
 

@@ -1,7 +1,7 @@
 """The tables next to the log: filled as events are written, brought up to date, and never in the way of an append."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -16,7 +16,7 @@ from holdfast.catalog.lookup import shipped_models
 from holdfast.errors import StoreError, UserError
 from holdfast.events.payloads.cache import CachePinged
 from holdfast.events.payloads.calls import LlmCallFailed
-from holdfast.ledger.analytics.queries import PAGE_MAX, LedgerScope
+from holdfast.ledger.analytics.queries import PAGE_MAX, CostQueries, LedgerScope
 from holdfast.ledger.cache.verdicts import Verdict
 from holdfast.ledger.postings import iter_postings
 from holdfast.stores.event_log import DatabaseEventLog
@@ -259,9 +259,25 @@ def test_a_damaged_call_is_reported_in_one_line(store: DatabaseEventLog, address
     store.append(call_events(40)).result(10)
     run_sql(address, "UPDATE calls SET verdict = '{'")
     with pytest.raises(
-        StoreError, match="the table of calls is damaged: `holdfast db rebuild` rebuilds it from the log"
+        StoreError, match="the roll-up tables are damaged: `holdfast db rebuild` rebuilds them from the log"
     ):
         store.analytics_queries().cache_breaks(limit=10, skip=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "query"),
+    [
+        ("UPDATE days SET day = '2026-02-30'", lambda costs: costs.days()),
+        ("UPDATE verdict_days SET kind = 'unheard-of' || kind", lambda costs: costs.verdicts()),
+    ],
+)
+def test_a_roll_up_with_an_impossible_key_is_reported_in_one_line(
+    store: DatabaseEventLog, address: str, change: str, query: Callable[[CostQueries], object]
+) -> None:
+    store.append(call_events(8)).result(10)
+    run(address, change)
+    with pytest.raises(StoreError, match="the roll-up tables are damaged: `holdfast db rebuild`"):
+        query(store.cost_queries())
 
 
 @pytest.mark.parametrize("limit", [0, PAGE_MAX + 1])

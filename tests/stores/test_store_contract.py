@@ -27,7 +27,7 @@ from holdfast.types.blocks import make_user_message
 
 
 class OpenStore(Protocol):
-    def __call__(self, *, event_bytes_max: int = ...) -> MemoryStore | DatabaseEventLog: ...
+    def __call__(self, *, event_bytes_max: int = ...) -> DatabaseEventLog: ...
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def open_store_of_kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
 
 
 @pytest.fixture
-def store(open_store_of_kind: OpenStore) -> Iterator[MemoryStore | DatabaseEventLog]:
+def store(open_store_of_kind: OpenStore) -> Iterator[DatabaseEventLog]:
     with open_store_of_kind() as store:
         yield store
 
@@ -321,7 +321,7 @@ def test_a_deleted_session_may_start_again(store: EventLog) -> None:
     assert store.sessions() == (SessionRow("s", None, "", 1_800_000_000.0, 1_800_000_001.0, 2),)
 
 
-def test_a_store_has_tables_with_the_costs_of_its_calls(store: MemoryStore | DatabaseEventLog) -> None:
+def test_a_store_has_tables_with_the_costs_of_its_calls(store: DatabaseEventLog) -> None:
     store.append(call_events(40)).result(10)
     store.append(call_events(8, "t")).result(10)
     tables = store.cost_queries()
@@ -331,7 +331,7 @@ def test_a_store_has_tables_with_the_costs_of_its_calls(store: MemoryStore | Dat
     assert (tables.totals().calls, [row.id for row in tables.session_amounts()]) == (2, ["t"])
 
 
-def test_old_events_are_pruned_except_for_the_kinds_that_remain(store: MemoryStore | DatabaseEventLog) -> None:
+def test_old_events_are_pruned_except_for_the_kinds_that_remain(store: DatabaseEventLog) -> None:
     store.append([*message_events(3), *call_events(4, "t")]).result(10)
     newest = 1_800_000_003.0
     assert store.prune("t", ["llm.call_completed"], before=newest) == 0

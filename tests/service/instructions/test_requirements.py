@@ -30,7 +30,7 @@ def test_tables_of_the_contract_keep_their_names_and_columns(
     records = published_service.library.records
     assert isinstance(records, InstructionStore)
     listed = ", ".join(columns.split())
-    assert len(list(records._fetch(f"SELECT {listed} FROM {records._tables.schema}{table}", ()))) == 1
+    assert len(list(records._fetch(f"SELECT {listed} FROM holdfast.{table}", ()))) == 1
 
 
 def test_guaranteed_unit_is_judged_by_its_rank_not_by_its_presence(service: InstructionService) -> None:
@@ -117,7 +117,7 @@ def test_unit_without_intents_is_probed_by_its_description(service: InstructionS
 def test_unmeasured_coverage_is_not_found(published_service: InstructionService) -> None:
     records = published_service.library.records
     assert isinstance(records, InstructionStore)
-    records._changes.run_statement(f"DELETE FROM {records._tables.coverage.name}", ())
+    records._changes.run_statement("DELETE FROM holdfast.instruction_coverage", ())
     response = published_service.agent_request("GET", "/instruction-manifest/coverage", key=published_service.agent_key)
     assert (response.status, response.code) == (404, "coverage_not_found")
 

@@ -17,6 +17,7 @@ from holdfast.instructions.usage.trace import (
 )
 from holdfast.runtime.instructions.client import InstructionClient
 from holdfast.stores.instructions.store import InstructionStore
+from holdfast.stores.instructions.tables import AUDIT
 
 CLAIM = "claim a ticket"
 DAY_SECONDS = 86_400
@@ -229,7 +230,7 @@ def assert_refused(service: InstructionService, token: str, change: str) -> None
     records = service.library.records
     assert isinstance(records, InstructionStore)
     before = records.audit(token)
-    statement = f"UPDATE {records._tables.audit.name} SET {change} WHERE audit_token = {records._tables.param}"
+    statement = f"UPDATE {AUDIT.name} SET {change} WHERE audit_token = ?"
     with suppress(StoreError):
         records._changes.run_statement(statement, (token,))
     assert records.audit(token) == before

@@ -118,7 +118,7 @@ def test_a_parsed_address_does_not_print_its_password() -> None:
 
 
 def test_a_missing_driver_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("holdfast.stores.postgres.store")]:
+    for name in [name for name in sys.modules if name.startswith("holdfast.stores.postgres.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(UserError, match=r"PostgreSQL needs its driver: pip install 'holdfast-context\[postgres\]'"):

@@ -17,8 +17,18 @@ from holdfast.errors import StoreError
 from holdfast.stores.event_log import READ_BATCH_EVENTS
 from holdfast.stores.postgres.server import explain_postgres_error
 from holdfast.stores.postgres.store import PostgresStore
-from holdfast.stores.postgres.writer import ADD_TO_SESSION, COMMIT_ATTEMPTS_MAX, COPY_EVENTS, POSTGRES_LOG_QUERIES
-from holdfast.stores.sql.events import encode_events, tally_sessions
+from holdfast.stores.postgres.writer import COMMIT_ATTEMPTS_MAX, COPY_EVENTS
+from holdfast.stores.sql.dialect import POSTGRES
+from holdfast.stores.sql.events import (
+    ADD_TO_SESSION,
+    EVENT_POSITION,
+    EVENTS_PAGE,
+    LEARNED_EVENTS,
+    SESSION_EXISTS,
+    SESSIONS_NEWEST_FIRST,
+    encode_events,
+    tally_sessions,
+)
 
 
 def failure(done: Future[None]) -> str:
@@ -31,7 +41,7 @@ def failure(done: Future[None]) -> str:
 def add_event_in_transaction(other: psycopg.Connection[tuple[object, ...]], number: int, session: str) -> None:
     """Everything that a store does to append one event, up to the commit."""
     events = [message_event(number, session)]
-    other.execute(ADD_TO_SESSION, (*astuple(tally_sessions(events)[0]), len(events)))
+    other.execute(POSTGRES.translate(ADD_TO_SESSION), (*astuple(tally_sessions(events)[0]), len(events)))
     with other.cursor() as cursor, cursor.copy(COPY_EVENTS) as copy:
         copy.write_row(astuple(encode_events(events)[0]))
 
@@ -160,13 +170,22 @@ def test_synchronous_commit_is_enforced_before_an_acknowledgement(emptied_postgr
         assert list(store.read("s")) == [message_event(0)]
 
 
-@pytest.mark.parametrize(("raised", "code"), [("EXCEPTION", "P0001"), ("unique_violation", "23505")])
-def test_a_row_that_the_database_refuses_fails_the_append(emptied_postgres: str, raised: str, code: str) -> None:
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        ("EXCEPTION", "cannot be used (PostgreSQL error P0001): check the server's log"),
+        (
+            "unique_violation",
+            "refused a change because of a constraint (PostgreSQL error 23505): check for a duplicate",
+        ),
+    ],
+)
+def test_a_row_that_the_database_refuses_fails_the_append(emptied_postgres: str, raised: str, line: str) -> None:
     with PostgresStore(emptied_postgres) as store:
         statement = "EXCEPTION 'a secret'" if raised == "EXCEPTION" else f"{raised} USING MESSAGE = 'a secret'"
         add_trigger(emptied_postgres, f"RAISE {statement};")
         refusal = failure(store.append([message_event(0)]))
-        assert refusal.endswith(f"cannot be used (PostgreSQL error {code}): check the server's log")
+        assert refusal.endswith(line)
         assert store.sessions() == ()
 
 
@@ -209,19 +228,10 @@ def test_a_long_session_is_read_a_batch_at_a_time(emptied_postgres: str) -> None
         assert list(reading) == message_events(READ_BATCH_EVENTS - 1, start=READ_BATCH_EVENTS + 1)
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        POSTGRES_LOG_QUERIES.events_page,
-        POSTGRES_LOG_QUERIES.event_position,
-        POSTGRES_LOG_QUERIES.session,
-        POSTGRES_LOG_QUERIES.sessions,
-        POSTGRES_LOG_QUERIES.learned_events,
-    ],
-)
+@pytest.mark.parametrize("query", [EVENTS_PAGE, EVENT_POSITION, SESSION_EXISTS, SESSIONS_NEWEST_FIRST, LEARNED_EVENTS])
 def test_no_read_fetches_more_rows_than_it_returns(emptied_postgres: str, query: str) -> None:
     with PostgresStore(emptied_postgres):
-        literal_query = query.replace("%s", "'1'")
+        literal_query = POSTGRES.translate(query).replace("%s", "'1'")
         steps = run(emptied_postgres, "SET enable_seqscan = off", "SET enable_sort = off", f"EXPLAIN {literal_query}")
     plan = " / ".join(str(step) for (step,) in steps)
     assert "Index" in plan

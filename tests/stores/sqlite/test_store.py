@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from threading import Barrier, Thread, Timer, active_count
 from threading import Event as Signal
@@ -17,12 +18,21 @@ from tests.support.event_examples import event, message_event, message_events
 
 from holdfast.errors import StoreError
 from holdfast.events.payloads.session import MessageAppended
-from holdfast.stores.event_log import IDLE_MAX, READ_BATCH_EVENTS
+from holdfast.stores.event_log import READ_BATCH_EVENTS
 from holdfast.stores.migrate import load_migrations
-from holdfast.stores.sql.events import encode_events, tally_sessions
+from holdfast.stores.sql.connection import IDLE_MAX, ConnectionPool, SqlReader
+from holdfast.stores.sql.dialect import SQLITE
+from holdfast.stores.sql.events import (
+    EVENT_POSITION,
+    EVENTS_PAGE,
+    SESSION_EXISTS,
+    SESSIONS_NEWEST_FIRST,
+    encode_events,
+    tally_sessions,
+)
 from holdfast.stores.sqlite.file import open_reader, open_writer, prepare_file
-from holdfast.stores.sqlite.store import SqliteReader, SqliteStore
-from holdfast.stores.sqlite.writer import SQLITE_LOG_QUERIES, SqliteWriter
+from holdfast.stores.sqlite.store import SqliteStore
+from holdfast.stores.sqlite.writer import SqliteEngine, SqliteWriter, identify_file
 from holdfast.stores.write.queue import AppendJob, WriterThread
 from holdfast.types.blocks import make_user_message
 
@@ -78,7 +88,7 @@ def test_a_full_disk_fails_the_append_and_keeps_the_stored_events(path: Path) ->
     # SQLite reports the end of this limit exactly like a full disk.
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages + 8}")
-    writes = SqliteWriter(connection, path, {})
+    writes = SqliteWriter(connection, engine_of(path), {})
     writer = WriterThread(writes.commit, writes.close)
     answers: list[Future[None]] = []
     for number in range(3):
@@ -147,7 +157,7 @@ def test_a_row_that_the_database_refuses_fails_the_append(path: Path) -> None:
             "CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'a secret'); END",
         )
         assert failure(store.append([message_event(0)])) == (
-            f"{path} cannot be used (SQLite error 19): restore it from a backup"
+            f"{path} refused a change because of a constraint of its tables: check for a duplicate"
         )
         assert store.sessions() == ()
 
@@ -257,12 +267,7 @@ def test_a_long_session_is_read_a_batch_at_a_time(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    [
-        SQLITE_LOG_QUERIES.events_page,
-        SQLITE_LOG_QUERIES.event_position,
-        SQLITE_LOG_QUERIES.session,
-        SQLITE_LOG_QUERIES.sessions,
-    ],
+    [SQLITE.translate(query) for query in (EVENTS_PAGE, EVENT_POSITION, SESSION_EXISTS, SESSIONS_NEWEST_FIRST)],
 )
 def test_no_read_fetches_more_rows_than_it_returns(path: Path, query: str) -> None:
     with SqliteStore(path) as store:
@@ -373,7 +378,7 @@ def test_readers_share_connections_and_few_remain_open(path: Path) -> None:
             connections[-1].create_function("meet", 0, lambda: all_there.wait(10))
             return connections[-1]
 
-        reads = SqliteReader(connect, path)
+        reads = SqlReader(engine_of(path), ConnectionPool(connect))
         for _ in range(3):
             assert reads.fetch("SELECT 1", ()) == [(1,)]
         assert len(connections) == 1
@@ -389,6 +394,22 @@ def test_readers_share_connections_and_few_remain_open(path: Path) -> None:
         assert not any(map(is_open, connections))
         assert reads.fetch("SELECT 1", ()) == [(1,)]
         assert not any(map(is_open, connections))
+
+
+def test_a_change_beside_the_log_goes_to_the_file_that_is_at_the_path_now(path: Path, tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "other.db").close()
+    with SqliteStore(path) as store:
+        assert store.instructions.take_lease("a", until=2, at=1)
+        for beside in ("-wal", "-shm"):
+            os.unlink(f"{path}{beside}")
+        os.replace(tmp_path / "other.db", path)
+        assert store.instructions.take_lease("b", until=2, at=1)
+    with closing(sqlite3.connect(path)) as now:
+        assert now.execute("SELECT jti FROM instruction_wakes").fetchall() == [("lease:b",)]
+
+
+def engine_of(path: Path) -> SqliteEngine:
+    return SqliteEngine(str(path), partial(identify_file, path))
 
 
 def is_open(connection: sqlite3.Connection) -> bool:

@@ -53,7 +53,7 @@ def run_chat(flags: ChatOptions, screen: ChatScreen, environ: Mapping[str, str])
             path = flags.store or load_config(environ).db_path
             log: EventLog = stack.enter_context(closing(open_store(path, models=load_configured_models())))
         else:
-            log = stack.enter_context(open_configured_store(flags.store))
+            log = stack.enter_context(open_configured_store(flags.store, writable=True))
         stored = load_stored_chat(flags, log)
         settings = _load_settings(flags, stored, environ)
         thread = ChatLoopThread()

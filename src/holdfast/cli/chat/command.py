@@ -26,6 +26,7 @@ from holdfast.providers.registry import get_provider
 from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
 from holdfast.runtime.tools import BUILTIN_TOOL_NAMES
+from holdfast.stores.address import redact_address
 
 NAME = "chat"
 SIMULATED_NAME = "simulated chat"
@@ -204,11 +205,11 @@ def build_session_options(flags: ChatOptions, model: Model, stored: SessionState
 
 
 def format_resume_command(flags: ChatOptions, session_id: str) -> str:
-    """The shell command that continues the session from any folder."""
+    """The shell command that continues the session from any folder; it names no password."""
     words = ["holdfast", "chat", "--resume", session_id]
     words += ["--simulate"] if flags.simulate else []
     words += [word for folder in flags.also_skills for word in ("--also-skills", folder)]
-    words += ["--store", flags.store] if flags.store else []
+    words += ["--store", redact_address(flags.store)] if flags.store else []
     return shlex.join(words)
 
 

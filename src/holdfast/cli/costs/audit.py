@@ -1,6 +1,5 @@
 """`holdfast audit`: what the sessions on this disk spent, what cache misses cost, and what Holdfast would save."""
 
-import contextlib
 import datetime
 import os
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from holdfast.cli.format import format_count, print_json
-from holdfast.cli.open_store import load_configured_models
+from holdfast.cli.open_store import load_configured_models, open_configured_store
 from holdfast.errors import UserError
 from holdfast.ledger.requests.format import strip_control_characters
 
@@ -188,9 +187,8 @@ def _read_store(address: str, query: AuditQuery) -> "Read":
     from holdfast.cli.tables import track_progress
     from holdfast.ledger.calls import is_simulated
     from holdfast.replay.stored_sessions import build_stored_transcript
-    from holdfast.stores.open import open_store
 
-    with contextlib.closing(open_store(address)) as log:
+    with open_configured_store(address) as log:
         rows = log.sessions()
         for row in track_progress(rows, "sessions", len(rows)):
             if not query.with_simulated and is_simulated(log, row.id):

@@ -158,7 +158,7 @@ def _fetch_start(options: HookOptions, source: str) -> "BootContext":
 def _start_from_library(options: HookOptions) -> "BootContext":
     from holdfast.runtime.instructions.hook import BootContext
 
-    with open_library(options.db) as library:
+    with open_library(options.db, writable=True) as library:
         beat = library.heartbeat(options.wake_token, agent=options.agent, profile=options.profile)
         return BootContext(beat.stub, library.entries(options.agent), beat.preloads)
 

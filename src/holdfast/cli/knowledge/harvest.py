@@ -83,7 +83,7 @@ def harvest_knowledge(
 
     folder, root = _folder(workspace)
     model_row = find_model(model, load_configured_models()) if model else None
-    with open_configured_store(db) as log:
+    with open_configured_store(db, writable=applies and model is not None) as log:
         sessions = finished_sessions(
             log,
             at=system_clock(),

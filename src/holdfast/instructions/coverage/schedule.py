@@ -207,6 +207,13 @@ def choose_encoder(context: InstructionContext, *, accept: bool = False, again: 
     return failed
 
 
+def use_recorded_encoder(context: InstructionContext) -> None:
+    """Use the encoder that recalls use at present, if it is still available; nothing is measured or stored."""
+    recorded = context.records.encoder()
+    if recorded is not None and (recorded == NO_ENCODER or find_certified_encoder(recorded) is not None):
+        _keep_previous(context, recorded, ())
+
+
 def _current_manifests(context: InstructionContext) -> tuple[tuple[Agent, Manifest], ...]:
     pairs = ((agent, context.records.manifest(agent.id)) for agent in context.records.agents())
     return tuple((agent, manifest) for agent, manifest in pairs if manifest is not None)
