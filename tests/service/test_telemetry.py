@@ -42,7 +42,9 @@ def read(path: str) -> str:
     return f"The text of {path}."
 
 
-async def export_session(collector: Collector, *, content: bool = False, script: str = SCRIPT) -> tuple[Session, EventHub]:
+async def export_session(
+    collector: Collector, *, content: bool = False, script: str = SCRIPT
+) -> tuple[Session, EventHub]:
     """A session of two turns, exported to a collector from its first event to its last."""
     store, clock = MemoryStore(), ManualClock(1_790_000_000.0)
     hub = EventHub(store.records, clock, poll_seconds=0.0)

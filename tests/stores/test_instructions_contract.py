@@ -171,9 +171,7 @@ def test_one_manifest_of_an_agent_is_current(records: InstructionRecords) -> Non
     approval = Approval(
         id="p1", agent_id="a1", kind="skip_gate", authored_by="acme:user/ben", authored_at=19, reason="ok"
     )
-    assert publish(
-        records, first, agent=AGENT, approvals=(approval,), events=(audit(1, event_type="coverage_bypass"),)
-    )
+    assert publish(records, first, agent=AGENT, approvals=(approval,), events=(audit(1, event_type="coverage_bypass"),))
     assert not publish(records, second), "the first is current"
     assert not publish(records, first, replaces_uri=first.id), "the version is not new"
     assert publish(records, second, replaces_uri=first.id)

@@ -275,7 +275,7 @@ def test_a_roll_up_with_an_impossible_key_is_reported_in_one_line(
     store: DatabaseEventLog, address: str, change: str, query: Callable[[CostQueries], object]
 ) -> None:
     store.append(call_events(8)).result(10)
-    run(address, change)
+    run_sql(address, change)
     with pytest.raises(StoreError, match="the roll-up tables are damaged: `holdfast db rebuild`"):
         query(store.cost_queries())
 
