@@ -216,6 +216,13 @@ def test_a_newer_file_is_refused(path: Path) -> None:
         open_store(path, read_only=True)
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_version_below_zero_is_damage(path: Path, read_only: bool) -> None:
+    run_sql(path, "PRAGMA user_version = -5")
+    with pytest.raises(StoreError, match="is damaged: restore it from a backup"):
+        open_store(path, read_only=read_only)
+
+
 def test_a_missing_file_is_an_error_and_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no store at .*none\.db'; check the path"):
         open_store(tmp_path / "none.db", read_only=True)
